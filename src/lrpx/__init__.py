@@ -1,0 +1,1 @@
+"""LRPx: why did the transformer predict this?"""

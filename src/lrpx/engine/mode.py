@@ -1,0 +1,106 @@
+"""The seam: a mode that sees each torch function the model calls, in this thread and this block only."""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.overrides import TorchFunctionMode
+
+from lrpx import rules
+from lrpx.engine.operations import GATE, HANDLERS, LINEAR, SHAPE, carries, constants
+from lrpx.engine.trace import Source, Trace
+from lrpx.errors import UnknownOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from lrpx.recipes import Recipe
+
+TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+"""Properties of a tensor that are operations on it."""
+
+
+class RuleMode(TorchFunctionMode):
+    """Gives each torch function called inside the model its rule.
+
+    Args:
+        recipe: the recipe outside every override.
+        trace: where sources are recorded.
+        embeddings: for each embedding weight (by ``id``), the paths of the modules that hold it.
+        paths: for each module (by ``id``), its path; to name the culprit in errors.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        trace: Trace,
+        embeddings: Mapping[int, tuple[str, ...]],
+        paths: Callable[[], Mapping[int, str]],
+    ) -> None:
+        super().__init__()
+        self.recipe = recipe
+        self.trace = trace
+        self.active = False
+        self._embeddings = embeddings
+        self._paths = paths
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self.active:
+            return func(*args, **kwargs)
+        name = func.__name__
+        if name == "__get__":
+            if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
+                return func(args[0].detach())
+            return func(*args)
+        handler = HANDLERS.get(name)
+        if handler is not None:
+            return handler(self, func, args, kwargs)
+        if name in LINEAR:
+            out = func(*constants(args), **constants(kwargs))
+            if name in SHAPE and self.recipe.product is rules.signal_take_all and isinstance(args[0], Tensor):
+                strength = vars(args[0]).get(GATE)
+                if strength is not None:
+                    setattr(out, GATE, strength)
+            return out
+        if isinstance(func, FunctionType):
+            # a function written in Python hides its inner calls unless the mode is entered again
+            with self:
+                return torch._C._skip_one_hop_torch_function(func, types, args, kwargs)
+        out = func(*constants(args), **constants(kwargs))
+        if self.recipe.strict and _any_carries(out):
+            raise UnknownOperationError(
+                f"{self._where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "
+                "use a recipe with strict=False to take its plain gradient"
+            )
+        return out
+
+    def source(self, weight: Tensor, ids: Tensor, out: Tensor) -> Tensor:
+        """Make the output of an embedding a leaf of the graph, and record it."""
+        leaf = out.detach().requires_grad_()
+        self.trace.sources.append(Source(self._embeddings.get(id(weight), ("an embedding",)), leaf, ids))
+        return leaf.clone()
+
+    def _where(self) -> str:
+        """The path of the module whose forward pass is running, found on the call stack."""
+        paths = self._paths()
+        frame = sys._getframe()
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, Module) and id(owner) in paths:
+                return paths[id(owner)] or type(owner).__name__
+            frame = frame.f_back  # type: ignore[assignment]
+        return "the model"
+
+
+def _any_carries(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_any_carries, value))
+    return carries(value)

@@ -1,0 +1,410 @@
+"""Which torch function is which kind of operation: the one table that recipes act through.
+
+Every function that a model calls is one of: a handler below (it gets the recipe's rule), a name in
+``LINEAR`` (the gradient is right as it is), or unknown. Names are those of the torch functions themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lrpx import rules
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine.mode import RuleMode
+
+    Handler = Callable[[RuleMode, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+HANDLERS: dict[str, Handler] = {}
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        HANDLERS.update(dict.fromkeys(names, handler))
+        return handler
+
+    return register
+
+
+def constants(value: Any) -> Any:
+    """The same argument with the parameters in it detached: weights are constants, and stay as they are."""
+    kind = type(value)
+    if kind is Tensor:
+        return value
+    if kind is Parameter:
+        return value.detach()
+    if kind is tuple or kind is list:
+        return kind(map(constants, value))
+    if kind is dict:
+        return {key: constants(item) for key, item in value.items()}
+    if isinstance(value, Tensor) and getattr(value, "_is_param", False):
+        return value.detach()
+    return value
+
+
+def carries(value: Any) -> bool:
+    """Whether a value depends on the input."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+# ------------------------------------------------------------------ gates of CP-LRP
+#
+# In a product of two input-dependent factors, signal-take-all must know which one is the gate. An
+# activation's output is marked; a sigmoid or a softmax is a gate before any other activation is.
+
+GATE = "_lrpx_gate"
+
+
+def mark_gate(mode: RuleMode, name: str, value: Tensor) -> Tensor:
+    if mode.recipe.product is rules.signal_take_all:
+        setattr(value, GATE, 2 if "sigmoid" in name or "softmax" in name else 1)
+    return value
+
+
+def gate_strength(value: Tensor) -> int:
+    return int(vars(value).get(GATE, 0))
+
+
+# ------------------------------------------------------------------------- sources
+
+
+@handles("embedding")
+def _embedding(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    ids, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
+    out = func(*constants(args), **constants(kwargs))
+    if not weight.requires_grad or weight.is_leaf:
+        return mode.source(weight, ids, out)
+    return out
+
+
+# ------------------------------------------------------------------ linear operations
+
+
+@handles("linear")
+def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    x, weight, bias = _arguments(args, kwargs, "input", "weight", "bias")
+    if carries(weight):
+        return _bilinear(mode, lambda a, b: func(a, b, bias), x, weight)
+    if mode.recipe.linear is rules.unmodified or not carries(x):
+        return func(*args, **kwargs)
+    return mode.recipe.linear(func, x, weight, bias)
+
+
+@handles("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+def _convolution(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    x, weight, bias = _arguments(args, kwargs, "input", "weight", "bias")
+    rest = {name: value for name, value in kwargs.items() if name not in ("input", "weight", "bias")}
+
+    def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        return func(x, weight, bias, *args[3:], **rest)
+
+    if carries(weight):
+        return _bilinear(mode, lambda a, b: op(a, b, bias), x, weight)
+    return mode.recipe.convolution(op, x, weight, bias) if carries(x) else op(x, weight, bias)
+
+
+@handles("addmm", "addmv", "baddbmm", "addbmm")
+def _add_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    is_weight = isinstance(args[2], Parameter)
+    args, kwargs = constants(args), constants(kwargs)
+    bias, a, b = args[:3]
+    if carries(a) and is_weight and not kwargs and not carries(bias):
+
+        def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+            return x @ weight if bias is None else func(bias, x, weight)
+
+        return mode.recipe.linear(op, a, b, bias)
+    if carries(a) and carries(b):
+        return func(bias, *_halved(mode, a, b), **kwargs)
+    return func(*args, **kwargs)
+
+
+# --------------------------------------------------- products of input-dependent factors
+
+
+@handles("matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "mv", "dot", "inner", "outer", "tensordot")
+def _matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    is_weight = len(args) > 1 and isinstance(args[1], Parameter)
+    args, kwargs = constants(args), constants(kwargs)
+    if len(args) < 2:
+        return func(*args, **kwargs)
+    a, b, *rest = args
+    if carries(a) and carries(b):
+        return mode.recipe.matmul(lambda a, b: func(a, b, *rest, **kwargs), a, b)
+    if carries(a) and is_weight and not rest and not kwargs:
+
+        def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+            return func(x, weight) if bias is None else func(x, weight) + bias
+
+        return mode.recipe.linear(op, a, b, None)
+    return func(*args, **kwargs)
+
+
+@handles("einsum", "bilinear")
+def _einsum(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    first = 1 if isinstance(args[0], str) else 0
+    operands = args[first:]
+    if first and len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    share = sum(map(carries, operands))
+    if share > 1 and mode.recipe.matmul is not rules.unmodified:
+        operands = tuple(rules.scale_gradient(o, 1 / share) if carries(o) else o for o in operands)
+    return func(*args[:first], *operands, **kwargs)
+
+
+@handles("mul", "multiply", "__mul__", "__rmul__")
+def _product(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs["other"])
+    if not (carries(a) and carries(b)):
+        return func(a, b)
+    if a is b:
+        return _square(mode, func, a)
+    rule = mode.recipe.product
+    if rule is rules.signal_take_all:
+        strength_a, strength_b = gate_strength(a), gate_strength(b)
+        if strength_a == strength_b:
+            return rules.uniform(func, a, b)
+        return rule(func, a, b) if strength_a > strength_b else rule(func, b, a)
+    return rule(func, a, b)
+
+
+@handles("addcmul")
+def _addcmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    x, a, b = constants(args[:3])
+    if carries(a) and carries(b):
+        a, b = _halved(mode, a, b)
+    return func(x, a, b, *args[3:], **kwargs)
+
+
+@handles("glu")
+def _glu(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    x, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", -1)
+    if not carries(x) or mode.recipe.product is rules.unmodified:
+        return func(x, dim)
+    signal, inner = x.chunk(2, dim)
+    gate = mark_gate(mode, "sigmoid", mode.recipe.activation(torch.sigmoid, inner))
+    return rules._with_gradient_of(func(x, dim), _product(mode, torch.mul, (gate, signal), {}))
+
+
+def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
+    return mode.recipe.matmul(op, a, b) if carries(a) else op(a, b)
+
+
+def _halved(mode: RuleMode, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    if mode.recipe.matmul is rules.unmodified:
+        return a, b
+    return rules.scale_gradient(a, 0.5), rules.scale_gradient(b, 0.5)
+
+
+# ---------------------------------------------------------------- element-wise functions
+
+
+@handles(
+    "gelu", "silu", "mish", "tanh", "sigmoid", "hardsigmoid", "hardswish", "logsigmoid", "softplus", "softsign",
+    "tanhshrink", "softshrink", "hardshrink", "elu", "selu", "celu", "relu6", "hardtanh", "clamp", "clip",
+    "clamp_min", "clamp_max", "erf", "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "atan",
+)  # fmt: skip
+def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    kwargs.pop("inplace", None)
+    if not carries(x) or mode.recipe.activation is rules.unmodified:
+        return func(x, *rest, **kwargs)
+    return mark_gate(mode, func.__name__, mode.recipe.activation(lambda x: func(x, *rest, **kwargs), x))
+
+
+@handles("relu", "leaky_relu", "prelu", "rrelu", "threshold")
+def _homogeneous(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Piecewise linear through zero: the gradient already is the identity rule."""
+    args, kwargs = constants(args), constants(kwargs)
+    if "inplace" in kwargs:
+        kwargs["inplace"] = False
+    out = func(*args, **kwargs)
+    return mark_gate(mode, "relu", out) if carries(out) else out
+
+
+@handles("square")
+def _square_function(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return _square(mode, func, args[0])
+
+
+def _square(mode: RuleMode, func: Any, x: Tensor) -> Any:
+    """``x²`` is an element-wise function, ``g(x)/x = x``; not a product of two things."""
+    if not carries(x) or mode.recipe.activation is rules.unmodified:
+        return func(x, x) if func.__name__ != "square" else func(x)
+    if mode.recipe.activation is rules.identity:
+        return mark_gate(mode, "square", x.detach() * x)
+    return mode.recipe.activation(torch.square, x)
+
+
+@handles("pow", "__pow__", "__rpow__", "float_power")
+def _power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    x, exponent = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs["exponent"])
+    if carries(exponent):
+        return mode.recipe.activation(lambda e: func(x, e), exponent)
+    if not carries(x):
+        return func(x, exponent)
+    if exponent == 2:
+        return _square(mode, torch.mul, x)
+    if isinstance(exponent, (int, float)) and exponent < 0:
+        return mode.recipe.norm(lambda x: func(x, exponent), x)
+    return mode.recipe.activation(lambda x: func(x, exponent), x)
+
+
+# -------------------------------------------------------------------------- softmax
+
+
+@handles("softmax", "_softmax")
+def _softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    if not carries(x):
+        return func(x, *rest, **kwargs)
+    return mark_gate(mode, "softmax", mode.recipe.softmax(lambda x: func(x, *rest, **kwargs), x))
+
+
+@handles("scaled_dot_product_attention")
+def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    q, k, v, mask = _arguments(args, kwargs, "query", "key", "value", "attn_mask")
+    rest = {name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")}
+    try:
+        return rules.attention(
+            lambda q, k, v, mask: func(q, k, v, mask, *args[4:], **rest),
+            q, k, v, mask, mode.recipe.softmax, mode.recipe.matmul,
+        )  # fmt: skip
+    except TypeError as error:
+        if "fused attention" not in str(error):
+            raise
+        raise MethodError(f'{error}; load the model with attn_implementation="eager"') from error
+
+
+# ---------------------------------------------------------------------------- norms
+
+
+@handles("layer_norm")
+def _layer_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    x, shape, weight, bias, eps = _arguments(args, kwargs, "input", "normalized_shape", "weight", "bias", "eps")
+    eps = 1e-5 if eps is None else eps
+    if not carries(x) or mode.recipe.norm is rules.unmodified:
+        return func(x, shape, weight, bias, eps)
+    dims = tuple(range(-len(shape), 0))
+    return rules.layer_norm_constant_std(lambda x: func(x, shape, weight, bias, eps), x, dims, weight, eps)
+
+
+@handles("rms_norm")
+def _rms_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    x, shape, weight, eps = _arguments(args, kwargs, "input", "normalized_shape", "weight", "eps")
+    if not carries(x) or mode.recipe.norm is rules.unmodified:
+        return func(x, shape, weight, eps)
+    dims = tuple(range(-len(shape), 0))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return rules.rms_norm_constant_std(
+        lambda x: func(x, shape, weight, eps), x, dims, weight, torch.finfo(wide).eps if eps is None else eps
+    )
+
+
+@handles("group_norm")
+def _group_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    x, groups, weight, bias, eps = _arguments(args, kwargs, "input", "num_groups", "weight", "bias", "eps")
+    eps = 1e-5 if eps is None else eps
+    value = func(x, groups, weight, bias, eps)
+    if not carries(x) or mode.recipe.norm is rules.unmodified:
+        return value
+    grouped = x.reshape(x.shape[0], groups, -1)
+    normed = rules.layer_norm_constant_std(
+        lambda g: func(x, groups, None, None, eps).reshape(g.shape), grouped, (-1,), None, eps
+    ).reshape(x.shape)
+    channels = (1, -1) + (1,) * (x.ndim - 2)
+    return rules._with_gradient_of(value, normed if weight is None else normed * weight.view(channels))
+
+
+@handles("rsqrt", "reciprocal", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "std", "var")
+def _normalizer(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    return mode.recipe.norm(lambda x: func(x, *args[1:], **kwargs), args[0]) if args else func(**kwargs)
+
+
+@handles("var_mean", "std_mean")
+def _normalizer_and_mean(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    deviation, mean = func(*constants(args), **constants(kwargs))
+    return (deviation if mode.recipe.norm is rules.unmodified else deviation.detach()), mean
+
+
+@handles("div", "divide", "true_divide", "__truediv__", "__div__")
+def _division(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A denominator is a normaliser, like the standard deviation of a norm."""
+    a, b = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs.pop("other"))
+    if carries(b) and mode.recipe.norm is not rules.unmodified:
+        b = b.detach()
+    return func(a, b, **kwargs)
+
+
+# ------------------------------------------------------------------- in-place variants
+
+
+def _in_place(handler: Handler, out_of_place: Any) -> Handler:
+    def handle(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+        if not any(map(carries, args)):
+            return func(*constants(args), **constants(kwargs))
+        return args[0].copy_(handler(mode, out_of_place, args, kwargs))
+
+    return handle
+
+
+for _name, _handler in list(HANDLERS.items()):
+    if not _name.startswith("_") and hasattr(Tensor, _name) and hasattr(Tensor, _name + "_"):
+        HANDLERS[_name + "_"] = _in_place(_handler, getattr(Tensor, _name))
+for _name in ("mul", "truediv", "pow"):
+    HANDLERS[f"__i{_name}__"] = HANDLERS[("div" if _name == "truediv" else _name) + "_"]
+
+
+def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+
+
+# ----------------------------------------------------------------- everything linear
+
+SHAPE = frozenset(
+    """to type type_as float half bfloat16 double clone contiguous view view_as reshape reshape_as unsqueeze squeeze
+    expand expand_as transpose permute swapaxes swapdims movedim t flatten unflatten ravel adjoint dropout
+    alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d cpu cuda""".split()
+)
+"""Operations that move or cast what they are given: a gate stays a gate."""
+
+LINEAR = SHAPE | frozenset(
+    """__get__ __getitem__ __setitem__ __neg__ __pos__ __add__ __radd__ __iadd__ __sub__ __isub__
+    add add_ sub sub_ subtract rsub neg negative positive sum mean nansum cumsum cumsum_ diff trace
+    cat concat concatenate stack hstack vstack dstack column_stack row_stack chunk split tensor_split
+    split_with_sizes unbind unsafe_chunk unsafe_split hsplit vsplit dsplit narrow narrow_copy select slice
+    index_select index_add index_add_ index_put index_put_ index_copy index_copy_ gather take take_along_dim
+    scatter scatter_ scatter_add scatter_add_ scatter_reduce masked_fill masked_fill_ masked_scatter
+    masked_scatter_ masked_select where fill_ zero_ copy_ fill_diagonal_ diag diagonal diag_embed diagonal_scatter
+    slice_scatter select_scatter tril tril_ triu triu_ roll flip fliplr flipud rot90 repeat repeat_interleave tile
+    broadcast_to unfold fold im2col col2im as_strided pad constant_pad_nd _pad interpolate upsample pixel_shuffle
+    pixel_unshuffle channel_shuffle grid_sample affine_grid avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
+    adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
+    adaptive_max_pool1d adaptive_max_pool2d max amax min amin maximum minimum topk sort msort kthvalue median
+    cummax cummin abs absolute abs_ nan_to_num nan_to_num_ requires_grad_ detach detach_ numpy
+    batch_norm real imag view_as_real view_as_complex complex conj resolve_conj resolve_neg
+    fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn fft_fft fft_ifft fft_rfft fft_irfft fft_fftn fft_ifftn
+    align_to pin_memory data_ptr log_softmax size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
+    is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad
+    __format__ __repr__ __hash__ __deepcopy__ untyped_storage swapaxes_ unsqueeze_ squeeze_ transpose_ t_""".split()
+)
+"""Operations whose plain gradient is right under every recipe: linear, or a selection among inputs.
+
+``log_softmax`` is a target's normalisation, not a layer; its gradient stands.
+"""

@@ -1,0 +1,165 @@
+"""What one run under a recipe leaves behind: the places relevance can be read at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from lrpx.errors import NonFiniteError, TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Side = Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place where relevance ends: the output of an embedding, or a floating-point input of the model.
+
+    ``paths`` are the module paths that share the embedding's weight, or the name of the model's argument;
+    ``ids`` the indices that were looked up, if any; ``value`` is a leaf of the graph.
+    """
+
+    paths: tuple[str, ...]
+    value: Tensor
+    ids: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module's input or output in one call, in the order of the forward pass."""
+
+    path: str
+    side: Side
+    value: Tensor
+    version: int
+
+
+class Trace:
+    """The record of a run inside :func:`~lrpx.propagate`.
+
+    Call :meth:`explain` once on the scalar to explain; :meth:`relevance` and :meth:`gradient` then answer
+    for every source, and for every observed module's input and output.
+    """
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self.places: list[Place] = []
+        self._gradients: dict[int, Tensor] | None = None
+
+    def explain(self, value: Tensor) -> Tensor:
+        """Propagate back from ``value`` in one backward pass, with seed 1.
+
+        Args:
+            value: a scalar, or ``[B]`` with one value for each independent row of a batch.
+
+        Returns:
+            ``value``, detached.
+
+        Raises:
+            TraceError: the model was not called inside the block, or the value does not depend on it.
+            NonFiniteError: NaN or infinity in the value, or in the relevance of a source.
+        """
+        if not self.sources:
+            raise TraceError(
+                "nothing was recorded: call the very module that was given to propagate(), inside the block"
+            )
+        if value.ndim > 1:
+            raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
+        if not value.requires_grad:
+            raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
+        if not torch.isfinite(value).all():
+            raise NonFiniteError(
+                f"the explained value is {value.tolist()}{self._blame_forward()}; "
+                "try dtype float32, or check the model's weights"
+            )
+        tensors = [source.value for source in self.sources] + [place.value for place in self.places]
+        unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+        gradients = torch.autograd.grad(value.sum(), unique, allow_unused=True)
+        self._gradients = {
+            id(tensor): gradient for tensor, gradient in zip(unique, gradients, strict=True) if gradient is not None
+        }
+        for source in self.sources:
+            gradient = self._gradients.get(id(source.value))
+            if gradient is not None and not torch.isfinite(gradient).all():
+                raise NonFiniteError(
+                    f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
+                )
+        return value.detach()
+
+    def relevance(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
+        """``x ⊙ ∂x`` at a place, in float32 at least, of the place's own shape (such as ``[B, T, d]``).
+
+        Args:
+            path: the path of an embedding or another observed module, or the name of a floating-point
+                argument of the model (``"pixel_values"``).
+            of: a module's ``"input"`` (its first tensor) or ``"output"``.
+            call: which call, from 0, of a module that was called several times.
+
+        Raises:
+            TraceError: there is no such place, or it was called several times and ``call`` is None.
+        """
+        value = self._find(path, of, call)
+        return value.detach().to(torch.promote_types(value.dtype, torch.float32)) * self._gradient(value)
+
+    def gradient(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
+        """``∂x`` at a place, under the recipe; see :meth:`relevance`."""
+        return self._gradient(self._find(path, of, call))
+
+    def source_relevance(self, source: Source) -> Tensor:
+        """``x ⊙ ∂x`` of one of :attr:`sources`."""
+        return source.value.detach().to(torch.promote_types(source.value.dtype, torch.float32)) * self._gradient(
+            source.value
+        )
+
+    def source_gradient(self, source: Source) -> Tensor:
+        """``∂x`` of one of :attr:`sources`."""
+        return self._gradient(source.value)
+
+    def _gradient(self, value: Tensor) -> Tensor:
+        if self._gradients is None:
+            raise TraceError("nothing was explained yet; call trace.explain(value) first")
+        gradient = self._gradients.get(id(value))
+        wide = torch.promote_types(value.dtype, torch.float32)
+        return torch.zeros_like(value, dtype=wide) if gradient is None else gradient.to(wide)
+
+    def _find(self, path: str, of: Side, call: int | None) -> Tensor:
+        values = [source.value for source in self.sources if path in source.paths and of == "output"]
+        if not values:
+            found = [place for place in self.places if place.path == path and place.side == of]
+            changed = [place for place in found if place.value._version != place.version]
+            if changed:
+                raise TraceError(f"the {of} of {path} was changed in place later; observe a module beside it")
+            values = [place.value for place in found]
+        if not values:
+            names = sorted({name for source in self.sources for name in source.paths})
+            raise TraceError(
+                f"no {of} of {path!r} was recorded; the sources are {', '.join(names)}, and modules are "
+                "recorded when propagate(..., observe=[pattern]) names them and they are called"
+            )
+        if call is None and len(values) > 1:
+            raise TraceError(f"{path} was called {len(values)} times; pass call=0 to {len(values) - 1}")
+        try:
+            return values[call or 0]
+        except IndexError:
+            raise TraceError(f"{path} was called {len(values)} times; call={call} is not one of them") from None
+
+    def _blame_forward(self) -> str:
+        first = next(_non_finite((place.path, place.value) for place in self.places if place.side == "output"), None)
+        return "" if first is None else f", first in the output of {first}"
+
+    def _blame_backward(self) -> str:
+        assert self._gradients is not None
+        pairs = ((place.path, self._gradients.get(id(place.value))) for place in reversed(self.places))
+        first = next(_non_finite(pairs), None)
+        return "" if first is None else f", first at {first}"
+
+
+def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
+    for path, value in pairs:
+        if value is not None and not torch.isfinite(value).all():
+            yield path

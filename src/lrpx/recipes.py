@@ -1,0 +1,152 @@
+"""Recipes: which rule each kind of operation gets. Data, not classes.
+
+>>> from lrpx.rules import Gamma
+>>> ATTNLRP.at(layers=range(7, 100), use=LRP).name
+'attnlrp, layers 7-99: lrp'
+>>> ATTNLRP.at("*.mlp", linear=Gamma(0.25)).name
+'attnlrp, *.mlp: linear=Gamma(gamma=0.25)'
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from lrpx import rules
+from lrpx.errors import MethodError
+from lrpx.rules import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+KINDS = ("linear", "convolution", "activation", "product", "matmul", "softmax", "norm")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Other rules for the modules whose path matches ``path`` and whose layer index is in ``layers``."""
+
+    path: str
+    layers: Container[int] | None
+    rules: tuple[tuple[str, Rule], ...]
+    description: str
+
+    def covers(self, path: str, layer: int | None) -> bool:
+        """Whether the override begins at the module at ``path``, in the layer of that index."""
+        if self.layers is not None and (layer is None or layer not in self.layers):
+            return False
+        return fnmatchcase(path, self.path)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A rule for each kind of operation.
+
+    Args:
+        name: how results call it.
+        linear: matrix products with weights.
+        convolution: convolutions.
+        activation: element-wise non-linearities.
+        product: element-wise products of two tensors that both depend on the input.
+        matmul: matrix products of two tensors that both depend on the input.
+        softmax: softmax.
+        norm: the standard deviation (or root mean square, or length) that a norm divides by.
+        strict: refuse an operation that is neither known to be linear nor has a rule.
+        overrides: other rules for some modules; made by :meth:`at`.
+    """
+
+    name: str
+    linear: Rule = rules.unmodified
+    convolution: Rule = rules.unmodified
+    activation: Rule = rules.unmodified
+    product: Rule = rules.unmodified
+    matmul: Rule = rules.unmodified
+    softmax: Rule = rules.unmodified
+    norm: Rule = rules.unmodified
+    strict: bool = True
+    overrides: tuple[Override, ...] = field(default=())
+
+    def at(
+        self,
+        path: str = "*",
+        *,
+        layers: Container[int] | slice | int | None = None,
+        use: Recipe | None = None,
+        **kinds: Rule,
+    ) -> Recipe:
+        """The same recipe with other rules in some modules and all they contain.
+
+        Args:
+            path: shell pattern on the module's path, ``"model.layers.3.mlp"`` or ``"*.mlp"``.
+            layers: only in the layers of these indices: an int, a range, a slice or any container.
+            use: take every rule from this recipe.
+            kinds: rules by kind of operation: ``linear=Gamma(0.25)``.
+
+        Raises:
+            MethodError: an unknown kind of operation, or nothing to change.
+        """
+        unknown = set(kinds) - set(KINDS)
+        if unknown:
+            raise MethodError(f"no kind of operation is called {unknown.pop()!r}; the kinds are {', '.join(KINDS)}")
+        if use is None and not kinds:
+            raise MethodError("nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant")
+        if isinstance(layers, slice):
+            layers = range(layers.start or 0, sys.maxsize if layers.stop is None else layers.stop, layers.step or 1)
+        elif isinstance(layers, int):
+            layers = (layers,)
+        taken = {} if use is None else {kind: getattr(use, kind) for kind in KINDS}
+        what = ", ".join(([use.name] if use else []) + [f"{kind}={_rule_name(rule)}" for kind, rule in kinds.items()])
+        where = [] if path == "*" else [path]
+        where += [] if layers is None else [_layers_name(layers)]
+        override = Override(path, layers, tuple((taken | kinds).items()), f"{' '.join(where) or '*'}: {what}")
+        return replace(
+            self,
+            name=f"{self.name}, {override.description}",
+            overrides=self.overrides + (override,),
+        )
+
+    def with_rules(self, changed: tuple[tuple[str, Rule], ...]) -> Recipe:
+        """The same recipe with some rules exchanged everywhere."""
+        return replace(self, **dict[str, Any](changed))
+
+    def __str__(self) -> str:
+        rows = [f"{kind}={_rule_name(getattr(self, kind))}" for kind in KINDS]
+        return "; ".join([" ".join(rows)] + [override.description for override in self.overrides])
+
+
+def _rule_name(rule: Rule) -> str:
+    return getattr(rule, "__name__", None) or repr(rule)
+
+
+def _layers_name(layers: Container[int]) -> str:
+    if isinstance(layers, range) and layers.step == 1:
+        return f"layers {layers.start}-" + ("" if layers.stop == sys.maxsize else str(layers.stop - 1))
+    return f"layers {layers}"
+
+
+GRADIENT = Recipe("gradient", strict=False)
+"""No rule at all: the plain gradient."""
+
+LRP = Recipe(
+    "lrp",
+    activation=rules.identity,
+    product=rules.signal_take_all,
+    matmul=rules.uniform,
+    softmax=rules.constant,
+    norm=rules.constant,
+)
+"""LRP for transformers with attention weights as constants, also called CP-LRP (Ali et al. 2022; Arras 2025)."""
+
+ATTNLRP = Recipe(
+    "attnlrp",
+    activation=rules.identity,
+    product=rules.uniform,
+    matmul=rules.uniform,
+    softmax=rules.unmodified,
+    norm=rules.constant,
+)
+"""AttnLRP (Achtibat et al. 2024): relevance also flows to queries and keys."""
+
+assert {field.name for field in fields(Recipe)} >= set(KINDS)

@@ -1,0 +1,268 @@
+"""The rules of relevance propagation, each written as a modified forward pass.
+
+A rule takes the operation ``op`` and its inputs and returns ``op(*inputs)``: the value is the model's own,
+computed by the model's own kernel, and only the gradient that autograd will use is changed, so that
+``R = x ⊙ ∂x`` is the relevance the rule prescribes (Arras et al. 2025, App. D). A rule is a plain function
+or a small frozen dataclass; write your own and put it into a :class:`~lrpx.recipes.Recipe`.
+
+>>> x = torch.tensor([-2.0, 0.5, 3.0], requires_grad=True)
+>>> y = identity(torch.tanh, x)
+>>> torch.equal(y, torch.tanh(x))
+True
+>>> (gradient,) = torch.autograd.grad(y.sum(), x)
+>>> torch.allclose(x * gradient, y)
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Operation = Callable[..., Tensor]
+
+
+class Rule(Protocol):
+    """``rule(op, *inputs) == op(*inputs)``, with a gradient of its own."""
+
+    def __call__(self, op: Operation, /, *inputs: Any) -> Tensor: ...
+
+
+# ----------------------------------------------------------------- any operation
+
+
+def unmodified(op: Operation, /, *inputs: Any) -> Tensor:
+    """The operation as it is: LRP-0 for linear layers, Gradient×Input for the others (Arras 2025, D.1, D.6)."""
+    return op(*inputs)
+
+
+def constant(op: Operation, /, *inputs: Any) -> Tensor:
+    """No relevance flows into the operation: ``[op(x)]detach``.
+
+    CP-LRP's softmax (all relevance goes to the values) and the standard deviation of the norms
+    (Ali et al. 2022; Arras 2025, D.5).
+    """
+    return op(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
+
+
+# ------------------------------------------------------------ element-wise operations
+
+
+def identity(op: Operation, /, x: Tensor) -> Tensor:
+    """``x · [g(x)/x]detach``: an element-wise ``y = g(x)`` hands its relevance on, ``R_x = R_y``.
+
+    Where ``x = 0`` the output is a constant (Arras 2025, D.3).
+    """
+    return _Identity.apply(x, op)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Identity(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, op: Operation) -> Tensor:
+        y = op(x)
+        ctx.save_for_backward(x, y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        x, y = ctx.saved_tensors
+        return (dy * ratio(y, x)).to(x.dtype), None
+
+
+def ratio(y: Tensor, x: Tensor) -> Tensor:
+    """``y / x``, in float32 at least, and 0 where ``x = 0``."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x = x.to(wide)
+    return torch.where(x == 0, 0.0, y.to(wide) / x)
+
+
+# ------------------------------------------------------------------------- products
+
+
+def uniform(op: Operation, /, a: Tensor, b: Tensor) -> Tensor:
+    """``½ab + ½[ab]detach``: each factor of a product or matrix product gets half of the relevance.
+
+    Achtibat et al. 2024, Prop. 3.3; Arras 2025, §2.7.
+    """
+    return scale_gradient(op(a, b), 0.5)
+
+
+def signal_take_all(op: Operation, /, gate: Tensor, signal: Tensor) -> Tensor:
+    """``[gate]detach · signal``: the signal gets all of the relevance (Arras et al. 2017; Arras 2025, D.4)."""
+    return op(gate.detach(), signal)
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """``factor·x + (1 − factor)·[x]detach``, as a view of ``x``."""
+    return _ScaleGradient.apply(x, factor)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ScaleGradient(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None]:
+        return dx * ctx.factor, None
+
+
+# ---------------------------------------------------- linear layers and convolutions
+#
+# ``op(x, weight, bias)`` is linear in x: F.linear, addmm, a convolution. The weight and the bias are
+# constants; the bias takes part in the denominator and so gets its own share (formulas in Arras 2025, D.1–D.2).
+
+
+@dataclass(frozen=True)
+class Epsilon:
+    """LRP-ε: ``R_i = Σ_j x_i w_ij / (z_j + ε·sign z_j) · R_j``, with sign(0) = +1 (Bach 2015; Arras 2025, D.1)."""
+
+    epsilon: float = 1e-6
+
+    def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``z`` with the gradient of ``z · [z / (z + ε·sign z)]detach``."""
+        z = op(x, weight, bias)
+        signed = torch.where(z.detach() >= 0, self.epsilon, -self.epsilon)
+        return _with_gradient_of(z, z * ratio(z.detach(), z.detach() + signed).to(z.dtype))
+
+
+@dataclass(frozen=True)
+class ZPlus:
+    """LRP-α1β0, the z⁺ rule: only positive contributions count, ``R_i = Σ_j (x_i w_ij)⁺ / z_j⁺ · R_j``
+    with ``z⁺ = Σ (x w)⁺ + b⁺`` (Bach 2015; Arras 2025, D.2). Where ``z⁺ = 0`` nothing is propagated.
+    """
+
+    def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``z`` with the gradient of ``z⁺ · [z / z⁺]detach``."""
+        z = op(x, weight, bias)
+        positive, _ = _signed_parts(op, x, weight, bias)
+        return _with_gradient_of(z, positive * ratio(z.detach(), positive.detach()).to(z.dtype))
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Generalised LRP-γ: contributions of the sign of ``z_j`` are favoured, ``z_ij + γ·z_ij^±`` over the
+    sum of the same, ``±`` the sign of ``z_j`` (Achtibat et al. 2024, Eq. 24).
+    """
+
+    gamma: float = 0.25
+
+    def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``z`` with the gradient of ``z^γ · [z / z^γ]detach``."""
+        z = op(x, weight, bias)
+        positive, negative = _signed_parts(op, x, weight, bias)
+        favoured = z + self.gamma * torch.where(z.detach() >= 0, positive, negative)
+        return _with_gradient_of(z, favoured * ratio(z.detach(), favoured.detach()).to(z.dtype))
+
+
+def _signed_parts(
+    op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """``(Σ (x w)⁺ + b⁺, Σ (x w)⁻ + b⁻)``."""
+    x_plus, x_minus = x.clamp(min=0), x.clamp(max=0)
+    w_plus, w_minus = weight.clamp(min=0), weight.clamp(max=0)
+    b_plus, b_minus = (None, None) if bias is None else (bias.clamp(min=0), bias.clamp(max=0))
+    positive = op(x_plus, w_plus, b_plus) + op(x_minus, w_minus, None)
+    negative = op(x_plus, w_minus, b_minus) + op(x_minus, w_plus, None)
+    return positive, negative
+
+
+def _with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
+    """``value``, bit for bit, with the gradient of ``other``."""
+    return value.detach() + (other - other.detach())
+
+
+# ----------------------------------------------------------------------------- norms
+
+
+def layer_norm_constant_std(
+    op: Operation, /, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, eps: float
+) -> Tensor:
+    """LayerNorm with its standard deviation held constant; the mean stays in the graph (Arras 2025, D.5).
+
+    ``op(x)`` is the model's own kernel, ``dims`` the normalised dimensions.
+    """
+    return _LayerNormConstantStd.apply(x, op, dims, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LayerNormConstantStd(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float
+    ) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        variance = wide.var(dims, correction=0, keepdim=True)
+        ctx.save_for_backward(torch.rsqrt(variance + eps), weight)
+        ctx.dims = dims
+        return op(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        reciprocal_std, weight = ctx.saved_tensors
+        scaled = dy if weight is None else dy * weight
+        return ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype), None, None, None, None
+
+
+def rms_norm_constant_std(
+    op: Operation, /, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, eps: float
+) -> Tensor:
+    """RMSNorm with its root mean square held constant (Arras 2025, D.5)."""
+    return _RMSNormConstantStd.apply(x, op, dims, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _RMSNormConstantStd(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float
+    ) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        ctx.save_for_backward(torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps), weight)
+        return op(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        reciprocal_rms, weight = ctx.saved_tensors
+        scaled = dy if weight is None else dy * weight
+        return (scaled * reciprocal_rms).to(dy.dtype), None, None, None, None
+
+
+# ------------------------------------------------------------------- fused attention
+
+
+def attention(
+    op: Operation, /, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softmax: Rule, matmul: Rule
+) -> Tensor:
+    """Fused attention under the recipe's rules for softmax and for matrix products.
+
+    The uniform rule on both products is standard attention whose gradients are scaled ×¼ at q and k, ×½ at
+    an additive mask and at v; a constant softmax leaves v alone in the graph. The kernel ``op(q, k, v, mask)``
+    is the model's own, and no attention matrix is formed.
+
+    Raises:
+        TypeError: another rule than ``unmodified``, ``uniform`` and ``constant``, which a fused kernel
+            cannot carry.
+    """
+    if softmax is constant:
+        return op(q.detach(), k.detach(), v, None if mask is None else mask.detach())
+    if softmax is not unmodified or matmul not in (unmodified, uniform):
+        raise TypeError("fused attention carries only the rules unmodified, uniform and constant")
+    if matmul is uniform:
+        both = q.requires_grad and k.requires_grad
+        weights = q.requires_grad or k.requires_grad or (mask is not None and mask.requires_grad)
+        outer = 0.5 if weights and v.requires_grad else 1.0
+        inner = outer * 0.5 if both else outer
+        q, k, v = (_scaled(q, inner), _scaled(k, inner), _scaled(v, outer))
+        mask = None if mask is None else _scaled(mask, outer)
+    return op(q, k, v, mask)
+
+
+def _scaled(x: Tensor, factor: float) -> Tensor:
+    return scale_gradient(x, factor) if x.requires_grad and factor != 1.0 else x

@@ -1,0 +1,1 @@
+"""Pictures of an attribution: in a terminal, on a page, in a notebook."""

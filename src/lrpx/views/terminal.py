@@ -1,0 +1,178 @@
+"""An attribution in a terminal: one coloured line, or a heatmap that wraps to the width."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from lrpx.views.colour import INK, PAPER, colour, hexadecimal, ink
+from lrpx.views.picture import number, one_line, percent, picture, share
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+
+    from lrpx.attribution import Attribution
+    from lrpx.views.colour import RGB
+    from lrpx.views.picture import Picture, Piece, Row
+
+_STRONGEST = 6
+_BAR_CELLS = 16
+_LEGEND_HALF = 8
+_WIDEST_TOKEN = 24
+_LIGHT_BACKGROUNDS = ("7", "15")
+
+
+def line(a: Attribution) -> str:
+    """What was explained, its value and the tokens, on a single line.
+
+    Coloured where standard output is a terminal that shows colours (``NO_COLOR`` and ``FORCE_COLOR``
+    are honoured, the depth is the terminal's); elsewhere each token is followed by its number instead.
+    """
+    console = Console(force_jupyter=False, highlight=False)
+    shown, coloured = picture(a), _shows_colour(console)
+    text = Text(f"{one_line(a.target.description)} = {number(a.target.value)}:  ")
+    for row in shown.rows:
+        if len(shown.rows) > 1:
+            text.append(f" {row.name or 'other'}: ")
+        text.append(_tokens(row, _is_dark(), flat=True) if coloured else _numbered(shown, row, flat=True))
+    if coloured and (sink := shown.sink):
+        text.append(f"  {_quoted(sink)} alone: {number(sink.relevance)}")
+    with console.capture() as captured:
+        console.print(text, soft_wrap=True, end="")
+    return captured.get()
+
+
+def heatmap(a: Attribution) -> Heatmap:
+    """A renderable for ``rich``: header, tokens on their colours, legend, strongest tokens."""
+    return Heatmap(a)
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """An attribution as ``rich`` draws it; without colours the tokens carry their numbers."""
+
+    attribution: Attribution
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw for this console: its width, its colours, its encoding."""
+        a, shown = self.attribution, picture(self.attribution)
+        coloured, dark = _shows_colour(console), _is_dark()
+        yield _header(a)
+        for row in shown.rows:
+            yield Text(f"{row.name or 'other'}  {number(row.total)}", "bold") if len(shown.rows) > 1 else Text()
+            tokens = _tokens(row, dark) if coloured else _numbered(shown, row)
+            tokens.overflow = "fold"
+            yield Padding(tokens, (0, 1), style=_card(dark)) if coloured else tokens
+        yield Text()
+        yield _legend(shown, dark) if coloured else Text()
+        yield _totals(a, shown)
+        if sink := shown.sink:
+            yield _sink_note(shown, sink)
+        yield Text()
+        yield _strongest(shown, ascii_only=options.ascii_only)
+
+
+def _shows_colour(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+def _is_dark() -> bool:
+    """Some terminals tell their background as ``COLORFGBG=15;0``; most are dark."""
+    return os.environ.get("COLORFGBG", "").rpartition(";")[2] not in _LIGHT_BACKGROUNDS
+
+
+def _card(dark: bool) -> Style:
+    return Style(color=hexadecimal(INK[dark]), bgcolor=hexadecimal(PAPER[dark]))
+
+
+def _tokens(row: Row, dark: bool, *, flat: bool = False) -> Text:
+    """The tokens of a row on their colours; ``flat`` leaves out the line breaks."""
+    text = Text(style=_card(dark))
+    for piece in row.pieces:
+        background = colour(piece.ratio, dark=dark)
+        style = Style(
+            color=hexadecimal(ink(background)),
+            bgcolor=hexadecimal(background),
+            italic=piece.special or None,
+            underline=piece.sink or None,
+        )
+        text.append(piece.before).append(_flat(piece.text) if flat else piece.text, style)
+        text.append("" if flat else piece.after)
+    return text
+
+
+def _numbered(shown: Picture, row: Row, *, flat: bool = False) -> Text:
+    """The tokens of a row, each followed by its number."""
+    words = (f"{_flat(p.text)}[{shown.number(p.relevance)}]{'' if flat else p.after}" for p in row.pieces)
+    return Text(" ".join(words).replace("\n ", "\n"))
+
+
+def _flat(text: str) -> str:
+    return text.replace("\n", "")
+
+
+def _quoted(piece: Piece) -> str:
+    return f'"{_flat(piece.text)}"'
+
+
+def _header(a: Attribution) -> RenderableType:
+    prediction = f'"{one_line(a.prediction.text)}" {percent(a.prediction.probability)}'
+    made = f"{one_line(a.provenance.model)}, {one_line(a.provenance.method)}"
+    first = Text(overflow="fold").append(one_line(a.target.description), "bold")
+    first.append("  ").append(number(a.target.value), "bold")
+    second = Text(overflow="fold").append("predicted ", "dim").append(prediction)
+    return Group(first, second.append(f"  {made}", "dim"))
+
+
+def _legend(shown: Picture, dark: bool) -> Text:
+    """The colour scale with its two ends as numbers."""
+    text = Text(f"{number(-shown.limit)} ", "dim", overflow="fold")
+    for step in range(-_LEGEND_HALF, _LEGEND_HALF + 1):
+        text.append(" ", Style(bgcolor=hexadecimal(colour(step / _LEGEND_HALF, dark=dark))))
+    return text.append(f" {number(shown.limit)}")
+
+
+def _totals(a: Attribution, shown: Picture) -> Text:
+    part = percent(share(shown.total, a.target.value))
+    whole = f"sum {number(shown.total)} of {number(a.target.value)}" + (f" ({part})" if part else "")
+    sides = f"for {number(shown.positive)}, against {number(shown.negative)}"
+    return Text(f"{whole}; {sides}", "dim", overflow="fold")
+
+
+def _sink_note(shown: Picture, sink: Piece) -> Text:
+    return Text(overflow="fold").append(
+        f"{_quoted(sink)} alone carries {number(sink.relevance)}: it is underlined, "
+        f"and the colours are scaled by the rest, to {number(shown.limit).lstrip('+')}"
+    )
+
+
+def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
+    """The tokens of largest relevance, with bars and numbers."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=_WIDEST_TOKEN, no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="crop")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for piece in shown.strongest(_STRONGEST):
+        tint = Style(color=hexadecimal(colour(math.copysign(1, piece.ratio))))
+        bar = _bar(abs(piece.ratio), "#" if ascii_only else "")
+        table.add_row(
+            Text(_flat(piece.text)), Text(bar, tint), Text(shown.number(piece.relevance)), Text(percent(piece.share), "dim")
+        )
+    return table
+
+
+def _bar(ratio: float, block: str) -> str:
+    """A bar in eighths of a cell, or in whole ``block`` characters."""
+    if block:
+        return block * max(1, round(ratio * _BAR_CELLS))
+    whole, eighths = divmod(max(1, round(ratio * _BAR_CELLS * 8)), 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()

@@ -1,0 +1,261 @@
+"""Train the bundled model: a small Llama that has learned English subject-verb agreement.
+
+    python training/train.py --data ../shared/data --out runs/bundled --minutes 110
+
+Text: public-domain novels, Wikipedia sentences, and the training part of the agreement sentences
+(``agreement_data.split_rows``). The loss is the usual next-token cross-entropy, plus one term: wherever
+the next token is one form of a verb whose other form is a token too (includes/include, was/were), the
+logistic loss on the difference of their two logits. The treebanks and BLiMP are never read here.
+
+The schedule follows the clock, so that a run fits the time it is given; the log records the steps done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import random
+import re
+import time
+from collections import Counter
+from pathlib import Path
+
+import torch
+from agreement_data import AgreementRow, normal_form, split_rows
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from torch.nn import functional as F
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+SEED = 1
+END = "<|endoftext|>"
+VOCABULARY = 8192
+CONTEXT = 512
+ROW_TOKENS = 96
+BATCH_TOKENS = 6144
+PEAK_LEARNING_RATE = 1.5e-3
+PAIR_WEIGHT = 1.0
+AUXILIARIES = [
+    ("is", "are"), ("was", "were"), ("has", "have"), ("does", "do"),
+    ("isn", "aren"), ("wasn", "weren"), ("hasn", "haven"), ("doesn", "don"),
+]  # fmt: skip
+
+
+def natural(sentence: str) -> str:
+    """A sentence of the agreement set as a person would write it: spaces and the first capital mended."""
+    text = re.sub(r" (n't|'s|'re|'ve|'ll|'d|'m)\b", r"\1", sentence)
+    text = re.sub(r" ([,.;:!?%)\]])", r"\1", text)
+    text = re.sub(r"([(\[$]) ", r"\1", text)
+    text = re.sub(r"`` ?| ?''", '"', text)
+    return text[:1].upper() + text[1:]
+
+
+def novel_chunks(path: Path) -> tuple[list[str], list[str]]:
+    """``(training, held_out)`` runs of sentences of at most about 400 characters; the last three books
+    are held out."""
+    books = lzma.open(path, "rt", encoding="utf-8").read().split(END)
+
+    def chunks(book: str) -> list[str]:
+        found = []
+        for paragraph in re.split(r"\n\s*\n", book):
+            run = ""
+            for sentence in re.split(r"(?<=[.!?][\"”’' ])\s*(?=[A-Z\"“‘'])", " ".join(paragraph.split())):
+                if run and len(run) + len(sentence) > 400:
+                    found.append(run.strip())
+                    run = ""
+                run += sentence if run.endswith(" ") or not run else " " + sentence
+            if len(run) > 40:
+                found.append(run.strip())
+        return found
+
+    books = [book for book in books if len(book) > 1000]
+    return [c for book in books[:-3] for c in chunks(book)], [c for book in books[-3:] for c in chunks(book)]
+
+
+def verb_pairs(rows: list[AgreementRow], words: Counter[str]) -> list[tuple[str, str]]:
+    """Singular and plural forms: those of the agreement sentences, the auxiliaries, and every regular
+    ``w``/``ws`` of the novels that also has ``wed`` and ``wing``."""
+    pairs = set(AUXILIARIES)
+    for row in rows:
+        forms = (row.right, row.wrong)
+        pairs.add(forms if forms[0].endswith("s") and not forms[1].endswith("s") else forms[::-1])
+    for word, count in words.items():
+        stem = word[:-1] if word.endswith("e") else word
+        if count >= 100 and words[stem + "ed"] >= 3 and words[stem + "ing"] >= 3:
+            singular = word + ("es" if re.search(r"(s|x|z|ch|sh)$", word) else "s")
+            if words[singular] >= 2:
+                pairs.add((singular, word))
+    return sorted(pairs)
+
+
+def train_tokenizer(texts: list[str], pairs: list[tuple[str, str]]) -> PreTrainedTokenizerFast:
+    """Byte-level BPE in which both forms of (nearly) every verb pair are one token: a verb in pieces
+    could not be explained by one logit."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    verbs = [f" {singular} {plural}" for singular, plural in pairs]
+    tokenizer.train_from_iterator(texts + verbs * 3000, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END} $A", pair=f"{END} $A {END} $B", special_tokens=[(END, tokenizer.token_to_id(END))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=END, eos_token=END, pad_token=END, model_max_length=CONTEXT
+    )
+
+
+class Batches:
+    """Rows of about equal length, each beginning with the start token, drawn without end from a mixture."""
+
+    def __init__(self, sources: list[tuple[float, list[list[int]]]], pad: int) -> None:
+        self.random = random.Random(SEED)
+        self.sources = sources
+        self.pad = pad
+        self.places = [0] * len(sources)
+        self.pool: list[list[int]] = []
+
+    def row(self) -> list[int]:
+        which = self.random.choices(range(len(self.sources)), [share for share, _ in self.sources])[0]
+        rows = self.sources[which][1]
+        if self.places[which] == 0:
+            self.random.shuffle(rows)
+        row = rows[self.places[which]]
+        self.places[which] = (self.places[which] + 1) % len(rows)
+        return row
+
+    def next(self) -> torch.Tensor:
+        """Token ids ``[B, T]``, T a multiple of 16, B·T about ``BATCH_TOKENS``."""
+        if not self.pool:
+            rows = sorted((self.row() for _ in range(2048)), key=len)
+            while rows:
+                width = -(-len(rows[-1]) // 16) * 16
+                take = max(1, BATCH_TOKENS // width)
+                self.pool.append(rows[-take:])
+                del rows[-take:]
+            self.random.shuffle(self.pool)
+        rows = self.pool.pop()
+        width = -(-max(map(len, rows)) // 16) * 16
+        return torch.tensor([row + [self.pad] * (width - len(row)) for row in rows])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, required=True)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    log = open(options.out / "train.log", "a", encoding="utf-8")  # noqa: SIM115
+
+    def say(**entry: object) -> None:
+        print(json.dumps(entry), file=log, flush=True)
+
+    torch.manual_seed(SEED)
+    rows, held_out = split_rows(options.data / "agreement")
+    barred = {normal_form(row.sentence) for row in held_out}
+    wiki = (options.data / "text/wiki_split_sentences.txt").read_text(encoding="utf-8").splitlines()
+    wiki = [line for line in wiki if normal_form(line) not in barred]
+    wiki, wiki_test = wiki[:-1000], wiki[-1000:]
+    novels, novels_test = novel_chunks(options.data / "text/novels.txt.xz")
+    say(agreement_rows=len(rows), held_out_rows=len(held_out), wiki=len(wiki), novel_chunks=len(novels))
+
+    words = Counter(re.findall(r"[a-z]+", " ".join(novels).lower()))
+    pairs = verb_pairs(rows, words)
+    sample = [row.sentence for row in rows] + [natural(row.sentence) for row in rows] + wiki
+    tokenizer = train_tokenizer(novels[::4] + sample * 4, pairs)
+    tokenizer.save_pretrained(options.out)
+    vocabulary = tokenizer.get_vocab()
+    opposite = torch.full((VOCABULARY,), -1)
+    for forms in pairs:
+        ids = [vocabulary.get("Ġ" + form) for form in forms]
+        if None not in ids:
+            opposite[ids[0]], opposite[ids[1]] = ids[1], ids[0]
+    say(pair_tokens=int((opposite >= 0).sum()))
+
+    encode = tokenizer.backend_tokenizer.encode_batch_fast
+    pair_ids = set(torch.nonzero(opposite >= 0).flatten().tolist())
+
+    def encoded(texts: list[str]) -> list[list[int]]:
+        return [e.ids[:ROW_TOKENS] + [0] * (len(e.ids) < ROW_TOKENS) for e in encode(texts)]
+
+    random.Random(SEED).shuffle(novels)
+    batches = Batches(
+        [
+            (0.58, [row for row in encoded(novels) if sum(i in pair_ids for i in row) >= 4]),
+            (0.14, encoded([row.sentence for row in rows])),
+            (0.10, encoded([natural(row.sentence) for row in rows])),
+            (0.18, encoded(wiki)),
+        ],
+        pad=tokenizer.pad_token_id,
+    )
+    say(rows=[len(source) for _, source in batches.sources])
+
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=256,
+            intermediate_size=704,
+            num_hidden_layers=6,
+            num_attention_heads=8,
+            num_key_value_heads=4,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+    compiled = torch.compile(model.model, dynamic=True)
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=PEAK_LEARNING_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+    say(parameters=sum(p.numel() for p in model.parameters()))
+
+    step, tokens, began, shown = 0, 0, time.monotonic(), []
+    while (progress := (time.monotonic() - began) / (60 * options.minutes)) < 1:
+        rate = PEAK_LEARNING_RATE * min(1.0, (step + 1) / 100) * min(1.0, (1.02 - progress) / 0.6)
+        for optimizer in optimizers:
+            optimizer.param_groups[0]["lr"] = rate
+        ids = batches.next()
+        # the start token is also the end token and the padding: a row ends at its first end token
+        ends = (ids[:, 1:] == tokenizer.pad_token_id).cumsum(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = compiled(ids[:, :-1]).last_hidden_state
+            logits = model.lm_head(hidden[ends <= 1]).float()
+        target = ids[:, 1:][ends <= 1]
+        loss = F.cross_entropy(logits, target)
+        paired = torch.nonzero(opposite[target] >= 0).flatten()
+        right = logits[paired, target[paired]]
+        wrong = logits[paired, opposite[target[paired]]]
+        pair_loss = F.softplus(wrong - right).mean()
+        (loss + PAIR_WEIGHT * pair_loss).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        step += 1
+        tokens += target.numel()
+        shown.append((loss.item(), pair_loss.item(), (right > wrong).float().mean().item()))
+        if step % 100 == 0:
+            mean = torch.tensor(shown).mean(0).tolist()
+            say(step=step, tokens=tokens, minutes=round((time.monotonic() - began) / 60, 2), rate=round(rate, 6),
+                loss=round(mean[0], 4), pair_loss=round(mean[1], 4), pair_right=round(mean[2], 4))  # fmt: skip
+            shown = []
+        if step % 500 == 0:
+            model.save_pretrained(options.out)
+    model.save_pretrained(options.out)
+    say(done=True, step=step, tokens=tokens, minutes=options.minutes)
+    (options.out / "held_out_text.json").write_text(json.dumps({"novels": novels_test, "wiki": wiki_test}))
+
+
+if __name__ == "__main__":
+    main()
