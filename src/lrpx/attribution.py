@@ -208,7 +208,7 @@ def load(path: str | Path) -> Attribution:
         ResultFileError: the file is missing, truncated, not an LRPx result, or of a newer format.
     """
     try:
-        with safetensors.safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             relevance = file.get_tensor("relevance") if "relevance" in file.keys() else None  # noqa: SIM118
         fields = json.loads(metadata["lrpx"])

@@ -89,15 +89,23 @@ class Recipe:
         """
         unknown = set(kinds) - set(KINDS)
         if unknown:
-            raise MethodError(f"no kind of operation is called {unknown.pop()!r}; the kinds are {', '.join(KINDS)}")
+            raise MethodError(
+                f"no kind of operation is called {unknown.pop()!r}; the kinds are {', '.join(KINDS)}"
+            )
         if use is None and not kinds:
-            raise MethodError("nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant")
+            raise MethodError(
+                "nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant"
+            )
         if isinstance(layers, slice):
-            layers = range(layers.start or 0, sys.maxsize if layers.stop is None else layers.stop, layers.step or 1)
+            layers = range(
+                layers.start or 0, sys.maxsize if layers.stop is None else layers.stop, layers.step or 1
+            )
         elif isinstance(layers, int):
             layers = (layers,)
         taken = {} if use is None else {kind: getattr(use, kind) for kind in KINDS}
-        what = ", ".join(([use.name] if use else []) + [f"{kind}={_rule_name(rule)}" for kind, rule in kinds.items()])
+        what = ", ".join(
+            ([use.name] if use else []) + [f"{kind}={_rule_name(rule)}" for kind, rule in kinds.items()]
+        )
         where = [] if path == "*" else [path]
         where += [] if layers is None else [_layers_name(layers)]
         override = Override(path, layers, tuple((taken | kinds).items()), f"{' '.join(where) or '*'}: {what}")

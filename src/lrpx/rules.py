@@ -163,9 +163,7 @@ class Gamma:
         return _with_gradient_of(z, favoured * ratio(z.detach(), favoured.detach()).to(z.dtype))
 
 
-def _signed_parts(
-    op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _signed_parts(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """``(Σ (x w)⁺ + b⁺, Σ (x w)⁻ + b⁻)``."""
     x_plus, x_minus = x.clamp(min=0), x.clamp(max=0)
     w_plus, w_minus = weight.clamp(min=0), weight.clamp(max=0)
@@ -208,7 +206,13 @@ class _LayerNormConstantStd(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
         reciprocal_std, weight = ctx.saved_tensors
         scaled = dy if weight is None else dy * weight
-        return ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype), None, None, None, None
+        return (
+            ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype),
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 def rms_norm_constant_std(

@@ -1,4 +1,4 @@
-"""Slow twin of ``T5ForConditionalGeneration``: its own forward pass and explicit LRP / AttnLRP, in float64."""
+"""Slow twin of ``T5ForConditionalGeneration``: own forward pass and explicit LRP / AttnLRP, in float64."""
 
 from __future__ import annotations
 

@@ -276,7 +276,9 @@ def _softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     q, k, v, mask = _arguments(args, kwargs, "query", "key", "value", "attn_mask")
-    rest = {name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")}
+    rest = {
+        name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")
+    }
     try:
         return rules.attention(
             lambda q, k, v, mask: func(q, k, v, mask, *args[4:], **rest),
@@ -294,7 +296,9 @@ def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("layer_norm")
 def _layer_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
-    x, shape, weight, bias, eps = _arguments(args, kwargs, "input", "normalized_shape", "weight", "bias", "eps")
+    x, shape, weight, bias, eps = _arguments(
+        args, kwargs, "input", "normalized_shape", "weight", "bias", "eps"
+    )
     eps = 1e-5 if eps is None else eps
     if not carries(x) or mode.recipe.norm is rules.unmodified:
         return func(x, shape, weight, bias, eps)

@@ -63,7 +63,9 @@ def propagate(model: Module, recipe: Recipe, observe: Sequence[str] = ("*",)) ->
     """
     running: set[int] = _running.__dict__.setdefault("models", set())
     if id(model) in running:
-        raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
+        raise TraceError(
+            "this thread already runs this model under a recipe; leave the first block before the second"
+        )
     trace = Trace()
     modules = dict(model.named_modules(remove_duplicate=False))
     mode = RuleMode(recipe, trace, _embeddings(modules), lambda: {id(m): path for path, m in modules.items()})
@@ -110,7 +112,9 @@ class _Hooks:
         self.handles: list[RemovableHandle] = []
         self.outer: list[Recipe] = []
 
-    def register(self, model: Module, modules: dict[str, Module], recipe: Recipe, observe: Sequence[str]) -> None:
+    def register(
+        self, model: Module, modules: dict[str, Module], recipe: Recipe, observe: Sequence[str]
+    ) -> None:
         before, after = self._root(model, recipe)
         self._add(model, before, after)
         seen: set[int] = set()
@@ -157,7 +161,12 @@ class _Hooks:
 
     def _source(self, name: str, value: Any) -> Any:
         """A floating-point input of the model, as a leaf of the graph; masks are no input."""
-        if not isinstance(value, Tensor) or not value.is_floating_point() or "mask" in name or "label" in name:
+        if (
+            not isinstance(value, Tensor)
+            or not value.is_floating_point()
+            or "mask" in name
+            or "label" in name
+        ):
             return value
         leaf = value.detach().requires_grad_()
         self.trace.sources.append(Source((name,), leaf))

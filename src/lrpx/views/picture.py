@@ -56,7 +56,7 @@ class Row:
     @property
     def total(self) -> float:
         """Sum of the relevance of the segment."""
-        return math.fsum(piece.relevance for piece in self.pieces)
+        return sum(piece.relevance for piece in self.pieces)
 
 
 @dataclass(frozen=True)
@@ -79,17 +79,17 @@ class Picture:
     @property
     def positive(self) -> float:
         """Sum of the relevance that speaks for the explained value."""
-        return math.fsum(piece.relevance for piece in self.pieces if piece.relevance > 0)
+        return sum(piece.relevance for piece in self.pieces if piece.relevance > 0)
 
     @property
     def negative(self) -> float:
         """Sum of the relevance that speaks against it."""
-        return math.fsum(piece.relevance for piece in self.pieces if piece.relevance < 0)
+        return sum(piece.relevance for piece in self.pieces if piece.relevance < 0)
 
     @property
     def total(self) -> float:
         """Sum of all relevance."""
-        return math.fsum(piece.relevance for piece in self.pieces)
+        return sum(piece.relevance for piece in self.pieces)
 
     def number(self, relevance: float) -> str:
         """A relevance with as many decimals as give the colour limit three digits, alike for all."""
@@ -148,13 +148,13 @@ def share(part: float, whole: float) -> float | None:
 def visible(token: str) -> tuple[str, str, str]:
     r"""A token as ``(blanks before it, text, line break after it)``, with nothing invisible in the text.
 
-    Leading spaces stay spaces, a new line is ``⏎``, a tab ``⇥``, other control characters are their
-    pictures, and characters that reorder or hide text are written out.
+    Leading spaces stay spaces, a new line is ``⏎``, a tab ``⇥``; other control characters, and
+    those that reorder or hide text, are written as their code.
 
     >>> visible(" keys"), visible("\n"), visible("   ")
     ((' ', 'keys', ''), ('', '⏎', '\n'), ('', '␣␣␣', ''))
     >>> visible("\x1b[31m\u202e")[1]
-    '␛[31m⟨202E⟩'
+    '⟨001B⟩[31m⟨202E⟩'
     """
     body = token.lstrip(" ")
     before = token[: len(token) - len(body)]
@@ -186,16 +186,11 @@ def _has_no_width(character: str) -> bool:
 
 
 def _shown(character: str) -> str:
-    code = ord(character)
     if character == "\n":
         return "⏎\n"
     if character == "\t":
         return "⇥"
-    if code < 0x20:
-        return chr(0x2400 + code)
-    if code == 0x7F:
-        return "␡"
-    return f"⟨{code:04X}⟩" if _is_hidden(character) else character
+    return f"⟨{ord(character):04X}⟩" if _is_hidden(character) else character
 
 
 def _is_hidden(character: str) -> bool:
@@ -224,4 +219,6 @@ def percent(part: float | None) -> str:
     >>> percent(0.4021), percent(-0.18), percent(None)
     ('40.2%', '-18.0%', '')
     """
-    return "" if part is None else f"{part:.1%}"
+    if part is None:
+        return ""
+    return f"{part:.1%}" if abs(part) < 100 else f"{100 * part:.4g}%"

@@ -67,7 +67,9 @@ class Heatmap:
         coloured, dark = _shows_colour(console), _is_dark()
         yield _header(a)
         for row in shown.rows:
-            yield Text(f"{row.name or 'other'}  {number(row.total)}", "bold") if len(shown.rows) > 1 else Text()
+            yield (
+                Text(f"{row.name or 'other'}  {number(row.total)}", "bold") if len(shown.rows) > 1 else Text()
+            )
             tokens = _tokens(row, dark) if coloured else _numbered(shown, row)
             tokens.overflow = "fold"
             yield Padding(tokens, (0, 1), style=_card(dark)) if coloured else tokens
@@ -134,23 +136,23 @@ def _header(a: Attribution) -> RenderableType:
 
 def _legend(shown: Picture, dark: bool) -> Text:
     """The colour scale with its two ends as numbers."""
-    text = Text(f"{number(-shown.limit)} ", "dim", overflow="fold")
+    text = Text(f"against {number(-shown.limit)} ", "dim", overflow="fold")
     for step in range(-_LEGEND_HALF, _LEGEND_HALF + 1):
         text.append(" ", Style(bgcolor=hexadecimal(colour(step / _LEGEND_HALF, dark=dark))))
-    return text.append(f" {number(shown.limit)}")
+    return text.append(f" {number(shown.limit)} for")
 
 
 def _totals(a: Attribution, shown: Picture) -> Text:
     part = percent(share(shown.total, a.target.value))
     whole = f"sum {number(shown.total)} of {number(a.target.value)}" + (f" ({part})" if part else "")
-    sides = f"for {number(shown.positive)}, against {number(shown.negative)}"
+    sides = f"{number(shown.positive)} for, {number(shown.negative)} against"
     return Text(f"{whole}; {sides}", "dim", overflow="fold")
 
 
 def _sink_note(shown: Picture, sink: Piece) -> Text:
     return Text(overflow="fold").append(
-        f"{_quoted(sink)} alone carries {number(sink.relevance)}: it is underlined, "
-        f"and the colours are scaled by the rest, to {number(shown.limit).lstrip('+')}"
+        f"{_quoted(sink)} alone carries {number(sink.relevance)}, {abs(sink.relevance) / shown.limit:.1f} "
+        f"times the next largest; it is underlined, and the colours are scaled by the rest"
     )
 
 
@@ -163,16 +165,20 @@ def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
     table.add_column(justify="right", no_wrap=True)
     for piece in shown.strongest(_STRONGEST):
         tint = Style(color=hexadecimal(colour(math.copysign(1, piece.ratio))))
-        bar = _bar(abs(piece.ratio), "#" if ascii_only else "")
+        bar = Text(_bar(piece, ascii_only), tint)
         table.add_row(
-            Text(_flat(piece.text)), Text(bar, tint), Text(shown.number(piece.relevance)), Text(percent(piece.share), "dim")
+            Text(_flat(piece.text)),
+            bar,
+            Text(shown.number(piece.relevance)),
+            Text(percent(piece.share), "dim"),
         )
     return table
 
 
-def _bar(ratio: float, block: str) -> str:
-    """A bar in eighths of a cell, or in whole ``block`` characters."""
-    if block:
-        return block * max(1, round(ratio * _BAR_CELLS))
-    whole, eighths = divmod(max(1, round(ratio * _BAR_CELLS * 8)), 8)
-    return "█" * whole + " ▏▎▍▌▋▊▉"[eighths].strip()
+def _bar(piece: Piece, ascii_only: bool) -> str:
+    """A bar as long as the relevance, in half cells; the sink's has an arrow, for it goes on."""
+    full, half, beyond = "=->" if ascii_only else "━╸▶"
+    if piece.sink:
+        return full * (_BAR_CELLS - 1) + beyond
+    whole, rest = divmod(max(1, round(abs(piece.ratio) * _BAR_CELLS * 2)), 2)
+    return full * whole + half * rest

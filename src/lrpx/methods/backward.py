@@ -1,0 +1,151 @@
+"""Methods of one forward and one backward pass: the LRP family and the gradient baselines."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lrpx import recipes, tasks
+from lrpx.engine import propagate
+from lrpx.errors import ModelError, NonFiniteError
+from lrpx.tasks import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from transformers import PreTrainedModel
+
+    from lrpx.recipes import Recipe
+    from lrpx.targets import Target
+
+
+@dataclass(frozen=True)
+class Batch:
+    """``B`` padded rows: the model's keyword arguments, and ``[B]`` positions of the logits to read (None
+    for a classifier)."""
+
+    inputs: dict[str, Tensor]
+    positions: Tensor | None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a method found for a batch.
+
+    Args:
+        tokens: ``[B, T]`` relevance of the input tokens; padding included.
+        decoder_tokens: ``[B, T']`` the same for the decoder's tokens of an encoder-decoder model.
+        logits: ``[B, V]`` the row of logits each target was read from.
+        targets: ``B`` targets with their tokens resolved.
+        values: ``[B]`` the explained values.
+    """
+
+    tokens: Tensor
+    decoder_tokens: Tensor | None
+    logits: Tensor
+    targets: Sequence[Target]
+    values: Tensor
+
+
+def value_times_gradient(value: Tensor, gradient: Tensor) -> Tensor:
+    """``Σ_d x ⊙ ∂x``: relevance under a rule recipe, Gradient×Input under none."""
+    return (value.to(gradient.dtype) * gradient).sum(-1)
+
+
+def l1(_: Tensor, gradient: Tensor) -> Tensor:
+    """``‖∂x‖₁`` (Arras 2025, §2.4)."""
+    return gradient.abs().sum(-1)
+
+
+def squared_l2(_: Tensor, gradient: Tensor) -> Tensor:
+    """``‖∂x‖₂²`` (Arras 2025, §2.4)."""
+    return gradient.square().sum(-1)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """One forward pass under a recipe, one backward pass, and a reduction over the embedding.
+
+    Args:
+        name: how results call it.
+        recipe: the rules.
+        reduce: from embeddings and their gradients ``[..., d]`` to scores ``[...]``.
+    """
+
+    name: str
+    recipe: Recipe
+    reduce: Callable[[Tensor, Tensor], Tensor] = value_times_gradient
+
+    def attribute(
+        self, model: PreTrainedModel, task: Task, batch: Batch, targets: Callable[[Tensor], Sequence[Target]]
+    ) -> Scores:
+        """Explain one value for each row of a batch.
+
+        Args:
+            model: a Hugging Face model.
+            task: what its logits are about.
+            batch: padded inputs.
+            targets: from logits ``[B, V]`` to ``B`` resolved targets.
+
+        Raises:
+            NonFiniteError: NaN or infinity in the logits or the relevance; names the first module.
+            ModelError: the token embedding was not used.
+        """
+        try:
+            return self._attribute(model, task, batch, targets, observe=())
+        except NonFiniteError:
+            # once more, watching every module, so that the error can name the first one
+            return self._attribute(model, task, batch, targets, observe=("*",))
+
+    def _attribute(
+        self,
+        model: PreTrainedModel,
+        task: Task,
+        batch: Batch,
+        targets: Callable[[Tensor], Sequence[Target]],
+        observe: Sequence[str],
+    ) -> Scores:
+        path, _ = tasks.input_embedding(model)
+        with ExitStack() as stack:
+            trace = stack.enter_context(propagate(model, self.recipe, observe))
+            if batch.positions is not None:
+                stack.enter_context(tasks.only_rows(model, batch.positions))
+            output = model(**batch.inputs)
+            logits = output["logits"] if "logits" in output else output[0]
+            if batch.positions is not None:
+                logits = tasks.rows_of(logits, batch.positions)
+            trace.refuse_non_finite(torch.nan_to_num(logits.detach(), nan=torch.nan, neginf=0.0), "logits")
+            chosen = targets(logits.detach())
+            values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
+            trace.explain(values)
+        found = [source for source in trace.sources if path in source.paths]
+        scores = [self.reduce(source.value.detach(), trace.source_gradient(source)) for source in found]
+        wanted = 2 if task is Task.SEQ2SEQ else 1
+        if len(scores) != wanted:
+            raise ModelError(
+                f"the token embedding {path} was used {len(scores)} times, not {wanted}; "
+                "use lrpx.propagate(model, recipe) and read trace.sources"
+            )
+        return Scores(
+            tokens=scores[0].cpu(),
+            decoder_tokens=scores[1].cpu() if wanted == 2 else None,
+            logits=logits.detach().cpu(),
+            targets=chosen,
+            values=values.detach().cpu(),
+        )
+
+
+ATTNLRP = Backward("attnlrp", recipes.ATTNLRP)
+LRP = Backward("lrp", recipes.LRP)
+GRADIENT_X_INPUT = Backward("gradient-x-input", recipes.GRADIENT)
+GRADIENT_L1 = Backward("gradient-l1", recipes.GRADIENT, l1)
+GRADIENT_L2 = Backward("gradient-l2", recipes.GRADIENT, squared_l2)
+
+METHODS: dict[str, Backward] = {
+    method.name: method for method in (ATTNLRP, LRP, GRADIENT_X_INPUT, GRADIENT_L1, GRADIENT_L2)
+}
+"""Methods by the name that the command line and the explainer take."""

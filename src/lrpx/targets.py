@@ -1,0 +1,130 @@
+"""What is explained: a scalar read from one row of logits.
+
+>>> logits = torch.tensor([1.0, 3.0, 2.5])
+>>> Contrast(1, 2).value(logits)
+tensor(0.5000)
+>>> Margin().value(logits)
+tensor(0.5000)
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from lrpx.errors import TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """A scalar of a row of logits ``[V]``.
+
+    ``token`` is an index into the logits (a vocabulary id or a class), a string that names one, or None for
+    the model's own prediction.
+    """
+
+    token: int | str | None = None
+    name: ClassVar[str]
+
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """The same target with every token as an index into ``logits`` ``[V]``.
+
+        Raises:
+            TargetError: an index is out of range.
+        """
+        if self.token is None:
+            return replace(self, token=int(logits.argmax()))
+        return replace(self, token=_index(self.token, lookup, len(logits)))
+
+    @abstractmethod
+    def value(self, logits: Tensor) -> Tensor:
+        """The scalar, from one row of logits ``[V]``; differentiable."""
+
+    def describe(self, names: Callable[[int], str]) -> str:
+        """How the target reads, for example ``logit of ' are'``."""
+        return f"{self.name} of {names(self._id)!r}"
+
+    @property
+    def _id(self) -> int:
+        assert isinstance(self.token, int)
+        return self.token
+
+
+@dataclass(frozen=True)
+class Logit(Target):
+    """The logit of a token: ``z_t``."""
+
+    name: ClassVar[str] = "logit"
+
+    def value(self, logits: Tensor) -> Tensor:
+        """``z_t``; the largest logit when no token is given."""
+        return logits.max() if self.token is None else logits[self._id]
+
+
+@dataclass(frozen=True)
+class Contrast(Target):
+    """The difference of two logits, ``z_t − z_f``: why this and not that (Yin and Neubig 2022)."""
+
+    other: int | str = 0
+    name: ClassVar[str] = "contrast"
+
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """See :meth:`Target.resolved`; the two tokens must differ."""
+        first = super().resolved(lookup, logits)
+        assert isinstance(first, Contrast)
+        other = _index(self.other, lookup, len(logits))
+        if other == first.token:
+            raise TargetError(f"the contrast {self.other!r} is the target itself; pass another contrast")
+        return replace(first, other=other)
+
+    def value(self, logits: Tensor) -> Tensor:
+        """``z_t − z_f``."""
+        assert isinstance(self.other, int)
+        return (logits.max() if self.token is None else logits[self._id]) - logits[self.other]
+
+    def describe(self, names: Callable[[int], str]) -> str:
+        """For example ``logit of ' are' − logit of ' is'``."""
+        assert isinstance(self.other, int)
+        return f"logit of {names(self._id)!r} − logit of {names(self.other)!r}"
+
+
+@dataclass(frozen=True)
+class LogProb(Target):
+    """The log-probability of a token: ``z_t − log Σ_v exp z_v``."""
+
+    name: ClassVar[str] = "log-probability"
+
+    def value(self, logits: Tensor) -> Tensor:
+        """``log softmax(z)_t``, in float32 at least."""
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        return wide.max() if self.token is None else wide[self._id]
+
+
+@dataclass(frozen=True)
+class Margin(Target):
+    """A logit less the largest of the others: ``z_t − max_{v≠t} z_v``; negative when t is not predicted."""
+
+    name: ClassVar[str] = "margin"
+
+    def value(self, logits: Tensor) -> Tensor:
+        """``z_t − max_{v≠t} z_v``."""
+        chosen = int(logits.argmax()) if self.token is None else self._id
+        others = logits.detach().clone()
+        others[chosen] = -torch.inf
+        return logits[chosen] - logits[int(others.argmax())]
+
+
+def _index(token: int | str, lookup: Callable[[str], int], size: int) -> int:
+    index = lookup(token) if isinstance(token, str) else int(token)
+    if not 0 <= index < size:
+        raise TargetError(
+            f"target {token!r} is index {index}, the model has {size} logits; pass 0 to {size - 1}"
+        )
+    return index

@@ -1,0 +1,154 @@
+"""What a model's logits are about: the next token, a masked token, a class, or a decoder's next token.
+
+The only place that knows Hugging Face's model classes, and it knows their mappings, not their families.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from contextlib import contextmanager
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lrpx.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.nn import Module
+
+
+class Task(Enum):
+    """What a model predicts."""
+
+    CAUSAL = "causal language model"
+    MASKED = "masked language model"
+    CLASSIFICATION = "sequence classifier"
+    SEQ2SEQ = "encoder-decoder language model"
+
+
+def task_of(model: Module) -> Task:
+    """The task of a Hugging Face model, by the auto mapping that lists its class.
+
+    Raises:
+        ModelError: the class is in none of the four mappings.
+    """
+    from transformers.models.auto import modeling_auto as auto
+
+    mappings = {
+        Task.SEQ2SEQ: auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        Task.CLASSIFICATION: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+        Task.MASKED: auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        Task.CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    }
+    kinds = [kind.__name__ for kind in type(model).__mro__]
+    suffixes = {
+        Task.CLASSIFICATION: "ForSequenceClassification",
+        Task.MASKED: "ForMaskedLM",
+        Task.CAUSAL: "ForCausalLM",
+    }
+    for kind in kinds:
+        for task, mapping in mappings.items():
+            names = {n for value in mapping.values() for n in ([value] if isinstance(value, str) else value)}
+            if kind in names:
+                return task
+        for task, suffix in suffixes.items():
+            if kind.endswith(suffix):
+                return task
+    raise ModelError(
+        f"{type(model).__name__} is not a causal, masked or encoder-decoder language model nor a sequence "
+        "classifier; load the class with the right head, or use lrpx.propagate(model, recipe), which takes any module"
+    )
+
+
+def accepts(model: Module, argument: str) -> bool:
+    """Whether the model's forward pass takes an argument of this name."""
+    return argument in inspect.signature(model.forward).parameters
+
+
+def input_embedding(model: Module) -> tuple[str, Module]:
+    """``(path, module)`` of the token embedding.
+
+    Raises:
+        ModelError: the model has none.
+    """
+    try:
+        module = model.get_input_embeddings()  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        module = None
+    path = (
+        next((path for path, each in model.named_modules() if each is module), None)
+        if module is not None
+        else None
+    )
+    if path is None or not isinstance(getattr(module, "weight", None), Tensor):
+        raise ModelError(
+            f"{type(model).__name__} has no input embeddings to attribute to; "
+            "use lrpx.propagate(model, recipe) and ask for relevance at a module of your choice"
+        )
+    return path, module
+
+
+def context_length(model: Module, tokenizer: Any) -> int | None:
+    """The most tokens the model takes, or None when nothing says so."""
+    limits = []
+    config = getattr(model, "config", None)
+    if config is not None:
+        limits.append(getattr(config.get_text_config(), "max_position_embeddings", None))
+    limits.append(getattr(tokenizer, "model_max_length", None))
+    known = [int(limit) for limit in limits if isinstance(limit, int) and 0 < limit < 10**9]
+    return min(known, default=None)
+
+
+def position_ids(model: Module, mask: Tensor) -> Tensor:
+    """``[B, T]`` positions that count from 0 at each row's first token, for left padding.
+
+    Raises:
+        InputError: the model takes no position ids, so left padding would shift its positions.
+    """
+    if not accepts(model, "position_ids"):
+        raise InputError(
+            f"{type(model).__name__} takes no position_ids, so padding on the left would move its tokens; "
+            'use padding_side="right"'
+        )
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+@contextmanager
+def only_rows(model: Module, positions: Tensor) -> Iterator[None]:
+    """Send only row ``positions[b]`` of each sequence ``b`` through the language-model head.
+
+    The head's hidden states ``[B, T, d]`` become ``[B, 1, d]``, so the logits are ``[B, 1, V]``.
+    """
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        yield
+        return
+
+    thread = threading.get_ident()
+
+    def select(_: Module, args: tuple[Any, ...]) -> Any:
+        if threading.get_ident() != thread:
+            return None
+        hidden = args[0]
+        if hidden.ndim != 3 or hidden.shape[0] != len(positions) or hidden.shape[1] == 1:
+            return None
+        rows = torch.arange(len(positions), device=hidden.device)
+        return (hidden[rows, positions.to(hidden.device)].unsqueeze(1), *args[1:])
+
+    handle = head.register_forward_pre_hook(select)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def rows_of(logits: Tensor, positions: Tensor) -> Tensor:
+    """``[B, V]``: the logits at ``positions[b]``, whether the head saw all positions or only that one."""
+    if logits.shape[1] == 1:
+        return logits[:, 0]
+    return logits[torch.arange(len(positions), device=logits.device), positions.to(logits.device)]

@@ -1,0 +1,406 @@
+"""Text, chat messages and token ids: what each token reads as, and which tokens make up a word."""
+
+from __future__ import annotations
+
+import json
+import operator
+import re
+import unicodedata
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from os.path import commonprefix
+from typing import TYPE_CHECKING, Any, Literal
+
+import jinja2
+import torch
+
+from lrpx.errors import InputError, TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping, Sequence
+
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from lrpx.errors import LRPxError
+
+
+# How a vocabulary writes text. "bytes": one character per byte. "spaces": a mark for each space, <0xE2> for
+# a byte. "wordpiece": a mark on the pieces that continue a word. "unknown": only decoding can tell.
+Kind = Literal["bytes", "spaces", "wordpiece", "unknown"]
+
+# Han, Hiragana and Katakana, the scripts that put no space between words.
+_CJK = re.compile("[⺀-⿟々-〇぀-ヿㇰ-ㇿ㐀-䶿一-鿿豈-\ufaffｦ-ﾟ\U0001b000-\U0001b16f\U00020000-\U000323af]")
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """``T`` tokens as a person reads them, and the words they make up.
+
+    Args:
+        ids: the token ids, ``T`` of them.
+        pieces: what each token adds to the text, with the white space before it. A character cut across
+            ``n`` tokens reads ``"🙂[1/n]"`` to ``"🙂[n/n]"``; bytes that never complete a character read
+            in hexadecimal, ``"<F0 9F>"``.
+        special: whether each token is one of the tokenizer's special tokens. The unknown token is not,
+            unless it has another role too: it stands for a part of the text.
+        word_spans: half-open token ranges ``(start, end)`` that cover all tokens in order.
+        word_texts: the text of each word, with the white space before it and its cut characters whole.
+    """
+
+    ids: tuple[int, ...]
+    pieces: tuple[str, ...]
+    special: tuple[bool, ...]
+    word_spans: tuple[tuple[int, int], ...]
+    word_texts: tuple[str, ...]
+
+
+def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> Tokens:
+    r"""What ``T`` token ids read as.
+
+    A word is what white space delimits, together with the white space before it. A special token is a word
+    alone, and so is a token of white space that breaks the line. A Han, Hiragana or Katakana character
+    starts a word, and so does a letter or digit after one. In a WordPiece vocabulary a word is a piece
+    and the ``##`` pieces that continue it. Text is spelled the way the tokenizer itself spells it: a
+    SentencePiece tokenizer's prefix space stays, and WordPiece pieces are a space apart except before
+    ``. , ! ?`` and between two Chinese or Japanese characters.
+
+    Args:
+        tokenizer: a transformers tokenizer; with None, the ids themselves are shown.
+        ids: ``T`` token ids.
+
+    Raises:
+        InputError: an id is not a whole number or not in the vocabulary.
+
+    >>> from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    >>> from transformers import PreTrainedTokenizerFast
+    >>> backend = Tokenizer(models.BPE({"a": 0, "b": 1, "Ġ": 2, "Ã": 3, "©": 4}, []))
+    >>> backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    >>> backend.decoder = decoders.ByteLevel()
+    >>> tokens = describe(PreTrainedTokenizerFast(tokenizer_object=backend), [0, 1, 2, 1, 3, 4])
+    >>> tokens.pieces
+    ('a', 'b', ' ', 'b', 'é[1/2]', 'é[2/2]')
+    >>> tokens.word_texts, tokens.word_spans
+    (('ab', ' bé'), ((0, 2), (2, 6)))
+    >>> describe(None, [7, 12]).pieces
+    ('#7', ' #12')
+    """
+    try:
+        numbers = tuple(operator.index(number) for number in ids)
+    except TypeError as error:
+        raise InputError("the token ids are no flat list of integers; pass ids such as [5, 7]") from error
+    if tokenizer is None:
+        shown = tuple(f"{' ' if at else ''}#{number}" for at, number in enumerate(numbers))
+        alone = tuple((at, at + 1) for at in range(len(numbers)))
+        return Tokens(numbers, shown, (False,) * len(numbers), alone, shown)
+    strings = _vocabulary_strings(tokenizer, numbers)
+    special_ids = _special_ids(tokenizer)
+    special = tuple(number in special_ids for number in numbers)
+    kind, mark = _spelling(tokenizer)
+    if kind == "unknown":
+        contents = _contents_by_decoding(tokenizer, numbers, strings, special)
+    else:
+        tokens = zip(numbers, strings, special, strict=True)
+        contents = _contents(kind, mark, tokenizer.added_tokens_decoder, tokens)
+    pieces = list(strings)
+    starts = [True] * len(numbers)
+    for first, end in _runs(special):
+        read, begin = _read(contents[first:end])
+        if kind == "wordpiece":
+            begin = [not string.startswith(mark) for string in strings[first:end]]
+        pieces[first:end] = [piece or pieces[first + at] for at, piece in enumerate(read)]
+        starts[first + 1 : end] = begin[1:]
+    spans = tuple(pairwise([*(at for at, start in enumerate(starts) if start), len(numbers)]))
+    texts = (_read([b"".join(contents[a:b])])[0][0] or "".join(pieces[a:b]) for a, b in spans)
+    return Tokens(numbers, tuple(pieces), special, spans, tuple(texts))
+
+
+def encode(tokenizer: PreTrainedTokenizerBase | None, text: str) -> list[int]:
+    """The ids of a text, with the special tokens its tokenizer adds; ``[MASK]`` in the text is the mask.
+
+    Raises:
+        InputError: there is no tokenizer, or no text in the text.
+    """
+    if tokenizer is None:
+        raise InputError("there is no tokenizer to read the text with; pass token ids, or a tokenizer")
+    if not isinstance(text, str):
+        raise InputError(f"the text is {type(text).__name__}; pass a str, chat messages or token ids")
+    if not text or text.isspace():
+        raise InputError("the text is empty; pass a text of at least one character that is not white space")
+    if not _ids(tokenizer, text, InputError):
+        raise InputError(f"the tokenizer makes no token of {text[:60]!r}; pass another text, or token ids")
+    return _ids(tokenizer, text, InputError, special=True)
+
+
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]
+) -> list[int]:
+    """The ids that the tokenizer's chat template gives for messages ``{"role": ..., "content": ...}``.
+
+    After a message of the assistant the ids end inside that message, ready to be continued; after any
+    other they end with the prompt for the assistant's answer.
+
+    Raises:
+        InputError: there is no tokenizer or template, no message, or one the template cannot take.
+    """
+    if tokenizer is None:
+        raise InputError("there is no tokenizer to read chat messages with; pass token ids, or a tokenizer")
+    if not getattr(tokenizer, "chat_template", None):
+        raise InputError(
+            f"this {type(tokenizer).__name__} has no chat template; pass the conversation as one text, "
+            "or set tokenizer.chat_template"
+        )
+    if isinstance(messages, str) or not messages:
+        raise InputError('there are no chat messages; pass at least one {"role": "user", "content": "..."}')
+    for number, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not (hasattr(message, "get") and isinstance(message.get(key), str)):
+                raise InputError(
+                    f"chat message {number} has no {key} that is a text; "
+                    'pass messages like {"role": "user", "content": "..."}'
+                )
+    continues = messages[-1]["role"] == "assistant"
+    try:
+        encoding: Any = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+            return_dict=True,
+            tokenizer_kwargs={"verbose": False},
+        )
+    except (ValueError, TypeError, jinja2.TemplateError) as error:
+        raise InputError(
+            f"the chat template cannot take these messages: {error}; change the messages, "
+            "or set tokenizer.chat_template"
+        ) from error
+    return [int(number) for number in encoding["input_ids"]]
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str) -> int:
+    """The one token that a target string means.
+
+    That is, in this order: the only token the text encodes to; the vocabulary entry spelled exactly so
+    (``"Ġare"``, ``"▁are"``, ``"##s"``); the word-starting token that the text without its leading space
+    encodes to, for a tokenizer that adds that space itself.
+
+    Raises:
+        TargetError: the text is empty, several tokens, or not in the vocabulary.
+    """
+    if tokenizer is None:
+        raise TargetError(f"there is no tokenizer to read the target {text!r} with; pass its token id")
+    if not text:
+        raise TargetError('the target is empty; pass the text of one token, such as " are", or its id')
+    ids = _ids(tokenizer, text, TargetError)
+    unknown, name = tokenizer.unk_token_id, tokenizer.unk_token
+    if len(ids) == 1 and (ids[0] != unknown or text == name):
+        return ids[0]
+    entry = tokenizer.convert_tokens_to_ids(text)
+    if isinstance(entry, int) and entry != unknown and tokenizer.convert_ids_to_tokens(entry) == text:
+        return entry
+    if text.startswith(" ") and not text[1:2].isspace():
+        bare = _ids(tokenizer, text[1:], TargetError)
+        if len(bare) == 1 and bare[0] != unknown and describe(tokenizer, bare).pieces[0].startswith(" "):
+            return bare[0]
+    if not ids or (unknown in ids and name not in text):
+        raise TargetError(
+            f"the vocabulary does not have the target {text[:60]!r}: it becomes "
+            f"{name if ids else 'nothing'}; pass a text that is one token, or a token id"
+        )
+    tokens = describe(tokenizer, ids)
+    shown = [f"{piece!r} (id {number})" for piece, number in zip(tokens.pieces, ids, strict=True)]
+    listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
+    raise TargetError(
+        f"the target {text[:60]!r} is {len(ids)} tokens: {listed}; "
+        f"pass one of them by its id, such as {ids[0]} for {tokens.pieces[0]!r}"
+    )
+
+
+def pad(rows: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
+    """Rows of token ids as one batch: ``(ids [B, T], mask [B, T])``, int64; the mask is 1 on real tokens.
+
+    Raises:
+        InputError: there are no rows, or one of them is empty.
+
+    >>> ids, mask = pad([[5, 6, 7], [8]], pad_id=0, side="left")
+    >>> ids.tolist(), mask.tolist()
+    ([[5, 6, 7], [0, 0, 8]], [[1, 1, 1], [0, 0, 1]])
+    """
+    if not rows:
+        raise InputError("there are no rows of token ids; pass at least one text")
+    longest = max(len(row) for row in rows)
+    ids = torch.full((len(rows), longest), pad_id, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for number, row in enumerate(rows):
+        if len(row) == 0:
+            raise InputError(f"row {number} has no tokens; pass at least one token id per row")
+        start = longest - len(row) if side == "left" else 0
+        ids[number, start : start + len(row)] = torch.as_tensor(row, dtype=torch.int64)
+        mask[number, start : start + len(row)] = 1
+    return ids, mask
+
+
+def _ids(
+    tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxError], *, special: bool = False
+) -> list[int]:
+    try:
+        encoding: Any = tokenizer(text, add_special_tokens=special, verbose=False)
+    except (TypeError, ValueError) as cause:  # half a surrogate pair, for one
+        raise error(f"the tokenizer cannot read {text[:60]!r} ({cause}); pass valid Unicode") from cause
+    return [int(number) for number in encoding["input_ids"]]
+
+
+def _vocabulary_strings(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """The vocabulary's own spelling of each id."""
+    size = len(tokenizer)
+    added: Any = tokenizer.added_tokens_decoder
+    strings = []
+    for at, number in enumerate(ids):
+        # A Rust backend tells by None; a Python one makes something up, so only its length can tell.
+        known = 0 <= number < size or number in added
+        string = tokenizer.convert_ids_to_tokens([number])[0] if known else None
+        if string is None:
+            raise InputError(
+                f"token id {number} at position {at} is not in the tokenizer's vocabulary of {size}; "
+                "pass ids from this tokenizer"
+            )
+        strings.append(str(string))
+    return strings
+
+
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    added: Any = tokenizer.added_tokens_decoder
+    named: Any = tokenizer.special_tokens_map
+    ids = set(tokenizer.all_special_ids) | {number for number, token in added.items() if token.special}
+    if named.get("unk_token") not in [named[role] for role in named if role != "unk_token"]:
+        ids.discard(tokenizer.unk_token_id)
+    return ids
+
+
+def _spelling(tokenizer: PreTrainedTokenizerBase) -> tuple[Kind, str]:
+    """The kind and its mark, read from a Rust backend's decoder or a Python one's SentencePiece model."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        pieces = any(getattr(tokenizer, name, None) is not None for name in ("sp_model", "spm_source"))
+        return ("spaces", "▁") if pieces else ("unknown", "")
+    if backend.decoder is None:
+        return "unknown", ""
+    state = json.loads(backend.decoder.__getstate__())  # far cheaper than the whole tokenizer's JSON
+    steps = {step["type"]: step for step in [state, *state.get("decoders", [])]}
+    if "ByteLevel" in steps and not getattr(backend.model, "end_of_word_suffix", None):
+        return "bytes", ""
+    if "WordPiece" in steps:
+        return "wordpiece", steps["WordPiece"]["prefix"]
+    if "Metaspace" in steps:
+        return "spaces", steps["Metaspace"]["replacement"]
+    if steps.get("Replace", {}).get("content") == " ":
+        return "spaces", steps["Replace"]["pattern"].get("String", "▁")
+    return "unknown", ""
+
+
+def _runs(special: Sequence[bool]) -> list[tuple[int, int]]:
+    """The half-open ranges of tokens between special ones."""
+    edges = [at for at in range(1, len(special)) if special[at] != special[at - 1]]
+    return [(a, b) for a, b in pairwise([0, *edges, len(special)]) if a < b and not special[a]]
+
+
+def _contents(
+    kind: Kind, mark: str, added: Container[int], tokens: Iterable[tuple[int, str, bool]]
+) -> list[bytes]:
+    """The UTF-8 bytes that each token adds to the text; an added token is spelled as it is."""
+    contents: list[bytes] = []
+    alphabet = _byte_alphabet()
+    before = ""  # the text token before this one
+    for number, string, is_special in tokens:
+        text = string
+        if is_special:
+            contents.append(_utf8(text))
+            continue
+        if kind == "spaces":
+            text = text.replace(mark, " ")
+        elif kind == "wordpiece" and text.startswith(mark):
+            text = text.removeprefix(mark)
+        elif kind == "wordpiece" and before and text not in {".", ",", "!", "?"}:
+            text = text if _CJK.match(before[-1]) and _CJK.match(text) else f" {text}"
+        before = string
+        byte = re.fullmatch("<0x([0-9A-Fa-f]{2})>", text) if kind == "spaces" else None
+        if byte:
+            contents.append(bytes.fromhex(byte[1]))
+        elif kind == "bytes" and number not in added and alphabet.keys() >= set(text):
+            contents.append(bytes(alphabet[character] for character in text))
+        else:
+            contents.append(_utf8(text))
+    return contents
+
+
+def _contents_by_decoding(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], strings: Sequence[str], special: Sequence[bool]
+) -> list[bytes]:
+    """The same for an unknown spelling: how far each prefix decodes to what the whole decodes to.
+
+    Tokens that add no text until a later one completes a character share the bytes of that character.
+    """
+    contents = [_utf8(string) for string in strings]
+    for first, end in _runs(special):
+        prefixes = [ids[first:stop] for stop in range(first + 1, end + 1)]
+        decoded = [tokenizer.decode(list(ids), clean_up_tokenization_spaces=False) for ids in prefixes]
+        reached = 0
+        waiting: list[int] = []
+        for at, text in enumerate(decoded, first):
+            added = decoded[-1][reached : len(commonprefix([text, decoded[-1]]))]  # noqa: RUF071
+            reached += len(added)
+            rest = _utf8(added)
+            waiting.append(at)
+            if added:
+                for earlier in waiting[-len(_utf8(added[0])) : -1]:
+                    contents[earlier], rest = rest[:1], rest[1:]
+                waiting = []
+            contents[at] = rest
+    return contents
+
+
+def _read(contents: Sequence[bytes]) -> tuple[list[str], list[bool]]:
+    """What tokens in a row read as, and which of them start a word where white space delimits words."""
+    owner = [token for token, content in enumerate(contents) for _ in content]
+    pieces = [""] * len(contents)
+    starts = [False] * len(contents)
+    indent = [True] * len(contents)  # white space that belongs to the word after it
+    at, last = 0, ""
+    for character in b"".join(contents).decode("utf-8", "surrogateescape"):
+        size = len(character.encode("utf-8", "surrogateescape"))
+        parts = list(dict.fromkeys(owner[at : at + size]))
+        before = owner[at - 1] if at else None
+        if before != parts[0]:
+            starts[parts[0]] = before is None or (not indent[before] and _apart(last, character))
+        if "\udc80" <= character <= "\udcff":  # a byte that completes no character
+            goes_on = before == parts[0] and "\udc80" <= last <= "\udcff"
+            code = f"{ord(character) - 0xDC00:02X}>"
+            pieces[parts[0]] = f"{pieces[parts[0]][:-1]} {code}" if goes_on else f"{pieces[parts[0]]}<{code}"
+        else:
+            for part, token in enumerate(parts, 1):
+                pieces[token] += character if len(parts) == 1 else f"{character}[{part}/{len(parts)}]"
+        for token in parts:
+            indent[token] &= character in " \t\xa0\u3000"
+        at, last = at + size, character
+    return pieces, starts
+
+
+def _apart(last: str, character: str) -> bool:
+    """Whether a token that starts with this character starts a word."""
+    if last.isspace() or character.isspace():
+        return True
+    if _CJK.match(character):
+        return not unicodedata.combining(character)
+    return bool(_CJK.match(last)) and character.isalnum()
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's character for each byte: itself where it prints, else the next one from U+0100 on."""
+    prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(0x100) if byte not in prints]
+    return {chr(byte): byte for byte in prints} | {chr(0x100 + n): byte for n, byte in enumerate(rest)}

@@ -1,0 +1,226 @@
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from view_samples import HOSTILE, attribution, hostile, long_text, sentence, sink, translation, wide
+
+from lrpx.views import terminal
+from lrpx.views.colour import INK, PAPER, colour, contrast, hexadecimal, ink
+from lrpx.views.picture import number, picture, visible
+
+COLOUR_CODE = re.compile(r"\x1b\[[\d;]*m")
+SAMPLES = [sentence, sink, wide, translation, hostile]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORFGBG", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLORTERM", "truecolor")
+
+
+@pytest.fixture
+def tty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+
+
+def drawn(a, width: int = 60, colours: bool = True) -> str:
+    out = io.StringIO()
+    console = Console(
+        file=out, force_terminal=colours, color_system="truecolor" if colours else None, width=width
+    )
+    console.print(a)
+    return out.getvalue()
+
+
+def plain(text: str) -> str:
+    return COLOUR_CODE.sub("", text)
+
+
+def test_a_line_that_is_not_for_a_terminal_is_plain_text_with_numbers():
+    text = str(sentence())
+    assert text.startswith('logit of " are" minus logit of " is" = +0.412:  The[+0.08] keys[+1.43] to[-0.11]')
+    assert text.isascii()
+    assert "\n" not in text
+
+
+@pytest.mark.usefixtures("tty")
+def test_a_line_for_a_terminal_is_coloured():
+    text = str(sentence())
+    red, green, blue = colour(1.0, dark=True)
+    assert f"48;2;{red};{green};{blue}mkeys\x1b[0m" in text
+    assert plain(text).endswith("The keys to the old cabinet in the hallway")
+
+
+@pytest.mark.usefixtures("tty")
+def test_no_color_is_honoured(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in str(sentence())
+    assert "keys[+1.43]" in str(sentence())
+
+
+@pytest.mark.usefixtures("tty")
+def test_a_dumb_terminal_gets_no_codes(monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    assert "\x1b" not in str(sentence())
+
+
+@pytest.mark.usefixtures("tty")
+def test_a_terminal_without_24_bits_gets_what_it_can_show(monkeypatch):
+    monkeypatch.delenv("COLORTERM")
+    assert "48;5;" in str(sentence())
+    assert "48;2;" not in str(sentence())
+
+
+def test_force_color_colours_a_pipe(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "48;2;" in str(sentence())
+
+
+def test_a_light_terminal_gets_the_light_map(monkeypatch):
+    monkeypatch.setenv("COLORFGBG", "0;15")
+    assert "48;2;{};{};{}mkeys".format(*colour(1.0)) in COLOUR_CODE.sub(lambda m: m[0], drawn(sentence()))
+
+
+@pytest.mark.usefixtures("tty")
+def test_the_line_tells_the_sink_and_the_segments():
+    assert plain(str(sink())).endswith('"<s>" alone: +14.2')
+    assert " encoder: ▁The house" in plain(str(translation()))
+    assert " decoder: <pad>Das" in plain(str(translation()))
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_a_line_is_one_line(sample):
+    assert "\n" not in str(sample())
+
+
+def test_the_heatmap_says_what_was_explained():
+    lines = plain(drawn(sentence())).splitlines()
+    assert lines[0] == 'logit of " are" minus logit of " is"  +0.412'
+    assert lines[1].strip() == 'predicted " are" 43.2%  openai-community/gpt2, attnlrp'
+    assert lines[3].strip() == "The keys to the old cabinet in the hallway"
+    assert lines[5].startswith("against -1.427 ")
+    assert lines[5].endswith(" +1.427 for")
+    assert lines[6].strip() == "sum +0.279 of +0.412 (67.7%); +1.714 for, -1.435 against"
+
+
+def test_the_strongest_tokens_come_with_bars_and_numbers():
+    text = plain(drawn(sentence()))
+    assert re.search(r"^keys +━{16} +\+1\.43 +346\.4%", text, re.M)
+    assert re.search(r"^cab +━{7} +-0\.64 +-155\.6%", text, re.M)
+
+
+def test_a_sink_is_named_underlined_and_leaves_the_scale_to_the_rest():
+    text = drawn(sink(), width=200)
+    assert '"<s>" alone carries +14.2, 4.9 times the next largest; it is underlined' in plain(text)
+    assert "against -2.87 " in plain(text)
+    assert re.search(r"\x1b\[[\d;]*\b4;[\d;]*m<s>", text)
+    assert re.search(r"<s> +━{15}▶ +\+14\.20", plain(text))
+
+
+def test_segments_stand_on_labelled_lines():
+    lines = [line.strip() for line in plain(drawn(translation())).splitlines()]
+    assert lines[lines.index("encoder  +4") + 1] == "▁The house is wonderful.</s>"
+    assert lines[lines.index("decoder  +0.93") + 1] == "<pad>Das Haus ist"
+
+
+def test_without_colours_every_token_carries_its_number():
+    text = drawn(sink(), colours=False)
+    assert "\x1b" not in text
+    assert "<s>[+14.20] The[+0.31]" in text
+    assert "⏎[-0.13]\n⏎⏎[+0.06]\nthe[+0.10]" in re.sub(" +\n", "\n", text)
+
+
+def test_rich_markup_in_tokens_is_text():
+    text = plain(drawn(hostile(), width=200))
+    assert "[bold red]markup[/bold red][/]:smile:" in text
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+@pytest.mark.parametrize("width", [20, 37, 80])
+@pytest.mark.parametrize("colours", [True, False])
+def test_the_width_is_honoured_for_wide_characters_too(sample, width, colours):
+    for line in plain(drawn(sample(), width, colours)).splitlines():
+        assert cell_len(line) <= width
+
+
+def test_a_long_text_is_drawn_whole():
+    text = plain(drawn(long_text(), width=100))
+    assert text.count("⏎") == 2 * (2000 // 97)
+
+
+@pytest.mark.parametrize(
+    "a",
+    [
+        attribution(["one"], [0.5]),
+        attribution(["one"], [0.0]),
+        attribution([" a", " b"], [0.0, 0.0], value=0.0),
+        attribution([], []),
+        attribution(["a", "b"], [1e-300, -1e300], value=1e-5),
+        sentence().words(),
+        sentence().spans([(5, 7)]),
+    ],
+    ids=["one", "one zero", "zeros", "none", "extreme", "words", "spans"],
+)
+def test_small_zero_and_grouped(a):
+    assert number(a.target.value) in str(a)
+    for width in (1, 10, 80):
+        assert drawn(a, width)
+        assert drawn(a, width, colours=False)
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("\x1b\x9b\x07\r\b\u202e\ud800[]")))))
+def test_no_token_text_steers_the_terminal(tokens):
+    a = attribution(tokens, [(i % 5) - 2.0 for i in range(len(tokens))])
+    for text in (str(a), drawn(a), drawn(a, colours=False)):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", plain(text))
+        plain(text).encode()
+
+
+@pytest.mark.parametrize("token", HOSTILE)
+def test_every_token_shows_something(token):
+    before, text, after = visible(token)
+    assert text.strip()
+    assert not before.strip(" ")
+    assert after in ("", "\n")
+
+
+def test_words_of_other_scripts_stay_as_they_are():
+    for token in ("喜欢", "مرحبا", "می\u200cخواهم", "हिन्दी", "👩\u200d👩\u200d👧", "❤\ufe0f", "café"):
+        assert visible(" " + token) == (" ", token, "")
+
+
+def test_tokens_outside_the_segments_are_shown():
+    a = attribution(["a", "b", "c", "d"], [1.0, 1.0, 1.0, 1.0], segments=(("middle", 1, 3),))
+    assert [(row.name, len(row.pieces)) for row in picture(a).rows] == [("", 1), ("middle", 2), ("", 1)]
+
+
+def test_the_colour_map_is_monotone_and_readable():
+    for dark in (False, True):
+        assert colour(0.0, dark=dark) == PAPER[dark]
+        steps = [colour(i / 200, dark=dark) for i in range(-200, 201)]
+        assert min(contrast(ink(step), step) for step in steps) >= 4.5
+        assert {ink(step) for step in steps} == {INK[dark]}
+        distances = [contrast(step, PAPER[dark]) for step in steps]
+        assert distances[:201] == sorted(distances[:201], reverse=True)
+        assert distances[200:] == sorted(distances[200:])
+    assert hexadecimal(colour(2.0)) == hexadecimal(colour(1.0))
+
+
+def test_shares_need_a_value():
+    assert picture(attribution(["a"], [1.0], value=0.0)).pieces[0].share is None
+    assert picture(attribution(["a"], [1.0], value=4.0)).pieces[0].share == 0.25
