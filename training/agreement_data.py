@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 HELD_OUT_ROWS = 4500
 HELD_OUT_SEED = 20250222

@@ -60,9 +60,11 @@ class Provenance:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Attribution:
     """Relevance of every input token for one explained value.
+
+    Two are equal when every field is, the relevance bit for bit.
 
     Args:
         tokens: ``T`` pieces of text as a person reads them, each with the white space before it.
@@ -94,8 +96,20 @@ class Attribution:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Attribution):
+            return NotImplemented
+        alike = self.relevance.dtype == other.relevance.dtype and torch.equal(self.relevance, other.relevance)
+        return alike and self._metadata() == other._metadata()
+
     def words(self) -> Attribution:
-        """The same relevance, summed over the tokens of each word."""
+        """The same relevance, summed over the tokens of each word.
+
+        Raises:
+            InputError: the attribution was made without words.
+        """
+        if not self.word_spans:
+            raise InputError("this attribution has no word_spans; pass the ranges to spans() instead")
         return self._grouped(self.word_spans, self.word_texts)
 
     def spans(self, spans: Sequence[tuple[int, int]]) -> Attribution:
@@ -129,10 +143,9 @@ class Attribution:
             ids=(),
             word_spans=tuple((i, i + 1) for i in range(len(spans))),
             word_texts=tuple(texts),
-            special=tuple(all(self.special[a:b]) for a, b in spans),
+            special=tuple(all(self.special[a:b]) for a, b in spans) if self.special else (),
             segments=tuple(
-                (name, _group_at(starts, spans, a), _group_at(starts, spans, b))
-                for name, a, b in self.segments
+                (name, _group_at(starts, spans, a), _group_at(starts, spans, b)) for name, a, b in self.segments
             ),
         )
 
@@ -148,9 +161,7 @@ class Attribution:
     def save(self, path: str | Path) -> None:
         """Write a safetensors file: the relevance as a tensor, the rest as JSON metadata."""
         try:
-            save_file(
-                {"relevance": self.relevance.contiguous()}, path, {"lrpx": json.dumps(self._metadata())}
-            )
+            save_file({"relevance": self.relevance.contiguous()}, path, {"lrpx": json.dumps(self._metadata())})
         except (OSError, safetensors.SafetensorError) as error:
             raise ResultFileError(f"cannot write {path}: {error}; check the folder exists") from error
 
@@ -212,35 +223,64 @@ def load(path: str | Path) -> Attribution:
             metadata = file.metadata() or {}
             relevance = file.get_tensor("relevance") if "relevance" in file.keys() else None  # noqa: SIM118
         fields = json.loads(metadata["lrpx"])
-        version = fields.pop("format")
+        version = fields["format"]
     except FileNotFoundError as error:
         raise ResultFileError(f"there is no file {path}; check the path") from error
-    except (OSError, safetensors.SafetensorError, json.JSONDecodeError, KeyError, AttributeError) as error:
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ResultFileError(
             f"{path} is not a readable LRPx result ({type(error).__name__}: {error}); "
             "it may be truncated: save it again"
         ) from error
-    if not isinstance(version, int) or version > FORMAT:
+    if type(version) is not int or version > FORMAT:
         raise ResultFileError(
-            f"{path} has result format {version}, this lrpx reads up to {FORMAT}; upgrade lrpx to read it"
+            f"{path} has result format {version!r}, this lrpx reads up to {FORMAT}; upgrade lrpx to read it"
         )
     try:
-        assert relevance is not None and len(relevance) == len(fields["tokens"])
-        return Attribution(
-            tokens=tuple(fields["tokens"]),
-            relevance=relevance,
-            target=Explained(**fields["target"]),
-            prediction=Prediction(**fields["prediction"]),
-            provenance=Provenance(**fields["provenance"]),
-            ids=tuple(fields["ids"]),
-            word_spans=tuple((a, b) for a, b in fields["word_spans"]),
-            word_texts=tuple(fields["word_texts"]),
-            special=tuple(fields["special"]),
-            segments=tuple((name, a, b) for name, a, b in fields["segments"]),
-            ledger=fields["ledger"],
-        )
-    except (AssertionError, KeyError, TypeError, ValueError) as error:
-        raise ResultFileError(f"{path} lacks a part of an LRPx result ({error}); save it again") from error
+        return _from_fields(fields, relevance)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ResultFileError(
+            f"{path} lacks a part of an LRPx result, or holds a wrong one ({type(error).__name__}: {error}); "
+            "save it again"
+        ) from error
+
+
+def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribution:
+    """The attribution of a file's JSON.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: a field is missing, of another type, or does not fit the others.
+    """
+    tokens = _typed(fields["tokens"], str)
+    count = len(tokens)
+    if relevance is None or relevance.shape != (count,) or not relevance.is_floating_point():
+        raise ValueError(f"relevance is not {count} floating-point numbers")
+    spans = tuple((a, b) for a, b in fields["word_spans"])
+    words = _typed(fields["word_texts"], str)
+    ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
+    segments = tuple((name, a, b) for name, a, b in fields["segments"])
+    ledger = fields["ledger"]
+    target, prediction = Explained(**fields["target"]), Prediction(**fields["prediction"])
+    provenance = Provenance(**fields["provenance"])
+    _typed([target.description, prediction.text, *(name for name, _, _ in segments)], str)
+    _typed([provenance.model, provenance.method, provenance.recipe, provenance.dtype, provenance.device], str)
+    _typed([*provenance.versions, *provenance.versions.values()], str)
+    _typed([target.value, prediction.probability, *({} if ledger is None else ledger).values()], (int, float))
+    _typed([prediction.id, *([] if target.position is None else [target.position])], int)
+    ranges = [*spans, *((a, b) for _, a, b in segments)]
+    if not all(type(a) is type(b) is int and 0 <= a <= b <= count for a, b in ranges):
+        raise ValueError(f"a range of tokens is none of {count}")
+    if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
+        raise ValueError("the lists differ in length")
+    return Attribution(tokens, relevance, target, prediction, provenance, ids, spans, words, special, segments, ledger)
+
+
+def _typed(values: Any, kind: type | tuple[type, ...]) -> tuple[Any, ...]:
+    """A JSON list as a tuple, when each of its items is of a kind; a bool is no number."""
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(values, list) or not all(type(value) in kinds for value in values):
+        names = " or ".join(each.__name__ for each in kinds)
+        raise TypeError(f"not a list of {names}: {str(values)[:60]}")
+    return tuple(values)
 
 
 def scale(relevance: Tensor) -> tuple[float, int | None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata, resources
 from itertools import pairwise
@@ -15,28 +13,24 @@ from torch import Tensor
 from lrpx import tasks, tokens
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
+from lrpx.inputs import Reader, is_many, spread
+from lrpx.loading import load_pretrained
 from lrpx.methods import METHODS, Backward
 from lrpx.methods.backward import Batch
 from lrpx.recipes import Recipe
-from lrpx.targets import Contrast, Logit, Target
+from lrpx.targets import Contrast, Logit, Target, whole_number
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from lrpx.inputs import Row
+
 BUNDLED = resources.files("lrpx") / "bundled"
 """The small language model that comes with the package."""
-
-
-@dataclass(frozen=True)
-class _Row:
-    """One input: the encoder's (or only) ids, the decoder's ids if any, and where its logits are read."""
-
-    ids: list[int]
-    decoder_ids: list[int] | None
-    position: int | None
 
 
 class Explainer:
@@ -64,6 +58,10 @@ class Explainer:
         *,
         padding_side: Literal["left", "right"] = "right",
     ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise ModelError(
+                f"the model is {type(model).__name__}; pass a model, or use Explainer.from_pretrained(name_or_folder)"
+            )
         self.model = model
         self.tokenizer = tokenizer
         self.padding_side = padding_side
@@ -71,6 +69,7 @@ class Explainer:
         tasks.input_embedding(model)
         if padding_side not in ("left", "right"):
             raise InputError(f'padding_side is {padding_side!r}; pass "left" or "right"')
+        self._reader = Reader(model, tokenizer, self.task)
 
     @classmethod
     def from_pretrained(
@@ -95,14 +94,12 @@ class Explainer:
             ModelError: the model cannot be found or loaded, or its class has no head to explain.
         """
         name = str(BUNDLED if name_or_path is None else name_or_path)
-        model, tokenizer = _load(name, dtype, options)
+        model, tokenizer = load_pretrained(name, dtype, options)
         try:
             model = model if device is None else model.to(device)
         except (RuntimeError, AssertionError) as error:
             first = str(error).splitlines()[0]
-            raise ModelError(
-                f"cannot move the model to device {device!r}: {first}; pass another device"
-            ) from error
+            raise ModelError(f"cannot move the model to device {device!r}: {first}; pass another device") from error
         return cls(model.eval(), tokenizer, padding_side=padding_side)
 
     def __call__(
@@ -142,136 +139,24 @@ class Explainer:
             NonFiniteError: NaN or infinity in the logits or the relevance.
         """
         if self.model.training:
-            raise ModelError(
-                "the model is in training mode, where dropout makes its outputs random; call model.eval()"
-            )
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; pass at least 1")
-        chosen = self._method(method)
-        if not _is_many(inputs):
-            row = self._row(inputs, position, decoder, "")
+            raise ModelError("the model is in training mode, where dropout makes its outputs random; call model.eval()")
+        if (whole_number(batch_size) or 0) < 1:
+            raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
+        chosen = _method(method)
+        if not is_many(inputs):
+            row = self._reader.row(inputs, position, decoder)
             return self._explain([row], [_target(target, contrast)], chosen)[0]
-        many = list(inputs)
-        if not many:
-            raise InputError("the list of inputs is empty; pass at least one text")
-        decoders = _spread(decoder, len(many), "decoder", lambda d: _is_many(d) or (bool(d) and None in d))
-        rows = [
-            self._row(one, at, dec, f" (row {i} of the batch)")
-            for i, (one, at, dec) in enumerate(
-                zip(many, _spread(position, len(many), "position"), decoders, strict=True)
-            )
-        ]
-        targets = [
-            _target(one, other)
-            for one, other in zip(
-                _spread(target, len(many), "target"), _spread(contrast, len(many), "contrast"), strict=True
-            )
-        ]
+        rows = self._reader.rows(inputs, position, decoder)
+        pairs = zip(spread(target, len(rows), "target"), spread(contrast, len(rows), "contrast"), strict=True)
+        targets = [_target(one, other) for one, other in pairs]
         size = batch_size if self._can_batch else 1
-        order = sorted(range(len(rows)), key=lambda i: (len(rows[i].ids), len(rows[i].decoder_ids or ())))
+        order = sorted(range(len(rows)), key=lambda i: rows[i].sizes)
         results: dict[int, Attribution] = {}
         for start in range(0, len(order), size):
             group = order[start : start + size]
             found = self._explain([rows[i] for i in group], [targets[i] for i in group], chosen)
             results.update(zip(group, found, strict=True))
         return [results[i] for i in range(len(rows))]
-
-    # ------------------------------------------------------------------ reading the inputs
-
-    def _method(self, method: str | Backward | Recipe) -> Backward:
-        if isinstance(method, Recipe):
-            return Backward(method.name, method)
-        if isinstance(method, str):
-            if method not in METHODS:
-                raise MethodError(f"there is no method {method!r}; the methods are {', '.join(METHODS)}")
-            return METHODS[method]
-        return method
-
-    def _row(self, given: Any, position: int | None, decoder: Any, where: str) -> _Row:
-        try:
-            ids = self._ids(given)
-            if not ids:
-                raise InputError("there are no token ids; pass at least one")
-            decoder_ids = self._decoder_ids(decoder)
-            self._check_length(ids)
-            return _Row(
-                ids, decoder_ids, self._position(ids if decoder_ids is None else decoder_ids, position)
-            )
-        except (InputError, TargetError) as error:
-            raise type(error)(f"{error}{where}") if where else error from None
-
-    def _ids(self, given: Any) -> list[int]:
-        if isinstance(given, str):
-            return tokens.encode(self.tokenizer, given)
-        if isinstance(given, Tensor):
-            return [int(i) for i in (given[0] if given.ndim == 2 and len(given) == 1 else given).tolist()]
-        if isinstance(given, Sequence) and given and all(isinstance(message, Mapping) for message in given):
-            return tokens.encode_chat(self.tokenizer, given)
-        if isinstance(given, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in given):
-            size = self.model.get_input_embeddings().weight.shape[0]
-            wrong = next((i for i in given if not 0 <= i < size), None)
-            if wrong is not None:
-                raise InputError(
-                    f"token id {wrong} is outside the model's vocabulary; pass ids 0 to {size - 1}"
-                )
-            return list(given)
-        raise InputError(f"the input is {type(given).__name__}; pass a text, token ids or chat messages")
-
-    def _decoder_ids(self, decoder: Any) -> list[int] | None:
-        if self.task is not Task.SEQ2SEQ:
-            if decoder is not None:
-                raise InputError(f"{type(self.model).__name__} has no decoder of its own; leave decoder out")
-            return None
-        if decoder is not None and not isinstance(decoder, str):
-            ids = self._ids(decoder)
-            if not ids:
-                raise InputError("there are no decoder ids; pass at least the start token")
-            return ids
-        config = self.model.config
-        start = (
-            config.decoder_start_token_id
-            if config.decoder_start_token_id is not None
-            else config.bos_token_id
-        )
-        if start is None:
-            raise InputError(
-                "the model's config names no decoder_start_token_id; pass decoder ids that begin with one"
-            )
-        if decoder is None:
-            return [start]
-        if self.tokenizer is None:
-            raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
-        return [start, *self.tokenizer(text_target=decoder, add_special_tokens=False)["input_ids"]]
-
-    def _check_length(self, ids: list[int]) -> None:
-        limit = tasks.context_length(self.model, self.tokenizer)
-        if limit is not None and len(ids) > limit:
-            raise InputError(f"the input has {len(ids)} tokens, the model's context is {limit}; shorten it")
-
-    def _position(self, ids: list[int], position: int | None) -> int | None:
-        if self.task is Task.CLASSIFICATION:
-            if position is not None:
-                raise InputError("a classifier's logits belong to the whole text; leave position out")
-            return None
-        if position is None and self.task is Task.MASKED:
-            return self._mask_position(ids)
-        position = -1 if position is None else position
-        if not -len(ids) <= position < len(ids):
-            raise InputError(
-                f"position {position} is outside the {len(ids)} tokens; pass {-len(ids)} to {len(ids) - 1}"
-            )
-        return position % len(ids)
-
-    def _mask_position(self, ids: list[int]) -> int:
-        mask = None if self.tokenizer is None else self.tokenizer.mask_token_id
-        found = [i for i, token in enumerate(ids) if token == mask]
-        if len(found) != 1:
-            shown = "the mask token" if self.tokenizer is None else repr(self.tokenizer.mask_token)
-            raise InputError(
-                f"a masked language model is explained at {shown}, and the input has {len(found)} of it; "
-                "put exactly one in the text, or pass position"
-            )
-        return found[0]
 
     # -------------------------------------------------------------------------- running
 
@@ -284,51 +169,48 @@ class Explainer:
         config = self.model.config
         return self.task is not Task.CLASSIFICATION or config.get_text_config().pad_token_id is not None
 
-    def _batch(self, rows: Sequence[_Row]) -> Batch:
+    def _batch(self, rows: Sequence[Row]) -> Batch:
         config = self.model.config
         pad_id = config.get_text_config().pad_token_id
         pad_id = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
         device = self.model.get_input_embeddings().weight.device
-        ids, mask = tokens.pad([row.ids for row in rows], pad_id, self.padding_side)
+        ids, mask = tokens.pad([row.tokens.ids for row in rows], pad_id, self.padding_side)
         inputs = {"input_ids": ids}
         if tasks.accepts(self.model, "attention_mask"):
             inputs["attention_mask"] = mask
         if self.padding_side == "left" and not mask.all():
-            inputs["position_ids"] = tasks.position_ids(self.model, mask)
+            inputs["position_ids"] = tasks.position_ids(self.model, self.task, mask)
         if self.task is Task.SEQ2SEQ:
-            ids, mask = tokens.pad([row.decoder_ids or [] for row in rows], pad_id, "right")
+            ids, mask = tokens.pad([row.decoder.ids for row in rows if row.decoder is not None], pad_id, "right")
             inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
         if tasks.accepts(self.model, "use_cache"):
             inputs["use_cache"] = False  # type: ignore[assignment]
         shift = _shifts(rows, ids.shape[1], self.padding_side if self.task is not Task.SEQ2SEQ else "right")
-        positions = (
-            None if rows[0].position is None else torch.tensor([row.position or 0 for row in rows]) + shift
-        )
-        moved = {
-            name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()
-        }
+        positions = None if rows[0].position is None else torch.tensor([row.position or 0 for row in rows]) + shift
+        moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         return Batch(moved, positions)
 
-    def _explain(
-        self, rows: Sequence[_Row], targets: Sequence[Target], method: Backward
-    ) -> list[Attribution]:
+    def _explain(self, rows: Sequence[Row], targets: Sequence[Target], method: Backward) -> list[Attribution]:
         def resolve(logits: Tensor) -> list[Target]:
-            return [target.resolved(self._lookup, row) for target, row in zip(targets, logits, strict=True)]
+            each = zip(targets, logits, rows, strict=True)
+            return [self._resolved(target, of, row.where) for target, of, row in each]
 
-        scores = method.attribute(self.model, self.task, self._batch(rows), resolve)
+        with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
+            batch = self._batch(rows)
+        scores = method.attribute(self.model, self.task, batch, resolve)
         shifts = _shifts(rows, scores.tokens.shape[1], self.padding_side).tolist()
         results = []
         for i, (row, shift) in enumerate(zip(rows, shifts, strict=True)):
-            relevance = scores.tokens[i, shift : shift + len(row.ids)]
-            described = tokens.describe(self.tokenizer, row.ids)
-            segments = [("input", len(row.ids))]
-            if row.decoder_ids is not None and scores.decoder_tokens is not None:
-                relevance = torch.cat([relevance, scores.decoder_tokens[i, : len(row.decoder_ids)]])
-                described = _joined(described, tokens.describe(self.tokenizer, row.decoder_ids))
-                segments = [("encoder", len(row.ids)), ("decoder", len(row.decoder_ids))]
+            described, (length, written) = row.tokens, row.sizes
+            relevance = scores.tokens[i, shift : shift + length]
+            segments = [("input", length)]
+            if row.decoder is not None and scores.decoder_tokens is not None:
+                relevance = torch.cat([relevance, scores.decoder_tokens[i, :written]])
+                described = _joined(described, row.decoder)
+                segments = [("encoder", length), ("decoder", written)]
             ends = [0]
-            for _, length in segments:
-                ends.append(ends[-1] + length)
+            for _, size in segments:
+                ends.append(ends[-1] + size)
             probabilities = scores.logits[i].float().softmax(-1)
             predicted = int(probabilities.argmax())
             target = scores.targets[i]
@@ -343,30 +225,38 @@ class Explainer:
                     word_spans=described.word_spans,
                     word_texts=described.word_texts,
                     special=described.special,
-                    segments=tuple(
-                        (name, a, b) for (name, _), (a, b) in zip(segments, pairwise(ends), strict=True)
-                    ),
+                    segments=tuple((name, a, b) for (name, _), (a, b) in zip(segments, pairwise(ends), strict=True)),
                 )
             )
         return results
 
     # ------------------------------------------------------------------------- naming
 
+    def _resolved(self, target: Target, logits: Tensor, where: str) -> Target:
+        try:
+            return target.resolved(self._lookup, logits)
+        except TargetError as error:
+            raise TargetError(f"{error}{where}") if where else error from None
+
     def _lookup(self, text: str) -> int:
         """The index of a logit, from a token's text or a class label."""
         if self.task is not Task.CLASSIFICATION:
             return tokens.token_id(self.tokenizer, text)
-        labels = self.model.config.label2id
+        config = self.model.config
+        labels = dict(config.label2id or {}) | {label: index for index, label in (config.id2label or {}).items()}
         if text not in labels:
-            raise TargetError(f"there is no class {text!r}; the classes are {', '.join(map(repr, labels))}")
+            raise TargetError(
+                f"there is no class {text!r}; pass one of {', '.join(map(repr, labels))}, or the index of a class"
+            )
         return int(labels[text])
 
     def _name(self, index: int) -> str:
         if self.task is Task.CLASSIFICATION:
-            return str(self.model.config.id2label.get(index, index))
-        if self.tokenizer is not None and index >= len(self.tokenizer):
+            return str((self.model.config.id2label or {}).get(index, index))
+        try:
+            return tokens.describe(self.tokenizer, [index]).pieces[0]
+        except InputError:  # a model's vocabulary may be larger than its tokenizer's
             return f"#{index}"
-        return tokens.describe(self.tokenizer, [index]).pieces[0]
 
     def _provenance(self, method: Backward) -> Provenance:
         config = self.model.config
@@ -383,78 +273,41 @@ class Explainer:
         )
 
 
-def _load(name: str, dtype: str | torch.dtype, options: dict[str, Any]) -> tuple[Any, Any]:
-    import transformers
-
-    try:
-        config = transformers.AutoConfig.from_pretrained(name)
-        architecture = (config.architectures or ["AutoModelForCausalLM"])[0]
-        kind = getattr(transformers, architecture, None)
-        if kind is None or architecture.endswith("Model"):
-            raise ModelError(
-                f"{name} holds a {architecture}, which has no head to explain; load the class with a head yourself "
-                "and pass it to lrpx.Explainer(model, tokenizer), or use lrpx.propagate(model, recipe)"
-            )
-        model = kind.from_pretrained(name, dtype=dtype, **options)
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name)
-        except (OSError, ValueError, KeyError):
-            tokenizer = None
-    except ModelError:
-        raise
-    except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(
-            f"cannot load the model {name!r}: {first} "
-            "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
-        ) from error
-    return model, tokenizer
-
-
-def _is_many(inputs: Any) -> bool:
-    """Whether the input is a list of inputs rather than one text, one list of ids or one chat."""
-    if isinstance(inputs, (str, Mapping)):
-        return False
-    if isinstance(inputs, Tensor):
-        return inputs.ndim == 2 and len(inputs) > 1
-    if not isinstance(inputs, Sequence):
-        return False
-    return not inputs or not isinstance(inputs[0], (int, Mapping))
-
-
-def _spread(value: Any, count: int, name: str, is_list: Any = None) -> list[Any]:
-    """One value a row: a list of as many, or the same for all."""
-    listed = (
-        isinstance(value, (list, tuple))
-        if is_list is None
-        else isinstance(value, (list, tuple)) and is_list(value)
-    )
-    if not listed:
-        return [value] * count
-    if len(value) != count:
-        raise InputError(
-            f"there are {count} inputs and {len(value)} of {name}; pass one for all, or one for each"
+def _method(method: Any) -> Backward:
+    if isinstance(method, Recipe):
+        return Backward(method.name, method)
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise MethodError(f"there is no method {method!r}; the methods are {', '.join(METHODS)}")
+        return METHODS[method]
+    if not callable(getattr(method, "attribute", None)):
+        raise MethodError(
+            f"the method is {type(method).__name__}; pass one of {', '.join(METHODS)}, a recipe or a method object"
         )
-    return list(value)
+    return method  # type: ignore[no-any-return]
 
 
 def _target(target: Any, contrast: Any) -> Target:
     if isinstance(target, Target):
         if contrast is not None:
-            raise TargetError(
-                "both a target object and a contrast were given; pass Contrast(token, other) alone"
-            )
+            raise TargetError("both a target object and a contrast were given; pass Contrast(token, other) alone")
         return target
-    if target is not None and not isinstance(target, (str, int)):
+    if not _names_a_token(target):
         raise TargetError(
             f"the target is {type(target).__name__}; pass a string, an index or a target such as Logit(7)"
         )
+    if not _names_a_token(contrast):
+        raise TargetError(f"the contrast is {type(contrast).__name__}; pass a string or an index")
     return Logit(target) if contrast is None else Contrast(target, contrast)
 
 
-def _shifts(rows: Sequence[_Row], width: int, side: str) -> Tensor:
+def _names_a_token(given: Any) -> bool:
+    return given is None or isinstance(given, str) or whole_number(given) is not None
+
+
+def _shifts(rows: Sequence[Row], width: int, side: str) -> Tensor:
     """``[B]``: how far padding moved each row to the right."""
-    return torch.tensor([width - len(row.ids) if side == "left" else 0 for row in rows])
+    return torch.tensor([width - row.sizes[0] if side == "left" else 0 for row in rows])
 
 
 def _joined(first: tokens.Tokens, second: tokens.Tokens) -> tokens.Tokens:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import rules
 from lrpx.errors import MethodError
-from lrpx.rules import Rule
 
 if TYPE_CHECKING:
     from collections.abc import Container
+
+    from lrpx.rules import Rule
 
 KINDS = ("linear", "convolution", "activation", "product", "matmul", "softmax", "norm")
 
@@ -89,30 +90,25 @@ class Recipe:
         """
         unknown = set(kinds) - set(KINDS)
         if unknown:
-            raise MethodError(
-                f"no kind of operation is called {unknown.pop()!r}; the kinds are {', '.join(KINDS)}"
-            )
+            raise MethodError(f"no kind of operation is called {unknown.pop()!r}; the kinds are {', '.join(KINDS)}")
         if use is None and not kinds:
-            raise MethodError(
-                "nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant"
-            )
+            raise MethodError("nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant")
+        ends = (layers.start, layers.stop) if isinstance(layers, slice) else (layers,)
+        if any(isinstance(end, int) and end < 0 for end in ends):
+            raise MethodError("a recipe does not know how many layers a model has; count layers from 0 upwards")
         if isinstance(layers, slice):
-            layers = range(
-                layers.start or 0, sys.maxsize if layers.stop is None else layers.stop, layers.step or 1
-            )
+            layers = range(layers.start or 0, sys.maxsize if layers.stop is None else layers.stop, layers.step or 1)
         elif isinstance(layers, int):
             layers = (layers,)
         taken = {} if use is None else {kind: getattr(use, kind) for kind in KINDS}
-        what = ", ".join(
-            ([use.name] if use else []) + [f"{kind}={_rule_name(rule)}" for kind, rule in kinds.items()]
-        )
+        what = ", ".join(([use.name] if use else []) + [f"{kind}={_rule_name(rule)}" for kind, rule in kinds.items()])
         where = [] if path == "*" else [path]
         where += [] if layers is None else [_layers_name(layers)]
         override = Override(path, layers, tuple((taken | kinds).items()), f"{' '.join(where) or '*'}: {what}")
         return replace(
             self,
             name=f"{self.name}, {override.description}",
-            overrides=self.overrides + (override,),
+            overrides=(*self.overrides, override),
         )
 
     def with_rules(self, changed: tuple[tuple[str, Rule], ...]) -> Recipe:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 class Rule(Protocol):
     """``rule(op, *inputs) == op(*inputs)``, with a gradient of its own."""
 
-    def __call__(self, op: Operation, /, *inputs: Any) -> Tensor: ...
+    def __call__(self, op: Operation, /, *inputs: Any) -> Tensor:
+        """``op(*inputs)`` under the rule."""
 
 
 # ----------------------------------------------------------------- any operation
@@ -67,13 +68,15 @@ class _Identity(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, op: Operation) -> Tensor:
         y = op(x)
-        ctx.save_for_backward(x, y)
+        # not x and y themselves: the model may change them in place, as it may without a rule
+        ctx.save_for_backward(ratio(y, x))
+        ctx.dtype = x.dtype
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        x, y = ctx.saved_tensors
-        return (dy * ratio(y, x)).to(x.dtype), None
+        (share,) = ctx.saved_tensors
+        return (dy * share).to(ctx.dtype), None
 
 
 def ratio(y: Tensor, x: Tensor) -> Tensor:
@@ -91,7 +94,8 @@ def uniform(op: Operation, /, a: Tensor, b: Tensor) -> Tensor:
 
     Achtibat et al. 2024, Prop. 3.3; Arras 2025, §2.7.
     """
-    return scale_gradient(op(a, b), 0.5)
+    # halved at the factors, not at the output: a view there would forbid the model to change it in place
+    return op(scale_gradient(a, 0.5), scale_gradient(b, 0.5))
 
 
 def signal_take_all(op: Operation, /, gate: Tensor, signal: Tensor) -> Tensor:
@@ -130,8 +134,9 @@ class Epsilon:
     def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``z`` with the gradient of ``z · [z / (z + ε·sign z)]detach``."""
         z = op(x, weight, bias)
-        signed = torch.where(z.detach() >= 0, self.epsilon, -self.epsilon)
-        return _with_gradient_of(z, z * ratio(z.detach(), z.detach() + signed).to(z.dtype))
+        wide = z.detach().to(torch.promote_types(z.dtype, torch.float32))
+        stabilised = torch.where(wide >= 0, wide + self.epsilon, wide - self.epsilon)
+        return _with_gradient_of(z, z * ratio(wide, stabilised).to(z.dtype))
 
 
 @dataclass(frozen=True)
@@ -175,7 +180,17 @@ def _signed_parts(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None)
 
 def _with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
     """``value``, bit for bit, with the gradient of ``other``."""
-    return value.detach() + (other - other.detach())
+    return _GradientOf.apply(other, value.detach())  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GradientOf(Function):
+    @staticmethod
+    def forward(ctx: Any, other: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy, None
 
 
 # ----------------------------------------------------------------------------- norms
@@ -193,9 +208,7 @@ def layer_norm_constant_std(
 
 class _LayerNormConstantStd(Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         variance = wide.var(dims, correction=0, keepdim=True)
         ctx.save_for_backward(torch.rsqrt(variance + eps), weight)
@@ -224,9 +237,7 @@ def rms_norm_constant_std(
 
 class _RMSNormConstantStd(Function):
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         ctx.save_for_backward(torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps), weight)
         return op(x)

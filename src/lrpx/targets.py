@@ -9,9 +9,10 @@ tensor(0.5000)
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -72,14 +73,23 @@ class Logit(Target):
 class Contrast(Target):
     """The difference of two logits, ``z_t − z_f``: why this and not that (Yin and Neubig 2022)."""
 
-    other: int | str = 0
+    other: int | str | None = None
     name: ClassVar[str] = "contrast"
+
+    def __post_init__(self) -> None:
+        if self.other is None:
+            raise TargetError("a contrast needs two tokens; pass Contrast(token, other), or Logit(token) for one")
 
     def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
         """See :meth:`Target.resolved`; the two tokens must differ."""
         first = super().resolved(lookup, logits)
         assert isinstance(first, Contrast)
-        other = _index(self.other, lookup, len(logits))
+        other = _index(self.other, lookup, len(logits), "contrast")
+        if other == first.token and self.token is None:
+            raise TargetError(
+                f"the contrast {self.other!r} is the model's own prediction, which is the target by default; "
+                "pass another contrast, or a target"
+            )
         if other == first.token:
             raise TargetError(f"the contrast {self.other!r} is the target itself; pass another contrast")
         return replace(first, other=other)
@@ -113,6 +123,12 @@ class Margin(Target):
 
     name: ClassVar[str] = "margin"
 
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """See :meth:`Target.resolved`; there must be another logit."""
+        if len(logits) < 2:
+            raise TargetError("a margin needs two logits, and the model has one; pass Logit(0)")
+        return super().resolved(lookup, logits)
+
     def value(self, logits: Tensor) -> Tensor:
         """``z_t − max_{v≠t} z_v``."""
         chosen = int(logits.argmax()) if self.token is None else self._id
@@ -121,10 +137,24 @@ class Margin(Target):
         return logits[chosen] - logits[int(others.argmax())]
 
 
-def _index(token: int | str, lookup: Callable[[str], int], size: int) -> int:
-    index = lookup(token) if isinstance(token, str) else int(token)
+def whole_number(value: Any) -> int | None:
+    """A Python integer from any integer scalar (of numpy, or a tensor), or None when it is none.
+
+    >>> whole_number(torch.tensor(7)), whole_number(7.0), whole_number(True), whole_number([7])
+    (7, None, None, None)
+    """
+    if isinstance(value, bool) or getattr(value, "ndim", 0) or getattr(value, "dtype", None) is torch.bool:
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def _index(token: Any, lookup: Callable[[str], int], size: int, name: str = "target") -> int:
+    index = lookup(token) if isinstance(token, str) else whole_number(token)
+    if index is None:
+        raise TargetError(f"the {name} is {type(token).__name__}; pass a string or an index")
     if not 0 <= index < size:
-        raise TargetError(
-            f"target {token!r} is index {index}, the model has {size} logits; pass 0 to {size - 1}"
-        )
+        raise TargetError(f"{name} {token!r} is index {index}, the model has {size} logits; pass 0 to {size - 1}")
     return index

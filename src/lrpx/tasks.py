@@ -32,7 +32,12 @@ class Task(Enum):
 
 
 def task_of(model: Module) -> Task:
-    """The task of a Hugging Face model, by the auto mapping that lists its class.
+    """The task of a Hugging Face model; see :func:`task_of_class`."""
+    return task_of_class(type(model))
+
+
+def task_of_class(model_class: type) -> Task:
+    """The task of a Hugging Face model class, by the auto mapping that lists it or a class it derives from.
 
     Raises:
         ModelError: the class is in none of the four mappings.
@@ -45,7 +50,7 @@ def task_of(model: Module) -> Task:
         Task.MASKED: auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
         Task.CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     }
-    kinds = [kind.__name__ for kind in type(model).__mro__]
+    kinds = [kind.__name__ for kind in model_class.__mro__]
     suffixes = {
         Task.CLASSIFICATION: "ForSequenceClassification",
         Task.MASKED: "ForMaskedLM",
@@ -60,7 +65,7 @@ def task_of(model: Module) -> Task:
             if kind.endswith(suffix):
                 return task
     raise ModelError(
-        f"{type(model).__name__} is not a causal, masked or encoder-decoder language model nor a sequence "
+        f"{model_class.__name__} is not a causal, masked or encoder-decoder language model nor a sequence "
         "classifier; load the class with the right head, or use lrpx.propagate(model, recipe), which takes any module"
     )
 
@@ -80,11 +85,7 @@ def input_embedding(model: Module) -> tuple[str, Module]:
         module = model.get_input_embeddings()  # type: ignore[operator]
     except (NotImplementedError, AttributeError):
         module = None
-    path = (
-        next((path for path, each in model.named_modules() if each is module), None)
-        if module is not None
-        else None
-    )
+    path = next((path for path, each in model.named_modules() if each is module), None) if module is not None else None
     if path is None or not isinstance(getattr(module, "weight", None), Tensor):
         raise ModelError(
             f"{type(model).__name__} has no input embeddings to attribute to; "
@@ -98,24 +99,35 @@ def context_length(model: Module, tokenizer: Any) -> int | None:
     limits = []
     config = getattr(model, "config", None)
     if config is not None:
-        limits.append(getattr(config.get_text_config(), "max_position_embeddings", None))
+        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+        limits.append(positions - _first_position(model) if isinstance(positions, int) else None)
     limits.append(getattr(tokenizer, "model_max_length", None))
     known = [int(limit) for limit in limits if isinstance(limit, int) and 0 < limit < 10**9]
     return min(known, default=None)
 
 
-def position_ids(model: Module, mask: Tensor) -> Tensor:
+def _first_position(model: Module) -> int:
+    """The position of the first token: 0, or in RoBERTa and its kin the one after the padding's."""
+    for path, module in model.named_modules():
+        if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            return int(module.padding_idx) + 1
+    return 0
+
+
+def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:
     """``[B, T]`` positions that count from 0 at each row's first token, for left padding.
 
     Raises:
-        InputError: the model takes no position ids, so left padding would shift its positions.
+        InputError: left padding would change what the model computes: a classifier reads its first token,
+            or the model takes no position ids.
     """
-    if not accepts(model, "position_ids"):
-        raise InputError(
-            f"{type(model).__name__} takes no position_ids, so padding on the left would move its tokens; "
-            'use padding_side="right"'
-        )
-    return (mask.cumsum(1) - 1).clamp(min=0)
+    if task is Task.CLASSIFICATION:
+        why = "may read its first token for the class, and padding on the left would be that token"
+    elif not accepts(model, "position_ids"):
+        why = "takes no position_ids, so padding on the left would move its tokens"
+    else:
+        return (mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
+    raise InputError(f'{type(model).__name__} {why}; use padding_side="right"')
 
 
 @contextmanager

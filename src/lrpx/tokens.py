@@ -7,7 +7,6 @@ import operator
 import re
 import unicodedata
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,13 +24,15 @@ if TYPE_CHECKING:
 
     from lrpx.errors import LRPxError
 
-
 # How a vocabulary writes text. "bytes": one character per byte. "spaces": a mark for each space, <0xE2> for
 # a byte. "wordpiece": a mark on the pieces that continue a word. "unknown": only decoding can tell.
 Kind = Literal["bytes", "spaces", "wordpiece", "unknown"]
 
 # Han, Hiragana and Katakana, the scripts that put no space between words.
-_CJK = re.compile("[⺀-⿟々-〇぀-ヿㇰ-ㇿ㐀-䶿一-鿿豈-\ufaffｦ-ﾟ\U0001b000-\U0001b16f\U00020000-\U000323af]")
+_CJK = re.compile(
+    "[\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
+    "\U0001b000-\U0001b16f\U00020000-\U000323af]"
+)
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,7 @@ def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> T
         raise InputError("the token ids are no flat list of integers; pass ids such as [5, 7]") from error
     if tokenizer is None:
         shown = tuple(f"{' ' if at else ''}#{number}" for at, number in enumerate(numbers))
-        alone = tuple((at, at + 1) for at in range(len(numbers)))
-        return Tokens(numbers, shown, (False,) * len(numbers), alone, shown)
+        return Tokens(numbers, shown, (False,) * len(shown), tuple(pairwise(range(len(shown) + 1))), shown)
     strings = _vocabulary_strings(tokenizer, numbers)
     special_ids = _special_ids(tokenizer)
     special = tuple(number in special_ids for number in numbers)
@@ -126,16 +126,14 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str) -> list[int]:
         raise InputError("there is no tokenizer to read the text with; pass token ids, or a tokenizer")
     if not isinstance(text, str):
         raise InputError(f"the text is {type(text).__name__}; pass a str, chat messages or token ids")
-    if not text or text.isspace():
+    if not text.strip():
         raise InputError("the text is empty; pass a text of at least one character that is not white space")
     if not _ids(tokenizer, text, InputError):
         raise InputError(f"the tokenizer makes no token of {text[:60]!r}; pass another text, or token ids")
     return _ids(tokenizer, text, InputError, special=True)
 
 
-def encode_chat(
-    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]
-) -> list[int]:
+def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """The ids that the tokenizer's chat template gives for messages ``{"role": ..., "content": ...}``.
 
     After a message of the assistant the ids end inside that message, ready to be continued; after any
@@ -170,10 +168,7 @@ def encode_chat(
             tokenizer_kwargs={"verbose": False},
         )
     except (ValueError, TypeError, jinja2.TemplateError) as error:
-        raise InputError(
-            f"the chat template cannot take these messages: {error}; change the messages, "
-            "or set tokenizer.chat_template"
-        ) from error
+        raise InputError(f"the chat template refuses these messages: {error}; change the messages") from error
     return [int(number) for number in encoding["input_ids"]]
 
 
@@ -181,8 +176,8 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str) -> int:
     """The one token that a target string means.
 
     That is, in this order: the only token the text encodes to; the vocabulary entry spelled exactly so
-    (``"Ġare"``, ``"▁are"``, ``"##s"``); the word-starting token that the text without its leading space
-    encodes to, for a tokenizer that adds that space itself.
+    (``"Ġare"``, ``"▁are"``, ``"##s"``); and, for a tokenizer that puts a space before each text, the
+    word-starting token of the text without its own space, or the one token after the added space.
 
     Raises:
         TargetError: the text is empty, several tokens, or not in the vocabulary.
@@ -207,12 +202,14 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str) -> int:
             f"the vocabulary does not have the target {text[:60]!r}: it becomes "
             f"{name if ids else 'nothing'}; pass a text that is one token, or a token id"
         )
-    tokens = describe(tokenizer, ids)
-    shown = [f"{piece!r} (id {number})" for piece, number in zip(tokens.pieces, ids, strict=True)]
+    pieces = describe(tokenizer, ids).pieces
+    if pieces == (" ", text):
+        return ids[1]
+    shown = [f"{piece!r} (id {number})" for piece, number in zip(pieces, ids, strict=True)]
     listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
     raise TargetError(
         f"the target {text[:60]!r} is {len(ids)} tokens: {listed}; "
-        f"pass one of them by its id, such as {ids[0]} for {tokens.pieces[0]!r}"
+        f"pass one of them by its id, such as {ids[0]} for {pieces[0]!r}"
     )
 
 
@@ -240,13 +237,11 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right
     return ids, mask
 
 
-def _ids(
-    tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxError], *, special: bool = False
-) -> list[int]:
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxError], *, special: bool = False) -> list[int]:
     try:
         encoding: Any = tokenizer(text, add_special_tokens=special, verbose=False)
     except (TypeError, ValueError) as cause:  # half a surrogate pair, for one
-        raise error(f"the tokenizer cannot read {text[:60]!r} ({cause}); pass valid Unicode") from cause
+        raise error(f"the tokenizer cannot read {text[:60]!r}; pass whole Unicode characters") from cause
     return [int(number) for number in encoding["input_ids"]]
 
 
@@ -254,10 +249,11 @@ def _vocabulary_strings(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) 
     """The vocabulary's own spelling of each id."""
     size = len(tokenizer)
     added: Any = tokenizer.added_tokens_decoder
+    # A Rust backend gives None for an unknown id; a Python one makes something up, so its size must tell.
+    limit = 2**32 if tokenizer.is_fast else size
     strings = []
     for at, number in enumerate(ids):
-        # A Rust backend tells by None; a Python one makes something up, so only its length can tell.
-        known = 0 <= number < size or number in added
+        known = 0 <= number < limit or number in added
         string = tokenizer.convert_ids_to_tokens([number])[0] if known else None
         if string is None:
             raise InputError(
@@ -304,9 +300,7 @@ def _runs(special: Sequence[bool]) -> list[tuple[int, int]]:
     return [(a, b) for a, b in pairwise([0, *edges, len(special)]) if a < b and not special[a]]
 
 
-def _contents(
-    kind: Kind, mark: str, added: Container[int], tokens: Iterable[tuple[int, str, bool]]
-) -> list[bytes]:
+def _contents(kind: Kind, mark: str, added: Container[int], tokens: Iterable[tuple[int, str, bool]]) -> list[bytes]:
     """The UTF-8 bytes that each token adds to the text; an added token is spelled as it is."""
     contents: list[bytes] = []
     alphabet = _byte_alphabet()
@@ -398,7 +392,6 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-@cache
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's character for each byte: itself where it prints, else the next one from U+0100 on."""
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

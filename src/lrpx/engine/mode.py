@@ -12,7 +12,8 @@ from torch.nn import Module, Parameter
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
-from lrpx.engine.operations import GATE, HANDLERS, LINEAR, SHAPE, carries, constants
+from lrpx.engine.linear import LINEAR, SHAPE
+from lrpx.engine.operations import GATE, HANDLERS, carries, constants
 from lrpx.engine.trace import Source, Trace
 from lrpx.errors import UnknownOperationError
 

@@ -1,7 +1,8 @@
 """Which torch function is which kind of operation: the one table that recipes act through.
 
 Every function that a model calls is one of: a handler below (it gets the recipe's rule), a name in
-``LINEAR`` (the gradient is right as it is), or unknown. Names are those of the torch functions themselves.
+``lrpx.engine.linear.LINEAR`` (the gradient is right as it is), or unknown. Names are those of the torch
+functions themselves.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ HANDLERS: dict[str, Handler] = {}
 
 
 def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Register a handler for the torch functions of these names."""
+
     def register(handler: Handler) -> Handler:
         HANDLERS.update(dict.fromkeys(names, handler))
         return handler
@@ -44,7 +47,7 @@ def constants(value: Any) -> Any:
         return kind(map(constants, value))
     if kind is dict:
         return {key: constants(item) for key, item in value.items()}
-    if isinstance(value, Tensor) and getattr(value, "_is_param", False):
+    if isinstance(value, Parameter):
         return value.detach()
     return value
 
@@ -63,12 +66,14 @@ GATE = "_lrpx_gate"
 
 
 def mark_gate(mode: RuleMode, name: str, value: Tensor) -> Tensor:
+    """Mark the output of the activation called ``name`` as a possible gate."""
     if mode.recipe.product is rules.signal_take_all:
         setattr(value, GATE, 2 if "sigmoid" in name or "softmax" in name else 1)
     return value
 
 
 def gate_strength(value: Tensor) -> int:
+    """0 for no gate, 1 for an activation's output, 2 for a sigmoid's or softmax's."""
     return int(vars(value).get(GATE, 0))
 
 
@@ -188,7 +193,7 @@ def _addcmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles("glu")
 def _glu(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    x, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim", -1)
+    x, dim = constants(args[0]), args[1] if len(args) > 1 else kwargs.get("dim", -1)
     if not carries(x) or mode.recipe.product is rules.unmodified:
         return func(x, dim)
     signal, inner = x.chunk(2, dim)
@@ -217,25 +222,24 @@ def _halved(mode: RuleMode, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
-    kwargs.pop("inplace", None)
     if not carries(x) or mode.recipe.activation is rules.unmodified:
         return func(x, *rest, **kwargs)
+    if kwargs.pop("inplace", False) or any(value is True for value in rest):
+        rest = tuple(value for value in rest if value is not True)
+        return _write(x, _activation(mode, func, (x.clone(), *rest), kwargs))
     return mark_gate(mode, func.__name__, mode.recipe.activation(lambda x: func(x, *rest, **kwargs), x))
 
 
 @handles("relu", "leaky_relu", "prelu", "rrelu", "threshold")
 def _homogeneous(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     """Piecewise linear through zero: the gradient already is the identity rule."""
-    args, kwargs = constants(args), constants(kwargs)
-    if "inplace" in kwargs:
-        kwargs["inplace"] = False
-    out = func(*args, **kwargs)
+    out = func(*constants(args), **constants(kwargs))
     return mark_gate(mode, "relu", out) if carries(out) else out
 
 
 @handles("square")
 def _square_function(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    return _square(mode, func, args[0])
+    return _square(mode, func, constants(args[0]))
 
 
 def _square(mode: RuleMode, func: Any, x: Tensor) -> Any:
@@ -247,16 +251,23 @@ def _square(mode: RuleMode, func: Any, x: Tensor) -> Any:
     return mode.recipe.activation(torch.square, x)
 
 
-@handles("pow", "__pow__", "__rpow__", "float_power")
+@handles("__rpow__")
+def _reflected_power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    exponent, base = constants(args)
+    return _power(mode, torch.pow, (base, exponent), kwargs)
+
+
+@handles("pow", "__pow__", "float_power")
 def _power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     x, exponent = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs["exponent"])
     if carries(exponent):
         return mode.recipe.activation(lambda e: func(x, e), exponent)
     if not carries(x):
         return func(x, exponent)
-    if exponent == 2:
+    number = isinstance(exponent, (int, float))
+    if number and exponent == 2 and func.__name__ != "float_power":
         return _square(mode, torch.mul, x)
-    if isinstance(exponent, (int, float)) and exponent < 0:
+    if number and exponent < 0:
         return mode.recipe.norm(lambda x: func(x, exponent), x)
     return mode.recipe.activation(lambda x: func(x, exponent), x)
 
@@ -266,7 +277,7 @@ def _power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles("softmax", "_softmax")
 def _softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    x, rest = (constants(args[0]), args[1:]) if args else (constants(kwargs.pop("input")), ())
     if not carries(x):
         return func(x, *rest, **kwargs)
     return mark_gate(mode, "softmax", mode.recipe.softmax(lambda x: func(x, *rest, **kwargs), x))
@@ -276,9 +287,7 @@ def _softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     q, k, v, mask = _arguments(args, kwargs, "query", "key", "value", "attn_mask")
-    rest = {
-        name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")
-    }
+    rest = {name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")}
     try:
         return rules.attention(
             lambda q, k, v, mask: func(q, k, v, mask, *args[4:], **rest),
@@ -296,9 +305,7 @@ def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("layer_norm")
 def _layer_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
-    x, shape, weight, bias, eps = _arguments(
-        args, kwargs, "input", "normalized_shape", "weight", "bias", "eps"
-    )
+    x, shape, weight, bias, eps = _arguments(args, kwargs, "input", "normalized_shape", "weight", "bias", "eps")
     eps = 1e-5 if eps is None else eps
     if not carries(x) or mode.recipe.norm is rules.unmodified:
         return func(x, shape, weight, bias, eps)
@@ -338,7 +345,8 @@ def _group_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("rsqrt", "reciprocal", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "std", "var")
 def _normalizer(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
-    return mode.recipe.norm(lambda x: func(x, *args[1:], **kwargs), args[0]) if args else func(**kwargs)
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    return mode.recipe.norm(lambda x: func(x, *rest, **kwargs), x)
 
 
 @handles("var_mean", "std_mean")
@@ -363,9 +371,21 @@ def _in_place(handler: Handler, out_of_place: Any) -> Handler:
     def handle(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         if not any(map(carries, args)):
             return func(*constants(args), **constants(kwargs))
-        return args[0].copy_(handler(mode, out_of_place, args, kwargs))
+        # computed from a copy, which the change in place leaves for the backward pass
+        x = args[0]
+        before = x.clone()
+        vars(before).update(vars(x))
+        return _write(x, handler(mode, out_of_place, tuple(before if a is x else a for a in args), kwargs))
 
     return handle
+
+
+def _write(x: Tensor, value: Tensor) -> Tensor:
+    """``value`` in the place of ``x``, and its gate."""
+    x.copy_(value)
+    vars(x).pop(GATE, None)
+    vars(x).update({name: mark for name, mark in vars(value).items() if name == GATE})
+    return x
 
 
 for _name, _handler in list(HANDLERS.items()):
@@ -377,38 +397,3 @@ for _name in ("mul", "truediv", "pow"):
 
 def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
-
-
-# ----------------------------------------------------------------- everything linear
-
-SHAPE = frozenset(
-    """to type type_as float half bfloat16 double clone contiguous view view_as reshape reshape_as unsqueeze squeeze
-    expand expand_as transpose permute swapaxes swapdims movedim t flatten unflatten ravel adjoint dropout
-    alpha_dropout feature_alpha_dropout dropout1d dropout2d dropout3d cpu cuda""".split()
-)
-"""Operations that move or cast what they are given: a gate stays a gate."""
-
-LINEAR = SHAPE | frozenset(
-    """__get__ __getitem__ __setitem__ __neg__ __pos__ __add__ __radd__ __iadd__ __sub__ __isub__
-    add add_ sub sub_ subtract rsub neg negative positive sum mean nansum cumsum cumsum_ diff trace
-    cat concat concatenate stack hstack vstack dstack column_stack row_stack chunk split tensor_split
-    split_with_sizes unbind unsafe_chunk unsafe_split hsplit vsplit dsplit narrow narrow_copy select slice
-    index_select index_add index_add_ index_put index_put_ index_copy index_copy_ gather take take_along_dim
-    scatter scatter_ scatter_add scatter_add_ scatter_reduce masked_fill masked_fill_ masked_scatter
-    masked_scatter_ masked_select where fill_ zero_ copy_ fill_diagonal_ diag diagonal diag_embed diagonal_scatter
-    slice_scatter select_scatter tril tril_ triu triu_ roll flip fliplr flipud rot90 repeat repeat_interleave tile
-    broadcast_to unfold fold im2col col2im as_strided pad constant_pad_nd _pad interpolate upsample pixel_shuffle
-    pixel_unshuffle channel_shuffle grid_sample affine_grid avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
-    adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
-    adaptive_max_pool1d adaptive_max_pool2d max amax min amin maximum minimum topk sort msort kthvalue median
-    cummax cummin abs absolute abs_ nan_to_num nan_to_num_ requires_grad_ detach detach_ numpy
-    batch_norm real imag view_as_real view_as_complex complex conj resolve_conj resolve_neg
-    fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn fft_fft fft_ifft fft_rfft fft_irfft fft_fftn fft_ifftn
-    align_to pin_memory data_ptr log_softmax size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
-    is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad
-    __format__ __repr__ __hash__ __deepcopy__ untyped_storage swapaxes_ unsqueeze_ squeeze_ transpose_ t_""".split()
-)
-"""Operations whose plain gradient is right under every recipe: linear, or a selection among inputs.
-
-``log_softmax`` is a target's normalisation, not a layer; its gradient stands.
-"""

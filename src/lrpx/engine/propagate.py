@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.nn import Embedding, Module, ModuleList
+from torch.nn import Embedding, Module
 
 from lrpx import rules
 from lrpx.engine.mode import RuleMode
@@ -63,9 +63,7 @@ def propagate(model: Module, recipe: Recipe, observe: Sequence[str] = ("*",)) ->
     """
     running: set[int] = _running.__dict__.setdefault("models", set())
     if id(model) in running:
-        raise TraceError(
-            "this thread already runs this model under a recipe; leave the first block before the second"
-        )
+        raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
     trace = Trace()
     modules = dict(model.named_modules(remove_duplicate=False))
     mode = RuleMode(recipe, trace, _embeddings(modules), lambda: {id(m): path for path, m in modules.items()})
@@ -112,9 +110,7 @@ class _Hooks:
         self.handles: list[RemovableHandle] = []
         self.outer: list[Recipe] = []
 
-    def register(
-        self, model: Module, modules: dict[str, Module], recipe: Recipe, observe: Sequence[str]
-    ) -> None:
+    def register(self, model: Module, modules: dict[str, Module], recipe: Recipe, observe: Sequence[str]) -> None:
         before, after = self._root(model, recipe)
         self._add(model, before, after)
         seen: set[int] = set()
@@ -122,24 +118,30 @@ class _Hooks:
             if id(module) in seen:
                 continue
             seen.add(id(module))
-            changes = [override.rules for override in recipe.overrides if _begins(override, path)]
-            if changes:
-                self._add(module, *self._override(changes))
+            if any(_begins(override, path) for override in recipe.overrides):
+                self._add(module, *self._override(_recipe_in(recipe, path)))
+            observed = path and any(fnmatchcase(path, pattern) for pattern in observe)
+            if observed:
+                self._add(module, before=self._observer(path)[0])
             if is_spelled_out_activation(module):
                 self._add(module, *self._activation())
-            if path and any(fnmatchcase(path, pattern) for pattern in observe):
-                self._add(module, *self._observer(path))
+            if observed:
+                self._add(module, after=self._observer(path)[1])
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
 
-    def _add(self, module: Module, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    def _add(
+        self, module: Module, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+    ) -> None:
         def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *args: hook(*args) if threading.get_ident() == self.thread else None
 
-        self.handles.append(module.register_forward_pre_hook(mine(before), with_kwargs=True))
-        self.handles.append(module.register_forward_hook(mine(after), with_kwargs=True, always_call=True))
+        if before is not None:
+            self.handles.append(module.register_forward_pre_hook(mine(before), with_kwargs=True))
+        if after is not None:
+            self.handles.append(module.register_forward_hook(mine(after), with_kwargs=True, always_call=True))
 
     def _root(self, model: Module, recipe: Recipe) -> tuple[Callable[..., Any], Callable[..., Any]]:
         names = list(inspect.signature(model.forward).parameters)
@@ -161,22 +163,18 @@ class _Hooks:
 
     def _source(self, name: str, value: Any) -> Any:
         """A floating-point input of the model, as a leaf of the graph; masks are no input."""
-        if (
-            not isinstance(value, Tensor)
-            or not value.is_floating_point()
-            or "mask" in name
-            or "label" in name
-        ):
+        if isinstance(value, Tensor) and value.is_inference():
+            value = value.clone()  # autograd cannot save an inference tensor
+        if not isinstance(value, Tensor) or not value.is_floating_point() or "mask" in name or "label" in name:
             return value
         leaf = value.detach().requires_grad_()
         self.trace.sources.append(Source((name,), leaf))
         return leaf.clone()
 
-    def _override(self, changes: list[tuple[tuple[str, rules.Rule], ...]]) -> tuple[Callable[..., Any], ...]:
+    def _override(self, recipe: Recipe) -> tuple[Callable[..., Any], ...]:
         def before(*_: Any) -> None:
             self.outer.append(self.mode.recipe)
-            for changed in changes:
-                self.mode.recipe = self.mode.recipe.with_rules(changed)
+            self.mode.recipe = recipe
 
         def after(*_: Any) -> None:
             if self.outer:
@@ -189,7 +187,8 @@ class _Hooks:
         waiting: list[Tensor] = []
 
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            if self.mode.recipe.activation is rules.unmodified or kwargs or len(args) != 1:
+            waiting.clear()
+            if not self.mode.active or self.mode.recipe.activation is rules.unmodified or kwargs or len(args) != 1:
                 return None
             self.mode.active = False
             waiting.append(args[0])
@@ -202,7 +201,7 @@ class _Hooks:
             x = waiting.pop()
             if output is None or not x.requires_grad:
                 return output
-            return mark_gate(self.mode, "activation", self.mode.recipe.activation(lambda _: output, x))
+            return mark_gate(self.mode, "activation", self.mode.recipe.activation(lambda _: output.detach(), x))
 
         return before, after
 
@@ -227,6 +226,15 @@ def _begins(override: Override, path: str) -> bool:
         return False
     parents = [path[: match.start()] for match in re.finditer(r"\.", path)] + ([""] if path else [])
     return not any(override.covers(parent, layer_index(parent)) for parent in parents)
+
+
+def _recipe_in(recipe: Recipe, path: str) -> Recipe:
+    """The recipe in a module: every override that covers it or a module around it, the later over the earlier."""
+    around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path)), path]
+    for override in recipe.overrides:
+        if any(override.covers(place, layer_index(place)) for place in around):
+            recipe = recipe.with_rules(override.rules)
+    return recipe
 
 
 def _first_tensor(values: Any) -> Tensor | None:

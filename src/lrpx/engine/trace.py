@@ -69,9 +69,7 @@ class Trace:
                 "nothing was recorded: call the very module that was given to propagate(), inside the block"
             )
         if value.ndim > 1:
-            raise TraceError(
-                f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row"
-            )
+            raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
@@ -79,9 +77,7 @@ class Trace:
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
         gradients = torch.autograd.grad(value.sum(), unique, allow_unused=True)
         self._gradients = {
-            id(tensor): gradient
-            for tensor, gradient in zip(unique, gradients, strict=True)
-            if gradient is not None
+            id(tensor): gradient for tensor, gradient in zip(unique, gradients, strict=True) if gradient is not None
         }
         for source in self.sources:
             gradient = self._gradients.get(id(source.value))
@@ -98,9 +94,7 @@ class Trace:
         outputs = ((place.path, place.value) for place in self.places if place.side == "output")
         first = next(_non_finite(outputs), None)
         where = "" if first is None else f", first in the output of {first}"
-        raise NonFiniteError(
-            f"NaN or infinity in the {name}{where}; check the model's weights, or try dtype float32"
-        )
+        raise NonFiniteError(f"NaN or infinity in the {name}{where}; check the model's weights, or try dtype float32")
 
     def relevance(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
         """``x ⊙ ∂x`` at a place, in float32 at least, of the place's own shape (such as ``[B, T, d]``).
@@ -123,9 +117,9 @@ class Trace:
 
     def source_relevance(self, source: Source) -> Tensor:
         """``x ⊙ ∂x`` of one of :attr:`sources`."""
-        return source.value.detach().to(
-            torch.promote_types(source.value.dtype, torch.float32)
-        ) * self._gradient(source.value)
+        return source.value.detach().to(torch.promote_types(source.value.dtype, torch.float32)) * self._gradient(
+            source.value
+        )
 
     def source_gradient(self, source: Source) -> Tensor:
         """``∂x`` of one of :attr:`sources`."""
@@ -157,9 +151,7 @@ class Trace:
         try:
             return values[call or 0]
         except IndexError:
-            raise TraceError(
-                f"{path} was called {len(values)} times; call={call} is not one of them"
-            ) from None
+            raise TraceError(f"{path} was called {len(values)} times; call={call} is not one of them") from None
 
     def _blame_backward(self) -> str:
         assert self._gradients is not None

@@ -17,8 +17,9 @@ from lrpx.tasks import Task
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from transformers import PreTrainedModel
+    from torch.nn import Module
 
+    from lrpx.engine import Source
     from lrpx.recipes import Recipe
     from lrpx.targets import Target
 
@@ -81,7 +82,7 @@ class Backward:
     reduce: Callable[[Tensor, Tensor], Tensor] = value_times_gradient
 
     def attribute(
-        self, model: PreTrainedModel, task: Task, batch: Batch, targets: Callable[[Tensor], Sequence[Target]]
+        self, model: Module, task: Task, batch: Batch, targets: Callable[[Tensor], Sequence[Target]]
     ) -> Scores:
         """Explain one value for each row of a batch.
 
@@ -103,7 +104,7 @@ class Backward:
 
     def _attribute(
         self,
-        model: PreTrainedModel,
+        model: Module,
         task: Task,
         batch: Batch,
         targets: Callable[[Tensor], Sequence[Target]],
@@ -118,25 +119,40 @@ class Backward:
             logits = output["logits"] if "logits" in output else output[0]
             if batch.positions is not None:
                 logits = tasks.rows_of(logits, batch.positions)
-            trace.refuse_non_finite(torch.nan_to_num(logits.detach(), nan=torch.nan, neginf=0.0), "logits")
+            trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
             chosen = targets(logits.detach())
             values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
             trace.explain(values)
         found = [source for source in trace.sources if path in source.paths]
-        scores = [self.reduce(source.value.detach(), trace.source_gradient(source)) for source in found]
-        wanted = 2 if task is Task.SEQ2SEQ else 1
-        if len(scores) != wanted:
+        names = ("input_ids", "decoder_input_ids") if task is Task.SEQ2SEQ else ("input_ids",)
+        if len(found) != len(names):
             raise ModelError(
-                f"the token embedding {path} was used {len(scores)} times, not {wanted}; "
+                f"the token embedding {path} was used {len(found)} times, not {len(names)}; "
                 "use lrpx.propagate(model, recipe) and read trace.sources"
             )
+        scores = [
+            _like(batch.inputs[name], source, self.reduce(source.value.detach(), trace.source_gradient(source)))
+            for name, source in zip(names, found, strict=True)
+        ]
         return Scores(
             tokens=scores[0].cpu(),
-            decoder_tokens=scores[1].cpu() if wanted == 2 else None,
+            decoder_tokens=scores[1].cpu() if task is Task.SEQ2SEQ else None,
             logits=logits.detach().cpu(),
             targets=chosen,
             values=values.detach().cpu(),
         )
+
+
+def _like(ids: Tensor, source: Source, scores: Tensor) -> Tensor:
+    """The scores ``[B, T]`` of the ids given to the model, however it laid them out when it looked them up."""
+    if source.ids is not None and source.ids.shape == ids.T.shape and torch.equal(source.ids, ids.T):
+        return scores if torch.equal(ids, ids.T) else scores.T
+    if scores.shape != ids.shape:
+        raise ModelError(
+            f"the token embedding {source.paths[0]} was given ids of shape {list(scores.shape)} for an input of "
+            f"{list(ids.shape)}; use lrpx.propagate(model, recipe) and read trace.sources"
+        )
+    return scores
 
 
 ATTNLRP = Backward("attnlrp", recipes.ATTNLRP)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from lrpx.attribution import Attribution
-    from lrpx.views.colour import RGB
     from lrpx.views.picture import Picture, Piece, Row
 
 _STRONGEST = 6
@@ -67,9 +66,8 @@ class Heatmap:
         coloured, dark = _shows_colour(console), _is_dark()
         yield _header(a)
         for row in shown.rows:
-            yield (
-                Text(f"{row.name or 'other'}  {number(row.total)}", "bold") if len(shown.rows) > 1 else Text()
-            )
+            several = len(shown.rows) > 1
+            yield Text(f"{row.name or 'other'}  {number(row.total)}", "bold") if several else Text()
             tokens = _tokens(row, dark) if coloured else _numbered(shown, row)
             tokens.overflow = "fold"
             yield Padding(tokens, (0, 1), style=_card(dark)) if coloured else tokens

@@ -1,0 +1,55 @@
+"""A model and its tokenizer, by name or folder, with the class its config names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lrpx import tasks
+from lrpx.errors import ModelError
+
+HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder", "trust_remote_code")
+"""The options that say which files are meant: for the config and the tokenizer as for the model."""
+
+
+def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any, Any]:
+    """``(model, tokenizer)``; the tokenizer is None where there is none.
+
+    Args:
+        name: a name on the Hub or a folder.
+        dtype: as transformers takes it.
+        options: passed on to transformers.
+
+    Raises:
+        ModelError: the model cannot be found or loaded, or its class has no head to explain.
+    """
+    import transformers
+
+    where = {option: options[option] for option in HUB_OPTIONS if option in options}
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, **where)
+        architecture = (config.architectures or ["AutoModelForCausalLM"])[0]
+        kind = getattr(transformers, architecture, None)
+        if kind is None:
+            raise ModelError(
+                f"{name} holds a {architecture}, which is no class of transformers; load it yourself and pass it "
+                "to lrpx.Explainer(model, tokenizer)"
+            )
+        if not architecture.startswith("Auto"):
+            try:
+                tasks.task_of_class(kind)
+            except ModelError as error:
+                raise ModelError(f"{name} cannot be explained: {error}") from None
+        model = kind.from_pretrained(name, dtype=dtype, **options)
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(name, **where)
+        except (OSError, ValueError, KeyError):
+            tokenizer = None
+    except ModelError:
+        raise
+    except Exception as error:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(
+            f"cannot load the model {name!r}: {first} "
+            "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
+        ) from error
+    return model, tokenizer
