@@ -248,7 +248,7 @@ def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribu
     """The attribution of a file's JSON.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: a field is missing, of another type, or does not fit the others.
+        KeyError, TypeError, ValueError, AttributeError: a field is missing, of another type, or does not fit.
     """
     tokens = _typed(fields["tokens"], str)
     count = len(tokens)

@@ -70,9 +70,7 @@ def explain(
         text = sys.stdin.read().rstrip("\n")
     for path in (html, json_file):
         if path is not None and not path.parent.is_dir():
-            raise lrpx.errors.ResultFileError(
-                f"cannot write {path}: there is no folder {path.parent}; create it first"
-            )
+            raise lrpx.errors.ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     with _progress("Loading the model …"):
         _quiet()
         explainer = lrpx.Explainer.from_pretrained(model, device=device, dtype=dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from importlib import metadata, resources
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -46,9 +46,11 @@ class Explainer:
         ModelError: the model is of another kind, or has no input embeddings.
 
     >>> explainer = Explainer.from_pretrained()
-    >>> a = explainer("The keys to the cabinet", target=" are", contrast=" is")
-    >>> a.tokens[-1], len(a), a.target.description
-    (' cabinet', 6, "logit of ' are' − logit of ' is'")
+    >>> a = explainer("The letters from the old king", target=" are", contrast=" is")
+    >>> a.tokens[1:4], a.target.description
+    (('The', ' letters', ' from'), "logit of ' are' − logit of ' is'")
+    >>> a.tokens[int(a.relevance.argmax())]
+    ' letters'
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Explainer:
             raise ModelError(
                 f"the model is {type(model).__name__}; pass a model, or use Explainer.from_pretrained(name_or_folder)"
             )
-        self.model = model
+        self.model: PreTrainedModel = model
         self.tokenizer = tokenizer
         self.padding_side = padding_side
         self.task = tasks.task_of(model)
@@ -102,6 +104,45 @@ class Explainer:
             raise ModelError(f"cannot move the model to device {device!r}: {first}; pass another device") from error
         return cls(model.eval(), tokenizer, padding_side=padding_side)
 
+    @overload
+    def __call__(
+        self,
+        inputs: str,
+        target: Target | str | int | None = ...,
+        contrast: str | int | None = ...,
+        method: str | Backward | Recipe = ...,
+        *,
+        position: int | None = ...,
+        decoder: str | Sequence[int] | None = ...,
+        batch_size: int = ...,
+    ) -> Attribution: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: list[str],
+        target: Any = ...,
+        contrast: Any = ...,
+        method: str | Backward | Recipe = ...,
+        *,
+        position: Any = ...,
+        decoder: Any = ...,
+        batch_size: int = ...,
+    ) -> list[Attribution]: ...
+
+    @overload
+    def __call__(
+        self,
+        inputs: Any,
+        target: Any = ...,
+        contrast: Any = ...,
+        method: str | Backward | Recipe = ...,
+        *,
+        position: Any = ...,
+        decoder: Any = ...,
+        batch_size: int = ...,
+    ) -> Any: ...
+
     def __call__(
         self,
         inputs: Any,
@@ -138,8 +179,9 @@ class Explainer:
             ModelError: the model is in training mode.
             NonFiniteError: NaN or infinity in the logits or the relevance.
         """
-        if self.model.training:
-            raise ModelError("the model is in training mode, where dropout makes its outputs random; call model.eval()")
+        random = "the model" if self.model.training else tasks.active_dropout(self.model)
+        if random:
+            raise ModelError(f"{random} is in training mode, where dropout makes outputs random; call model.eval()")
         if (whole_number(batch_size) or 0) < 1:
             raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
         chosen = _method(method)
@@ -162,17 +204,20 @@ class Explainer:
 
     @cached_property
     def _can_batch(self) -> bool:
-        """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier
-        also needs to know the padding token to find each row's last one."""
+        """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier also
+        needs to know the padding token to find each row's last one, and XLNet's takes the last of all."""
         if not tasks.accepts(self.model, "attention_mask"):
             return self.task is Task.CAUSAL and self.padding_side == "right"
-        config = self.model.config
-        return self.task is not Task.CLASSIFICATION or config.get_text_config().pad_token_id is not None
+        takes_last = getattr(self.model.config, "summary_type", None) == "last"
+        return self.task is not Task.CLASSIFICATION or (self._pad_id is not None and not takes_last)
+
+    @property
+    def _pad_id(self) -> int | None:
+        found = getattr(self.model.config.get_text_config(), "pad_token_id", None)
+        return found if isinstance(found, int) and found >= 0 else None
 
     def _batch(self, rows: Sequence[Row]) -> Batch:
-        config = self.model.config
-        pad_id = config.get_text_config().pad_token_id
-        pad_id = pad_id if isinstance(pad_id, int) and pad_id >= 0 else 0
+        pad_id = self._pad_id or 0
         device = self.model.get_input_embeddings().weight.device
         ids, mask = tokens.pad([row.tokens.ids for row in rows], pad_id, self.padding_side)
         inputs = {"input_ids": ids}

@@ -120,7 +120,7 @@ class Reader:
             raise InputError(
                 f"the {name} is a {type(given).__name__} that holds {other}; pass a text, token ids or chat messages"
             )
-        hint = ', such as the "input_ids" in it' if isinstance(given, Mapping) else ""
+        hint = ' (the "input_ids" in it)' if isinstance(given, Mapping) else ""
         raise InputError(f"the {name} is {type(given).__name__}; pass a text, token ids{hint} or chat messages")
 
     def _decoder_ids(self, decoder: Any) -> list[int] | None:
@@ -188,7 +188,7 @@ def is_many(inputs: Any) -> bool:
         return False
     if not inputs:
         return True
-    return not isinstance(inputs[0], (bool, Mapping)) and whole_number(inputs[0]) is None
+    return not isinstance(inputs[0], (bool, float, Mapping)) and whole_number(inputs[0]) is None
 
 
 def spread(value: Any, count: int, name: str) -> list[Any]:

@@ -44,6 +44,8 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
             tokenizer = transformers.AutoTokenizer.from_pretrained(name, **where)
         except (OSError, ValueError, KeyError):
             tokenizer = None
+        if tokenizer is not None and len(tokenizer) <= len(tokenizer.added_tokens_decoder) + 2:
+            tokenizer = None  # where there are no files, transformers makes one up, of special tokens alone
     except ModelError:
         raise
     except Exception as error:

@@ -143,7 +143,7 @@ def whole_number(value: Any) -> int | None:
     >>> whole_number(torch.tensor(7)), whole_number(7.0), whole_number(True), whole_number([7])
     (7, None, None, None)
     """
-    if isinstance(value, bool) or getattr(value, "ndim", 0) or getattr(value, "dtype", None) is torch.bool:
+    if isinstance(value, bool) or getattr(value, "ndim", 0) != 0 or getattr(value, "dtype", None) is torch.bool:
         return None
     try:
         return operator.index(value)

@@ -94,6 +94,21 @@ def input_embedding(model: Module) -> tuple[str, Module]:
     return path, module
 
 
+def active_dropout(model: Module) -> str | None:
+    """The path of the first dropout in training mode, or None."""
+    kinds = (torch.nn.Dropout, torch.nn.AlphaDropout)
+    found = (path for path, each in model.named_modules() if isinstance(each, kinds) and each.training and each.p > 0)
+    return next(found, None)
+
+
+def embedding_paths(model: Module, task: Task) -> set[str]:
+    """The paths of the token embedding, and of the decoder's where an encoder-decoder model has another."""
+    path, module = input_embedding(model)
+    decoder: Any = model.get_decoder() if task is Task.SEQ2SEQ else None  # type: ignore[operator]
+    other = module if decoder is None else decoder.get_input_embeddings()
+    return {path} | {found for found, each in model.named_modules() if each is other}
+
+
 def context_length(model: Module, tokenizer: Any) -> int | None:
     """The most tokens the model takes, or None when nothing says so."""
     limits = []

@@ -119,9 +119,10 @@ def _convolution(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles("addmm", "addmv", "baddbmm", "addbmm")
 def _add_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    is_weight = isinstance(args[2], Parameter)
-    args, kwargs = constants(args), constants(kwargs)
-    bias, a, b = args[:3]
+    named = ("input", "mat1", "mat", "batch1", "mat2", "vec", "batch2")
+    operands = [*args, *(kwargs.pop(name) for name in named if name in kwargs)]
+    is_weight = isinstance(operands[2], Parameter)
+    bias, a, b = constants(operands)
     if carries(a) and is_weight and not kwargs and not carries(bias):
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
@@ -129,8 +130,8 @@ def _add_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
         return mode.recipe.linear(op, a, b, bias)
     if carries(a) and carries(b):
-        return func(bias, *_halved(mode, a, b), **kwargs)
-    return func(*args, **kwargs)
+        return mode.recipe.matmul(lambda a, b: func(bias, a, b, **kwargs), a, b)
+    return func(bias, a, b, **kwargs)
 
 
 # --------------------------------------------------- products of input-dependent factors
@@ -152,6 +153,17 @@ def _matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
         return mode.recipe.linear(op, a, b, None)
     return func(*args, **kwargs)
+
+
+@handles("_grouped_mm", "grouped_mm")
+def _grouped_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The experts of a mixture, all at once: each row of the input times the weight of its expert."""
+    (a, b, *rest), kwargs = constants(args), constants(kwargs)
+    if carries(a) and carries(b):
+        return mode.recipe.matmul(lambda a, b: func(a, b, *rest, **kwargs), a, b)
+    if carries(a) and kwargs.get("bias") is None:
+        return mode.recipe.linear(lambda x, weight, _: func(x, weight, *rest, **kwargs), a, b, None)
+    return func(a, b, *rest, **kwargs)
 
 
 @handles("einsum", "bilinear")
@@ -185,10 +197,9 @@ def _product(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles("addcmul")
 def _addcmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    x, a, b = constants(args[:3])
-    if carries(a) and carries(b):
-        a, b = _halved(mode, a, b)
-    return func(x, a, b, *args[3:], **kwargs)
+    operands = [*args, *(kwargs.pop(name) for name in ("input", "tensor1", "tensor2") if name in kwargs)]
+    x, a, b = constants(operands)
+    return _product(mode, lambda a, b: func(x, a, b, **kwargs), (a, b if b is not a else b.view_as(b)), {})
 
 
 @handles("glu")
@@ -203,12 +214,6 @@ def _glu(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
     return mode.recipe.matmul(op, a, b) if carries(a) else op(a, b)
-
-
-def _halved(mode: RuleMode, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    if mode.recipe.matmul is rules.unmodified:
-        return a, b
-    return rules.scale_gradient(a, 0.5), rules.scale_gradient(b, 0.5)
 
 
 # ---------------------------------------------------------------- element-wise functions
@@ -253,8 +258,7 @@ def _square(mode: RuleMode, func: Any, x: Tensor) -> Any:
 
 @handles("__rpow__")
 def _reflected_power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    exponent, base = constants(args)
-    return _power(mode, torch.pow, (base, exponent), kwargs)
+    return _power(mode, torch.pow, (args[1], args[0]), kwargs)
 
 
 @handles("pow", "__pow__", "float_power")
@@ -383,8 +387,7 @@ def _in_place(handler: Handler, out_of_place: Any) -> Handler:
 def _write(x: Tensor, value: Tensor) -> Tensor:
     """``value`` in the place of ``x``, and its gate."""
     x.copy_(value)
-    vars(x).pop(GATE, None)
-    vars(x).update({name: mark for name, mark in vars(value).items() if name == GATE})
+    setattr(x, GATE, gate_strength(value))
     return x
 
 

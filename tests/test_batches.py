@@ -1,0 +1,266 @@
+"""A batch gives what single runs give, whatever is in it and however it is padded."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
+
+from lrpx import LRP, Contrast, Explainer, LogProb, Margin
+from lrpx.errors import InputError
+from lrpx.methods import Backward
+from tests import tiny
+from tests.reference import models
+
+ROWS = [[3, 14, 15, 9, 26, 5, 7], [8, 9], [4, 11, 20], [6]]
+CAUSAL = [models.tiny_llama, models.tiny_gpt2, tiny.opt, tiny.bloom, tiny.neox, tiny.mamba, tiny.codegen]
+CLASSIFIERS = [tiny.bert_classifier, tiny.gpt2_classifier, tiny.llama_classifier]
+SEQ2SEQ = [models.tiny_t5, tiny.bart, tiny.marian]
+LEFT = [models.tiny_llama, models.tiny_gpt2, models.tiny_bert, tiny.opt, tiny.neox, tiny.roberta]
+
+
+def assert_same(many, single, tolerance=1e-9):
+    assert many.tokens == single.tokens
+    assert many.ids == single.ids
+    assert many.segments == single.segments
+    assert many.target.description == single.target.description
+    assert many.target.position == single.target.position
+    assert many.prediction.id == single.prediction.id
+    assert abs(many.target.value - single.target.value) <= tolerance
+    torch.testing.assert_close(many.relevance, single.relevance, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("build", CAUSAL)
+@pytest.mark.parametrize("method", ["attnlrp", "lrp", "gradient-l2"])
+def test_causal_models(build, method):
+    explain = Explainer(build())
+    for many, row in zip(explain(ROWS, method=method), ROWS, strict=True):
+        assert_same(many, explain(row, method=method))
+
+
+@pytest.mark.parametrize("build", [*CLASSIFIERS, tiny.xlnet_classifier])
+def test_classifiers(build):
+    explain = Explainer(build())
+    for many, row in zip(explain(ROWS, target=2, contrast=0), ROWS, strict=True):
+        assert_same(many, explain(row, target=2, contrast=0))
+
+
+def test_a_decoders_classifier_without_a_padding_token_runs_row_by_row():
+    explain = Explainer(tiny.gpt2_classifier(pad_token_id=None))
+    for many, row in zip(explain(ROWS), ROWS, strict=True):
+        assert_same(many, explain(row))
+
+
+@pytest.mark.parametrize("build", [models.tiny_bert, tiny.roberta])
+def test_masked_models_at_one_position_a_row(build):
+    explain = Explainer(build())
+    positions = [2, 0, -1, 0]
+    for many, row, position in zip(explain(ROWS, position=positions), ROWS, positions, strict=True):
+        assert_same(many, explain(row, position=position))
+
+
+def test_masked_models_at_their_masks(piece_tokenizer):
+    explain = Explainer(models.tiny_bert(vocab_size=len(piece_tokenizer)), piece_tokenizer)
+    texts = ["the keys to the cabinet [MASK] on the table", "[MASK] boys", "the [MASK] is small"]
+    for many, text in zip(explain(texts, "are"), texts, strict=True):
+        assert_same(many, explain(text, "are"))
+
+
+@pytest.mark.parametrize("build", SEQ2SEQ)
+@pytest.mark.parametrize("decoder", [None, [2, 8, 6], [[2, 8, 6], [2], [2, 5, 5, 5, 5, 5, 5, 5, 9], [2, 4]]])
+def test_encoder_decoder_models(build, decoder):
+    explain = Explainer(build())
+    each = decoder if decoder and isinstance(decoder[0], list) else [decoder] * len(ROWS)
+    for many, row, written in zip(explain(ROWS, decoder=decoder), ROWS, each, strict=True):
+        assert_same(many, explain(row, decoder=written))
+
+
+def test_decoders_may_be_none_in_some_rows_and_a_tensor_in_all():
+    explain = Explainer(models.tiny_t5())
+    for many, row, written in zip(explain(ROWS[:2], decoder=[None, [0, 4]]), ROWS, [None, [0, 4]], strict=False):
+        assert_same(many, explain(row, decoder=written))
+    decoders = torch.tensor([[0, 5], [0, 4]])
+    for many, row, written in zip(explain(ROWS[:2], decoder=decoders), ROWS, decoders, strict=False):
+        assert_same(many, explain(row, decoder=written))
+
+
+def test_a_model_that_transposes_its_ids_gets_its_own_relevance_back():
+    explain = Explainer(tiny.xlnet())
+    alone = explain(ROWS[0])
+    assert alone.relevance.shape == (7,)
+    assert (alone.relevance != 0).all()
+    for many, row in zip(explain(ROWS), ROWS, strict=True):
+        assert_same(many, explain(row))
+
+
+def test_a_model_that_pads_its_ids_further_gets_its_own_relevance_back():
+    explain = Explainer(tiny.longformer())
+    three = explain([3, 14, 15], position=0)
+    assert three.relevance.shape == (3,)
+    assert (three.relevance != 0).all()
+
+
+# ---------------------------------------------------------------------------- padding
+
+
+@pytest.mark.parametrize("build", LEFT)
+def test_padding_on_the_left(build):
+    model = build()
+    left, right = Explainer(model, padding_side="left"), Explainer(model)
+    for many, row in zip(left(ROWS, position=-1), ROWS, strict=True):
+        assert_same(many, right(row, position=-1))
+
+
+@pytest.mark.parametrize("build", [tiny.bloom, tiny.mamba, models.tiny_t5, tiny.bart])
+def test_padding_on_the_left_is_refused_without_position_ids(build):
+    explain = Explainer(build(), padding_side="left")
+    with pytest.raises(InputError, match=r'takes no position_ids.*use padding_side="right"'):
+        explain(ROWS)
+    assert len(explain([ROWS[0], ROWS[0]])) == 2, "rows of one length need no padding"
+
+
+@pytest.mark.parametrize("build", CLASSIFIERS)
+def test_padding_on_the_left_is_refused_for_classifiers(build):
+    with pytest.raises(InputError, match=r'read its first token.*use padding_side="right"'):
+        Explainer(build(), padding_side="left")(ROWS)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_pads_get_no_relevance(side):
+    """The sum over all of a padded batch is the sum over its rows: nothing was cut off with the pads."""
+    explain = Explainer(models.tiny_gpt2(), padding_side=side)
+    rows = explain._reader.rows(ROWS, None, None)
+    scores = []
+
+    class Spy(Backward):
+        def attribute(self, *args):
+            scores.append(super().attribute(*args))
+            return scores[-1]
+
+    found = explain(ROWS, method=Spy("spy", LRP))
+    (kept,) = scores
+    assert kept.tokens.shape == (4, 7)
+    assert int((kept.tokens != 0).sum()) <= sum(len(row.tokens.ids) for row in rows)
+    torch.testing.assert_close(
+        kept.tokens.abs().sum(), torch.stack([a.relevance.abs().sum() for a in found]).sum(), rtol=1e-12, atol=0
+    )
+
+
+# ------------------------------------------------------------- one of a thing for each row
+
+
+def test_lists_of_targets_contrasts_and_positions():
+    explain = Explainer(models.tiny_llama())
+    targets, contrasts, positions = [7, None, LogProb(3), Margin()], [2, 0, None, None], [3, 1, 0, -1]
+    many = explain(ROWS, targets, contrasts, position=positions, batch_size=3)
+    for found, *one in zip(many, ROWS, targets, contrasts, positions, strict=True):
+        row, target, contrast, position = one
+        assert_same(found, explain(row, target, contrast, position=position))
+
+
+def test_targets_of_different_precision_share_a_batch():
+    explain = Explainer(models.tiny_llama().to(torch.bfloat16))
+    found = explain(ROWS, [7, LogProb(3), Contrast(4, 5), Margin()])
+    assert [len(a) for a in found] == [7, 2, 3, 1]
+
+
+def test_texts_chats_and_ids_can_share_a_batch(byte_tokenizer):
+    explain = Explainer(models.tiny_gpt2(vocab_size=len(byte_tokenizer)), byte_tokenizer)
+    mixed = ["The keys", [5, 6, 7], [{"role": "user", "content": "Where?"}], torch.tensor([8, 9])]
+    for many, one in zip(explain(mixed), mixed, strict=True):
+        assert_same(many, explain(one))
+
+
+def test_a_list_of_one_gives_a_list_of_one():
+    explain = Explainer(models.tiny_llama())
+    (only,) = explain([ROWS[0]])
+    assert_same(only, explain(ROWS[0]))
+
+
+def test_tensor_of_several_rows_is_a_batch():
+    explain = Explainer(models.tiny_llama())
+    ids = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    for many, row in zip(explain(ids, position=torch.tensor([2, 0])), [(ids[0], 2), (ids[1], 0)], strict=True):
+        assert_same(many, explain(row[0], position=row[1]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), rows=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=9), min_size=1, max_size=6))
+def test_any_batch_equals_single_runs_in_any_order_and_size(data, rows):
+    explain = Explainer(MODEL, padding_side=data.draw(st.sampled_from(["left", "right"])))
+    order = data.draw(st.permutations(range(len(rows))))
+    size = data.draw(st.integers(1, 4))
+    found = explain([rows[i] for i in order], batch_size=size)
+    for many, i in zip(found, order, strict=True):
+        assert_same(many, explain(rows[i]))
+
+
+MODEL = models.tiny_llama()
+
+
+def test_real_float32_batches_equal_single_runs_to_rounding(shared_data):
+    model = LlamaForCausalLM.from_pretrained(shared_data / "models" / "stories260K" / "hf", dtype=torch.float32).eval()
+    explain = Explainer(model)
+    rows = [[1, 403, 407, 261, 378, 432, 300], [1, 317, 262], [1, 291, 454, 290, 450]]
+    for many, row in zip(explain(rows), rows, strict=True):
+        single = explain(row)
+        limit = 1e-5 * float(single.relevance.abs().max())
+        torch.testing.assert_close(many.relevance, single.relevance, rtol=0, atol=limit)
+
+
+# ------------------------------------------------------------------ only the needed rows
+
+
+@pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2, models.tiny_bert, models.tiny_t5, tiny.bart])
+def test_only_the_needed_rows_go_through_the_head(build):
+    model = build()
+    seen = []
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _, args, output: seen.append(tuple(output.shape[:-1])))
+    explain = Explainer(model)
+    extra = {"decoder": [2, 8, 6]} if explain.task.name == "SEQ2SEQ" else {"position": -1}
+    explain(ROWS, **extra)
+    assert seen == [(4, 1)]
+    model(torch.tensor([[3, 4, 5]]), **({"decoder_input_ids": torch.tensor([[0, 1]])} if "decoder" in extra else {}))
+    assert seen[1][1] > 1, "and afterwards every row again"
+    handle.remove()
+
+
+def test_two_threads_explain_one_model_at_once():
+    model = models.tiny_llama()
+    explain = Explainer(model)
+    jobs = [(ROWS[0], position, method) for position in (1, 3, 6) for method in ("attnlrp", "lrp")]
+    expected = [explain(row, position=at, method=method) for row, at, method in jobs]
+    stock = model(torch.tensor([ROWS[0]])).logits
+    wrong, stop = [], threading.Event()
+
+    def plain():
+        while not stop.is_set():
+            if not torch.equal(model(torch.tensor([ROWS[0]])).logits, stock):
+                wrong.append("the stock model's logits")
+
+    def work(which):
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
+            for i in which:
+                row, at, method = jobs[i]
+                try:
+                    if explain(row, position=at, method=method) != expected[i]:
+                        wrong.append(jobs[i])
+                except Exception as error:
+                    wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(order,)) for order in ([0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0])]
+    beside = threading.Thread(target=plain)
+    for thread in [*threads, beside]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stop.set()
+    beside.join()
+    assert not wrong

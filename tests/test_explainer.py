@@ -1,0 +1,390 @@
+"""Explainer: every task, target, method and kind of input, one input at a time."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification, LlamaForCausalLM
+
+import lrpx
+from lrpx import Contrast, Explainer, Logit, LogProb, Margin
+from lrpx.methods import METHODS, Backward
+from lrpx.methods.backward import l1
+from tests import tiny
+from tests.reference import models
+
+IDS = [3, 14, 15, 9, 26]
+TEXT = "The keys to the cabinet"
+
+
+def stock(model, ids, **extra):
+    """The logits of the model run on its own, ``[T, V]`` or ``[V]`` for a classifier."""
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids]), **extra).logits[0]
+
+
+def near(actual, expected, tolerance=1e-9):
+    torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance, check_dtype=False)
+
+
+@pytest.fixture
+def causal(byte_tokenizer):
+    return Explainer(models.tiny_gpt2(vocab_size=len(byte_tokenizer)), byte_tokenizer)
+
+
+# ------------------------------------------------------------------------- causal models
+
+
+@pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2, tiny.opt, tiny.neox, tiny.mamba])
+@pytest.mark.parametrize(("position", "at"), [(None, 4), (-1, 4), (2, 2), (-5, 0)])
+def test_value_and_prediction_are_the_stock_models_own(build, position, at):
+    model = build()
+    a = Explainer(model)(IDS, position=position)
+    logits = stock(model, IDS)[at]
+    assert a.prediction.id == int(logits.argmax())
+    near(a.target.value, float(logits.max()))
+    near(a.prediction.probability, float(logits.softmax(-1).max()), 1e-6)
+    assert a.target.position == at
+    assert a.ids == tuple(IDS)
+    assert a.segments == (("input", 0, 5),)
+    assert a.relevance.shape == (5,)
+
+
+def test_tokens_after_the_explained_position_of_a_causal_model_get_nothing():
+    a = Explainer(models.tiny_llama())(IDS, position=2)
+    assert a.relevance[3:].tolist() == [0, 0]
+    assert (a.relevance[:3] != 0).all()
+
+
+def test_a_text_of_one_token_is_explained():
+    a = Explainer(models.tiny_gpt2())([7])
+    assert len(a) == 1
+    assert a.relevance[0] != 0
+
+
+def test_text_target_and_contrast_read_in_words(causal):
+    a = causal(TEXT, target=" are", contrast=" is")
+    logits = stock(causal.model, a.ids)[-1]
+    are, is_ = (causal.tokenizer(text)["input_ids"][0] for text in (" are", " is"))
+    near(a.target.value, float(logits[are] - logits[is_]))
+    assert a.target.description == "logit of ' are' − logit of ' is'"
+    assert "".join(a.tokens) == TEXT
+    assert a.words().tokens == ("The", " keys", " to", " the", " cabinet")
+
+
+# ---------------------------------------------------------------------------- targets
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (7, lambda z: z[7]),
+        (Logit(7), lambda z: z[7]),
+        (Logit(), lambda z: z.max()),
+        (Contrast(7, 3), lambda z: z[7] - z[3]),
+        (LogProb(7), lambda z: z.log_softmax(-1)[7]),
+        (LogProb(), lambda z: z.log_softmax(-1).max()),
+        (Margin(7), lambda z: z[7] - torch.cat([z[:7], z[8:]]).max()),
+        (Margin(), lambda z: z.topk(2).values[0] - z.topk(2).values[1]),
+        (torch.tensor(7), lambda z: z[7]),
+    ],
+)
+def test_targets_by_index_and_object(target, expected):
+    model = models.tiny_llama()
+    near(Explainer(model)(IDS, target).target.value, float(expected(stock(model, IDS)[-1])))
+
+
+def test_a_contrast_of_the_default_target_is_against_the_prediction():
+    model = models.tiny_llama()
+    z = stock(model, IDS)[-1]
+    other = int(z.argmin())
+    near(Explainer(model)(IDS, contrast=other).target.value, float(z.max() - z.min()))
+
+
+def test_a_target_object_with_a_string_means_its_token(causal):
+    by_text = causal(TEXT, LogProb(" are"))
+    by_id = causal(TEXT, LogProb(causal.tokenizer(" are")["input_ids"][0]))
+    assert by_text == by_id
+    assert by_text.target.description == "log-probability of ' are'"
+
+
+def test_the_relevance_of_a_contrast_is_the_difference_of_the_two():
+    explain = Explainer(models.tiny_llama())
+    difference = explain(IDS, 7).relevance - explain(IDS, 3).relevance
+    near(explain(IDS, 7, 3).relevance, difference)
+
+
+# ---------------------------------------------------------------------------- methods
+
+
+def autograd(model, ids, token):
+    """Embeddings and their plain gradient, by autograd alone."""
+    x = model.get_input_embeddings()(torch.tensor([ids])).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(inputs_embeds=x).logits[0, -1, token], x)
+    return x[0].detach(), gradient[0]
+
+
+@pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2, tiny.opt])
+@pytest.mark.parametrize(
+    ("method", "reduce"),
+    [
+        ("gradient-x-input", lambda x, g: (x * g).sum(-1)),
+        ("gradient-l1", lambda x, g: g.abs().sum(-1)),
+        ("gradient-l2", lambda x, g: g.square().sum(-1)),
+    ],
+)
+def test_gradient_methods_equal_plain_autograd(build, method, reduce):
+    model = build()
+    near(Explainer(model)(IDS, 7, method=method).relevance, reduce(*autograd(model, IDS, 7)))
+
+
+@pytest.mark.parametrize(("method", "recipe"), [("attnlrp", lrpx.ATTNLRP), ("lrp", lrpx.LRP)])
+def test_rule_methods_equal_propagate_by_hand(method, recipe):
+    model = models.tiny_llama()
+    with lrpx.propagate(model, recipe) as trace:
+        logits = model(torch.tensor([IDS])).logits
+    trace.explain(logits[0, -1, 7])
+    near(Explainer(model)(IDS, 7, method=method).relevance, trace.relevance("model.embed_tokens")[0].sum(-1))
+
+
+def test_a_method_by_name_by_object_and_by_recipe_is_the_same():
+    explain = Explainer(models.tiny_llama())
+    by_name = explain(IDS, method="lrp")
+    assert by_name == explain(IDS, method=METHODS["lrp"]) == explain(IDS, method=lrpx.LRP)
+    own = lrpx.ATTNLRP.at(layers=1, use=lrpx.LRP)
+    a = explain(IDS, method=own)
+    assert a.provenance.method == own.name
+    assert a.provenance.recipe == str(own)
+    assert not torch.equal(a.relevance, by_name.relevance)
+    norm = explain(IDS, method=Backward("own", lrpx.GRADIENT, l1))
+    assert norm.provenance.method == "own"
+    assert torch.equal(norm.relevance, explain(IDS, method="gradient-l1").relevance)
+
+
+# ------------------------------------------------------------------ masked models, classifiers
+
+
+def test_a_masked_model_is_explained_at_its_mask(piece_tokenizer):
+    model = models.tiny_bert(vocab_size=len(piece_tokenizer))
+    explain = Explainer(model, piece_tokenizer)
+    a = explain("the keys to the cabinet [MASK] on the table", target="are", contrast="is")
+    at = a.ids.index(piece_tokenizer.mask_token_id)
+    assert a.target.position == at
+    are, is_ = piece_tokenizer.convert_tokens_to_ids(["are", "is"])
+    logits = stock(model, a.ids)[at]
+    near(a.target.value, float(logits[are] - logits[is_]))
+    assert a.special[0]
+    assert a.special[at]
+    assert not a.special[1]
+    elsewhere = explain("the keys [MASK] the cabinet [MASK]", position=3)
+    assert elsewhere.target.position == 3
+
+
+def test_a_classifier_takes_labels_and_indices(piece_tokenizer):
+    model = tiny.bert_classifier(vocab_size=len(piece_tokenizer))
+    explain = Explainer(model, piece_tokenizer)
+    text = "what a lovely film"
+    a = explain(text, target="positive", contrast="negative")
+    logits = stock(model, a.ids)
+    near(a.target.value, float(logits[1] - logits[0]))
+    assert a.target.description == "logit of 'positive' − logit of 'negative'"
+    assert a.target.position is None
+    assert explain(text, 1, 0) == a
+    assert explain(text).prediction.text == model.config.id2label[int(logits.argmax())]
+
+
+@pytest.mark.parametrize("build", [tiny.gpt2_classifier, tiny.llama_classifier, tiny.bert_classifier])
+@pytest.mark.parametrize("settings", [{}, {"pad_token_id": None}])
+def test_classifiers_of_every_kind_have_the_stock_value(build, settings):
+    model = build(**settings)
+    a = Explainer(model)(IDS, target=2)
+    near(a.target.value, float(stock(model, IDS)[2]))
+    assert (a.relevance != 0).all()
+
+
+def test_labels_can_be_set_on_one_side_only():
+    model = tiny.gpt2_classifier(id2label={0: "low", 1: "mid", 2: "high"}, label2id=None)
+    assert Explainer(model)(IDS, "high").target.value == Explainer(model)(IDS, 2).target.value
+
+
+# ---------------------------------------------------------------------------- seq2seq
+
+
+@pytest.mark.parametrize("build", [models.tiny_t5, tiny.bart])
+def test_an_encoder_decoder_model_is_explained_over_both_texts(build):
+    model = build()
+    explain = Explainer(model)
+    a = explain(IDS, decoder=[2, 8, 6], target=7)
+    logits = stock(model, IDS, decoder_input_ids=torch.tensor([[2, 8, 6]]))
+    near(a.target.value, float(logits[-1, 7]))
+    assert a.target.position == 2
+    assert a.segments == (("encoder", 0, 5), ("decoder", 5, 8))
+    assert a.ids == (*IDS, 2, 8, 6)
+    assert (a.relevance != 0).all()
+    first = explain(IDS, decoder=[2, 8, 6], target=7, position=0)
+    near(first.target.value, float(logits[0, 7]))
+    assert first.relevance[6:].tolist() == [0, 0]
+
+
+def test_the_decoder_begins_with_the_configs_start_token():
+    model = models.tiny_t5()
+    assert Explainer(model)(IDS).ids == (*IDS, 0)
+    near(
+        Explainer(model)(IDS, 7).target.value,
+        float(stock(model, IDS, decoder_input_ids=torch.tensor([[0]]))[0, 7]),
+    )
+
+
+def test_a_decoder_text_follows_the_start_token(byte_tokenizer):
+    model = models.tiny_t5(vocab_size=len(byte_tokenizer), decoder_start_token_id=0)
+    a = Explainer(model, byte_tokenizer)(TEXT, decoder="The key", target=" is")
+    written = tuple(byte_tokenizer("The key")["input_ids"])
+    assert a.ids == (*byte_tokenizer(TEXT)["input_ids"], 0, *written)
+    _, start, end = a.segments[1]
+    assert a.tokens[start:end] == ("<pad>", *Explainer(model, byte_tokenizer)("The key").tokens[: len(written)])
+    near(float(a.words().relevance.sum()), float(a.relevance.sum()))
+    assert [name for name, _, _ in a.words().segments] == ["encoder", "decoder"]
+
+
+# ------------------------------------------------------------------------ kinds of input
+
+
+def test_ids_come_as_a_list_a_tuple_a_tensor_or_an_array():
+    explain = Explainer(models.tiny_gpt2())
+    expected = explain(IDS)
+    for given in (
+        tuple(IDS),
+        torch.tensor(IDS),
+        torch.tensor([IDS]),
+        torch.tensor(IDS).numpy(),
+        list(torch.tensor(IDS)),
+    ):
+        assert explain(given) == expected
+    assert expected.tokens[0] == "#3"
+
+
+def test_chat_messages_are_the_templates_ids_as_they_are(causal):
+    messages = [{"role": "user", "content": "Where are the keys?"}]
+    a = causal(messages)
+    expected = causal.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    assert list(a.ids) == expected
+    assert a.special[0]
+    assert a.tokens[0] == "<s>"
+    assert "".join(a.tokens).endswith("<s>assistant: ")
+
+
+def test_special_tokens_written_in_a_text_are_those_tokens(causal):
+    a = causal("<s>The keys")
+    assert a.ids[0] == causal.tokenizer.bos_token_id
+    assert a.special[:2] == (True, False)
+
+
+def test_the_surroundings_gradient_mode_does_not_matter():
+    explain = Explainer(models.tiny_llama())
+    expected = explain(IDS)
+    with torch.inference_mode():
+        assert explain(IDS) == expected
+    with torch.no_grad():
+        near(explain([IDS, IDS[:2]])[0].relevance, expected.relevance)
+
+
+# ------------------------------------------------------------------------- the user's own
+
+
+def test_nothing_of_the_users_is_changed(causal):
+    model, tokenizer = causal.model, causal.tokenizer
+    model.requires_grad_(True)
+    model.transformer.h[0].requires_grad_(False)
+    tokenizer.padding_side = "left"
+
+    def state():
+        return {
+            "weights": {name: value.clone() for name, value in model.state_dict().items()},
+            "requires_grad": [p.requires_grad for p in model.parameters()],
+            "grad": [p.grad for p in model.parameters()],
+            "training": [m.training for m in model.modules()],
+            "hooks": [
+                len(hooks)
+                for m in model.modules()
+                for hooks in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks, m._backward_pre_hooks)
+            ],
+            "attributes": [sorted(vars(m)) for m in model.modules()],
+            "config": copy.deepcopy(model.config.to_dict()),
+            "tokenizer": tokenizer.backend_tokenizer.to_str(),
+            "padding": (tokenizer.padding_side, tokenizer.truncation_side, tokenizer.init_kwargs.copy()),
+            "random": (torch.get_rng_state().tolist(), random.getstate()),
+            "grad mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        }
+
+    before = state()
+    causal([TEXT, "The boys"], [" are", " is"])
+    causal(TEXT, method="gradient-l2")
+    with pytest.raises(lrpx.LRPxError):
+        causal(TEXT, target="no such token")
+    after = state()
+    assert all(torch.equal(after["weights"][name], value) for name, value in before["weights"].items())
+    for name in before.keys() - {"weights"}:
+        assert after[name] == before[name], name
+
+
+# --------------------------------------------------------------------------- real models
+
+
+def test_real_minilm_as_a_classifier_and_as_a_masked_model(minilm):
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    encoder = AutoModel.from_pretrained(minilm, dtype=torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        classifier = BertForSequenceClassification(encoder.config).eval()
+        masked = BertForMaskedLM(encoder.config).eval()
+    classifier.bert.load_state_dict(encoder.state_dict())
+    masked.bert.load_state_dict(encoder.state_dict(), strict=False)
+    text = "The keys to the cabinet are unbelievably rusty."
+    a = Explainer(classifier, tokenizer)(text, target="LABEL_1")
+    near(a.target.value, float(stock(classifier, a.ids)[1]), 1e-5)
+    assert a.tokens[0] == "[CLS]"
+    assert " unbelievably" in a.words().tokens
+    b = Explainer(masked, tokenizer)("The keys [MASK] rusty.", target="are", contrast="is")
+    assert b.tokens[b.target.position] == "[MASK]"
+    wanted = stock(masked, b.ids)[b.target.position]
+    ids = tokenizer.convert_tokens_to_ids(["are", "is"])
+    near(b.target.value, float(wanted[ids[0]] - wanted[ids[1]]), 1e-5)
+
+
+def test_real_stories_llama(shared_data):
+    folder = shared_data / "models" / "stories260K" / "hf"
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [1, 403, 407, 261, 378]
+    a = Explainer(model)(ids)
+    z = stock(model, ids)[-1]
+    near(a.target.value, float(z.max()), 1e-5)
+    closed = Explainer(model.double())(ids, method="lrp")
+    near(float(closed.relevance.sum()), closed.target.value, 1e-4)
+
+
+def test_the_bundled_model_loads_and_explains_in_batches():
+    explain = Explainer.from_pretrained()
+    texts = ["The keys to the cabinet", "The boy"]
+    single = [explain(text, " are", " is") for text in texts]
+    for one, many in zip(single, explain(texts, " are", " is"), strict=True):
+        assert "".join(one.tokens) == "".join(many.tokens)
+        torch.testing.assert_close(many.relevance, one.relevance, rtol=1e-4, atol=1e-4)
+    assert single[0].provenance.model == "lrpx bundled model"
+
+
+@pytest.mark.parametrize(
+    "build", [models.tiny_gpt2, models.tiny_t5, models.tiny_bert, models.tiny_llama, tiny.bert_classifier, tiny.bart]
+)
+def test_a_saved_folder_loads_with_the_class_its_config_names(build, tmp_path):
+    model = build()
+    model.save_pretrained(tmp_path)
+    explain = Explainer.from_pretrained(tmp_path)
+    assert type(explain.model) is type(model)
+    assert explain.tokenizer is None, "transformers makes up a tokenizer without a vocabulary"
+    assert explain.model.dtype == torch.float64
+    single = Explainer.from_pretrained(str(tmp_path), dtype="float32", attn_implementation="eager")
+    assert single.model.dtype == torch.float32
+    assert single.model.config._attn_implementation == "eager"

@@ -1,0 +1,94 @@
+"""The floors of the package: imports only go down; and what `import lrpx` brings along."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lrpx
+
+ROOT = Path(lrpx.__file__).parent
+FLOORS = {
+    "errors": 0,
+    "rules": 1,
+    "targets": 1,
+    "tokens": 1,
+    "attribution": 1,
+    "metrics": 1,
+    "recipes": 2,
+    "views": 2,
+    "data": 2,
+    "tasks": 2,
+    "engine": 3,
+    "inputs": 3,
+    "loading": 3,
+    "methods": 4,
+    "explainer": 5,
+    "benchmarks": 6,
+    "cli": 7,
+}
+ENTRANCES = {"attribution": {"views"}}
+"""Imports upwards inside a function, so that a value can show itself: of a module, to these."""
+FILES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
+
+
+def part(module):
+    """The first name below lrpx: ``lrpx.engine.trace`` is in the engine."""
+    return module.split(".")[1]
+
+
+def imports(tree):
+    """``(module, whether it is inside a function)`` of every import from lrpx."""
+    inner = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [name.name for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            names = [f"lrpx.{name.name}" for name in node.names] if node.module == "lrpx" else [node.module]
+        else:
+            continue
+        yield from ((name, id(node) in inner) for name in names if name.split(".")[0] == "lrpx")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_only_go_down(path):
+    own = path.relative_to(ROOT).with_suffix("").parts[0]
+    assert own in FLOORS, f"{own} is on no floor; put it into FLOORS"
+    for module, inside in imports(ast.parse(path.read_text(encoding="utf-8"))):
+        if module == "lrpx" or part(module) not in FLOORS:
+            assert FLOORS[own] >= 6, f"{path.name} imports the package from inside"
+            continue
+        other = part(module)
+        allowed = other == own or FLOORS[other] < FLOORS[own] or (inside and other in ENTRANCES.get(own, ()))
+        assert allowed, f"{own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_files_are_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 420
+
+
+HEAVY = ["captum", "spacy", "matplotlib", "sklearn", "pandas", "datasets", "selenium", "tensorflow", "typer", "rich"]
+
+
+def test_importing_lrpx_brings_no_heavy_extras(record_property):
+    code = (
+        "import sys, time, torch, transformers; start = time.perf_counter(); import lrpx; "
+        "print(time.perf_counter() - start, *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    seconds, *modules = done.stdout.split()
+    record_property("seconds to import lrpx after torch and transformers", seconds)
+    print(f"import lrpx: {float(seconds):.2f} s after torch and transformers")
+    assert not set(HEAVY) & set(modules)
+    assert not [name for name in modules if name.startswith("transformers.models.")][:1]

@@ -1,0 +1,95 @@
+"""Tasks: what a Hugging Face class predicts, and what its forward pass takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as tf
+
+from lrpx import tasks
+from lrpx.errors import InputError, ModelError
+from lrpx.tasks import Task
+from tests import tiny
+from tests.reference import models
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("GPT2LMHeadModel", Task.CAUSAL),
+        ("LlamaForCausalLM", Task.CAUSAL),
+        ("BloomForCausalLM", Task.CAUSAL),
+        ("MambaForCausalLM", Task.CAUSAL),
+        ("OpenAIGPTLMHeadModel", Task.CAUSAL),
+        ("BartForCausalLM", Task.CAUSAL),
+        ("BertForMaskedLM", Task.MASKED),
+        ("RobertaForMaskedLM", Task.MASKED),
+        ("BertForSequenceClassification", Task.CLASSIFICATION),
+        ("GPT2ForSequenceClassification", Task.CLASSIFICATION),
+        ("T5ForConditionalGeneration", Task.SEQ2SEQ),
+        ("BartForConditionalGeneration", Task.SEQ2SEQ),
+        ("MarianMTModel", Task.SEQ2SEQ),
+    ],
+)
+def test_the_task_of_a_class(name, task):
+    assert tasks.task_of_class(getattr(tf, name)) is task
+
+
+@pytest.mark.parametrize(
+    "name", ["BertModel", "GPT2Model", "ViTForImageClassification", "BertForTokenClassification", "T5EncoderModel"]
+)
+def test_other_classes_have_none(name):
+    with pytest.raises(ModelError, match=rf"{name} is not a causal, masked.*load the class with the right head"):
+        tasks.task_of_class(getattr(tf, name))
+
+
+def test_a_class_of_the_users_own_is_known_by_its_base_or_its_name():
+    class Mine(tf.BertForMaskedLM):
+        pass
+
+    class NewForCausalLM(tf.PreTrainedModel):
+        pass
+
+    assert tasks.task_of_class(Mine) is Task.MASKED
+    assert tasks.task_of_class(NewForCausalLM) is Task.CAUSAL
+
+
+def test_the_input_embedding_is_found_under_its_first_path():
+    for build, path in ((models.tiny_gpt2, "transformer.wte"), (models.tiny_t5, "shared"), (tiny.bart, "model.shared")):
+        model = build()
+        found, module = tasks.input_embedding(model)
+        assert found == path
+        assert module is model.get_submodule(path)
+
+
+def test_the_context_is_the_smaller_of_the_models_and_the_tokenizers(byte_tokenizer):
+    model = models.tiny_gpt2()
+    assert tasks.context_length(model, None) == 64
+    assert tasks.context_length(model, byte_tokenizer) == 64, "a tokenizer without a limit says 1e30"
+    byte_tokenizer.model_max_length = 12
+    assert tasks.context_length(model, byte_tokenizer) == 12
+    assert tasks.context_length(tiny.bloom(), None) is None
+    assert tasks.context_length(tiny.roberta(), None) == 62
+
+
+def test_position_ids_count_from_each_rows_first_token():
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
+    assert tasks.position_ids(models.tiny_gpt2(), Task.CAUSAL, mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
+    assert tasks.position_ids(tiny.roberta(), Task.MASKED, mask)[1].tolist() == [2, 3, 4, 5]
+    with pytest.raises(InputError, match="MambaForCausalLM takes no position_ids"):
+        tasks.position_ids(tiny.mamba(), Task.CAUSAL, mask)
+
+
+def test_only_rows_leaves_no_hook_behind_when_the_model_fails():
+    model = models.tiny_gpt2()
+    with tasks.only_rows(model, torch.tensor([1, 0])):
+        assert model(torch.tensor([[3, 4, 5], [6, 7, 8]])).logits.shape == (2, 1, 31)
+    with pytest.raises(IndexError), tasks.only_rows(model, torch.tensor([1, 0])):
+        model(torch.tensor([[3, 4, 99]]))
+    assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, 31)
+
+
+def test_rows_of_reads_all_positions_or_the_only_one():
+    logits = torch.arange(12.0).view(2, 3, 2)
+    assert tasks.rows_of(logits, torch.tensor([2, 0])).tolist() == [[4, 5], [6, 7]]
+    assert tasks.rows_of(logits[:, :1], torch.tensor([2, 0])).tolist() == [[0, 1], [6, 7]]

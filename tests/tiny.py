@@ -1,0 +1,128 @@
+"""More tiny random models in float64, for the tests of the explainer: classifiers and other families."""
+
+from __future__ import annotations
+
+import transformers as tf
+
+from tests.reference import models
+
+SIZES = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}
+GPT2_SIZES = {"vocab_size": 31, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 4}
+GPT2_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def build(model_class, config, attn_implementation="sdpa"):
+    return models._build(model_class, config, attn_implementation, True, 0)
+
+
+def opt():
+    config = tf.OPTConfig(
+        vocab_size=31,
+        hidden_size=16,
+        word_embed_proj_dim=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        ffn_dim=24,
+        max_position_embeddings=64,
+    )
+    return build(tf.OPTForCausalLM, config)
+
+
+def bloom():
+    config = tf.BloomConfig(vocab_size=31, hidden_size=16, n_layer=2, n_head=4)
+    return build(tf.BloomForCausalLM, config, "eager")
+
+
+def neox():
+    return build(tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig(**SIZES))
+
+
+def mamba():
+    config = tf.MambaConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, state_size=4)
+    return build(tf.MambaForCausalLM, config, "eager")
+
+
+def roberta():
+    return build(tf.RobertaForMaskedLM, tf.RobertaConfig(**SIZES, pad_token_id=1, bos_token_id=0, eos_token_id=2))
+
+
+def xlnet():
+    config = tf.XLNetConfig(vocab_size=31, d_model=16, n_layer=2, n_head=4, d_inner=24)
+    return build(tf.XLNetLMHeadModel, config, "eager")
+
+
+def bart(**settings):
+    sizes = {
+        "vocab_size": 31,
+        "d_model": 16,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 24,
+        "decoder_ffn_dim": 24,
+        "max_position_embeddings": 64,
+    }
+    return build(tf.BartForConditionalGeneration, tf.BartConfig(**sizes | settings))
+
+
+def longformer():
+    """Pads its input to a multiple of the window by itself."""
+    return build(
+        tf.LongformerForMaskedLM, tf.LongformerConfig(**SIZES, attention_window=[4, 4], pad_token_id=1), "eager"
+    )
+
+
+def marian():
+    """The encoder and the decoder have embeddings of their own."""
+    sizes = {
+        f"{side}_{name}": size
+        for side in ("encoder", "decoder")
+        for name, size in {"layers": 2, "attention_heads": 4, "ffn_dim": 24}.items()
+    }
+    config = tf.MarianConfig(
+        vocab_size=31,
+        d_model=16,
+        max_position_embeddings=64,
+        share_encoder_decoder_embeddings=False,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+        **sizes,
+    )
+    return build(tf.MarianMTModel, config)
+
+
+def xlnet_classifier():
+    """Takes the last token of all for the class, so no row of a batch may be padded."""
+    config = tf.XLNetConfig(vocab_size=31, d_model=16, n_layer=2, n_head=4, d_inner=24, num_labels=3)
+    return build(tf.XLNetForSequenceClassification, config, "eager")
+
+
+def codegen():
+    """Its config names no padding token at all."""
+    return build(tf.CodeGenForCausalLM, tf.CodeGenConfig(**GPT2_SIZES, rotary_dim=4), "eager")
+
+
+def bert_classifier(**settings):
+    labels = {0: "negative", 1: "positive", 2: "mixed"}
+    config = tf.BertConfig(**SIZES | {"id2label": labels} | settings)
+    return build(tf.BertForSequenceClassification, config)
+
+
+def gpt2_classifier(**settings):
+    config = tf.GPT2Config(**GPT2_SIZES | GPT2_TOKENS | {"num_labels": 3} | settings)
+    return build(tf.GPT2ForSequenceClassification, config)
+
+
+def llama_classifier(**settings):
+    config = tf.LlamaConfig(**SIZES | {"num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 3} | settings)
+    return build(tf.LlamaForSequenceClassification, config)
