@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer

@@ -111,6 +111,12 @@ class Recipe:
             overrides=(*self.overrides, override),
         )
 
+    def rule_modules(self) -> frozenset[str]:
+        """The Python modules that the recipe's rules come from; their autograd functions are rules too."""
+        mine = [getattr(self, kind) for kind in KINDS]
+        mine += [rule for override in self.overrides for _, rule in override.rules]
+        return frozenset({rules.__name__} | {rule.__module__ for rule in mine})
+
     def with_rules(self, changed: tuple[tuple[str, Rule], ...]) -> Recipe:
         """The same recipe with some rules exchanged everywhere."""
         return replace(self, **dict[str, Any](changed))

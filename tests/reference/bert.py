@@ -101,9 +101,7 @@ class _Layer:
         )
         return self.norm_2(second_sum), saved
 
-    def relevance(
-        self, s: _Saved, relevance: Array, recipe: str, ledger: Ledger
-    ) -> tuple[Array, Array, Array]:
+    def relevance(self, s: _Saved, relevance: Array, recipe: str, ledger: Ledger) -> tuple[Array, Array, Array]:
         """Relevance at the layer's input, at the attention output projection and at the MLP's."""
         r_sum = self.norm_2.relevance(s.second_sum, relevance, ledger)
         r_mlp, r_middle = rules.addition([s.mlp_out, s.middle], r_sum)

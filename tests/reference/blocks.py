@@ -87,11 +87,7 @@ class Linear:
         """Read ``name.weight`` (``transposed``: stored as [in, out]) and its bias, if it has one."""
         weight = parameter(model, f"{name}.weight")
         bias_name = bias_name or f"{name}.bias"
-        bias = (
-            parameter(model, bias_name)
-            if getattr(model.get_submodule(name), "bias", None) is not None
-            else None
-        )
+        bias = parameter(model, bias_name) if getattr(model.get_submodule(name), "bias", None) is not None else None
         return cls(weight.T.copy() if transposed else weight, bias, bias_name)
 
     def __call__(self, x: Array) -> Array:
@@ -190,9 +186,7 @@ class Attention:
     output: Array
 
 
-def attend(
-    q: Array, k: Array, v: Array, visible: np.ndarray, scale: float, bias: Array | None = None
-) -> Attention:
+def attend(q: Array, k: Array, v: Array, visible: np.ndarray, scale: float, bias: Array | None = None) -> Attention:
     """Forward pass for ``q [H, Tq, dh]``, ``k`` and ``v [H, Tk, dh]``; ``bias [H, Tq, Tk]`` or None."""
     dots = rules.matmul(q, k.transpose(0, 2, 1))
     scores = scale * dots if bias is None else scale * dots + bias

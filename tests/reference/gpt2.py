@@ -101,9 +101,7 @@ class _Layer:
         )
         return middle + mlp_out, saved
 
-    def relevance(
-        self, s: _Saved, relevance: Array, recipe: str, ledger: Ledger
-    ) -> tuple[Array, Array, Array]:
+    def relevance(self, s: _Saved, relevance: Array, recipe: str, ledger: Ledger) -> tuple[Array, Array, Array]:
         """Relevance at the layer's input, at the attention output projection and at the MLP's."""
         r_middle, r_mlp = rules.addition([s.middle, s.mlp_out], relevance)
         r_hidden = self.down.relevance(s.hidden, r_mlp, ledger)

@@ -98,9 +98,7 @@ class _Layer:
         config, name = model.config, f"model.layers.{index}"
         self.name = f"{name}.self_attn"
         self.q, self.k, self.v, self.o = (Linear.read(model, f"{self.name}.{p}_proj") for p in "qkvo")
-        self.gate, self.up, self.down = (
-            Linear.read(model, f"{name}.mlp.{p}_proj") for p in ("gate", "up", "down")
-        )
+        self.gate, self.up, self.down = (Linear.read(model, f"{name}.mlp.{p}_proj") for p in ("gate", "up", "down"))
         self.norm_1 = RMSNorm.read(model, f"{name}.input_layernorm", config.rms_norm_eps)
         self.norm_2 = RMSNorm.read(model, f"{name}.post_attention_layernorm", config.rms_norm_eps)
         self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads

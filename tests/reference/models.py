@@ -80,9 +80,7 @@ def randomise(model: nn.Module, seed: int) -> None:
                     normal(parameter, 0.0, 1.2 * fan_in**-0.5)
 
 
-def _build(
-    model_class: type[Model], config: object, attn_implementation: str, lifted: bool, seed: int
-) -> Model:
+def _build(model_class: type[Model], config: object, attn_implementation: str, lifted: bool, seed: int) -> Model:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = model_class._from_config(config, attn_implementation=attn_implementation)

@@ -151,9 +151,7 @@ def conv2d_epsilon(
     padding: int | tuple[int, int] = 0,
 ) -> Shares:
     """LRP-epsilon of a convolution (Arras 2025, Eq. 1); epsilon = 0 is LRP-0. Returns (R_x, R_b)."""
-    return _convolution(
-        x, weight, bias, relevance, stride, padding, lambda z, b: shares_epsilon(z, b, epsilon)
-    )
+    return _convolution(x, weight, bias, relevance, stride, padding, lambda z, b: shares_epsilon(z, b, epsilon))
 
 
 def conv2d_z_plus(
@@ -282,17 +280,12 @@ def layernorm(x: Array, gamma: Array, beta: Array | None, eps: float) -> Array:
     return np.stack([linear(row, layernorm_matrix(row, gamma, eps), beta) for row in x])
 
 
-def layernorm_constant_std(
-    x: Array, gamma: Array, beta: Array | None, eps: float, relevance: Array
-) -> Shares:
+def layernorm_constant_std(x: Array, gamma: Array, beta: Array | None, eps: float, relevance: Array) -> Shares:
     """LayerNorm with its standard deviation held constant and its mean in the graph; then LRP-0.
 
     Arras 2025, D.5 (Ali 2022). ``x [T, d]``; returns (R_x [T, d], R_beta [T, d]).
     """
-    rows = [
-        linear_zero(row, layernorm_matrix(row, gamma, eps), beta, r)
-        for row, r in zip(x, relevance, strict=True)
-    ]
+    rows = [linear_zero(row, layernorm_matrix(row, gamma, eps), beta, r) for row, r in zip(x, relevance, strict=True)]
     return np.stack([r_x for r_x, _ in rows]), np.stack([r_b for _, r_b in rows])
 
 
@@ -302,9 +295,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float, beta: Array | None = None) -> Ar
     return z if beta is None else z + beta
 
 
-def rmsnorm_constant_std(
-    x: Array, gamma: Array, eps: float, relevance: Array, beta: Array | None = None
-) -> Shares:
+def rmsnorm_constant_std(x: Array, gamma: Array, eps: float, relevance: Array, beta: Array | None = None) -> Shares:
     """RMSNorm with its root mean square held constant: a diagonal linear map, then LRP-0.
 
     ``R_i = x_i w_i / (x_i w_i + beta_i) R_i``, which is the identity without beta (Achtibat 2024, Eq. 19;

@@ -164,9 +164,7 @@ class _Stack:
         count = config.num_decoder_layers if self.decoder else config.num_layers
         blocks = [f"{name}.block.{i}.layer" for i in range(count)]
         self.attentions = [_Attention(model, f"{b}.0", "SelfAttention") for b in blocks]
-        self.crosses = (
-            [_Attention(model, f"{b}.1", "EncDecAttention") for b in blocks] if self.decoder else []
-        )
+        self.crosses = [_Attention(model, f"{b}.1", "EncDecAttention") for b in blocks] if self.decoder else []
         self.mlps = [_FeedForward(model, f"{b}.{2 if self.decoder else 1}") for b in blocks]
         self.norm = RMSNorm.read(model, f"{name}.final_layer_norm", config.layer_norm_epsilon)
         self.table = parameter(model, f"{blocks[0]}.0.SelfAttention.relative_attention_bias.weight")
@@ -194,9 +192,7 @@ class _Stack:
         for i in reversed(range(len(self.mlps))):
             relevance, r_neurons = self.mlps[i].relevance(relevance, recipe, ledger)
             if self.crosses:
-                relevance, r_memory, r_cross = self.crosses[i].relevance(
-                    relevance, recipe, ledger, position_bias
-                )
+                relevance, r_memory, r_cross = self.crosses[i].relevance(relevance, recipe, ledger, position_bias)
                 found["memory"] = found["memory"] + r_memory
                 found["cross_heads"].insert(0, r_cross)
             relevance, _, r_heads = self.attentions[i].relevance(relevance, recipe, ledger, position_bias)

@@ -45,9 +45,7 @@ def test_linear_zero_hands_nothing_back_from_an_output_of_zero() -> None:
         (np.array([1.0, 3.0]), np.zeros(1), 0.5, 1.0, [6.0, -6.0], 0.0),  # sign(0) = +1
     ],
 )
-def test_linear_epsilon_by_hand(
-    x: Any, bias: Any, epsilon: float, relevance: float, r_x: Any, r_b: float
-) -> None:
+def test_linear_epsilon_by_hand(x: Any, bias: Any, epsilon: float, relevance: float, r_x: Any, r_b: float) -> None:
     got_x, got_b = rules.linear_epsilon(x, W, bias, np.array([relevance]), epsilon)
     near(got_x, r_x)
     near(got_b, [r_b])

@@ -21,7 +21,7 @@ LINEAR = SHAPE | frozenset(
     adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
     adaptive_max_pool1d adaptive_max_pool2d max amax min amin maximum minimum topk sort msort kthvalue median
     cummax cummin abs absolute abs_ nan_to_num nan_to_num_ requires_grad_ detach detach_ numpy
-    batch_norm real imag view_as_real view_as_complex complex conj resolve_conj resolve_neg
+    real imag view_as_real view_as_complex complex conj resolve_conj resolve_neg
     fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn fft_fft fft_ifft fft_rfft fft_irfft fft_fftn fft_ifftn
     align_to pin_memory data_ptr log_softmax size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
     is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad

@@ -76,12 +76,21 @@ class RuleMode(TorchFunctionMode):
             with self:
                 return torch._C._skip_one_hop_torch_function(func, types, args, kwargs)
         out = func(*constants(args), **constants(kwargs))
-        if self.recipe.strict and _any_carries(out):
+        if _any_carries(out):
+            self.refuse(name)
+        return out
+
+    def refuse(self, name: str) -> None:
+        """Under a strict recipe, refuse the operation called ``name``.
+
+        Raises:
+            UnknownOperationError: names the operation, the module that calls it, and the mend.
+        """
+        if self.recipe.strict:
             raise UnknownOperationError(
                 f"{self._where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "
                 "use a recipe with strict=False to take its plain gradient"
             )
-        return out
 
     def source(self, weight: Tensor, ids: Tensor, out: Tensor) -> Tensor:
         """Make the output of an embedding a leaf of the graph, and record it."""

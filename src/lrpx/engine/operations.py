@@ -80,7 +80,7 @@ def gate_strength(value: Tensor) -> int:
 # ------------------------------------------------------------------------- sources
 
 
-@handles("embedding")
+@handles("embedding", "embedding_bag")
 def _embedding(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     ids, weight = args[0], args[1] if len(args) > 1 else kwargs["weight"]
     out = func(*constants(args), **constants(kwargs))
@@ -139,14 +139,13 @@ def _add_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles("matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "mv", "dot", "inner", "outer", "tensordot")
 def _matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    is_weight = len(args) > 1 and isinstance(args[1], Parameter)
     args, kwargs = constants(args), constants(kwargs)
     if len(args) < 2:
         return func(*args, **kwargs)
     a, b, *rest = args
     if carries(a) and carries(b):
         return mode.recipe.matmul(lambda a, b: func(a, b, *rest, **kwargs), a, b)
-    if carries(a) and is_weight and not rest and not kwargs:
+    if carries(a) and b.ndim == 2 and not rest and not kwargs:  # a constant matrix on the right is a weight
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
             return func(x, weight) if bias is None else func(x, weight) + bias
@@ -328,6 +327,16 @@ def _rms_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     return rules.rms_norm_constant_std(
         lambda x: func(x, shape, weight, eps), x, dims, weight, torch.finfo(wide).eps if eps is None else eps
     )
+
+
+@handles("batch_norm")
+def _batch_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Linear with its running statistics; with a batch's own it would need a rule that it has not."""
+    args, kwargs = constants(args), constants(kwargs)
+    x, training = args[0], args[5] if len(args) > 5 else kwargs.get("training", False)
+    if training and carries(x):
+        mode.refuse("batch_norm in training mode")
+    return func(*args, **kwargs)
 
 
 @handles("group_norm")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
-from lrpx.errors import NonFiniteError, TraceError
+from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +45,14 @@ class Trace:
 
     Call :meth:`explain` once on the scalar to explain; :meth:`relevance` and :meth:`gradient` then answer
     for every source, and for every observed module's input and output.
+
+    Args:
+        rule_modules: the Python modules whose custom autograd functions are rules, under a strict recipe; any other
+            custom function is refused. None allows all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rule_modules: frozenset[str] | None = None) -> None:
+        self._rule_modules = rule_modules
         self.sources: list[Source] = []
         self.places: list[Place] = []
         self._gradients: dict[int, Tensor] | None = None
@@ -63,16 +69,23 @@ class Trace:
         Raises:
             TraceError: the model was not called inside the block, or the value does not depend on it.
             NonFiniteError: NaN or infinity in the value, or in the relevance of a source.
+            UnknownOperationError: a custom autograd function on the way, under a strict recipe.
         """
         if not self.sources:
             raise TraceError(
                 "nothing was recorded: call the very module that was given to propagate(), inside the block"
+            )
+        if self._gradients is not None:
+            raise TraceError(
+                "this run was explained already, and its graph is gone; run the model again in a new block"
             )
         if value.ndim > 1:
             raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
+        if self._rule_modules is not None:
+            _refuse_unseen_functions(value, self._rule_modules)
         tensors = [source.value for source in self.sources] + [place.value for place in self.places]
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
         gradients = torch.autograd.grad(value.sum(), unique, allow_unused=True)
@@ -164,3 +177,29 @@ def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
     for path, value in pairs:
         if value is not None and not torch.isfinite(value).all():
             yield path
+
+
+def _refuse_unseen_functions(value: Tensor, rule_modules: frozenset[str]) -> None:
+    """Refuse a graph with a custom ``autograd.Function``: no torch function, so no rule could reach it.
+
+    Raises:
+        UnknownOperationError: names the function.
+    """
+    seen = {value.grad_fn}
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if isinstance(node, BackwardCFunction):
+            function = getattr(node, "_forward_cls", type(node))
+            if function.__module__ not in rule_modules:
+                raise UnknownOperationError(
+                    f"the model calls {function.__name__} of {function.__module__}, a custom autograd function that no "
+                    'rule can reach; for flash_attention_2 load the model with attn_implementation="sdpa", else use '
+                    "a recipe with strict=False to take its plain gradient"
+                )
+        for child, _ in node.next_functions:
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrpx import recipes, tasks
-from lrpx.engine.propagate import propagate
+from lrpx.engine.running import propagate
 from lrpx.errors import ModelError, NonFiniteError
 from lrpx.tasks import Task
 

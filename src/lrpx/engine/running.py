@@ -17,7 +17,7 @@ from lrpx import rules
 from lrpx.engine.mode import RuleMode
 from lrpx.engine.operations import mark_gate
 from lrpx.engine.trace import Place, Source, Trace
-from lrpx.errors import TraceError
+from lrpx.errors import MethodError, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,6 +50,7 @@ def propagate(model: Module, recipe: Recipe, observe: Sequence[str] = ("*",)) ->
 
     Raises:
         TraceError: this thread already runs the same model under a recipe.
+        MethodError: the path of an override matches no module of the model.
         UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(),
@@ -64,8 +65,16 @@ def propagate(model: Module, recipe: Recipe, observe: Sequence[str] = ("*",)) ->
     running: set[int] = _running.__dict__.setdefault("models", set())
     if id(model) in running:
         raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
-    trace = Trace()
     modules = dict(model.named_modules(remove_duplicate=False))
+    unused = [
+        override for override in recipe.overrides if not any(fnmatchcase(path, override.path) for path in modules)
+    ]
+    if unused:
+        raise MethodError(
+            f"no module of {type(model).__name__} has a path like {unused[0].path!r}, which an override wants; "
+            "compare it with the paths of model.named_modules()"
+        )
+    trace = Trace(recipe.rule_modules() if recipe.strict else None)
     mode = RuleMode(recipe, trace, _embeddings(modules), lambda: {id(m): path for path, m in modules.items()})
     hooks = _Hooks(mode, trace)
     with ExitStack() as stack:

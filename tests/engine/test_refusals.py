@@ -1,0 +1,107 @@
+"""What a strict recipe refuses rather than guesses, and what it must not refuse."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from lrpx.engine import propagate
+from lrpx.errors import MethodError, TraceError, UnknownOperationError
+from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from lrpx.rules import Gamma
+
+X = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
+
+
+class Doubled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        return 2 * dy
+
+
+class Calls(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.layer = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.layer(x))
+
+
+def explained(model: nn.Module, recipe: Any = LRP, x: Tensor = X) -> Any:
+    with propagate(model, recipe) as trace:
+        trace.explain(model(x).flatten()[0])
+    return trace
+
+
+def test_a_custom_autograd_function_of_the_model_is_refused_by_name() -> None:
+    with pytest.raises(UnknownOperationError, match=r"Doubled of tests\.engine\.test_refusals.*strict=False"):
+        explained(Calls(Doubled.apply))
+
+
+def test_a_custom_autograd_function_runs_when_not_strict() -> None:
+    trace = explained(Calls(Doubled.apply), replace(LRP, strict=False))
+    assert trace.relevance("x").any()
+    assert explained(Calls(Doubled.apply), GRADIENT).relevance("x").any()
+
+
+def test_a_rule_may_be_a_custom_autograd_function() -> None:
+    def doubling(op: Any, *inputs: Any) -> Tensor:
+        return Doubled.apply(op(*inputs)) / 2
+
+    assert explained(Calls(torch.tanh), LRP.at(activation=doubling)).relevance("x").any()
+
+
+def test_batch_norm_is_refused_in_training_mode_only() -> None:
+    model = nn.Sequential(nn.Linear(3, 4, dtype=torch.float64), nn.BatchNorm1d(4, dtype=torch.float64))
+    with pytest.raises(UnknownOperationError, match=r"^1 calls torch's 'batch_norm in training mode'"):
+        explained(model, x=X.repeat(3, 1))
+    model.eval()
+    assert explained(model).relevance("input").any()
+
+
+def test_an_override_of_no_module_is_refused() -> None:
+    with pytest.raises(MethodError, match=r"no module of Calls has a path like '\*\.mpl'.*named_modules"):
+        explained(Calls(torch.tanh), ATTNLRP.at("*.mpl", linear=Gamma()))
+
+
+def test_layers_beyond_the_model_are_no_error() -> None:
+    assert explained(Calls(torch.tanh), ATTNLRP.at(layers=slice(7, None), use=LRP)).relevance("x").any()
+
+
+def test_a_run_is_explained_once() -> None:
+    model = Calls(torch.tanh)
+    with propagate(model, LRP) as trace:
+        value = model(X)[0, 0]
+        trace.explain(value)
+        with pytest.raises(TraceError, match=r"explained already.*run the model again"):
+            trace.explain(value)
+
+
+def test_an_embedding_bag_is_a_source() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(5, 3, dtype=torch.float64), nn.Linear(3, 2, bias=False, dtype=torch.float64))
+    with propagate(model, LRP) as trace:
+        value = trace.explain(model(torch.tensor([[1, 4]]))[0, 1])
+    torch.testing.assert_close(trace.relevance("0").sum(), value)
+
+
+def test_a_transposed_weight_is_a_linear_layer() -> None:
+    model = Calls(nn.Identity())
+    written_out = Calls(nn.Identity())
+    written_out.load_state_dict(model.state_dict())
+    written_out.layer.forward = lambda x: x @ written_out.layer.weight.T  # type: ignore[method-assign]
+    model.layer.bias = None
+    recipe = LRP.at(linear=Gamma(0.5))
+    wanted = explained(model, recipe).relevance("x")
+    torch.testing.assert_close(explained(written_out, recipe).relevance("x"), wanted)
+    assert not torch.allclose(explained(model).relevance("x"), wanted)
