@@ -1,6 +1,6 @@
 """Take the picture of an HTML heatmap with a headless Chromium.
 
-    python docs/screenshot.py demo.html docs/images/keys.png [--dark] [--width 900] [--height 460]
+python docs/screenshot.py demo.html docs/images/keys.png [--dark] [--width 900] [--height 460]
 """
 
 from __future__ import annotations

