@@ -48,7 +48,7 @@ class Judge:
             else:
                 after.append((start + a[:same], a[same], b[same]))
         verdicts = [False] * len(pairs)
-        order = sorted((i for i, row in enumerate(after) if row), key=lambda i: len(after[i][0]))  # type: ignore[index]
+        order = sorted((i for i, row in enumerate(after) if row), key=lambda i: len(after[i][0]))
         for at in range(0, len(order), BATCH):
             group = order[at : at + BATCH]
             rows = [after[i] for i in group]
