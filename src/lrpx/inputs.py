@@ -91,7 +91,7 @@ class Reader:
             )
         if wrong is not None:
             raise InputError(f"token id {wrong} is outside the model's vocabulary; pass ids 0 to {size - 1}")
-        limit = tasks.context_length(self.model, self.tokenizer)
+        limit = tasks.context_length(self.model)
         if limit is not None and len(ids) > limit:
             raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {limit}; shorten it")
         return ids

@@ -109,16 +109,14 @@ def embedding_paths(model: Module, task: Task) -> set[str]:
     return {path} | {found for found, each in model.named_modules() if each is other}
 
 
-def context_length(model: Module, tokenizer: Any) -> int | None:
-    """The most tokens the model takes, or None when nothing says so."""
-    limits = []
+def context_length(model: Module) -> int | None:
+    """The most tokens the model has positions for, or None when it has no such limit (T5, BLOOM, Mamba).
+
+    A tokenizer's ``model_max_length`` is advice, and no limit.
+    """
     config = getattr(model, "config", None)
-    if config is not None:
-        positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-        limits.append(positions - _first_position(model) if isinstance(positions, int) else None)
-    limits.append(getattr(tokenizer, "model_max_length", None))
-    known = [int(limit) for limit in limits if isinstance(limit, int) and 0 < limit < 10**9]
-    return min(known, default=None)
+    positions = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions - _first_position(model) if isinstance(positions, int) and positions > 0 else None
 
 
 def _first_position(model: Module) -> int:
