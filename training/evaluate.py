@@ -2,9 +2,9 @@
 
     python training/evaluate.py --data ../shared/data --model src/lrpx/bundled --text runs/bundled/held_out_text.json
 
-Agreement is read as the sign of a difference of two logits after the same words: at the first token in which
-the two verb forms differ. Where one form is the beginning of the other (``rest``, ``rest|s``) there is no such
-token, and the two whole sentences' log-probabilities are compared.
+Agreement is read as the sign of a difference of two logits after the same words, right above wrong, where both verb
+forms are one token (or differ in the first only, as ``hasn|'t`` and ``haven|'t``). Other forms are in pieces that
+do not compare (``scan`` and ``sc|ans``), and the log-probabilities of the two whole sentences are compared.
 """
 
 from __future__ import annotations
@@ -34,31 +34,30 @@ class Judge:
         self.tokenizer = tokenizer
 
     def prefers(self, pairs: Sequence[tuple[str, str, str, str]]) -> list[bool]:
-        """For each ``(prefix, right, wrong, rest)``: whether the right word has the larger logit."""
-        ids = lambda text: self.tokenizer(text, add_special_tokens=False)["input_ids"]  # noqa: E731
+        """For each ``(prefix, right, wrong, rest)``: whether the right word is preferred after the prefix."""
         start = [self.tokenizer.bos_token_id]
         after: list[tuple[list[int], int, int] | None] = []
         whole: dict[int, tuple[list[int], list[int]]] = {}
         for i, (prefix, right, wrong, rest) in enumerate(pairs):
-            a, b = ids(f"{prefix} {right}"), ids(f"{prefix} {wrong}")
-            same = next((k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-            if same is None:
-                whole[i] = (start + ids(f"{prefix} {right}{rest}"), start + ids(f"{prefix} {wrong}{rest}"))
-                after.append(None)
+            before, a, b = self._ids(prefix), self._ids(f" {right}"), self._ids(f" {wrong}")
+            if a[1:] == b[1:] and a[0] != b[0]:
+                after.append((start + before, a[0], b[0]))
             else:
-                after.append((start + a[:same], a[same], b[same]))
+                whole[i] = (start + self._ids(f"{prefix} {right}{rest}"), start + self._ids(f"{prefix} {wrong}{rest}"))
+                after.append(None)
         verdicts = [False] * len(pairs)
         order = sorted((i for i, row in enumerate(after) if row), key=lambda i: len(after[i][0]))
         for at in range(0, len(order), BATCH):
             group = order[at : at + BATCH]
-            rows = [after[i] for i in group]
-            logits = self._last_logits([row[0] for row in rows if row])
-            for i, row, scores in zip(group, rows, logits, strict=True):
-                assert row is not None
+            rows = [row for i in group if (row := after[i])]
+            for i, row, scores in zip(group, rows, self._last_logits([row[0] for row in rows]), strict=True):
                 verdicts[i] = bool(scores[row[1]] > scores[row[2]])
         for i, (right_ids, wrong_ids) in whole.items():
             verdicts[i] = self._log_probability(right_ids) > self._log_probability(wrong_ids)
         return verdicts
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @torch.no_grad()
     def _last_logits(self, rows: list[list[int]]) -> torch.Tensor:

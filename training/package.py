@@ -24,6 +24,17 @@ BUNDLED = HERE.parent / "src/lrpx/bundled"
 LIMIT = 16 * 2**20
 
 
+def last_steps(log: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last entry with a step of each run: a run begins where the data is counted."""
+    ends: list[dict[str, Any]] = []
+    for entry in log:
+        if "agreement_rows" in entry:
+            ends.append({})
+        elif "minutes" in entry:
+            ends[-1] = entry
+    return ends
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--run", type=Path, required=True)
@@ -45,6 +56,8 @@ def main() -> None:
     report = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     (HERE / "evaluation.json").write_text(report)
     facts = {key: value for entry in log for key, value in entry.items()}
+    facts |= {"phases": sum("agreement_rows" in entry for entry in log)}
+    facts |= {name: sum(ends[name] for ends in last_steps(log)) for name in ("step", "tokens", "minutes")}
     card = Template((HERE / "model_card.md.j2").read_text(), keep_trailing_newline=True)
     (BUNDLED / "README.md").write_text(card.render(report=json.loads(report), **facts))
     size = sum(path.stat().st_size for path in BUNDLED.iterdir())

@@ -82,6 +82,26 @@ def novel_chunks(path: Path) -> tuple[list[str], list[str]]:
     return [c for book in books[:-3] for c in chunks(book)], [c for book in books[-3:] for c in chunks(book)]
 
 
+QUANTIFIERS = ("a lot of", "lots of", "plenty of", "a number of", "a great many")
+PLURAL_SUBJECT = re.compile(
+    r"\b(?:(?P<quantifier>(?i:many|some|most|all|several|few|those|these|both|two|three|four|five))|[Tt]he(?= [A-Z]))"
+    r" (?:[a-z]+ )?[A-Za-z]+s (?:were|are|have|weren't|aren't|haven't)\b[^.!?;]*[.!?;]"
+)
+
+
+def plural_sentences(chunks: list[str]) -> list[str]:
+    """Sentences of the novels cut to begin with a plural subject: a family's or people's name (``The Smiths were``),
+    or a quantifier, which is exchanged for a rarer one (``A lot of people were``)."""
+    draw = random.Random(SEED)
+    found = []
+    for match in (match for chunk in chunks for match in PLURAL_SUBJECT.finditer(chunk)):
+        text = match.group()
+        if quantifier := match.group("quantifier"):
+            text = draw.choice(QUANTIFIERS) + text[len(quantifier) :]
+        found.append(text[0].upper() + text[1:])
+    return found
+
+
 def verb_pairs(rows: list[AgreementRow], words: Counter[str]) -> list[tuple[str, str]]:
     """Third-person singular and plural forms: those of the agreement sentences, and every word of the novels
     that has an ``-ing`` form and an ``-ed`` or ``-s`` form there."""
@@ -163,6 +183,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--start", type=Path, help="go on from the weights and tokenizer of an earlier run")
+    parser.add_argument("--rate", type=float, default=PEAK_LEARNING_RATE)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     log = open(options.out / "train.log", "a", encoding="utf-8")  # noqa: SIM115
@@ -177,13 +199,23 @@ def main() -> None:
     wiki = [line for line in wiki if normal_form(line) not in barred]
     wiki, wiki_test = wiki[:-1000], wiki[-1000:]
     novels, novels_test = novel_chunks(options.data / "text/novels.txt.xz")
-    say(agreement_rows=len(rows), held_out_rows=len(held_out), wiki=len(wiki), novel_chunks=len(novels))
+    say(
+        start=str(options.start or ""),
+        agreement_rows=len(rows),
+        held_out_rows=len(held_out),
+        wiki=len(wiki),
+        novel_chunks=len(novels),
+    )
 
     words = Counter(re.findall(r"[a-z]+", " ".join(novels).lower()))
     verbs = verb_pairs(rows, words)
     pairs = AUXILIARIES + verbs
     sample = [row.sentence for row in rows] + [natural(row.sentence) for row in rows] + wiki
-    tokenizer = train_tokenizer(novels[::4] + sample * 4, pairs)
+    tokenizer = (
+        PreTrainedTokenizerFast.from_pretrained(options.start)
+        if options.start
+        else train_tokenizer(novels[::4] + sample * 4, pairs)
+    )
     tokenizer.save_pretrained(options.out)
     vocabulary = tokenizer.get_vocab()
     opposite = torch.full((VOCABULARY,), -1)
@@ -211,10 +243,11 @@ def main() -> None:
     random.Random(SEED).shuffle(novels)
     batches = Batches(
         [
-            (0.64, [row for row in encoded(novels) if sum(i in pair_ids for i in row) >= 4]),
+            (0.56, [row for row in encoded(novels) if sum(i in pair_ids for i in row) >= 4]),
             (0.09, encoded([row.sentence for row in rows])),
             (0.09, encoded([natural(row.sentence) for row in rows])),
             (0.18, encoded(wiki)),
+            (0.08, encoded(plural_sentences(novels))),
         ],
         pad=tokenizer.pad_token_id,
     )
@@ -235,18 +268,20 @@ def main() -> None:
             pad_token_id=tokenizer.pad_token_id,
         )
     )
+    if options.start:
+        model = LlamaForCausalLM.from_pretrained(options.start, dtype=torch.float32)
     compiled = torch.compile(model.model, dynamic=True)
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     optimizers = [
-        torch.optim.Muon(matrices, lr=PEAK_LEARNING_RATE, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01),
+        torch.optim.Muon(matrices, lr=options.rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01),
     ]
     say(parameters=sum(p.numel() for p in model.parameters()))
 
     step, tokens, began, shown = 0, 0, time.monotonic(), []
     while (progress := (time.monotonic() - began) / (60 * options.minutes)) < 1:
-        rate = PEAK_LEARNING_RATE * min(1.0, (step + 1) / 100) * min(1.0, (1.02 - progress) / 0.6)
+        rate = options.rate * min(1.0, (step + 1) / 100) * min(1.0, (1.02 - progress) / 0.6)
         for optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = rate
         ids = batches.next()
