@@ -89,9 +89,16 @@ PLURAL_SUBJECT = re.compile(
 )
 
 
-def plural_sentences(chunks: list[str]) -> list[str]:
-    """Sentences of the novels cut to begin with a plural subject: a family's or people's name (``The Smiths were``),
-    or a quantifier, which is exchanged for a rarer one (``A lot of people were``)."""
+SINGULAR_NAME = re.compile(
+    r"\b(?!(?:He|She|It|There|Here|This|That|What|Who|Which|How|Why|When|Where|And|But|If|All|None)\b)"
+    r"[A-Z][a-z]+ (?:was|is|has|wasn't|isn't|hasn't)\b[^.!?;]*[.!?;]"
+)
+
+
+def subject_sentences(chunks: list[str]) -> list[str]:
+    """Sentences of the novels cut to begin with their subject: a family's or people's name (``The Smiths were``), a
+    quantifier, which is exchanged for a rarer one (``A lot of people were``), and as many with a single name
+    (``Jane was``)."""
     draw = random.Random(SEED)
     found = []
     for match in (match for chunk in chunks for match in PLURAL_SUBJECT.finditer(chunk)):
@@ -99,7 +106,8 @@ def plural_sentences(chunks: list[str]) -> list[str]:
         if quantifier := match.group("quantifier"):
             text = draw.choice(QUANTIFIERS) + text[len(quantifier) :]
         found.append(text[0].upper() + text[1:])
-    return found
+    names = [match.group() for chunk in chunks for match in SINGULAR_NAME.finditer(chunk)]
+    return found + draw.sample(names, len(found))
 
 
 def verb_pairs(rows: list[AgreementRow], words: Counter[str]) -> list[tuple[str, str]]:
@@ -243,11 +251,11 @@ def main() -> None:
     random.Random(SEED).shuffle(novels)
     batches = Batches(
         [
-            (0.56, [row for row in encoded(novels) if sum(i in pair_ids for i in row) >= 4]),
+            (0.52, [row for row in encoded(novels) if sum(i in pair_ids for i in row) >= 4]),
             (0.09, encoded([row.sentence for row in rows])),
             (0.09, encoded([natural(row.sentence) for row in rows])),
             (0.18, encoded(wiki)),
-            (0.08, encoded(plural_sentences(novels))),
+            (0.12, encoded(subject_sentences(novels))),
         ],
         pad=tokenizer.pad_token_id,
     )
