@@ -221,7 +221,7 @@ def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b:
 @handles(
     "gelu", "silu", "mish", "tanh", "sigmoid", "hardsigmoid", "hardswish", "logsigmoid", "softplus", "softsign",
     "tanhshrink", "softshrink", "hardshrink", "elu", "selu", "celu", "relu6", "hardtanh", "clamp", "clip",
-    "clamp_min", "clamp_max", "erf", "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "atan",
+    "clamp_min", "clamp_max", "erf", "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "atan", "log_sigmoid",
 )  # fmt: skip
 def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
