@@ -220,7 +220,8 @@ def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b:
 
 @handles(
     "gelu", "silu", "mish", "tanh", "sigmoid", "hardsigmoid", "hardswish", "logsigmoid", "softplus", "softsign",
-    "tanhshrink", "softshrink", "hardshrink", "elu", "selu", "celu", "relu6", "hardtanh", "clamp", "clip", "log_sigmoid",
+    "tanhshrink", "softshrink", "hardshrink", "elu", "selu", "celu", "relu6", "hardtanh", "clamp", "clip",
+    "log_sigmoid",
     "clamp_min", "clamp_max", "erf", "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "atan",
 )  # fmt: skip
 def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
