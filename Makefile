@@ -6,7 +6,7 @@ BIN = $(VENV)/bin
 .PHONY: demo test lint types unit clean
 
 demo: $(VENV)/.installed
-	HF_HUB_OFFLINE=1 $(BIN)/lrpx explain "The letters from the old king" --target " are" --contrast " is" --html demo.html
+	HF_HUB_OFFLINE=1 $(BIN)/lrpx explain "The doors of the house" --target " are" --contrast " is" --html demo.html
 	@echo "The same picture for a browser: demo.html"
 
 test: lint types unit

@@ -47,6 +47,7 @@ def main() -> None:
     model = BertForSequenceClassification.from_pretrained(
         folder, id2label=labels, label2id={name: i for i, name in labels.items()}
     ).eval()
+    model.config.name_or_path = "MiniLM-L6 with a head"
 
     @torch.no_grad()
     def first_states(texts: list[str]) -> torch.Tensor:

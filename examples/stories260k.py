@@ -37,7 +37,9 @@ def tokenizer(folder: Path) -> LlamaTokenizer:
 def main() -> None:
     """Print the heatmaps of two methods."""
     folder = Path(sys.argv[1])
-    explainer = lrpx.Explainer(LlamaForCausalLM.from_pretrained(folder).eval(), tokenizer(folder))
+    model = LlamaForCausalLM.from_pretrained(folder).eval()
+    model.config.name_or_path = "stories260K"
+    explainer = lrpx.Explainer(model, tokenizer(folder))
     for method in ("attnlrp", "lrp"):
         a = explainer(TEXT, method=method).words()
         print(method, a)

@@ -13,7 +13,7 @@ import pytest
 import lrpx
 from lrpx import cli
 
-LETTERS = ["The letters from the old king", "--target", " are", "--contrast", " is"]
+DOORS = ["The doors of the house", "--target", " are", "--contrast", " is"]
 
 
 @pytest.fixture
@@ -34,17 +34,17 @@ def run(monkeypatch, capsys):
 
 
 def test_explain_shows_the_heatmap_with_its_numbers(run):
-    code, out, err = run("explain", *LETTERS)
+    code, out, err = run("explain", *DOORS)
     assert (code, err) == (0, "")
     assert "logit of ' are' − logit of ' is'" in out
-    assert "letters" in out
+    assert "doors" in out
 
 
 def test_the_numbers_are_the_librarys(run, tmp_path):
-    code, _, _ = run("explain", *LETTERS, "--method", "lrp", "--json", str(tmp_path / "a.json"))
+    code, _, _ = run("explain", *DOORS, "--method", "lrp", "--json", str(tmp_path / "a.json"))
     assert code == 0
     found = json.loads((tmp_path / "a.json").read_text())
-    wanted = lrpx.Explainer.from_pretrained()(LETTERS[0], " are", " is", "lrp")
+    wanted = lrpx.Explainer.from_pretrained()(DOORS[0], " are", " is", "lrp")
     assert found["relevance"] == pytest.approx(wanted.relevance.tolist(), rel=1e-6)
     assert tuple(found["tokens"]) == wanted.tokens
     assert found["prediction"]["text"] == wanted.prediction.text
@@ -52,15 +52,15 @@ def test_the_numbers_are_the_librarys(run, tmp_path):
 
 def test_html_is_written(run, tmp_path):
     page = tmp_path / "a.html"
-    assert run("explain", *LETTERS, "--html", str(page))[0] == 0
-    assert "letters" in page.read_text()
+    assert run("explain", *DOORS, "--html", str(page))[0] == 0
+    assert "doors" in page.read_text()
 
 
 def test_a_dash_reads_standard_input(run, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The letters from the old king\n"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("The doors of the house\n"))
     code, out, _ = run("explain", "-", "--target", " are")
     assert code == 0
-    assert "letters" in out
+    assert "doors" in out
 
 
 def test_dtype_and_a_model_folder(run, tmp_path):
@@ -72,7 +72,7 @@ def test_dtype_and_a_model_folder(run, tmp_path):
     model.save_pretrained(tmp_path)
     transformers.AutoTokenizer.from_pretrained(str(BUNDLED)).save_pretrained(tmp_path)
     target = str(tmp_path / "a.json")
-    assert run("explain", *LETTERS, "--model", str(tmp_path), "--dtype", "float64", "--json", target)[0] == 0
+    assert run("explain", *DOORS, "--model", str(tmp_path), "--dtype", "float64", "--json", target)[0] == 0
     assert json.loads(Path(target).read_text())["provenance"]["dtype"] == "float64"
 
 
@@ -115,6 +115,6 @@ def test_as_a_process_there_is_no_traceback():
 
 
 def test_progress_is_shown_only_when_it_takes_long(run, monkeypatch):
-    assert run("explain", *LETTERS)[2] == ""
+    assert run("explain", *DOORS)[2] == ""
     monkeypatch.setattr(cli, "PATIENCE", 0.0)
-    assert "Loading the model" in run("explain", *LETTERS)[2]
+    assert "Loading the model" in run("explain", *DOORS)[2]

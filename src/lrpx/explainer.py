@@ -46,11 +46,11 @@ class Explainer:
         ModelError: the model is of another kind, or has no input embeddings.
 
     >>> explainer = Explainer.from_pretrained()
-    >>> a = explainer("The letters from the old king", target=" are", contrast=" is")
+    >>> a = explainer("The doors of the house", target=" are", contrast=" is")
     >>> a.tokens[1:4], a.target.description
-    (('The', ' letters', ' from'), "logit of ' are' − logit of ' is'")
+    (('The', ' doors', ' of'), "logit of ' are' − logit of ' is'")
     >>> a.tokens[int(a.relevance.argmax())]
-    ' letters'
+    ' doors'
     """
 
     def __init__(
