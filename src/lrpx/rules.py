@@ -119,6 +119,25 @@ class _ScaleGradient(Function):
         return dx * ctx.factor, None
 
 
+def solve_triangular(op: Operation, /, a: Tensor, b: Tensor, matmul: Rule, **kwargs: Any) -> Tensor:
+    """``x = a⁻¹ b`` for a triangular ``a``, as the substitution ``x_i = (b_i − Σ_j a_ij x_j) / a_ii`` that it is.
+
+    The uniform rule gives each factor of ``a_ij x_j`` half, and ``a_ii`` is a normaliser. Unrolled, with ``L`` the
+    triangle beside the diagonal, that is the gradient of ``[a − ½L]detach⁻¹ (b − ½ L [x]detach)``, whose value is x.
+
+    Raises:
+        TypeError: another rule than ``unmodified`` and ``uniform``, which one kernel cannot carry.
+    """
+    x = op(a, b, **kwargs)
+    if matmul is unmodified:
+        return x
+    if matmul is not uniform:
+        raise TypeError("a triangular solve carries only the rules unmodified and uniform")
+    beside = a.triu(1) if kwargs["upper"] else a.tril(-1)
+    known = beside @ x.detach() if kwargs.get("left", True) else x.detach() @ beside
+    return _with_gradient_of(x, op((a - beside / 2).detach(), b - known / 2, **kwargs))
+
+
 # ---------------------------------------------------- linear layers and convolutions
 #
 # ``op(x, weight, bias)`` is linear in x: F.linear, addmm, a convolution. The weight and the bias are

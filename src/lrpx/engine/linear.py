@@ -7,6 +7,13 @@ SHAPE = frozenset(
 )
 """Operations that move or cast what they are given: a gate stays a gate."""
 
+KEEPS_GATE = frozenset(
+    """__getitem__ chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select index_select
+    gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip masked_fill masked_fill_ where
+    pad neg negative __neg__ add __add__ __radd__ sub __sub__ subtract rsub add_ __iadd__ sub_ __isub__""".split()
+)
+"""Selections, and sums with constants: a sigmoid or a softmax stays a gate."""
+
 LINEAR = SHAPE | frozenset(
     """__get__ __getitem__ __setitem__ __neg__ __pos__ __add__ __radd__ __iadd__ __sub__ __isub__
     add add_ sub sub_ subtract rsub neg negative positive sum mean nansum cumsum cumsum_ diff trace

@@ -12,8 +12,9 @@ from torch.nn import Module, Parameter
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
-from lrpx.engine.linear import LINEAR, SHAPE
-from lrpx.engine.operations import GATE, HANDLERS, carries, constants
+from lrpx.engine import norms, operations  # noqa: F401  their handlers join the table
+from lrpx.engine.handlers import GATE, HANDLERS, carries, constants, keep_gate
+from lrpx.engine.linear import KEEPS_GATE, LINEAR, SHAPE
 from lrpx.engine.trace import Source, Trace
 from lrpx.errors import UnknownOperationError
 
@@ -66,6 +67,8 @@ class RuleMode(TorchFunctionMode):
             return handler(self, func, args, kwargs)
         if name in LINEAR:
             out = func(*constants(args), **constants(kwargs))
+            if name in KEEPS_GATE:
+                return keep_gate(self, out, *args[:3])
             if name in SHAPE and self.recipe.product is rules.signal_take_all and isinstance(args[0], Tensor):
                 strength = vars(args[0]).get(GATE)
                 if strength is not None:

@@ -1,7 +1,7 @@
 """Which torch function is which kind of operation: the one table that recipes act through.
 
-Every function that a model calls is one of: a handler below (it gets the recipe's rule), a name in
-``lrpx.engine.linear.LINEAR`` (the gradient is right as it is), or unknown. Names are those of the torch
+Every function that a model calls is one of: a handler, here or in ``norms.py`` (it gets the recipe's rule), a
+name in ``lrpx.engine.linear.LINEAR`` (the gradient is right as it is), or unknown. Names are those of the torch
 functions themselves.
 """
 
@@ -14,67 +14,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
+from lrpx.engine.handlers import arguments, carries, constants, gate_strength, handles, keep_gate, mark_gate, write
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lrpx.engine.mode import RuleMode
-
-    Handler = Callable[[RuleMode, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
-
-HANDLERS: dict[str, Handler] = {}
-
-
-def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Register a handler for the torch functions of these names."""
-
-    def register(handler: Handler) -> Handler:
-        HANDLERS.update(dict.fromkeys(names, handler))
-        return handler
-
-    return register
-
-
-def constants(value: Any) -> Any:
-    """The same argument with the parameters in it detached: weights are constants, and stay as they are."""
-    kind = type(value)
-    if kind is Tensor:
-        return value
-    if kind is Parameter:
-        return value.detach()
-    if kind is tuple or kind is list:
-        return kind(map(constants, value))
-    if kind is dict:
-        return {key: constants(item) for key, item in value.items()}
-    if isinstance(value, Parameter):
-        return value.detach()
-    return value
-
-
-def carries(value: Any) -> bool:
-    """Whether a value depends on the input."""
-    return isinstance(value, Tensor) and value.requires_grad
-
-
-# ------------------------------------------------------------------ gates of CP-LRP
-#
-# In a product of two input-dependent factors, signal-take-all must know which one is the gate. An
-# activation's output is marked; a sigmoid or a softmax is a gate before any other activation is.
-
-GATE = "_lrpx_gate"
-
-
-def mark_gate(mode: RuleMode, name: str, value: Tensor) -> Tensor:
-    """Mark the output of the activation called ``name`` as a possible gate."""
-    if mode.recipe.product is rules.signal_take_all:
-        setattr(value, GATE, 2 if "sigmoid" in name or "softmax" in name else 1)
-    return value
-
-
-def gate_strength(value: Tensor) -> int:
-    """0 for no gate, 1 for an activation's output, 2 for a sigmoid's or softmax's."""
-    return int(vars(value).get(GATE, 0))
 
 
 # ------------------------------------------------------------------------- sources
@@ -95,7 +41,7 @@ def _embedding(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("linear")
 def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
-    x, weight, bias = _arguments(args, kwargs, "input", "weight", "bias")
+    x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
     if carries(weight):
         return _bilinear(mode, lambda a, b: func(a, b, bias), x, weight)
     if mode.recipe.linear is rules.unmodified or not carries(x):
@@ -106,7 +52,7 @@ def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def _convolution(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
-    x, weight, bias = _arguments(args, kwargs, "input", "weight", "bias")
+    x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
     rest = {name: value for name, value in kwargs.items() if name not in ("input", "weight", "bias")}
 
     def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
@@ -165,6 +111,18 @@ def _grouped_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     return func(a, b, *rest, **kwargs)
 
 
+@handles("linalg_solve_triangular")
+def _solve_triangular(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Forward substitution; a gated delta rule spells its recurrence so."""
+    (a, b), kwargs = constants(args), constants(kwargs)
+    if not carries(a):
+        return func(a, b, **kwargs)
+    try:
+        return rules.solve_triangular(func, a, b, mode.recipe.matmul, **kwargs)
+    except TypeError as error:
+        raise MethodError(f"{error}; give this module another rule for matmul with recipe.at()") from error
+
+
 @handles("einsum", "bilinear")
 def _einsum(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
@@ -182,7 +140,7 @@ def _einsum(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 def _product(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs["other"])
     if not (carries(a) and carries(b)):
-        return func(a, b)
+        return keep_gate(mode, func(a, b), a, b)
     if a is b:
         return _square(mode, func, a)
     rule = mode.recipe.product
@@ -221,8 +179,9 @@ def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b:
 @handles(
     "gelu", "silu", "mish", "tanh", "sigmoid", "hardsigmoid", "hardswish", "logsigmoid", "softplus", "softsign",
     "tanhshrink", "softshrink", "hardshrink", "elu", "selu", "celu", "relu6", "hardtanh", "clamp", "clip",
-    "log_sigmoid",
-    "clamp_min", "clamp_max", "erf", "exp", "expm1", "log", "log1p", "log2", "sqrt", "sin", "cos", "atan",
+    "log_sigmoid", "clamp_min", "clamp_max", "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "log", "log1p", "log2",
+    "log10", "sqrt", "sin", "cos", "sinh", "cosh", "atan", "arctan", "asinh", "arcsinh", "special_expit",
+    "special_erf", "special_exp2", "special_expm1", "special_log1p",
 )  # fmt: skip
 def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
@@ -231,7 +190,7 @@ def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **kwargs)
     if kwargs.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return _write(x, _activation(mode, func, (x.clone(), *rest), kwargs))
+        return write(x, _activation(mode, func, (x.clone(), *rest), kwargs))
     return mark_gate(mode, func.__name__, mode.recipe.activation(lambda x: func(x, *rest, **kwargs), x))
 
 
@@ -279,7 +238,7 @@ def _power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 # -------------------------------------------------------------------------- softmax
 
 
-@handles("softmax", "_softmax")
+@handles("softmax", "_softmax", "special_softmax")
 def _softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest = (constants(args[0]), args[1:]) if args else (constants(kwargs.pop("input")), ())
     if not carries(x):
@@ -290,7 +249,7 @@ def _softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 @handles("scaled_dot_product_attention")
 def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
-    q, k, v, mask = _arguments(args, kwargs, "query", "key", "value", "attn_mask")
+    q, k, v, mask = arguments(args, kwargs, "query", "key", "value", "attn_mask")
     rest = {name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")}
     try:
         return rules.attention(
@@ -301,112 +260,3 @@ def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         if "fused attention" not in str(error):
             raise
         raise MethodError(f'{error}; load the model with attn_implementation="eager"') from error
-
-
-# ---------------------------------------------------------------------------- norms
-
-
-@handles("layer_norm")
-def _layer_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
-    x, shape, weight, bias, eps = _arguments(args, kwargs, "input", "normalized_shape", "weight", "bias", "eps")
-    eps = 1e-5 if eps is None else eps
-    if not carries(x) or mode.recipe.norm is rules.unmodified:
-        return func(x, shape, weight, bias, eps)
-    dims = tuple(range(-len(shape), 0))
-    return rules.layer_norm_constant_std(lambda x: func(x, shape, weight, bias, eps), x, dims, weight, eps)
-
-
-@handles("rms_norm")
-def _rms_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
-    x, shape, weight, eps = _arguments(args, kwargs, "input", "normalized_shape", "weight", "eps")
-    if not carries(x) or mode.recipe.norm is rules.unmodified:
-        return func(x, shape, weight, eps)
-    dims = tuple(range(-len(shape), 0))
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return rules.rms_norm_constant_std(
-        lambda x: func(x, shape, weight, eps), x, dims, weight, torch.finfo(wide).eps if eps is None else eps
-    )
-
-
-@handles("batch_norm")
-def _batch_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Linear with its running statistics; with a batch's own it would need a rule that it has not."""
-    args, kwargs = constants(args), constants(kwargs)
-    x, training = args[0], args[5] if len(args) > 5 else kwargs.get("training", False)
-    if training and carries(x):
-        mode.refuse("batch_norm in training mode")
-    return func(*args, **kwargs)
-
-
-@handles("group_norm")
-def _group_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
-    x, groups, weight, bias, eps = _arguments(args, kwargs, "input", "num_groups", "weight", "bias", "eps")
-    eps = 1e-5 if eps is None else eps
-    value = func(x, groups, weight, bias, eps)
-    if not carries(x) or mode.recipe.norm is rules.unmodified:
-        return value
-    grouped = x.reshape(x.shape[0], groups, -1)
-    normed = rules.layer_norm_constant_std(
-        lambda g: func(x, groups, None, None, eps).reshape(g.shape), grouped, (-1,), None, eps
-    ).reshape(x.shape)
-    channels = (1, -1) + (1,) * (x.ndim - 2)
-    return rules._with_gradient_of(value, normed if weight is None else normed * weight.view(channels))
-
-
-@handles("rsqrt", "reciprocal", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "std", "var")
-def _normalizer(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
-    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
-    return mode.recipe.norm(lambda x: func(x, *rest, **kwargs), x)
-
-
-@handles("var_mean", "std_mean")
-def _normalizer_and_mean(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    deviation, mean = func(*constants(args), **constants(kwargs))
-    return (deviation if mode.recipe.norm is rules.unmodified else deviation.detach()), mean
-
-
-@handles("div", "divide", "true_divide", "__truediv__", "__div__")
-def _division(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """A denominator is a normaliser, like the standard deviation of a norm."""
-    a, b = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs.pop("other"))
-    if carries(b) and mode.recipe.norm is not rules.unmodified:
-        b = b.detach()
-    return func(a, b, **kwargs)
-
-
-# ------------------------------------------------------------------- in-place variants
-
-
-def _in_place(handler: Handler, out_of_place: Any) -> Handler:
-    def handle(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-        if not any(map(carries, args)):
-            return func(*constants(args), **constants(kwargs))
-        # computed from a copy, which the change in place leaves for the backward pass
-        x = args[0]
-        before = x.clone()
-        vars(before).update(vars(x))
-        return _write(x, handler(mode, out_of_place, tuple(before if a is x else a for a in args), kwargs))
-
-    return handle
-
-
-def _write(x: Tensor, value: Tensor) -> Tensor:
-    """``value`` in the place of ``x``, and its gate."""
-    x.copy_(value)
-    setattr(x, GATE, gate_strength(value))
-    return x
-
-
-for _name, _handler in list(HANDLERS.items()):
-    if not _name.startswith("_") and hasattr(Tensor, _name) and hasattr(Tensor, _name + "_"):
-        HANDLERS[_name + "_"] = _in_place(_handler, getattr(Tensor, _name))
-for _name in ("mul", "truediv", "pow"):
-    HANDLERS[f"__i{_name}__"] = HANDLERS[("div" if _name == "truediv" else _name) + "_"]
-
-
-def _arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
-    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import Embedding, Module
 
 from lrpx import rules
+from lrpx.engine.handlers import mark_gate
 from lrpx.engine.mode import RuleMode
-from lrpx.engine.operations import mark_gate
 from lrpx.engine.trace import Place, Source, Trace
 from lrpx.errors import MethodError, TraceError
 
