@@ -1,6 +1,7 @@
 """Train the bundled model: a small Llama that has learned English subject-verb agreement.
 
-    python training/train.py --data ../shared/data --out runs/bundled --minutes 110
+    python training/train.py --data ../shared/data --out runs/first --minutes 60
+    python training/train.py --data ../shared/data --out runs/last --start runs/first --minutes 25 --rate 5e-4
 
 Text: public-domain novels, Wikipedia sentences, and the training part of the agreement sentences
 (``agreement_data.split_rows``). The loss is the usual next-token cross-entropy, plus two terms:
