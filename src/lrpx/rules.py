@@ -135,7 +135,7 @@ def solve_triangular(op: Operation, /, a: Tensor, b: Tensor, matmul: Rule, **kwa
         raise TypeError("a triangular solve carries only the rules unmodified and uniform")
     beside = a.triu(1) if kwargs["upper"] else a.tril(-1)
     known = beside @ x.detach() if kwargs.get("left", True) else x.detach() @ beside
-    return _with_gradient_of(x, op((a - beside / 2).detach(), b - known / 2, **kwargs))
+    return with_gradient_of(x, op((a - beside / 2).detach(), b - known / 2, **kwargs))
 
 
 # ---------------------------------------------------- linear layers and convolutions
@@ -155,7 +155,7 @@ class Epsilon:
         z = op(x, weight, bias)
         wide = z.detach().to(torch.promote_types(z.dtype, torch.float32))
         stabilised = torch.where(wide >= 0, wide + self.epsilon, wide - self.epsilon)
-        return _with_gradient_of(z, z * ratio(wide, stabilised).to(z.dtype))
+        return with_gradient_of(z, z * ratio(wide, stabilised).to(z.dtype))
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class ZPlus:
         """``z`` with the gradient of ``z⁺ · [z / z⁺]detach``."""
         z = op(x, weight, bias)
         positive, _ = _signed_parts(op, x, weight, bias)
-        return _with_gradient_of(z, positive * ratio(z.detach(), positive.detach()).to(z.dtype))
+        return with_gradient_of(z, positive * ratio(z.detach(), positive.detach()).to(z.dtype))
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class Gamma:
         z = op(x, weight, bias)
         positive, negative = _signed_parts(op, x, weight, bias)
         favoured = z + self.gamma * torch.where(z.detach() >= 0, positive, negative)
-        return _with_gradient_of(z, favoured * ratio(z.detach(), favoured.detach()).to(z.dtype))
+        return with_gradient_of(z, favoured * ratio(z.detach(), favoured.detach()).to(z.dtype))
 
 
 def _signed_parts(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -197,7 +197,7 @@ def _signed_parts(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None)
     return positive, negative
 
 
-def _with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
+def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
     """``value``, bit for bit, with the gradient of ``other``."""
     return _GradientOf.apply(other, value.detach())  # type: ignore[no-any-return, no-untyped-call]
 

@@ -54,7 +54,7 @@ def _batch_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     named = dict(zip(names, four, strict=True))
     scale = torch.rsqrt(named["running_var"] + (1e-5 if eps is None else eps))
     scale = scale if named["weight"] is None else scale * named["weight"]
-    return rules._with_gradient_of(value, (x * scale.view(1, -1, *(1,) * (x.ndim - 2))).to(value.dtype))
+    return rules.with_gradient_of(value, (x * scale.view(1, -1, *(1,) * (x.ndim - 2))).to(value.dtype))
 
 
 @handles("group_norm")
@@ -70,7 +70,7 @@ def _group_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         lambda g: func(x, groups, None, None, eps).reshape(g.shape), grouped, (-1,), None, eps
     ).reshape(x.shape)
     channels = (1, -1) + (1,) * (x.ndim - 2)
-    return rules._with_gradient_of(value, normed if weight is None else normed * weight.view(channels))
+    return rules.with_gradient_of(value, normed if weight is None else normed * weight.view(channels))
 
 
 @handles("rsqrt", "reciprocal", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "std", "var")

@@ -166,7 +166,7 @@ def _glu(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, dim)
     signal, inner = x.chunk(2, dim)
     gate = mark_gate(mode, "sigmoid", mode.recipe.activation(torch.sigmoid, inner))
-    return rules._with_gradient_of(func(x, dim), _product(mode, torch.mul, (gate, signal), {}))
+    return rules.with_gradient_of(func(x, dim), _product(mode, torch.mul, (gate, signal), {}))
 
 
 def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:

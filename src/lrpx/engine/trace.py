@@ -121,8 +121,7 @@ class Trace:
         Raises:
             TraceError: there is no such place, or it was called several times and ``call`` is None.
         """
-        value = self._find(path, of, call)
-        return value.detach().to(torch.promote_types(value.dtype, torch.float32)) * self._gradient(value)
+        return self._relevance(self._find(path, of, call))
 
     def gradient(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
         """``∂x`` at a place, under the recipe; see :meth:`relevance`."""
@@ -130,13 +129,15 @@ class Trace:
 
     def source_relevance(self, source: Source) -> Tensor:
         """``x ⊙ ∂x`` of one of :attr:`sources`."""
-        return source.value.detach().to(torch.promote_types(source.value.dtype, torch.float32)) * self._gradient(
-            source.value
-        )
+        return self._relevance(source.value)
 
     def source_gradient(self, source: Source) -> Tensor:
         """``∂x`` of one of :attr:`sources`."""
         return self._gradient(source.value)
+
+    def _relevance(self, value: Tensor) -> Tensor:
+        gradient = self._gradient(value)
+        return value.detach().to(gradient.dtype) * gradient
 
     def _gradient(self, value: Tensor) -> Tensor:
         if self._gradients is None:
