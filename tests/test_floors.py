@@ -14,6 +14,7 @@ import lrpx
 ROOT = Path(lrpx.__file__).parent
 FLOORS = {
     "errors": 0,
+    "ledger": 0,
     "rules": 1,
     "targets": 1,
     "tokens": 1,
@@ -29,6 +30,7 @@ FLOORS = {
     "methods": 4,
     "explainer": 5,
     "benchmarks": 6,
+    "coverage": 6,
     "cli": 7,
 }
 ENTRANCES = {"attribution": {"views"}}

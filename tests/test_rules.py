@@ -190,7 +190,7 @@ def test_norms_are_their_twins(affine: bool) -> None:
     weight, bias = (torch.as_tensor(gamma), torch.as_tensor(beta)) if affine else (None, None)
     given = leaf(x)
     output = rules.layer_norm_constant_std(
-        lambda x: F.layer_norm(x, (6,), weight, bias, 1e-3), given, (-1,), weight, 1e-3
+        lambda x, b: F.layer_norm(x, (6,), weight, b, 1e-3), given, bias, (-1,), weight, 1e-3
     )
     want = twins.layernorm_constant_std(x, gamma, beta, 1e-3, output.detach().numpy() * upstream)[0]
     near(relevance(output, upstream, given)[0], want)
@@ -204,7 +204,9 @@ def test_norms_over_several_dimensions() -> None:
     mean = x.mean((-2, -1), keepdim=True)
     std = (x - mean).square().mean((-2, -1), keepdim=True).add(1e-5).sqrt().detach()
     (want,) = relevance((x - mean) / std * weight, upstream, x)
-    output = rules.layer_norm_constant_std(lambda x: F.layer_norm(x, (3, 4), weight), x, (-2, -1), weight, 1e-5)
+    output = rules.layer_norm_constant_std(
+        lambda x, _: F.layer_norm(x, (3, 4), weight), x, None, (-2, -1), weight, 1e-5
+    )
     near(relevance(output, upstream, x)[0], want)
 
 
@@ -249,7 +251,7 @@ def modified_forward_passes() -> dict[str, tuple[Callable[..., Tensor], Callable
         ),
         "D.5 LayerNorm": (
             lambda x, y: rules.layer_norm_constant_std(
-                lambda x: F.layer_norm(x, (5,), w[0], b), x, (-1,), w[0], 1e-5
+                lambda x, b: F.layer_norm(x, (5,), w[0], b), x, b, (-1,), w[0], 1e-5
             ),
             layer_norm,
         ),
@@ -293,7 +295,9 @@ def operations(dtype: torch.dtype) -> dict[str, tuple[Callable[[Tensor], Tensor]
         "z_plus": linear(rules.ZPlus()),
         "gamma": linear(rules.Gamma(0.25)),
         "layer_norm": (
-            lambda x: rules.layer_norm_constant_std(lambda x: F.layer_norm(x, (8,), w[0], b), x, (-1,), w[0], 1e-5),
+            lambda x: rules.layer_norm_constant_std(
+                lambda x, b: F.layer_norm(x, (8,), w[0], b), x, b, (-1,), w[0], 1e-5
+            ),
             lambda x: F.layer_norm(x, (8,), w[0], b),
         ),
         "rms_norm": (

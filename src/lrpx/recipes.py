@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrpx import rules
@@ -101,7 +102,7 @@ class Recipe:
         elif isinstance(layers, int):
             layers = (layers,)
         taken = {} if use is None else {kind: getattr(use, kind) for kind in KINDS}
-        what = ", ".join(([use.name] if use else []) + [f"{kind}={_rule_name(rule)}" for kind, rule in kinds.items()])
+        what = ", ".join(([use.name] if use else []) + [f"{kind}={rule_name(rule)}" for kind, rule in kinds.items()])
         where = [] if path == "*" else [path]
         where += [] if layers is None else [_layers_name(layers)]
         override = Override(path, layers, tuple((taken | kinds).items()), f"{' '.join(where) or '*'}: {what}")
@@ -122,11 +123,13 @@ class Recipe:
         return replace(self, **dict[str, Any](changed))
 
     def __str__(self) -> str:
-        rows = [f"{kind}={_rule_name(getattr(self, kind))}" for kind in KINDS]
+        rows = [f"{kind}={rule_name(getattr(self, kind))}" for kind in KINDS]
         return "; ".join([" ".join(rows)] + [override.description for override in self.overrides])
 
 
-def _rule_name(rule: Rule) -> str:
+def rule_name(rule: Rule) -> str:
+    """How a rule is called: a function's name, or a dataclass with its parameters."""
+    rule = rule.func if isinstance(rule, partial) else rule
     return getattr(rule, "__name__", None) or repr(rule)
 
 

@@ -216,35 +216,39 @@ class _GradientOf(Function):
 
 
 def layer_norm_constant_std(
-    op: Operation, /, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, eps: float
+    op: Operation, /, x: Tensor, bias: Tensor | None, dims: tuple[int, ...], weight: Tensor | None, eps: float
 ) -> Tensor:
     """LayerNorm with its standard deviation held constant; the mean stays in the graph (Arras 2025, D.5).
 
-    ``op(x)`` is the model's own kernel, ``dims`` the normalised dimensions.
+    ``op(x, bias)`` is the model's own kernel, ``dims`` the normalised dimensions; the bias is a summand.
     """
-    return _LayerNormConstantStd.apply(x, op, dims, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return _LayerNormConstantStd.apply(x, bias, op, dims, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LayerNormConstantStd(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        op: Operation,
+        dims: tuple[int, ...],
+        weight: Tensor | None,
+        eps: float,
+    ) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         variance = wide.var(dims, correction=0, keepdim=True)
         ctx.save_for_backward(torch.rsqrt(variance + eps), weight)
         ctx.dims = dims
-        return op(x)
+        return op(x, bias)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         reciprocal_std, weight = ctx.saved_tensors
         scaled = dy if weight is None else dy * weight
-        return (
-            ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        dx = ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype)
+        leading = tuple(range(dy.ndim - len(ctx.dims)))
+        return dx, dy.sum(leading) if ctx.needs_input_grad[1] else None, None, None, None, None
 
 
 def rms_norm_constant_std(

@@ -75,6 +75,13 @@ def constants(value: Any) -> Any:
     return value
 
 
+def added(mode: RuleMode, constant: Any, operation: str, *beside: Any) -> Any:
+    """A constant that is added to what ``beside`` gives: with a ledger open, one of its entries."""
+    if mode.book is not None and any(map(carries, beside)):
+        return mode.book.added(constant, operation)
+    return constants(constant)
+
+
 def carries(value: Any) -> bool:
     """Whether a value depends on the input."""
     return isinstance(value, Tensor) and value.requires_grad
@@ -111,7 +118,7 @@ def gate_strength(value: Tensor) -> int:
 def keep_gate(mode: RuleMode, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection, or by a sum or product with constants: a sure gate stays one."""
     if mode.recipe.product is rules.signal_take_all:
-        carrying = [x for x in inputs if carries(x)]
+        carrying = [x for x in inputs if carries(x) and not isinstance(x, Parameter)]
         if len(carrying) == 1 and gate_strength(carrying[0]) == 2:
             for value in out if isinstance(out, (tuple, list)) else (out,):
                 if carries(value):

@@ -30,11 +30,8 @@ LINEAR = SHAPE | frozenset(
     cummax cummin abs absolute abs_ nan_to_num nan_to_num_ requires_grad_ detach detach_ numpy
     real imag view_as_real view_as_complex complex conj resolve_conj resolve_neg
     fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn fft_fft fft_ifft fft_rfft fft_irfft fft_fftn fft_ifftn
-    align_to pin_memory data_ptr log_softmax size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
+    align_to pin_memory data_ptr size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
     is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad
     __format__ __repr__ __hash__ __deepcopy__ untyped_storage swapaxes_ unsqueeze_ squeeze_ transpose_ t_""".split()
 )
-"""Operations whose plain gradient is right under every recipe: linear, or a selection among inputs.
-
-``log_softmax`` is a target's normalisation, not a layer; its gradient stands.
-"""
+"""Operations whose plain gradient is right under every recipe: linear, or a selection among inputs."""

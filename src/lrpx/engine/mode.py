@@ -17,11 +17,14 @@ from lrpx.engine.handlers import GATE, HANDLERS, carries, constants, keep_gate
 from lrpx.engine.linear import KEEPS_GATE, LINEAR, SHAPE
 from lrpx.engine.trace import Source, Trace
 from lrpx.errors import UnknownOperationError
+from lrpx.recipes import rule_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from lrpx.engine.book import Book
     from lrpx.recipes import Recipe
+    from lrpx.rules import Rule
 
 TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Properties of a tensor that are operations on it."""
@@ -33,7 +36,7 @@ class RuleMode(TorchFunctionMode):
     Args:
         recipe: the recipe outside every override.
         trace: where sources are recorded.
-        embeddings: for each embedding weight (by ``id``), the paths of the modules that hold it.
+        embeddings: the embeddings, with their paths.
         paths: for each module (by ``id``), its path; to name the culprit in errors.
     """
 
@@ -41,34 +44,49 @@ class RuleMode(TorchFunctionMode):
         self,
         recipe: Recipe,
         trace: Trace,
-        embeddings: Mapping[int, tuple[str, ...]],
+        embeddings: Sequence[tuple[str, Module]],
         paths: Callable[[], Mapping[int, str]],
     ) -> None:
         super().__init__()
         self.recipe = recipe
         self.trace = trace
+        self.book: Book | None = None
         self.active = False
+        self.replaying = False
         self._embeddings = embeddings
         self._paths = paths
+        self._rule = ""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self.active:
+        if not self.active or not torch.is_grad_enabled():
             return func(*args, **kwargs)
         name = func.__name__
         if name == "__get__":
             if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
                 return func(args[0].detach())
             return func(*args)
+        if self.trace.ran is None or self.replaying:
+            return self._run(name, func, types, args, kwargs)
+        self._rule = "linear"
+        out = self._run(name, func, types, args, kwargs)
+        if _any_carries(out) and not isinstance(func, FunctionType):
+            self.trace.ran[name, self._rule, self.where()] += 1
+        return out
+
+    def _run(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = HANDLERS.get(name)
         if handler is not None:
             return handler(self, func, args, kwargs)
         if name in LINEAR:
+            given = args[:3]
+            if self.book is not None:
+                args, kwargs = self.book.operands(name, args, kwargs)
             out = func(*constants(args), **constants(kwargs))
             if name in KEEPS_GATE:
-                return keep_gate(self, out, *args[:3])
+                return keep_gate(self, out, *given)
             if name in SHAPE and self.recipe.product is rules.signal_take_all and isinstance(args[0], Tensor):
                 strength = vars(args[0]).get(GATE)
                 if strength is not None:
@@ -78,10 +96,37 @@ class RuleMode(TorchFunctionMode):
             # a function written in Python hides its inner calls unless the mode is entered again
             with self:
                 return torch._C._skip_one_hop_torch_function(func, types, args, kwargs)
-        out = func(*constants(args), **constants(kwargs))
+        args, kwargs = constants(args), constants(kwargs)
+        if not _any_carries(args) and not _any_carries(tuple(kwargs.values())):
+            return func(*args, **kwargs)
+        out = self.apply("unknown", lambda *args: func(*args, **kwargs), *args, rule=rules.unmodified)
+        self._rule = "unknown"
         if _any_carries(out):
             self.refuse(name)
         return out
+
+    def apply(
+        self,
+        kind: str,
+        op: Callable[..., Any],
+        *inputs: Any,
+        rule: Rule | None = None,
+        conserves: bool = False,
+    ) -> Any:
+        """``op(*inputs)`` under the recipe's rule for a kind of operation, or under another rule.
+
+        Args:
+            kind: the kind of operation.
+            op: the operation.
+            inputs: its inputs, at least one of which depends on the model's input.
+            rule: the rule where the recipe's own does not say it all.
+            conserves: whether this rule hands on exactly what it is given; if not, the ledger measures it.
+        """
+        rule = getattr(self.recipe, kind) if rule is None else rule
+        self._rule = rule_name(rule)
+        if self.book is None or conserves:
+            return rule(op, *inputs)
+        return self.book.watch(kind, rule, op, inputs)
 
     def refuse(self, name: str) -> None:
         """Under a strict recipe, refuse the operation called ``name``.
@@ -91,17 +136,20 @@ class RuleMode(TorchFunctionMode):
         """
         if self.recipe.strict:
             raise UnknownOperationError(
-                f"{self._where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "
+                f"{self.where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "
                 "use a recipe with strict=False to take its plain gradient"
             )
 
     def source(self, weight: Tensor, ids: Tensor, out: Tensor) -> Tensor:
         """Make the output of an embedding a leaf of the graph, and record it."""
         leaf = out.detach().requires_grad_()
-        self.trace.sources.append(Source(self._embeddings.get(id(weight), ("an embedding",)), leaf, ids))
+        if not self.replaying:
+            # looked for now, not when the block begins: an offloaded weight is another object in each call
+            holders = (path for path, e in self._embeddings if any(weight is p for p in e.parameters(recurse=False)))
+            self.trace.sources.append(Source(tuple(holders) or ("an embedding",), leaf, ids))
         return leaf.clone()
 
-    def _where(self) -> str:
+    def where(self) -> str:
         """The path of the module whose forward pass is running, found on the call stack."""
         paths = self._paths()
         frame = sys._getframe()

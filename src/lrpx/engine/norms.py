@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lrpx import rules
-from lrpx.engine.handlers import arguments, carries, constants, handles, keep_gate
+from lrpx.engine.handlers import added, arguments, carries, constants, handles, keep_gate
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lrpx.engine.mode import RuleMode
 
 
 @handles("layer_norm")
 def _layer_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
     x, shape, weight, bias, eps = arguments(args, kwargs, "input", "normalized_shape", "weight", "bias", "eps")
-    eps = 1e-5 if eps is None else eps
-    if not carries(x) or mode.recipe.norm is rules.unmodified:
+    x, weight, eps = constants(x), constants(weight), 1e-5 if eps is None else eps
+    bias = added(mode, bias, "bias", x)
+
+    def op(x: Tensor, bias: Tensor | None) -> Any:
         return func(x, shape, weight, bias, eps)
+
+    if not carries(x):
+        return op(x, bias)
+    if mode.recipe.norm is rules.unmodified:
+        return mode.apply("norm", op, x, bias)
     dims = tuple(range(-len(shape), 0))
-    return rules.layer_norm_constant_std(lambda x: func(x, shape, weight, bias, eps), x, dims, weight, eps)
+    rule = partial(rules.layer_norm_constant_std, dims=dims, weight=weight, eps=eps)
+    return mode.apply("norm", op, x, bias, rule=rule, conserves=True)
 
 
 @handles("rms_norm")
 def _rms_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
-    x, shape, weight, eps = arguments(args, kwargs, "input", "normalized_shape", "weight", "eps")
-    if not carries(x) or mode.recipe.norm is rules.unmodified:
+    x, shape, weight, eps = arguments(constants(args), constants(kwargs), "input", "normalized_shape", "weight", "eps")
+
+    def op(x: Tensor) -> Any:
         return func(x, shape, weight, eps)
+
+    if not carries(x):
+        return op(x)
+    if mode.recipe.norm is rules.unmodified:
+        return mode.apply("norm", op, x)
     dims = tuple(range(-len(shape), 0))
     wide = torch.promote_types(x.dtype, torch.float32)
-    return rules.rms_norm_constant_std(
-        lambda x: func(x, shape, weight, eps), x, dims, weight, torch.finfo(wide).eps if eps is None else eps
-    )
+    eps = torch.finfo(wide).eps if eps is None else eps
+    rule = partial(rules.rms_norm_constant_std, dims=dims, weight=weight, eps=eps)
+    return mode.apply("norm", op, x, rule=rule, conserves=True)
 
 
 @handles("batch_norm")
@@ -54,42 +69,60 @@ def _batch_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     named = dict(zip(names, four, strict=True))
     scale = torch.rsqrt(named["running_var"] + (1e-5 if eps is None else eps))
     scale = scale if named["weight"] is None else scale * named["weight"]
-    return rules.with_gradient_of(value, (x * scale.view(1, -1, *(1,) * (x.ndim - 2))).to(value.dtype))
+    channels = (1, -1, *(1,) * (x.ndim - 2))
+    shift = -named["running_mean"] * scale if named["bias"] is None else named["bias"] - named["running_mean"] * scale
+    linear = (x * scale.view(channels)).to(value.dtype)
+    if mode.book is not None:
+        linear = linear + added(mode, shift, "batch_norm", x).view(channels)
+    return rules.with_gradient_of(value, linear)
 
 
 @handles("group_norm")
 def _group_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
     x, groups, weight, bias, eps = arguments(args, kwargs, "input", "num_groups", "weight", "bias", "eps")
-    eps = 1e-5 if eps is None else eps
-    value = func(x, groups, weight, bias, eps)
-    if not carries(x) or mode.recipe.norm is rules.unmodified:
-        return value
+    x, weight, eps = constants(x), constants(weight), 1e-5 if eps is None else eps
+    bias = added(mode, bias, "bias", x)
+    if not carries(x):
+        return func(x, groups, weight, bias, eps)
+    if mode.recipe.norm is rules.unmodified:
+        return mode.apply("norm", lambda x, bias: func(x, groups, weight, bias, eps), x, bias)
     grouped = x.reshape(x.shape[0], groups, -1)
-    normed = rules.layer_norm_constant_std(
-        lambda g: func(x, groups, None, None, eps).reshape(g.shape), grouped, (-1,), None, eps
-    ).reshape(x.shape)
+    normed = mode.apply(
+        "norm",
+        lambda g, _: func(x.detach(), groups, None, None, eps).reshape(g.shape), grouped, None,
+        rule=partial(rules.layer_norm_constant_std, dims=(-1,), weight=None, eps=eps), conserves=True,
+    ).reshape(x.shape)  # fmt: skip
     channels = (1, -1) + (1,) * (x.ndim - 2)
-    return rules.with_gradient_of(value, normed if weight is None else normed * weight.view(channels))
+    normed = normed if weight is None else normed * weight.view(channels)
+    normed = normed if bias is None else normed + bias.view(channels)
+    return rules.with_gradient_of(func(x.detach(), groups, weight, bias, eps), normed)
 
 
 @handles("rsqrt", "reciprocal", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "std", "var")
 def _normalizer(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
-    return mode.recipe.norm(lambda x: func(x, *rest, **kwargs), x)
+    if not carries(x):
+        return func(x, *rest, **kwargs)
+    return mode.apply("norm", lambda x: func(x, *rest, **kwargs), x)
 
 
 @handles("var_mean", "std_mean")
 def _normalizer_and_mean(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    deviation, mean = func(*constants(args), **constants(kwargs))
-    return (deviation if mode.recipe.norm is rules.unmodified else deviation.detach()), mean
+    args, kwargs = constants(args), constants(kwargs)
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    deviation, mean = func(x, *rest, **kwargs)
+    if carries(x):
+        deviation = mode.apply("norm", lambda x: func(x, *rest, **kwargs)[0], x)
+    return deviation, mean
 
 
 @handles("div", "divide", "true_divide", "__truediv__", "__div__")
 def _division(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     """A denominator is a normaliser, like the standard deviation of a norm."""
     a, b = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs.pop("other"))
-    if carries(b) and mode.recipe.norm is not rules.unmodified:
+    if carries(b):
+        if mode.recipe.norm is rules.unmodified:
+            return mode.apply("norm", lambda a, b: func(a, b, **kwargs), a, b)
         b = b.detach()
     return keep_gate(mode, func(a, b, **kwargs), a, b)

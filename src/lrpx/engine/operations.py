@@ -14,7 +14,17 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.handlers import arguments, carries, constants, gate_strength, handles, keep_gate, mark_gate, write
+from lrpx.engine.handlers import (
+    added,
+    arguments,
+    carries,
+    constants,
+    gate_strength,
+    handles,
+    keep_gate,
+    mark_gate,
+    write,
+)
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -40,19 +50,19 @@ def _embedding(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 @handles("linear")
 def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
     x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
+    x, weight = constants(x), constants(weight)
+    bias = added(mode, bias, "bias", x, weight)
     if carries(weight):
         return _bilinear(mode, lambda a, b: func(a, b, bias), x, weight)
-    if mode.recipe.linear is rules.unmodified or not carries(x):
-        return func(*args, **kwargs)
-    return mode.recipe.linear(func, x, weight, bias)
+    return mode.apply("linear", func, x, weight, bias) if carries(x) else func(x, weight, bias)
 
 
 @handles("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 def _convolution(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    args, kwargs = constants(args), constants(kwargs)
     x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
+    x, weight = constants(x), constants(weight)
+    bias = added(mode, bias, "bias", x, weight)
     rest = {name: value for name, value in kwargs.items() if name not in ("input", "weight", "bias")}
 
     def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
@@ -60,7 +70,7 @@ def _convolution(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
     if carries(weight):
         return _bilinear(mode, lambda a, b: op(a, b, bias), x, weight)
-    return mode.recipe.convolution(op, x, weight, bias) if carries(x) else op(x, weight, bias)
+    return mode.apply("convolution", op, x, weight, bias) if carries(x) else op(x, weight, bias)
 
 
 @handles("addmm", "addmv", "baddbmm", "addbmm")
@@ -68,15 +78,19 @@ def _add_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     named = ("input", "mat1", "mat", "batch1", "mat2", "vec", "batch2")
     operands = [*args, *(kwargs.pop(name) for name in named if name in kwargs)]
     is_weight = isinstance(operands[2], Parameter)
-    bias, a, b = constants(operands)
-    if carries(a) and is_weight and not kwargs and not carries(bias):
+    a, b = constants(operands[1:])
+    constant_bias = not carries(constants(operands[0]))
+    bias = added(mode, operands[0], "bias", a, b)
+    if carries(a) and is_weight and not kwargs and constant_bias:
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
             return x @ weight if bias is None else func(bias, x, weight)
 
-        return mode.recipe.linear(op, a, b, bias)
+        return mode.apply("linear", op, a, b, bias)
     if carries(a) and carries(b):
-        return mode.recipe.matmul(lambda a, b: func(bias, a, b, **kwargs), a, b)
+        product = mode.apply("matmul", lambda a, b: func(torch.zeros_like(bias), a, b, **kwargs), a, b)
+        value = func(*constants([bias.detach(), a.detach(), b.detach()]), **kwargs)
+        return rules.with_gradient_of(value, product + kwargs.get("beta", 1) * bias)
     return func(bias, a, b, **kwargs)
 
 
@@ -90,24 +104,27 @@ def _matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
     a, b, *rest = args
     if carries(a) and carries(b):
-        return mode.recipe.matmul(lambda a, b: func(a, b, *rest, **kwargs), a, b)
+        return mode.apply("matmul", lambda a, b: func(a, b, *rest, **kwargs), a, b)
     if carries(a) and b.ndim == 2 and not rest and not kwargs:  # a constant matrix on the right is a weight
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
             return func(x, weight) if bias is None else func(x, weight) + bias
 
-        return mode.recipe.linear(op, a, b, None)
+        return mode.apply("linear", op, a, b, None)
     return func(*args, **kwargs)
 
 
 @handles("_grouped_mm", "grouped_mm")
 def _grouped_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The experts of a mixture, all at once: each row of the input times the weight of its expert."""
-    (a, b, *rest), kwargs = constants(args), constants(kwargs)
+    (a, b, *rest), bias = constants(args), kwargs.pop("bias", None)
+    kwargs = constants(kwargs)
+    if bias is not None:
+        kwargs["bias"] = added(mode, bias, "bias", a, b)
     if carries(a) and carries(b):
-        return mode.recipe.matmul(lambda a, b: func(a, b, *rest, **kwargs), a, b)
-    if carries(a) and kwargs.get("bias") is None:
-        return mode.recipe.linear(lambda x, weight, _: func(x, weight, *rest, **kwargs), a, b, None)
+        return mode.apply("matmul", lambda a, b: func(a, b, *rest, **kwargs), a, b)
+    if carries(a):
+        return mode.apply("linear", lambda x, weight, _: func(x, weight, *rest, **kwargs), a, b, None)
     return func(a, b, *rest, **kwargs)
 
 
@@ -117,8 +134,14 @@ def _solve_triangular(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     (a, b), kwargs = constants(args), constants(kwargs)
     if not carries(a):
         return func(a, b, **kwargs)
+    b = added(mode, b, "right-hand side", a)
+    matmul = mode.recipe.matmul
+
+    def solve(op: Any, a: Tensor, b: Tensor) -> Tensor:
+        return rules.solve_triangular(op, a, b, matmul, **kwargs)
+
     try:
-        return rules.solve_triangular(func, a, b, mode.recipe.matmul, **kwargs)
+        return mode.apply("matmul", func, a, b, rule=solve, conserves=matmul is rules.uniform)
     except TypeError as error:
         raise MethodError(f"{error}; give this module another rule for matmul with recipe.at()") from error
 
@@ -133,6 +156,9 @@ def _einsum(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     share = sum(map(carries, operands))
     if share > 1 and mode.recipe.matmul is not rules.unmodified:
         operands = tuple(rules.scale_gradient(o, 1 / share) if carries(o) else o for o in operands)
+        return func(*args[:first], *operands, **kwargs)
+    if share > 1:
+        return mode.apply("matmul", lambda *operands: func(*args[:first], *operands, **kwargs), *operands)
     return func(*args[:first], *operands, **kwargs)
 
 
@@ -143,34 +169,35 @@ def _product(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return keep_gate(mode, func(a, b), a, b)
     if a is b:
         return _square(mode, func, a)
-    rule = mode.recipe.product
-    if rule is rules.signal_take_all:
+    if mode.recipe.product is rules.signal_take_all:
         strength_a, strength_b = gate_strength(a), gate_strength(b)
         if strength_a == strength_b:
-            return rules.uniform(func, a, b)
-        return rule(func, a, b) if strength_a > strength_b else rule(func, b, a)
-    return rule(func, a, b)
+            return mode.apply("product", func, a, b, rule=rules.uniform)
+        if strength_a < strength_b:
+            a, b = b, a
+    return mode.apply("product", func, a, b)
 
 
 @handles("addcmul")
 def _addcmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     operands = [*args, *(kwargs.pop(name) for name in ("input", "tensor1", "tensor2") if name in kwargs)]
-    x, a, b = constants(operands)
+    a, b = constants(operands[1:])
+    x = added(mode, operands[0], "addcmul", a, b)
     return _product(mode, lambda a, b: func(x, a, b, **kwargs), (a, b if b is not a else b.view_as(b)), {})
 
 
 @handles("glu")
 def _glu(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     x, dim = constants(args[0]), args[1] if len(args) > 1 else kwargs.get("dim", -1)
-    if not carries(x) or mode.recipe.product is rules.unmodified:
+    if not carries(x):
         return func(x, dim)
     signal, inner = x.chunk(2, dim)
-    gate = mark_gate(mode, "sigmoid", mode.recipe.activation(torch.sigmoid, inner))
+    gate = mark_gate(mode, "sigmoid", mode.apply("activation", torch.sigmoid, inner))
     return rules.with_gradient_of(func(x, dim), _product(mode, torch.mul, (gate, signal), {}))
 
 
 def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
-    return mode.recipe.matmul(op, a, b) if carries(a) else op(a, b)
+    return mode.apply("matmul", op, a, b) if carries(a) else op(a, b)
 
 
 # ---------------------------------------------------------------- element-wise functions
@@ -186,12 +213,12 @@ def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b:
 def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
-    if not carries(x) or mode.recipe.activation is rules.unmodified:
+    if not carries(x):
         return func(x, *rest, **kwargs)
     if kwargs.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(x, _activation(mode, func, (x.clone(), *rest), kwargs))
-    return mark_gate(mode, func.__name__, mode.recipe.activation(lambda x: func(x, *rest, **kwargs), x))
+    return mark_gate(mode, func.__name__, mode.apply("activation", lambda x: func(x, *rest, **kwargs), x))
 
 
 @handles("relu", "leaky_relu", "prelu", "rrelu", "threshold")
@@ -208,11 +235,11 @@ def _square_function(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _square(mode: RuleMode, func: Any, x: Tensor) -> Any:
     """``x²`` is an element-wise function, ``g(x)/x = x``; not a product of two things."""
-    if not carries(x) or mode.recipe.activation is rules.unmodified:
+    if not carries(x):
         return func(x, x) if func.__name__ != "square" else func(x)
     if mode.recipe.activation is rules.identity:
         return mark_gate(mode, "square", x.detach() * x)
-    return mode.recipe.activation(torch.square, x)
+    return mode.apply("activation", torch.square, x)
 
 
 @handles("__rpow__")
@@ -224,15 +251,15 @@ def _reflected_power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 def _power(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     x, exponent = constants(args[0]), constants(args[1] if len(args) > 1 else kwargs["exponent"])
     if carries(exponent):
-        return mode.recipe.activation(lambda e: func(x, e), exponent)
+        return mode.apply("activation", lambda e: func(x, e), exponent)
     if not carries(x):
         return func(x, exponent)
     number = isinstance(exponent, (int, float))
     if number and exponent == 2 and func.__name__ != "float_power":
         return _square(mode, torch.mul, x)
     if number and exponent < 0:
-        return mode.recipe.norm(lambda x: func(x, exponent), x)
-    return mode.recipe.activation(lambda x: func(x, exponent), x)
+        return mode.apply("norm", lambda x: func(x, exponent), x)
+    return mode.apply("activation", lambda x: func(x, exponent), x)
 
 
 # -------------------------------------------------------------------------- softmax
@@ -243,7 +270,25 @@ def _softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest = (constants(args[0]), args[1:]) if args else (constants(kwargs.pop("input")), ())
     if not carries(x):
         return func(x, *rest, **kwargs)
-    return mark_gate(mode, "softmax", mode.recipe.softmax(lambda x: func(x, *rest, **kwargs), x))
+    return mark_gate(mode, "softmax", mode.apply("softmax", lambda x: func(x, *rest, **kwargs), x))
+
+
+@handles("logsumexp", "special_logsumexp")
+def _logsumexp(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The logarithm of a softmax's normaliser."""
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    if not carries(x):
+        return func(x, *rest, **kwargs)
+    return mode.apply("softmax", lambda x: func(x, *rest, **kwargs), x)
+
+
+@handles("log_softmax", "special_log_softmax")
+def _log_softmax(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A target's normalisation, not a layer; its gradient stands."""
+    x, rest = (args[0], args[1:]) if args else (kwargs.pop("input"), ())
+    if not carries(x):
+        return func(x, *rest, **kwargs)
+    return mode.apply("softmax", lambda x: func(x, *rest, **kwargs), x, rule=rules.unmodified)
 
 
 @handles("scaled_dot_product_attention")
@@ -251,10 +296,16 @@ def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     q, k, v, mask = arguments(args, kwargs, "query", "key", "value", "attn_mask")
     rest = {name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")}
+    softmax, matmul = mode.recipe.softmax, mode.recipe.matmul
+
+    def attend(op: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return rules.attention(op, q, k, v, mask, softmax, matmul)
+
     try:
-        return rules.attention(
+        return mode.apply(
+            "softmax",
             lambda q, k, v, mask: func(q, k, v, mask, *args[4:], **rest),
-            q, k, v, mask, mode.recipe.softmax, mode.recipe.matmul,
+            q, k, v, mask, rule=attend, conserves=softmax is rules.constant,
         )  # fmt: skip
     except TypeError as error:
         if "fused attention" not in str(error):

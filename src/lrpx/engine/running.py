@@ -14,10 +14,13 @@ from torch import Tensor
 from torch.nn import Embedding, Module
 
 from lrpx import rules
+from lrpx.engine.book import Book
+from lrpx.engine.checkpoint import Layer, layers
 from lrpx.engine.handlers import mark_gate
 from lrpx.engine.mode import RuleMode
 from lrpx.engine.trace import Place, Source, Trace
 from lrpx.errors import MethodError, TraceError
+from lrpx.recipes import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +36,14 @@ _running = threading.local()
 
 
 @contextmanager
-def propagate(model: Module, recipe: Recipe, observe: Sequence[str] = ("*",)) -> Iterator[Trace]:
+def propagate(
+    model: Module,
+    recipe: Recipe,
+    observe: Sequence[str] = ("*",),
+    *,
+    ledger: bool = False,
+    checkpoint: bool = False,
+) -> Iterator[Trace]:
     """Run ``model`` under ``recipe`` inside the block, in this thread.
 
     Calls of ``model`` inside the block compute what they always compute, and record a graph whose gradients
@@ -44,13 +54,17 @@ def propagate(model: Module, recipe: Recipe, observe: Sequence[str] = ("*",)) ->
         recipe: the rules, such as ``lrpx.ATTNLRP``.
         observe: shell patterns of module paths whose inputs and outputs can be asked for; each costs the
             memory of its gradient, so name few, or none (``()``), for long contexts.
+        ledger: also measure what every bias, other constant and non-conserving rule keeps; ``trace.ledger()`` then
+            tells.
+        checkpoint: forget what happens inside each layer (each element of a list of modules), and compute it again
+            in the backward pass: a second forward pass, for the memory of one layer.
 
     Yields:
         The trace: call ``trace.explain(value)`` on the scalar to explain, then ``trace.relevance(path)``.
 
     Raises:
         TraceError: this thread already runs the same model under a recipe.
-        MethodError: the path of an override matches no module of the model.
+        MethodError: the path of an override matches no module of the model, or it has no layers to checkpoint.
         UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(),
@@ -74,27 +88,29 @@ def propagate(model: Module, recipe: Recipe, observe: Sequence[str] = ("*",)) ->
             f"no module of {type(model).__name__} has a path like {unused[0].path!r}, which an override wants; "
             "compare it with the paths of model.named_modules()"
         )
-    trace = Trace(recipe.rule_modules() if recipe.strict else None)
-    mode = RuleMode(recipe, trace, _embeddings(modules), lambda: {id(m): path for path, m in modules.items()})
-    hooks = _Hooks(mode, trace)
+    checkpointed = layers(modules) if checkpoint else []
+    if checkpoint and not checkpointed:
+        raise MethodError(f"{type(model).__name__} has no list of layers to checkpoint; leave checkpoint out")
+    has_rules = any(getattr(recipe, kind) is not rules.unmodified for kind in KINDS)
+    trace = Trace(recipe.rule_modules() if recipe.strict else None, coverage=has_rules and not recipe.strict)
+    embeddings = [(path, module) for path, module in modules.items() if _is_embedding(module)]
+    mode = RuleMode(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
+    if ledger:
+        mode.book = trace.book = Book(model, mode)
+    run = _Run(mode, trace, model, modules, recipe, observe, checkpointed)
+    if any(getattr(module, "gradient_checkpointing", False) for module in modules.values()):
+        trace.during_backward = lambda: run.again(recipe)  # the model's own checkpoints compute their layers again
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.callback(running.discard, id(model))
         running.add(id(model))
-        stack.callback(hooks.remove)
-        hooks.register(model, modules, recipe, observe)
-        stack.enter_context(mode)
+        stack.enter_context(run.installed())
         yield trace
 
 
-def _embeddings(modules: dict[str, Module]) -> dict[int, tuple[str, ...]]:
-    found: dict[int, tuple[str, ...]] = {}
-    for path, module in modules.items():
-        if isinstance(module, Embedding) or "embedding" in type(module).__name__.lower():
-            for weight in module.parameters(recurse=False):
-                found[id(weight)] = (*found.get(id(weight), ()), path)
-    return found
+def _is_embedding(module: Module) -> bool:
+    return isinstance(module, Embedding) or "embedding" in type(module).__name__.lower()
 
 
 def layer_index(path: str) -> int | None:
@@ -109,23 +125,69 @@ def is_spelled_out_activation(module: Module) -> bool:
     return kind.__module__ == "transformers.activations" or kind.__name__ in SPELLED_OUT_ACTIVATIONS
 
 
-class _Hooks:
-    """The instance hooks of one block: inert in other threads, removed when it ends."""
+class _Run:
+    """The seams of one block: the mode, and instance hooks that are inert in other threads."""
 
-    def __init__(self, mode: RuleMode, trace: Trace) -> None:
+    def __init__(
+        self,
+        mode: RuleMode,
+        trace: Trace,
+        model: Module,
+        modules: dict[str, Module],
+        recipe: Recipe,
+        observe: Sequence[str],
+        checkpointed: Sequence[str],
+    ) -> None:
         self.mode = mode
         self.trace = trace
-        self.thread = threading.get_ident()
+        self.model = model
+        self.modules = modules
+        self.recipe = recipe
+        self.observe = observe
+        self.checkpointed = checkpointed
+        self.thread: int | None = None
         self.handles: list[RemovableHandle] = []
         self.outer: list[Recipe] = []
 
-    def register(self, model: Module, modules: dict[str, Module], recipe: Recipe, observe: Sequence[str]) -> None:
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """The mode and the hooks, in this thread."""
+        try:
+            self.thread = threading.get_ident()
+            self._register()
+            with self.mode:
+                yield
+        finally:
+            self.thread = None
+            while self.handles:
+                self.handles.pop().remove()
+
+    @contextmanager
+    def again(self, recipe: Recipe) -> Iterator[None]:
+        """Parts of the model run as before in the backward pass, after the block even, or in another thread."""
+        mode = self.mode
+        with ExitStack() as stack:
+            if self.thread is None:
+                stack.enter_context(self.installed())
+            elif self.thread != threading.get_ident():  # the block's own thread waits for the backward pass
+                stack.callback(setattr, self, "thread", self.thread)
+                self.thread = threading.get_ident()
+                stack.enter_context(mode)
+            for name, value in (("active", True), ("replaying", True), ("recipe", recipe)):
+                stack.callback(setattr, mode, name, getattr(mode, name))
+                setattr(mode, name, value)
+            yield
+
+    def _register(self) -> None:
+        model, modules, recipe, observe = self.model, self.modules, self.recipe, self.observe
         before, after = self._root(model, recipe)
         self._add(model, before, after)
         shared: dict[Module, list[str]] = {}
         for path, module in modules.items():
             shared.setdefault(module, []).append(path)
         for module, paths in shared.items():
+            if not set(self.checkpointed).isdisjoint(paths):
+                self._add(module, *self._checkpoint())
             begins = [path for path in paths if any(_begins(override, path) for override in recipe.overrides)]
             if begins:
                 self._add(module, *self._override(_recipe_in(recipe, begins[0])))
@@ -139,10 +201,6 @@ class _Hooks:
                 self._add(module, *self._activation())
             for _, after in observers:
                 self._add(module, after=after)
-
-    def remove(self) -> None:
-        for handle in self.handles:
-            handle.remove()
 
     def _add(
         self, module: Module, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
@@ -162,6 +220,8 @@ class _Hooks:
             self.mode.active = True
             self.mode.recipe = recipe
             self.outer.clear()
+            if self.checkpointed and "use_cache" in names:
+                kwargs = kwargs | {"use_cache": False}  # a layer that is run again would fill the cache again
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
             return (
                 tuple(self._source(name, value) for name, value in named),
@@ -194,6 +254,21 @@ class _Hooks:
 
         return before, after
 
+    def _checkpoint(self) -> tuple[Callable[..., Any], ...]:
+        calls: list[Layer] = []
+
+        def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.mode.active and not self.mode.replaying:
+                recipe = self.mode.recipe
+                calls.append(Layer(module, args, kwargs, lambda: self.again(recipe)))
+                calls[-1].hooks.__enter__()
+
+        def after(*_: Any) -> None:
+            if calls and not self.mode.replaying:
+                calls.pop().hooks.__exit__()
+
+        return before, after
+
     def _activation(self) -> tuple[Callable[..., Any], ...]:
         """Run the module as one element-wise function ``g``, then give ``g`` the recipe's rule."""
         waiting: list[Tensor] = []
@@ -206,14 +281,14 @@ class _Hooks:
             waiting.append(args[0])
             return (args[0].detach(),), kwargs
 
-        def after(_: Module, __: Any, ___: Any, output: Any) -> Any:
+        def after(module: Module, _: Any, __: Any, output: Any) -> Any:
             if not waiting:
                 return None
             self.mode.active = True
             x = waiting.pop()
             if output is None or not x.requires_grad:
                 return output
-            return mark_gate(self.mode, "activation", self.mode.recipe.activation(lambda _: output.detach(), x))
+            return mark_gate(self.mode, "activation", self.mode.apply("activation", lambda _: output.detach(), x))
 
         return before, after
 
@@ -228,7 +303,7 @@ class _Hooks:
 
     def _place(self, path: str, side: Any, values: Any) -> None:
         tensor = _first_tensor(values)
-        if tensor is not None:
+        if tensor is not None and not self.mode.replaying:
             self.trace.places.append(Place(path, side, tensor, tensor._version))
 
 

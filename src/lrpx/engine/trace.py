@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +14,11 @@ from torch.autograd.function import BackwardCFunction
 from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Collection, Iterator
+    from contextlib import AbstractContextManager
+
+    from lrpx.engine.book import Book
+    from lrpx.ledger import Ledger
 
 Side = Literal["input", "output"]
 
@@ -40,6 +46,20 @@ class Place:
     version: int
 
 
+@dataclass(frozen=True)
+class Ran:
+    """An operation of the model: its torch function, the rule it ran under, the module it ran in, and how often.
+
+    ``rule`` is ``"linear"`` where the plain gradient is right, and ``"unknown"`` where nothing is known of the
+    operation and the plain gradient was taken.
+    """
+
+    operation: str
+    rule: str
+    module: str
+    count: int
+
+
 class Trace:
     """The record of a run inside :func:`~lrpx.propagate`.
 
@@ -49,19 +69,40 @@ class Trace:
     Args:
         rule_modules: the Python modules whose custom autograd functions are rules, under a strict recipe; any other
             custom function is refused. None allows all.
+        coverage: whether to count the operations that run.
     """
 
-    def __init__(self, rule_modules: frozenset[str] | None = None) -> None:
+    def __init__(self, rule_modules: frozenset[str] | None = None, coverage: bool = False) -> None:
         self._rule_modules = rule_modules
         self.sources: list[Source] = []
         self.places: list[Place] = []
+        self.book: Book | None = None
+        self.ran: Counter[tuple[str, str, str]] | None = Counter() if coverage else None
+        self.during_backward: Callable[[], AbstractContextManager[object]] = nullcontext
         self._gradients: dict[int, Tensor] | None = None
+        self._explained: Tensor | None = None
 
-    def explain(self, value: Tensor) -> Tensor:
+    @property
+    def coverage(self) -> tuple[Ran, ...]:
+        """Which operations on the way from the input ran, under which rule, in which module, and how often.
+
+        Raises:
+            TraceError: it was not recorded, for the recipe is strict, where every operation is known, or has no rules.
+        """
+        if self.ran is None:
+            raise TraceError(
+                "operations are recorded for a recipe with strict=False: "
+                "propagate(model, dataclasses.replace(recipe, strict=False))"
+            )
+        return tuple(Ran(*key, count) for key, count in self.ran.items())
+
+    def explain(self, value: Tensor, outputs: Tensor | None = None) -> Tensor:
         """Propagate back from ``value`` in one backward pass, with seed 1.
 
         Args:
             value: a scalar, or ``[B]`` with one value for each independent row of a batch.
+            outputs: the model's outputs that ``value`` was computed from, if not by sums and differences alone; with a
+                ledger, what the computation keeps for itself is then an entry (a log-probability's normaliser).
 
         Returns:
             ``value``, detached.
@@ -87,8 +128,14 @@ class Trace:
         if self._rule_modules is not None:
             _refuse_unseen_functions(value, self._rule_modules)
         tensors = [source.value for source in self.sources] + [place.value for place in self.places]
+        if self.book is not None:
+            tensors += self.book.leaves
+            if outputs is not None and outputs.requires_grad:
+                self.book.watch_target(value, outputs)
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
-        gradients = torch.autograd.grad(value.sum(), unique, allow_unused=True)
+        with self.during_backward():
+            gradients = torch.autograd.grad(value.sum(), unique, allow_unused=True)
+        self._explained = value.detach()
         self._gradients = {
             id(tensor): gradient for tensor, gradient in zip(unique, gradients, strict=True) if gradient is not None
         }
@@ -126,6 +173,23 @@ class Trace:
     def gradient(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
         """``∂x`` at a place, under the recipe; see :meth:`relevance`."""
         return self._gradient(self._find(path, of, call))
+
+    def ledger(self, tokens: Collection[str] = ()) -> Ledger:
+        """Where every unit of the explained value went; in a batch, of the sum of its values.
+
+        Args:
+            tokens: the paths of the token embeddings; without them every embedding that is not called one of
+                positions or token types is one of tokens.
+
+        Raises:
+            TraceError: nothing was explained yet, or the run was not asked for a ledger.
+        """
+        if self.book is None:
+            raise TraceError("no ledger was kept; ask for one with propagate(model, recipe, ledger=True)")
+        if self._gradients is None or self._explained is None:
+            raise TraceError("nothing was explained yet; call trace.explain(value) first")
+        sources = [(source, self.source_relevance(source)) for source in self.sources]
+        return self.book.close(float(self._explained.double().sum()), sources, self._gradients, tokens)
 
     def source_relevance(self, source: Source) -> Tensor:
         """``x ⊙ ∂x`` of one of :attr:`sources`."""

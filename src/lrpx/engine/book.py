@@ -1,0 +1,225 @@
+"""The ledger while it is being written: constants become leaves, and rules that do not conserve are measured."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lrpx import rules
+from lrpx.engine.handlers import carries
+from lrpx.ledger import Entry, Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from torch.nn import Module
+
+    from lrpx.engine.mode import RuleMode
+    from lrpx.engine.trace import Source
+    from lrpx.rules import Rule
+
+CONSERVING = frozenset({rules.constant, rules.uniform, rules.signal_take_all})
+"""Rules that hand on exactly what they are given, whatever the operation."""
+
+NUMBERS = {
+    **dict.fromkeys(
+        "add add_ sub sub_ subtract rsub __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__".split(), (1,)
+    ),
+    **dict.fromkeys("masked_fill masked_fill_ __setitem__".split(), (2,)),
+    "fill_": (1,),
+    "where": (1, 2),
+    "index_put": (2,),
+    "index_put_": (2,),
+    "scatter": (3,),
+    "scatter_": (3,),
+}
+"""Where a number given to an operation is a summand of its output."""
+
+NO_SUMMANDS = frozenset({"grid_sample"})
+"""Operations with a constant tensor that is no summand of their output."""
+
+PLACES_OF_TOKENS = (
+    ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
+    (
+        "positions",
+        re.compile(r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)"),
+    ),
+)
+"""How the kind of an embedding shows in its path."""
+
+
+class Book:
+    """Collects the entries of one run.
+
+    Args:
+        model: whose parameters and buffers give the entries their names.
+        mode: the mode that writes into it.
+    """
+
+    def __init__(self, model: Module, mode: RuleMode) -> None:
+        self._mode = mode
+        self._names: dict[int, tuple[bool, str]] = {}
+        for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
+            self._names |= {_storage(tensor): (is_parameter, path) for path, tensor in named}
+        self._names.pop(0, None)
+        self._leaves: list[tuple[str, str, Tensor]] = []
+        self._measured: list[tuple[str, str, Tensor]] = []
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """Every constant that was added to what depends on the input, as a leaf of the graph."""
+        return [leaf for _, _, leaf in self._leaves]
+
+    # -------------------------------------------------------------------------- constants
+
+    def added(self, value: Any, operation: str, dtype: torch.dtype = torch.float64) -> Any:
+        """``value``, when it is a constant, as a leaf whose relevance is an entry; a number gets the dtype."""
+        if type(value) in (list, tuple):
+            return type(value)(self.added(each, operation) if isinstance(each, Tensor) else each for each in value)
+        if isinstance(value, bool) or not isinstance(value, (Tensor, int, float)):
+            return value
+        if not isinstance(value, Tensor):
+            return self._leaf(torch.tensor(value, dtype=dtype), value, operation) if value else value
+        constant = isinstance(value, Parameter) or not value.requires_grad
+        return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
+
+    def operands(
+        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of the linear operation ``name``, the constants among its summands as leaves."""
+        if name in NO_SUMMANDS or not _any_carries((*args, *kwargs.values())):
+            return tuple(args), dict(kwargs)
+        numbers = NUMBERS.get(name, ())
+        # a sum takes a number in the widest precision, anything else in the tensor's own
+        dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
+        lifted = [
+            self.added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
+            for i, value in enumerate(args)
+        ]
+        if _is_in_place(name) and isinstance(args[0], Tensor):
+            lifted[0] = args[0]
+            if not carries(args[0]) and args[0].is_floating_point() and args[0].any():
+                # its constant content becomes an entry: the same values, with a leaf behind them
+                args[0].copy_(self.added(args[0].clone(), name))
+        named = {key: self.added(value, name) if isinstance(value, Tensor) else value for key, value in kwargs.items()}
+        return tuple(lifted), named
+
+    def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
+        leaf = constant.detach().requires_grad_()
+        if self._mode.replaying:
+            return leaf
+        is_parameter, name = self._names.get(_storage(named_by)) or (False, f"{operation} in {self._mode.where()}")
+        kind = _kind(name, "biases" if is_parameter else "constants")
+        self._leaves.append((kind, name, leaf))
+        return leaf
+
+    # --------------------------------------------------------------------------- residues
+
+    def watch(self, kind: str, rule: Rule, op: Callable[..., Tensor], inputs: Sequence[Any]) -> Tensor:
+        """``rule(op, *inputs)``, and what enters the operation backwards less what leaves it as an entry."""
+        if (
+            self._mode.replaying
+            or rule in CONSERVING
+            or (rule is rules.unmodified and kind in ("linear", "convolution"))
+        ):
+            return rule(op, *inputs)
+        if rule is rules.identity:
+            return self._identity(op, inputs[0])
+        seen = [x.view_as(x) if carries(x) else x for x in inputs]
+        y = rule(op, *seen)
+        if y.requires_grad:
+            entry = ("softmax residue" if kind == "softmax" else "rule residue", f"{kind} in {self._mode.where()}")
+            self._measure(entry, y, 1)
+            for x in seen:
+                if carries(x):
+                    self._measure(entry, x, -1)
+        return y
+
+    def _identity(self, op: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """Under the identity rule an output is a constant where its input is exactly zero."""
+        y = rules.identity(op, x)
+        zero = x.detach() == 0
+        if bool(zero.any()) and bool(y.detach()[zero].any()):
+            self._measure(("constants", f"activation at zero in {self._mode.where()}"), y, 1, zero)
+        return y
+
+    def _measure(self, entry: tuple[str, str], x: Tensor, sign: int, only: Tensor | None = None) -> None:
+        value = x.detach().clone()
+
+        def record(gradient: Tensor) -> None:
+            found = relevance(value, gradient)
+            self._measured.append((*entry, sign * (found if only is None else found[only]).sum()))
+
+        x.register_hook(record)  # type: ignore[no-untyped-call]
+
+    def watch_target(self, value: Tensor, outputs: Tensor) -> None:
+        """What the target itself keeps, such as the normaliser of a log-probability."""
+        entry = ("rule residue", "target")
+        self._measured.append((*entry, value.detach().double().sum()))
+        self._measure(entry, outputs, -1)
+
+    # ------------------------------------------------------------------------- conclusion
+
+    def close(
+        self,
+        explained: float,
+        sources: Iterable[tuple[Source, Tensor]],
+        gradients: Mapping[int, Tensor],
+        tokens: Collection[str],
+    ) -> Ledger:
+        """The ledger, entries of one kind and name summed.
+
+        Args:
+            explained: the explained value.
+            sources: each source with its relevance.
+            gradients: the gradient of each leaf, by ``id``.
+            tokens: the paths of the token embeddings, if known.
+        """
+        found: dict[tuple[str, str], float] = {}
+        lines = [(_kind_of_source(source, tokens), source.paths[0], r.double().sum()) for source, r in sources]
+        for kind, name, leaf in self._leaves:
+            if id(leaf) in gradients:
+                lines.append((kind, name, relevance(leaf.detach(), gradients[id(leaf)]).sum()))
+        for kind, name, value in (*lines, *self._measured):
+            found[kind, name] = found.get((kind, name), 0.0) + float(value)
+        return Ledger(tuple(Entry(kind, name, value) for (kind, name), value in found.items() if value), explained)
+
+
+def relevance(value: Tensor, gradient: Tensor) -> Tensor:
+    """``x ⊙ ∂x`` in float64; 0 where the gradient is, for a mask holds infinities."""
+    gradient = gradient.double()
+    return torch.where(gradient == 0, 0.0, value.double() * gradient)
+
+
+def _any_carries(values: Iterable[Any]) -> bool:
+    return any(_any_carries(value) if isinstance(value, (tuple, list)) else carries(value) for value in values)
+
+
+def _is_in_place(name: str) -> bool:
+    return name in ("__setitem__", "__iadd__", "__isub__") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _storage(tensor: Any) -> int:
+    """The address of a tensor's memory, by which a slice of a parameter still has the parameter's name."""
+    if not isinstance(tensor, Tensor) or tensor.device.type == "meta":
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a tensor subclass without storage of its own
+        return 0
+
+
+def _kind(path: str, otherwise: str) -> str:
+    return next((kind for kind, shown in PLACES_OF_TOKENS if shown.search(path)), otherwise)
+
+
+def _kind_of_source(source: Source, tokens: Collection[str]) -> str:
+    if not set(tokens).isdisjoint(source.paths):
+        return "tokens"
+    if source.ids is None:
+        return "tokens" if "embeds" in source.paths[0] else "inputs"
+    return _kind(source.paths[0], "tokens" if not tokens else "inputs")

@@ -1,0 +1,81 @@
+"""The ledger: where every unit of an explained value went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KINDS = (
+    "tokens",
+    "positions",
+    "token types",
+    "inputs",
+    "biases",
+    "constants",
+    "softmax residue",
+    "rule residue",
+)
+"""What an entry may be, in the order they are shown.
+
+tokens, positions, token types: the embeddings of that name; inputs: floating-point inputs of the model;
+biases: parameters that are added (biases, class tokens); constants: buffers and numbers that are added;
+softmax residue: relevance that a softmax neither passes on nor had from its inputs; rule residue: the same of any
+other rule that does not conserve.
+"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place where relevance ended.
+
+    Args:
+        kind: one of :data:`KINDS`.
+        name: the path of the embedding, the parameter or the module.
+        value: its relevance, in the units of the explained value.
+    """
+
+    kind: str
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Every place where the relevance of one explained value ended, each measured on its own.
+
+    Args:
+        entries: the places, in the order the model reached them.
+        explained: the explained value, which the entries should sum to.
+
+    >>> ledger = Ledger((Entry("tokens", "wte", 1.25), Entry("biases", "h.0.mlp.bias", -0.25)), explained=1.0)
+    >>> ledger.total, ledger.difference, ledger.closes()
+    (1.0, 0.0, True)
+    >>> ledger.by_kind()
+    {'tokens': 1.25, 'biases': -0.25}
+    """
+
+    entries: tuple[Entry, ...]
+    explained: float
+
+    @property
+    def total(self) -> float:
+        """The sum of all entries."""
+        return sum(entry.value for entry in self.entries)
+
+    @property
+    def difference(self) -> float:
+        """What is missing: the explained value less the total."""
+        return self.explained - self.total
+
+    def closes(self, tolerance: float = 1e-6) -> bool:
+        """Whether nothing is missing, relative to the explained value and to the largest entry."""
+        scale = max([abs(self.explained), *(abs(entry.value) for entry in self.entries)])
+        return abs(self.difference) <= tolerance * scale
+
+    def by_kind(self) -> Mapping[str, float]:
+        """The sum over each kind of entry that occurs, in the order of :data:`KINDS`."""
+        kinds = {entry.kind for entry in self.entries}
+        return {kind: sum(e.value for e in self.entries if e.kind == kind) for kind in KINDS if kind in kinds}
