@@ -82,8 +82,8 @@ class _Identity(Function):
 def ratio(y: Tensor, x: Tensor) -> Tensor:
     """``y / x``, in float32 at least, and 0 where ``x = 0``."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    x = x.to(wide)
-    return torch.where(x == 0, 0.0, y.to(wide) / x)
+    # by the reciprocal, whose only infinity is at 0: on a CPU a comparison costs more than all of this
+    return torch.reciprocal(x.to(wide)).nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0).mul_(y)
 
 
 # ------------------------------------------------------------------------- products
@@ -94,8 +94,7 @@ def uniform(op: Operation, /, a: Tensor, b: Tensor) -> Tensor:
 
     Achtibat et al. 2024, Prop. 3.3; Arras 2025, §2.7.
     """
-    # halved at the factors, not at the output: a view there would forbid the model to change it in place
-    return op(scale_gradient(a, 0.5), scale_gradient(b, 0.5))
+    return scaled_on_entry(op(a, b), 0.5)
 
 
 def signal_take_all(op: Operation, /, gate: Tensor, signal: Tensor) -> Tensor:
@@ -105,18 +104,18 @@ def signal_take_all(op: Operation, /, gate: Tensor, signal: Tensor) -> Tensor:
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """``factor·x + (1 − factor)·[x]detach``, as a view of ``x``."""
-    return _ScaleGradient.apply(x, factor)  # type: ignore[no-any-return, no-untyped-call]
+    return scaled_on_entry(x.view_as(x), factor) if x.requires_grad else x
 
 
-class _ScaleGradient(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
+def scaled_on_entry(y: Tensor, factor: float) -> Tensor:
+    """``y`` itself; what enters the operation that made it in the backward pass is scaled.
 
-    @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[Tensor, None]:
-        return dx * ctx.factor, None
+    The operation's node in the graph scales, not the tensor: the gradient at ``y`` stays what it is, and ``y`` may be
+    changed in place. Cheaper than an operation of its own.
+    """
+    if y.grad_fn is not None:
+        y.grad_fn.register_prehook(lambda gradients: tuple([g if g is None else g * factor for g in gradients]))
+    return y
 
 
 def solve_triangular(op: Operation, /, a: Tensor, b: Tensor, matmul: Rule, **kwargs: Any) -> Tensor:
@@ -292,15 +291,10 @@ def attention(
         return op(q.detach(), k.detach(), v, None if mask is None else mask.detach())
     if softmax is not unmodified or matmul not in (unmodified, uniform):
         raise TypeError("fused attention carries only the rules unmodified, uniform and constant")
-    if matmul is uniform:
-        both = q.requires_grad and k.requires_grad
-        weights = q.requires_grad or k.requires_grad or (mask is not None and mask.requires_grad)
-        outer = 0.5 if weights and v.requires_grad else 1.0
-        inner = outer * 0.5 if both else outer
-        q, k, v = (_scaled(q, inner), _scaled(k, inner), _scaled(v, outer))
-        mask = None if mask is None else _scaled(mask, outer)
-    return op(q, k, v, mask)
-
-
-def _scaled(x: Tensor, factor: float) -> Tensor:
-    return scale_gradient(x, factor) if x.requires_grad and factor != 1.0 else x
+    if matmul is not uniform:
+        return op(q, k, v, mask)
+    if q.requires_grad and k.requires_grad:
+        q, k = scale_gradient(q, 0.5), scale_gradient(k, 0.5)
+    weights = q.requires_grad or k.requires_grad or (mask is not None and mask.requires_grad)
+    attended = op(q, k, v, mask)
+    return scaled_on_entry(attended, 0.5) if weights and v.requires_grad else attended

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.handlers import carries
+from lrpx.engine.handlers import any_carries, carries
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Book:
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of the linear operation ``name``, the constants among its summands as leaves."""
-        if name in NO_SUMMANDS or not _any_carries((*args, *kwargs.values())):
+        if name in NO_SUMMANDS or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
         numbers = NUMBERS.get(name, ())
         # a sum takes a number in the widest precision, anything else in the tensor's own
@@ -193,10 +193,6 @@ def relevance(value: Tensor, gradient: Tensor) -> Tensor:
     """``x ⊙ ∂x`` in float64; 0 where the gradient is, for a mask holds infinities."""
     gradient = gradient.double()
     return torch.where(gradient == 0, 0.0, value.double() * gradient)
-
-
-def _any_carries(values: Iterable[Any]) -> bool:
-    return any(_any_carries(value) if isinstance(value, (tuple, list)) else carries(value) for value in values)
 
 
 def _is_in_place(name: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -59,15 +60,22 @@ def write(x: Tensor, value: Tensor) -> Tensor:
     return x
 
 
+PLAIN = frozenset({Tensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice})
+"""Types of arguments that are no parameter and hold none."""
+
+
 def constants(value: Any) -> Any:
     """The same argument with the parameters in it detached: weights are constants, and stay as they are."""
     kind = type(value)
-    if kind is Tensor:
+    if kind in PLAIN:
         return value
     if kind is Parameter:
         return value.detach()
     if kind is tuple or kind is list:
-        return kind(map(constants, value))
+        for each in value:
+            if type(each) not in PLAIN:
+                return kind(map(constants, value))
+        return value
     if kind is dict:
         return {key: constants(item) for key, item in value.items()}
     if isinstance(value, Parameter):
@@ -87,8 +95,17 @@ def carries(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+def any_carries(value: Any) -> bool:
+    """Whether a value, or one in a list or tuple of values, depends on the input."""
+    if isinstance(value, (tuple, list)):
+        return any(map(any_carries, value))
+    return carries(value)
+
+
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
     """The arguments of these names, in this order, however they were passed; None for those that were not."""
+    if len(args) == len(names):
+        return list(args)
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 

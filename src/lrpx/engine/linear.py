@@ -1,4 +1,16 @@
-"""The names of the torch functions whose plain gradient is right under every recipe."""
+"""The torch functions whose plain gradient is right under every recipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lrpx import rules
+from lrpx.engine.handlers import GATE, HANDLERS, constants, keep_gate
+
+if TYPE_CHECKING:
+    from lrpx.engine.mode import RuleMode
 
 SHAPE = frozenset(
     """to type type_as float half bfloat16 double clone contiguous view view_as reshape reshape_as unsqueeze squeeze
@@ -35,3 +47,26 @@ LINEAR = SHAPE | frozenset(
     __format__ __repr__ __hash__ __deepcopy__ untyped_storage swapaxes_ unsqueeze_ squeeze_ transpose_ t_""".split()
 )
 """Operations whose plain gradient is right under every recipe: linear, or a selection among inputs."""
+
+
+def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    if mode.book is not None:
+        args, kwargs = mode.book.operands(func.__name__, args, kwargs)
+    return func(*constants(args), **constants(kwargs)) if kwargs else func(*constants(args))
+
+
+def _keeps_gate(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    return keep_gate(mode, _linear(mode, func, args, kwargs), *args[:3])
+
+
+def _shape(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    out = _linear(mode, func, args, kwargs)
+    if mode.recipe.product is rules.signal_take_all and isinstance(args[0], Tensor):
+        strength = vars(args[0]).get(GATE)
+        if strength is not None:
+            setattr(out, GATE, strength)
+    return out
+
+
+for names, handler in ((LINEAR, _linear), (KEEPS_GATE, _keeps_gate), (SHAPE, _shape)):
+    HANDLERS.update(dict.fromkeys(names, handler))

@@ -12,9 +12,8 @@ from torch.nn import Module, Parameter
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
-from lrpx.engine import norms, operations  # noqa: F401  their handlers join the table
-from lrpx.engine.handlers import GATE, HANDLERS, carries, constants, keep_gate
-from lrpx.engine.linear import KEEPS_GATE, LINEAR, SHAPE
+from lrpx.engine import linear, norms, operations  # noqa: F401  their handlers join the table
+from lrpx.engine.handlers import HANDLERS, any_carries, constants
 from lrpx.engine.trace import Source, Trace
 from lrpx.errors import UnknownOperationError
 from lrpx.recipes import rule_name
@@ -61,48 +60,38 @@ class RuleMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self.active or not torch.is_grad_enabled():
+        if not (self.active and torch.is_grad_enabled()):
             return func(*args, **kwargs)
         name = func.__name__
         if name == "__get__":
             if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
                 return func(args[0].detach())
             return func(*args)
-        if self.trace.ran is None or self.replaying:
-            return self._run(name, func, types, args, kwargs)
-        self._rule = "linear"
-        out = self._run(name, func, types, args, kwargs)
-        if _any_carries(out) and not isinstance(func, FunctionType):
-            self.trace.ran[name, self._rule, self.where()] += 1
-        return out
-
-    def _run(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         handler = HANDLERS.get(name)
-        if handler is not None:
+        if handler is None:
+            return self._unlisted(name, func, types, args, kwargs)
+        if self.trace.ran is None or self.replaying:
             return handler(self, func, args, kwargs)
-        if name in LINEAR:
-            given = args[:3]
-            if self.book is not None:
-                args, kwargs = self.book.operands(name, args, kwargs)
-            out = func(*constants(args), **constants(kwargs))
-            if name in KEEPS_GATE:
-                return keep_gate(self, out, *given)
-            if name in SHAPE and self.recipe.product is rules.signal_take_all and isinstance(args[0], Tensor):
-                strength = vars(args[0]).get(GATE)
-                if strength is not None:
-                    setattr(out, GATE, strength)
-            return out
+        self._rule = "linear"
+        return self._counted(name, handler(self, func, args, kwargs))
+
+    def _unlisted(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, FunctionType):
             # a function written in Python hides its inner calls unless the mode is entered again
             with self:
                 return torch._C._skip_one_hop_torch_function(func, types, args, kwargs)
         args, kwargs = constants(args), constants(kwargs)
-        if not _any_carries(args) and not _any_carries(tuple(kwargs.values())):
+        if not any_carries((*args, *kwargs.values())):
             return func(*args, **kwargs)
         out = self.apply("unknown", lambda *args: func(*args, **kwargs), *args, rule=rules.unmodified)
-        self._rule = "unknown"
-        if _any_carries(out):
+        if any_carries(out):
             self.refuse(name)
+        self._rule = "unknown"
+        return out if self.trace.ran is None else self._counted(name, out)
+
+    def _counted(self, name: str, out: Any) -> Any:
+        if self.trace.ran is not None and any_carries(out):
+            self.trace.ran[name, self._rule, self.where()] += 1
         return out
 
     def apply(
@@ -123,7 +112,8 @@ class RuleMode(TorchFunctionMode):
             conserves: whether this rule hands on exactly what it is given; if not, the ledger measures it.
         """
         rule = getattr(self.recipe, kind) if rule is None else rule
-        self._rule = rule_name(rule)
+        if self.trace.ran is not None:
+            self._rule = rule_name(rule)
         if self.book is None or conserves:
             return rule(op, *inputs)
         return self.book.watch(kind, rule, op, inputs)
@@ -159,9 +149,3 @@ class RuleMode(TorchFunctionMode):
                 return paths[id(owner)] or type(owner).__name__
             frame = frame.f_back  # type: ignore[assignment]
         return "the model"
-
-
-def _any_carries(value: Any) -> bool:
-    if isinstance(value, (tuple, list)):
-        return any(map(_any_carries, value))
-    return carries(value)

@@ -7,11 +7,13 @@ import re
 import threading
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Embedding, Module
+from torch.overrides import _get_current_function_mode_stack
 
 from lrpx import rules
 from lrpx.engine.book import Book
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 SPELLED_OUT_ACTIVATIONS = frozenset({"BloomGelu"})
 """Classes outside ``transformers.activations`` that write one element-wise function as many operations."""
+SINGLE_ACTIVATIONS = frozenset({"SiLUActivation"})
+"""Classes of ``transformers.activations`` that call one torch function, which needs no hook to be seen."""
 
 _running = threading.local()
 
@@ -98,7 +102,7 @@ def propagate(
     if ledger:
         mode.book = trace.book = Book(model, mode)
     run = _Run(mode, trace, model, modules, recipe, observe, checkpointed)
-    if any(getattr(module, "gradient_checkpointing", False) for module in modules.values()):
+    if any(vars(module).get("gradient_checkpointing") for module in modules.values()):
         trace.during_backward = lambda: run.again(recipe)  # the model's own checkpoints compute their layers again
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -122,7 +126,14 @@ def layer_index(path: str) -> int | None:
 def is_spelled_out_activation(module: Module) -> bool:
     """Whether a module writes one element-wise function out as many operations."""
     kind = type(module)
-    return kind.__module__ == "transformers.activations" or kind.__name__ in SPELLED_OUT_ACTIVATIONS
+    if kind.__module__ == "transformers.activations":
+        return kind.__name__ not in SINGLE_ACTIVATIONS
+    return kind.__name__ in SPELLED_OUT_ACTIVATIONS
+
+
+@lru_cache
+def _argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
 
 
 class _Run:
@@ -169,7 +180,8 @@ class _Run:
         with ExitStack() as stack:
             if self.thread is None:
                 stack.enter_context(self.installed())
-            elif self.thread != threading.get_ident():  # the block's own thread waits for the backward pass
+            elif mode not in _get_current_function_mode_stack():
+                # in the backward pass of this very block, or in a thread of autograd's while the block's own waits
                 stack.callback(setattr, self, "thread", self.thread)
                 self.thread = threading.get_ident()
                 stack.enter_context(mode)
@@ -182,6 +194,10 @@ class _Run:
         model, modules, recipe, observe = self.model, self.modules, self.recipe, self.observe
         before, after = self._root(model, recipe)
         self._add(model, before, after)
+        if not (observe or recipe.overrides or self.checkpointed):  # the usual case, at little cost
+            for module in {module for module in modules.values() if is_spelled_out_activation(module)}:
+                self._add(module, *self._activation())
+            return
         shared: dict[Module, list[str]] = {}
         for path, module in modules.items():
             shared.setdefault(module, []).append(path)
@@ -214,7 +230,8 @@ class _Run:
             self.handles.append(module.register_forward_hook(mine(after), with_kwargs=True, always_call=True))
 
     def _root(self, model: Module, recipe: Recipe) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        names = list(inspect.signature(model.forward).parameters)
+        names = _argument_names(getattr(model.forward, "__func__", model.forward))
+        names = names if inspect.ismethod(model.forward) is False else names[1:]
 
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self.mode.active = True

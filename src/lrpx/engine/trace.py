@@ -141,7 +141,7 @@ class Trace:
         }
         for source in self.sources:
             gradient = self._gradients.get(id(source.value))
-            if gradient is not None and not torch.isfinite(gradient).all():
+            if gradient is not None and not is_finite(gradient):
                 raise NonFiniteError(
                     f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
                 )
@@ -149,7 +149,7 @@ class Trace:
 
     def refuse_non_finite(self, value: Tensor, name: str) -> None:
         """Raise NonFiniteError when ``value`` holds NaN or infinity; name the first observed module that does."""
-        if torch.isfinite(value).all():
+        if is_finite(value):
             return
         outputs = ((place.path, place.value) for place in self.places if place.side == "output")
         first = next(_non_finite(outputs), None)
@@ -238,9 +238,14 @@ class Trace:
         return "" if first is None else f", first at {first}"
 
 
+def is_finite(x: Tensor) -> bool:
+    """Whether every element is finite; at a glance where their sum is."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
 def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
     for path, value in pairs:
-        if value is not None and not torch.isfinite(value).all():
+        if value is not None and not is_finite(value):
             yield path
 
 
