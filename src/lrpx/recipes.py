@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 KINDS = ("linear", "convolution", "activation", "product", "matmul", "softmax", "norm")
 
+QUANTISED_LINEARS = frozenset({"bitsandbytes.autograd._functions"})
+"""Modules of autograd functions that are linear layers, with the gradient of the weights they stand for."""
+
 
 @dataclass(frozen=True)
 class Override:
@@ -113,10 +116,17 @@ class Recipe:
         )
 
     def rule_modules(self) -> frozenset[str]:
-        """The Python modules that the recipe's rules come from; their autograd functions are rules too."""
+        """The Python modules whose autograd functions are rules: where the recipe's rules come from, and packages of
+        quantised linears where these need no rule."""
         mine = [getattr(self, kind) for kind in KINDS]
         mine += [rule for override in self.overrides for _, rule in override.rules]
-        return frozenset({rules.__name__} | {rule.__module__ for rule in mine})
+        linears = [self.linear, *(rule for o in self.overrides for kind, rule in o.rules if kind == "linear")]
+        quantised = QUANTISED_LINEARS if all(rule is rules.unmodified for rule in linears) else frozenset()
+        return frozenset({rules.__name__} | {rule.__module__ for rule in mine}) | quantised
+
+    def has_rules(self) -> bool:
+        """Whether any kind of operation has another rule than its plain gradient."""
+        return bool(self.overrides) or any(getattr(self, kind) is not rules.unmodified for kind in KINDS)
 
     def with_rules(self, changed: tuple[tuple[str, Rule], ...]) -> Recipe:
         """The same recipe with some rules exchanged everywhere."""

@@ -59,7 +59,8 @@ def constant(op: Operation, /, *inputs: Any) -> Tensor:
 def identity(op: Operation, /, x: Tensor) -> Tensor:
     """``x · [g(x)/x]detach``: an element-wise ``y = g(x)`` hands its relevance on, ``R_x = R_y``.
 
-    Where ``x = 0`` the output is a constant (Arras 2025, D.3).
+    Where ``x = 0`` the output is a constant (Arras 2025, D.3); so it is where ``g(0) ≠ 0`` (sigmoid, exp) and ``x`` is
+    so small that ``|g(x)/x|`` exceeds :data:`STEEPEST`, where the gradient would lose all precision.
     """
     return _Identity.apply(x, op)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -69,7 +70,8 @@ class _Identity(Function):
     def forward(ctx: Any, x: Tensor, op: Operation) -> Tensor:
         y = op(x)
         # not x and y themselves: the model may change them in place, as it may without a rule
-        ctx.save_for_backward(ratio(y, x))
+        share = ratio(y, x)
+        ctx.save_for_backward(share.sub_(torch.nn.functional.hardshrink(share, STEEPEST)))
         ctx.dtype = x.dtype
         return y
 
@@ -77,6 +79,15 @@ class _Identity(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (share,) = ctx.saved_tensors
         return (dy * share).to(ctx.dtype), None
+
+
+STEEPEST = 1e4
+"""The largest ``|g(x)/x|`` at which the identity rule still hands relevance on."""
+
+
+def is_steep(y: Tensor, x: Tensor) -> Tensor:
+    """Where the identity rule takes ``y = g(x)`` for a constant, and that constant is not 0."""
+    return (y.abs() > STEEPEST * x.abs()) | ((x == 0) & (y != 0))
 
 
 def ratio(y: Tensor, x: Tensor) -> Tensor:
@@ -188,12 +199,18 @@ class Gamma:
 
 def _signed_parts(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
     """``(Σ (x w)⁺ + b⁺, Σ (x w)⁻ + b⁻)``."""
+    weight = dequantised(weight)
     x_plus, x_minus = x.clamp(min=0), x.clamp(max=0)
     w_plus, w_minus = weight.clamp(min=0), weight.clamp(max=0)
     b_plus, b_minus = (None, None) if bias is None else (bias.clamp(min=0), bias.clamp(max=0))
     positive = op(x_plus, w_plus, b_plus) + op(x_minus, w_minus, None)
     negative = op(x_plus, w_minus, b_minus) + op(x_minus, w_plus, None)
     return positive, negative
+
+
+def dequantised(weight: Tensor) -> Tensor:
+    """The floating-point matrix that a quantised weight stands for; any other weight as it is."""
+    return weight if type(weight).dequantize is Tensor.dequantize else weight.dequantize()
 
 
 def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:

@@ -39,8 +39,8 @@ NUMBERS = {
 }
 """Where a number given to an operation is a summand of its output."""
 
-NO_SUMMANDS = frozenset({"grid_sample"})
-"""Operations with a constant tensor that is no summand of their output."""
+NO_SUMMANDS = frozenset({"grid_sample", "to", "type_as", "view_as", "reshape_as", "expand_as"})
+"""Operations with a second tensor that is no summand of their output."""
 
 PLACES_OF_TOKENS = (
     ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
@@ -62,6 +62,7 @@ class Book:
 
     def __init__(self, model: Module, mode: RuleMode) -> None:
         self._mode = mode
+        self._model = model
         self._names: dict[int, tuple[bool, str]] = {}
         for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
             self._names |= {_storage(tensor): (is_parameter, path) for path, tensor in named}
@@ -96,10 +97,12 @@ class Book:
         numbers = NUMBERS.get(name, ())
         # a sum takes a number in the widest precision, anything else in the tensor's own
         dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
-        lifted = [
+        lifted: list[Any] = [
             self.added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
             for i, value in enumerate(args)
         ]
+        if name == "scatter" and isinstance(lifted[3], Tensor):  # a number fits every shape, a tensor only its own
+            lifted[3] = lifted[3].expand(args[2].shape)
         if _is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
             if not carries(args[0]) and args[0].is_floating_point() and args[0].any():
@@ -112,10 +115,21 @@ class Book:
         leaf = constant.detach().requires_grad_()
         if self._mode.replaying:
             return leaf
-        is_parameter, name = self._names.get(_storage(named_by)) or (False, f"{operation} in {self._mode.where()}")
+        is_parameter, name = self._name(named_by, operation)
         kind = _kind(name, "biases" if is_parameter else "constants")
         self._leaves.append((kind, name, leaf))
         return leaf
+
+    def _name(self, value: Any, operation: str) -> tuple[bool, str]:
+        known = self._names.get(_storage(value))
+        if known is not None:
+            return known
+        where = self._mode.where()
+        if isinstance(value, Parameter):  # loaded for this call only, as where a model is offloaded
+            module = self._model.get_submodule(where) if where else self._model
+            name = next((name for name, each in module.named_parameters(recurse=False) if each is value), operation)
+            return True, f"{where}.{name}"
+        return False, f"{operation} in {where}"
 
     # --------------------------------------------------------------------------- residues
 
@@ -140,11 +154,11 @@ class Book:
         return y
 
     def _identity(self, op: Callable[..., Tensor], x: Tensor) -> Tensor:
-        """Under the identity rule an output is a constant where its input is exactly zero."""
+        """Under the identity rule an output is a constant where its input is next to zero."""
         y = rules.identity(op, x)
-        zero = x.detach() == 0
-        if bool(zero.any()) and bool(y.detach()[zero].any()):
-            self._measure(("constants", f"activation at zero in {self._mode.where()}"), y, 1, zero)
+        constant = rules.is_steep(y.detach(), x.detach())
+        if bool(constant.any()):
+            self._measure(("constants", f"activation at zero in {self._mode.where()}"), y, 1, constant)
         return y
 
     def _measure(self, entry: tuple[str, str], x: Tensor, sign: int, only: Tensor | None = None) -> None:

@@ -91,15 +91,15 @@ def added(mode: RuleMode, constant: Any, operation: str, *beside: Any) -> Any:
 
 
 def carries(value: Any) -> bool:
-    """Whether a value depends on the input."""
+    """Whether a value, no parameter, depends on the input."""
     return isinstance(value, Tensor) and value.requires_grad
 
 
 def any_carries(value: Any) -> bool:
-    """Whether a value, or one in a list or tuple of values, depends on the input."""
+    """Whether a value, or one in a list or tuple of values, depends on the input; parameters do not."""
     if isinstance(value, (tuple, list)):
         return any(map(any_carries, value))
-    return carries(value)
+    return carries(value) and not isinstance(value, Parameter)
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
@@ -135,7 +135,7 @@ def gate_strength(value: Tensor) -> int:
 def keep_gate(mode: RuleMode, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection, or by a sum or product with constants: a sure gate stays one."""
     if mode.recipe.product is rules.signal_take_all:
-        carrying = [x for x in inputs if carries(x) and not isinstance(x, Parameter)]
+        carrying = [x for x in inputs if any_carries(x)]
         if len(carrying) == 1 and gate_strength(carrying[0]) == 2:
             for value in out if isinstance(out, (tuple, list)) else (out,):
                 if carries(value):

@@ -25,7 +25,7 @@ from lrpx.engine.handlers import (
     mark_gate,
     write,
 )
-from lrpx.errors import MethodError
+from lrpx.errors import MethodError, UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,20 @@ def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     bias = added(mode, bias, "bias", x, weight)
     if carries(weight):
         return _bilinear(mode, lambda a, b: func(a, b, bias), x, weight)
-    return mode.apply("linear", func, x, weight, bias) if carries(x) else func(x, weight, bias)
+    if not carries(x):
+        return func(x, weight, bias)
+    if type(weight) is not Tensor:
+        _refuse_without_gradient(mode, func, x, weight)
+    return mode.apply("linear", func, x, weight, bias)
+
+
+def _refuse_without_gradient(mode: RuleMode, func: Any, x: Tensor, weight: Tensor) -> None:
+    """Refuse a quantised weight whose kernel would stop the relevance without a word; one row of ``x`` tells."""
+    if not carries(func(x.detach().reshape(-1, x.shape[-1])[:1].requires_grad_(), weight)):
+        raise UnknownOperationError(
+            f"{mode.where()} has a weight of {type(weight).__name__} whose product with the input has no gradient, "
+            "as where activations are quantised too; quantise the weights alone"
+        )
 
 
 @handles("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
@@ -226,6 +239,12 @@ def _homogeneous(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     """Piecewise linear through zero: the gradient already is the identity rule."""
     out = func(*constants(args), **constants(kwargs))
     return mark_gate(mode, "relu", out) if carries(out) else out
+
+
+@handles("sign", "sgn", "round", "floor", "ceil", "trunc", "heaviside")
+def _step(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """Constant almost everywhere."""
+    return func(*(x.detach() if isinstance(x, Tensor) else x for x in args), **kwargs)
 
 
 @handles("square")

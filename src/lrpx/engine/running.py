@@ -22,7 +22,6 @@ from lrpx.engine.handlers import mark_gate
 from lrpx.engine.mode import RuleMode
 from lrpx.engine.trace import Place, Source, Trace
 from lrpx.errors import MethodError, TraceError
-from lrpx.recipes import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -95,8 +94,7 @@ def propagate(
     checkpointed = layers(modules) if checkpoint else []
     if checkpoint and not checkpointed:
         raise MethodError(f"{type(model).__name__} has no list of layers to checkpoint; leave checkpoint out")
-    has_rules = any(getattr(recipe, kind) is not rules.unmodified for kind in KINDS)
-    trace = Trace(recipe.rule_modules() if recipe.strict else None, coverage=has_rules and not recipe.strict)
+    trace = Trace(recipe)
     embeddings = [(path, module) for path, module in modules.items() if _is_embedding(module)]
     mode = RuleMode(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
     if ledger:
@@ -180,7 +178,7 @@ class _Run:
         with ExitStack() as stack:
             if self.thread is None:
                 stack.enter_context(self.installed())
-            elif mode not in _get_current_function_mode_stack():
+            elif mode not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
                 # in the backward pass of this very block, or in a thread of autograd's while the block's own waits
                 stack.callback(setattr, self, "thread", self.thread)
                 self.thread = threading.get_ident()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
+from lrpx import rules
 from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from lrpx.engine.book import Book
     from lrpx.ledger import Ledger
+    from lrpx.recipes import Recipe
 
 Side = Literal["input", "output"]
 
@@ -67,17 +69,18 @@ class Trace:
     for every source, and for every observed module's input and output.
 
     Args:
-        rule_modules: the Python modules whose custom autograd functions are rules, under a strict recipe; any other
-            custom function is refused. None allows all.
-        coverage: whether to count the operations that run.
+        recipe: the recipe of the run. A strict one allows only those custom autograd functions that are rules of its
+            own; for one with rules that is not strict the operations that run are counted.
     """
 
-    def __init__(self, rule_modules: frozenset[str] | None = None, coverage: bool = False) -> None:
-        self._rule_modules = rule_modules
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
         self.sources: list[Source] = []
         self.places: list[Place] = []
         self.book: Book | None = None
-        self.ran: Counter[tuple[str, str, str]] | None = Counter() if coverage else None
+        self.ran: Counter[tuple[str, str, str]] | None = None
+        if recipe.has_rules() and not recipe.strict:
+            self.ran = Counter()
         self.during_backward: Callable[[], AbstractContextManager[object]] = nullcontext
         self._gradients: dict[int, Tensor] | None = None
         self._explained: Tensor | None = None
@@ -125,8 +128,8 @@ class Trace:
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
-        if self._rule_modules is not None:
-            _refuse_unseen_functions(value, self._rule_modules)
+        if self._recipe.strict:
+            _refuse_unseen_functions(value, self._recipe)
         tensors = [source.value for source in self.sources] + [place.value for place in self.places]
         if self.book is not None:
             tensors += self.book.leaves
@@ -249,12 +252,17 @@ def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
             yield path
 
 
-def _refuse_unseen_functions(value: Tensor, rule_modules: frozenset[str]) -> None:
+ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
+"""Custom autograd functions of one saved input that are element-wise, and what they compute."""
+
+
+def _refuse_unseen_functions(value: Tensor, recipe: Recipe) -> None:
     """Refuse a graph with a custom ``autograd.Function``: no torch function, so no rule could reach it.
 
     Raises:
         UnknownOperationError: names the function.
     """
+    rule_modules = recipe.rule_modules()
     seen = {value.grad_fn}
     waiting = [value.grad_fn]
     while waiting:
@@ -263,7 +271,9 @@ def _refuse_unseen_functions(value: Tensor, rule_modules: frozenset[str]) -> Non
             continue
         if isinstance(node, BackwardCFunction):
             function = getattr(node, "_forward_cls", type(node))
-            if function.__module__ not in rule_modules:
+            if function.__name__ in ELEMENT_WISE and recipe.activation is rules.identity and not recipe.overrides:
+                _give_identity_rule(node, ELEMENT_WISE[function.__name__])
+            elif function.__module__ not in rule_modules:
                 raise UnknownOperationError(
                     f"the model calls {function.__name__} of {function.__module__}, a custom autograd function that no "
                     'rule can reach; for flash_attention_2 load the model with attn_implementation="sdpa", else use '
@@ -273,3 +283,10 @@ def _refuse_unseen_functions(value: Tensor, rule_modules: frozenset[str]) -> Non
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
+
+
+def _give_identity_rule(node: Any, function: Callable[[Tensor], Tensor]) -> None:
+    """Let a node of the graph that is an element-wise function of its one saved tensor hand its relevance on."""
+    (x,) = node.saved_tensors
+    share = rules.ratio(function(x.detach()), x.detach())
+    node.register_hook(lambda _, arrived: (arrived[0] * share,))
