@@ -17,9 +17,11 @@ from safetensors.torch import save_file
 import lrpx
 from lrpx.attribution import FORMAT, Attribution, Explained, Prediction, Provenance, scale
 from lrpx.errors import InputError, ResultFileError
+from lrpx.ledger import KINDS, Entry, Ledger
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(["\0", "🙂[1/2]", "é", "</b>"])
 NUMBERS = st.floats(-1e30, 1e30)
+ENTRIES = st.builds(Entry, st.sampled_from(KINDS), TEXTS, NUMBERS)
 
 
 def attribution(tokens=("The", " key", "s", " are"), relevance=(0.5, -1.0, 2.0, 0.25), **fields):
@@ -54,7 +56,7 @@ def attributions(draw):
         word_texts=tuple("".join(tokens[a:b]) for a, b in spans),
         special=tuple(draw(st.lists(st.booleans(), min_size=count, max_size=count))),
         segments=(("encoder", 0, spans[0][1]), ("decoder", spans[0][1], count)),
-        ledger=draw(st.none() | st.dictionaries(TEXTS, NUMBERS, max_size=3)),
+        ledger=draw(st.none() | st.builds(Ledger, st.lists(ENTRIES, max_size=3).map(tuple), NUMBERS)),
     )
 
 
@@ -170,6 +172,71 @@ def test_a_field_that_is_missing_or_of_another_type_is_refused(tmp_path, field):
     ):
         with pytest.raises(ResultFileError, match=r"lacks a part of an LRPx result, or holds a wrong one"):
             lrpx.load(written(tmp_path, whole | {field: wrong}))
+
+
+BALANCED = Ledger((Entry("tokens", "wte", 1.5), Entry("biases", "h.0.mlp.bias", 0.25)), explained=1.75)
+
+
+def test_a_ledger_is_saved_loaded_and_compared(tmp_path):
+    made = dataclasses.replace(KEYS, ledger=BALANCED)
+    made.save(tmp_path / "a")
+    loaded = lrpx.load(tmp_path / "a")
+    assert loaded == made != KEYS
+    assert loaded.ledger == BALANCED
+    assert loaded.ledger.closes()
+    assert made.to_dict()["ledger"]["entries"][1] == {"kind": "biases", "name": "h.0.mlp.bias", "value": 0.25}
+
+
+def test_words_and_spans_keep_the_ledger():
+    made = dataclasses.replace(KEYS, ledger=BALANCED)
+    assert made.words().ledger == made.spans([(0, 2)]).ledger == BALANCED
+
+
+ENTRY = {"kind": "tokens", "name": "wte", "value": 1.0}
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        {},
+        {"entries": []},
+        {"explained": 1.0},
+        {"entries": [], "explained": 1.0, "more": 1},
+        {"entries": {}, "explained": 1.0},
+        {"entries": [ENTRY], "explained": None},
+        {"entries": [ENTRY], "explained": True},
+        {"entries": [ENTRY], "explained": float("nan")},
+        {"entries": [ENTRY], "explained": 10**400},
+        {"entries": [7], "explained": 1.0},
+        {"entries": [["tokens", "wte", 1.0]], "explained": 1.0},
+        *(
+            {"entries": [ENTRY | wrong], "explained": 1.0}
+            for wrong in (
+                {"kind": "magic"},
+                {"kind": None},
+                {"kind": ["tokens"]},
+                {"name": 7},
+                {"value": "1"},
+                {"value": None},
+                {"value": True},
+                {"value": float("inf")},
+                {"more": 1},
+            )
+        ),
+        {"entries": [{"kind": "tokens", "name": "wte"}], "explained": 1.0},
+    ],
+)
+def test_a_ledger_that_is_none_is_refused(tmp_path, ledger):
+    with pytest.raises(ResultFileError, match=r"holds a wrong one"):
+        lrpx.load(written(tmp_path, KEYS._metadata() | {"ledger": ledger}))
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400])
+def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
+    whole = KEYS._metadata()
+    for field, name in (("target", "value"), ("prediction", "probability")):
+        with pytest.raises(ResultFileError, match=r"holds a wrong one"):
+            lrpx.load(written(tmp_path, whole | {field: whole[field] | {name: number}}))
 
 
 @pytest.mark.parametrize(

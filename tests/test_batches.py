@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 import time
 
@@ -13,7 +15,9 @@ from transformers import LlamaForCausalLM
 
 from lrpx import LRP, Contrast, Explainer, LogProb, Margin
 from lrpx.errors import InputError
+from lrpx.inputs import BATCH_COST, TOKENS_PER_ROW, Row, batches
 from lrpx.methods import Backward
+from lrpx.tokens import Tokens
 from tests import tiny
 from tests.reference import models
 
@@ -24,7 +28,7 @@ SEQ2SEQ = [models.tiny_t5, tiny.bart, tiny.marian]
 LEFT = [models.tiny_llama, models.tiny_gpt2, models.tiny_bert, tiny.opt, tiny.neox, tiny.roberta]
 
 
-def assert_same(many, single, tolerance=1e-9):
+def assert_same(many, single, tolerance=1e-12):
     assert many.tokens == single.tokens
     assert many.ids == single.ids
     assert many.segments == single.segments
@@ -211,6 +215,138 @@ def test_real_float32_batches_equal_single_runs_to_rounding(shared_data):
         single = explain(row)
         limit = 1e-5 * float(single.relevance.abs().max())
         torch.testing.assert_close(many.relevance, single.relevance, rtol=0, atol=limit)
+
+
+# --------------------------------------------------------------------- planning the batches
+
+
+def row(length, decoder=0):
+    def tokens(count):
+        return Tokens(tuple(range(count)), ("a",) * count, (False,) * count, (), ())
+
+    return Row(tokens(length), tokens(decoder) if decoder else None, 0)
+
+
+def padded(rows, group):
+    """How many tokens a batch has, padding included."""
+    return len(group) * sum(max(sizes) for sizes in zip(*(rows[i].sizes for i in group), strict=True))
+
+
+LENGTHS = st.lists(st.tuples(st.integers(1, 500), st.integers(0, 40)), min_size=1, max_size=60)
+
+
+@settings(max_examples=80, deadline=None)
+@given(LENGTHS, st.integers(1, 40))
+def test_every_row_is_in_one_batch_of_bounded_size(lengths, size):
+    rows = [row(*each) for each in lengths]
+    found = batches(rows, size)
+    assert sorted(i for group in found for i in group) == list(range(len(rows)))
+    for group in found:
+        assert 1 <= len(group) <= size
+        assert len(group) == 1 or padded(rows, group) <= TOKENS_PER_ROW * size
+    longest = [rows[group[0]].sizes for group in found]
+    assert longest == sorted(longest, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=7), st.integers(1, 5))
+def test_no_other_cut_of_the_sorted_rows_is_cheaper(lengths, size):
+    rows = [row(length) for length in lengths]
+    order = sorted(range(len(rows)), key=lambda i: -lengths[i])
+
+    def cost(groups):
+        return sum(padded(rows, group) + BATCH_COST for group in groups)
+
+    def cuts(left):
+        if not left:
+            yield []
+        for count in range(1, min(size, len(left)) + 1):
+            if count == 1 or padded(rows, left[:count]) <= TOKENS_PER_ROW * size:
+                yield from ([left[:count], *rest] for rest in cuts(left[count:]))
+
+    assert cost(batches(rows, size)) == min(map(cost, cuts(order)))
+
+
+def test_a_long_text_is_not_padded_to_by_short_ones():
+    rows = [row(10) for _ in range(15)] + [row(500)]
+    assert sorted(map(len, batches(rows, 32))) == [1, 15]
+
+
+def test_thousands_of_rows_are_planned_quickly():
+    began = time.perf_counter()
+    found = batches([row(1 + i * i % 60) for i in range(20_000)], 32)
+    assert time.perf_counter() - began < 5
+    assert sum(map(len, found)) == 20_000
+
+
+def test_a_batch_is_never_larger_than_its_bound():
+    explain = Explainer(models.tiny_llama())
+    shapes = []
+    handle = explain.model.model.embed_tokens.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
+    lengths = [60, 3, 41, 7, 7, 58, 22, 1, 30, 2, 2, 2]
+    many = explain([[1 + i % 30 for i in range(length)] for length in lengths], batch_size=2)
+    handle.remove()
+    assert [len(a) for a in many] == lengths
+    assert all(count <= 2 and (count == 1 or count * length <= 2 * TOKENS_PER_ROW) for count, length in shapes)
+    assert sum(count for count, _ in shapes) == len(lengths)
+
+
+# ------------------------------------------------------------------ progress and interruption
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("progress", "terminal", "batch_size", "shown"),
+    [
+        (None, True, 1, True),
+        (None, True, 32, False),
+        (None, False, 1, False),
+        (True, False, 32, True),
+        (False, True, 1, False),
+    ],
+)
+def test_progress_is_shown_for_long_runs_on_a_terminal(monkeypatch, progress, terminal, batch_size, shown):
+    stderr = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    explain = Explainer(MODEL)
+    many = explain([[3, 4]] * 6, batch_size=batch_size, progress=progress)
+    assert many == [many[0]] * 6
+    assert ("6/6" in stderr.getvalue()) == shown
+    assert shown or stderr.getvalue() == ""
+
+
+def test_one_input_needs_no_progress(capsys):
+    Explainer(MODEL)([3, 4], progress=True)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_an_interruption_leaves_everything_as_it_was(monkeypatch, progress):
+    stderr = Terminal()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    model = models.tiny_llama()
+    explain = Explainer(model)
+    expected = explain(ROWS[0])
+    calls = []
+
+    def interrupt(*_):
+        calls.append(None)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+
+    handle = model.lm_head.register_forward_hook(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        explain(ROWS, batch_size=1, progress=progress)
+    handle.remove()
+    assert len(calls) == 3
+    assert not any(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+    assert explain(ROWS[0]) == expected
+    assert stderr.getvalue().count("\x1b[?25l") == stderr.getvalue().count("\x1b[?25h"), "the cursor is back"
+    assert ("2/4" in stderr.getvalue()) == progress
 
 
 # ------------------------------------------------------------------ only the needed rows

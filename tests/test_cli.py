@@ -56,6 +56,29 @@ def test_html_is_written(run, tmp_path):
     assert "doors" in page.read_text()
 
 
+def test_the_ledger_is_printed_and_goes_into_every_file(run, tmp_path):
+    page, numbers, result = tmp_path / "a.html", tmp_path / "a.json", tmp_path / "a.safetensors"
+    files = ("--html", str(page), "--json", str(numbers), "--save", str(result))
+    code, out, err = run("explain", *DOORS, "--ledger", *files)
+    assert (code, err) == (0, "")
+    assert "where the value came from" in out
+    assert "softmax residue" in out
+    assert "It closes to the precision of float32" in out
+    saved = lrpx.load(result)
+    assert saved.ledger.closes(1e-4)
+    assert json.loads(numbers.read_text())["ledger"]["explained"] == saved.target.value
+    assert "Where the value came from" in page.read_text()
+    code, out, _ = run("explain", *DOORS, "--save", str(result))
+    assert "where the value came from" not in out
+    assert lrpx.load(result).ledger is None
+
+
+def test_a_ledger_that_no_method_can_give_is_refused(run):
+    code, out, err = run("explain", *DOORS, "--ledger", "--method", "gradient-l1")
+    assert (code, out) == (2, "")
+    assert "leave ledger out, or use attnlrp" in err
+
+
 def test_a_dash_reads_standard_input(run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("The doors of the house\n"))
     code, out, _ = run("explain", "-", "--target", " are")
@@ -90,6 +113,7 @@ def test_version(run):
         (["Hello", "--method", "magic"], "the methods are attnlrp"),
         (["Hello", "--model", "no-such/model"], "no-such/model"),
         (["Hello", "--html", "missing-folder/a.html"], "there is no folder missing-folder; create it first"),
+        (["Hello", "--save", "missing-folder/a.safetensors"], "there is no folder missing-folder; create it first"),
         (["Hello", "--json", "missing-folder/a.json"], "there is no folder missing-folder; create it first"),
         (["Hello", "--dtype", "float99"], "there is no dtype 'float99'"),
         (["Hello", "--device", "abacus"], "abacus"),

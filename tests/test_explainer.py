@@ -11,8 +11,10 @@ from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, BertForSeque
 
 import lrpx
 from lrpx import Contrast, Explainer, Logit, LogProb, Margin
+from lrpx.errors import MethodError
 from lrpx.methods import METHODS, Backward
 from lrpx.methods.backward import l1
+from lrpx.tasks import Task
 from tests import tiny
 from tests.reference import models
 
@@ -162,6 +164,85 @@ def test_a_method_by_name_by_object_and_by_recipe_is_the_same():
     norm = explain(IDS, method=Backward("own", lrpx.GRADIENT, l1))
     assert norm.provenance.method == "own"
     assert torch.equal(norm.relevance, explain(IDS, method="gradient-l1").relevance)
+
+
+# ----------------------------------------------------------------------------- the ledger
+
+
+LEDGERS = [
+    models.tiny_llama,
+    models.tiny_gpt2,
+    models.tiny_bert,
+    models.tiny_t5,
+    tiny.opt,
+    tiny.neox,
+    tiny.roberta,
+    tiny.bart,
+    tiny.marian,
+    tiny.bert_classifier,
+    tiny.gpt2_classifier,
+]
+
+
+@pytest.mark.parametrize("build", LEDGERS)
+@pytest.mark.parametrize("method", ["attnlrp", "lrp", "gradient-x-input"])
+def test_a_ledger_closes_and_its_tokens_are_the_relevance(build, method):
+    explain = Explainer(build())
+    settings = {"position": -1} if explain.task is Task.MASKED else {}
+    plain = explain(IDS, 2, method=method, **settings)
+    a = explain(IDS, 2, method=method, ledger=True, **settings)
+    assert plain.ledger is None
+    assert torch.equal(a.relevance, plain.relevance)
+    assert a.ledger.explained == a.target.value == plain.target.value
+    assert a.ledger.closes(1e-9)
+    near(a.ledger.by_kind()["tokens"], float(a.relevance.sum()), 1e-12)
+    assert a.words().ledger == a.ledger
+
+
+def test_each_kind_of_entry_has_its_name():
+    ledger = Explainer(models.tiny_bert())(IDS, position=2, ledger=True).ledger
+    names = {kind: [entry.name for entry in ledger.entries if entry.kind == kind] for kind in ledger.by_kind()}
+    assert names["tokens"] == ["bert.embeddings.word_embeddings"]
+    assert names["positions"] == ["bert.embeddings.position_embeddings"]
+    assert names["token types"] == ["bert.embeddings.token_type_embeddings"]
+    assert "bert.encoder.layer.0.output.dense.bias" in names["biases"]
+    assert len(names["softmax residue"]) == 2
+
+
+def test_both_embeddings_of_an_encoder_decoder_model_are_tokens():
+    ledger = Explainer(tiny.marian())(IDS, decoder=[1, 8, 6], method="lrp", ledger=True).ledger
+    names = {entry.name for entry in ledger.entries if entry.kind == "tokens"}
+    assert names == {"model.encoder.embed_tokens", "model.decoder.embed_tokens"}
+
+
+@pytest.mark.parametrize("target", [Logit(7), Contrast(7, 3), LogProb(7), Margin()])
+@pytest.mark.parametrize("method", ["attnlrp", "lrp"])
+def test_the_ledger_of_every_target_closes(target, method):
+    a = Explainer(models.tiny_llama())(IDS, target, method=method, ledger=True)
+    assert a.ledger.closes(1e-9)
+    assert ("target" in {entry.name for entry in a.ledger.entries}) == isinstance(target, LogProb)
+
+
+@pytest.mark.parametrize("method", ["gradient-l1", "gradient-l2", Backward("own", lrpx.LRP, l1)])
+def test_scores_in_other_units_have_no_ledger(method):
+    explain = Explainer(models.tiny_llama())
+    with pytest.raises(MethodError, match=r"(gradient-l.|own) does not measure .*leave ledger out, or use attnlrp"):
+        explain(IDS, method=method, ledger=True)
+
+
+def test_a_list_has_a_ledger_for_each_row():
+    explain = Explainer(models.tiny_gpt2())
+    rows = [IDS, [6], [8, 9, 3]]
+    many = explain(rows, ledger=True)
+    assert many == [explain(row, ledger=True) for row in rows]
+    assert all(a.ledger.closes(1e-9) for a in many)
+
+
+def test_a_ledger_can_be_saved(tmp_path):
+    a = Explainer(models.tiny_gpt2())(IDS, ledger=True)
+    a.save(tmp_path / "a")
+    assert lrpx.load(tmp_path / "a") == a
+    assert "transformer.wpe" in a.to_html()
 
 
 # ------------------------------------------------------------------ masked models, classifiers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from lrpx.errors import InputError, ResultFileError
+from lrpx.ledger import KINDS, Entry, Ledger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,7 +92,7 @@ class Attribution:
     word_texts: tuple[str, ...] = ()
     special: tuple[bool, ...] = ()
     segments: tuple[tuple[str, int, int], ...] = ()
-    ledger: Mapping[str, float] | None = field(default=None)
+    ledger: Ledger | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -237,7 +238,7 @@ def load(path: str | Path) -> Attribution:
         )
     try:
         return _from_fields(fields, relevance)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ResultFileError(
             f"{path} lacks a part of an LRPx result, or holds a wrong one ({type(error).__name__}: {error}); "
             "save it again"
@@ -248,7 +249,8 @@ def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribu
     """The attribution of a file's JSON.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: a field is missing, of another type, or does not fit.
+        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is missing, of another type, or does
+            not fit.
     """
     tokens = _typed(fields["tokens"], str)
     count = len(tokens)
@@ -258,13 +260,13 @@ def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribu
     words = _typed(fields["word_texts"], str)
     ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
     segments = tuple((name, a, b) for name, a, b in fields["segments"])
-    ledger = fields["ledger"]
+    ledger = None if fields["ledger"] is None else _ledger(**fields["ledger"])
     target, prediction = Explained(**fields["target"]), Prediction(**fields["prediction"])
     provenance = Provenance(**fields["provenance"])
     _typed([target.description, prediction.text, *(name for name, _, _ in segments)], str)
     _typed([provenance.model, provenance.method, provenance.recipe, provenance.dtype, provenance.device], str)
     _typed([*provenance.versions, *provenance.versions.values()], str)
-    _typed([target.value, prediction.probability, *({} if ledger is None else ledger).values()], (int, float))
+    _finite([target.value, prediction.probability])
     _typed([prediction.id, *([] if target.position is None else [target.position])], int)
     ranges = [*spans, *((a, b) for _, a, b in segments)]
     if not all(type(a) is type(b) is int and 0 <= a <= b <= count for a, b in ranges):
@@ -272,6 +274,25 @@ def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribu
     if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
         raise ValueError("the lists differ in length")
     return Attribution(tokens, relevance, target, prediction, provenance, ids, spans, words, special, segments, ledger)
+
+
+def _ledger(entries: list[dict[str, Any]], explained: float) -> Ledger:
+    """The ledger of a file's JSON; raises as :func:`_from_fields` does."""
+    if not isinstance(entries, list):
+        raise TypeError("the ledger's entries are not a list")
+    ledger = Ledger(tuple(Entry(**entry) for entry in entries), explained)
+    _typed([entry.name for entry in ledger.entries], str)
+    _finite([ledger.explained, *(entry.value for entry in ledger.entries)])
+    unknown = {entry.kind for entry in ledger.entries} - set(KINDS)
+    if unknown:
+        raise ValueError(f"the ledger has entries of kind {min(unknown)!r}")
+    return ledger
+
+
+def _finite(numbers: list[Any]) -> None:
+    """Refuse what is no number, or none that is finite."""
+    if not all(math.isfinite(number) for number in _typed(numbers, (int, float))):
+        raise ValueError("a number is not finite")
 
 
 def _typed(values: Any, kind: type | tuple[type, ...]) -> tuple[Any, ...]:

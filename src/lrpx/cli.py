@@ -1,4 +1,4 @@
-"""The command line: ``lrpx explain``."""
+"""The command line: ``lrpx explain`` and ``lrpx coverage``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 import lrpx
 import lrpx.errors
@@ -58,8 +59,12 @@ def explain(
     ] = None,
     contrast: Annotated[str | None, typer.Option(help="Explain the target's logit less this one's.")] = None,
     method: Annotated[str, typer.Option(help=f"One of: {', '.join(METHODS)}.")] = "attnlrp",
+    ledger: Annotated[
+        bool, typer.Option("--ledger", help="Also show where the rest came from: positions, biases, softmax, ….")
+    ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the heatmap to this HTML file.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this JSON file.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the result to this file, for lrpx.load().")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     dtype: Annotated[
         str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
@@ -68,19 +73,52 @@ def explain(
     """Explain a prediction: which tokens speak for it (red), which against (blue)."""
     if text == "-":
         text = sys.stdin.read().rstrip("\n")
-    for path in (html, json_file):
+    for path in (html, json_file, save):
         if path is not None and not path.parent.is_dir():
             raise lrpx.errors.ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     with _progress("Loading the model …"):
         _quiet()
         explainer = lrpx.Explainer.from_pretrained(model, device=device, dtype=dtype)
     with _progress("Explaining …"):
-        attribution = explainer(text, target, contrast, method)
+        attribution = explainer(text, target, contrast, method, ledger=ledger)
     Console().print(attribution)
     if html is not None:
         attribution.to_html(html)
     if json_file is not None:
         write_text(json_file, json.dumps(attribution.to_dict(), ensure_ascii=False, indent=1) + "\n")
+    if save is not None:
+        attribution.save(save)
+
+
+@app.command()
+def coverage(
+    model_types: Annotated[
+        list[str] | None, typer.Argument(help="Model types, such as llama gpt2.", show_default="all")
+    ] = None,
+    mapping: Annotated[
+        str | None, typer.Option(help="Only this task, such as causal-lm.", show_default="all seven")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the representative few.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the rows in this folder; started again, the sweep goes on there.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the Markdown report to this file.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+) -> None:
+    """Build a tiny random model of every class of transformers, and check that it runs, and what its ledger misses."""
+    from lrpx import coverage as sweeping
+
+    if report is not None and not report.parent.is_dir():
+        raise lrpx.errors.ResultFileError(f"cannot write {report}: there is no folder {report.parent}; create it first")
+    classes = sweeping.choose(model_types or (), mapping, quick)
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        rows = list(bar.track(sweeping.sweep(classes, out, workers), len(classes), description="Covering"))
+    Console().print(sweeping.summary(rows))
+    if report is not None:
+        command = ["lrpx coverage", *(model_types or ()), *(["--mapping", mapping] if mapping else [])]
+        command += ["--quick"] if quick else []
+        write_text(report, sweeping.markdown(rows, " ".join([*command, f"--report {report}"]), sweeping.versions()))
 
 
 @contextmanager

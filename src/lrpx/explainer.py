@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import sys
+from contextlib import contextmanager
+from functools import cache, cached_property
 from importlib import metadata, resources
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -13,7 +15,7 @@ from torch import Tensor
 from lrpx import tasks, tokens
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
-from lrpx.inputs import Reader, is_many, spread
+from lrpx.inputs import Reader, batches, is_many, spread
 from lrpx.loading import load_pretrained
 from lrpx.methods import METHODS, Backward
 from lrpx.methods.backward import Batch
@@ -22,7 +24,7 @@ from lrpx.targets import Contrast, Logit, Target, whole_number
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 BUNDLED = resources.files("lrpx") / "bundled"
 """The small language model that comes with the package."""
+
+FEW = 4
+"""So many batches run without a progress bar, unless it is asked for."""
 
 
 class Explainer:
@@ -114,7 +119,9 @@ class Explainer:
         *,
         position: int | None = ...,
         decoder: str | Sequence[int] | None = ...,
+        ledger: bool = ...,
         batch_size: int = ...,
+        progress: bool | None = ...,
     ) -> Attribution: ...
 
     @overload
@@ -127,7 +134,9 @@ class Explainer:
         *,
         position: Any = ...,
         decoder: Any = ...,
+        ledger: bool = ...,
         batch_size: int = ...,
+        progress: bool | None = ...,
     ) -> list[Attribution]: ...
 
     @overload
@@ -140,7 +149,9 @@ class Explainer:
         *,
         position: Any = ...,
         decoder: Any = ...,
+        ledger: bool = ...,
         batch_size: int = ...,
+        progress: bool | None = ...,
     ) -> Any: ...
 
     def __call__(
@@ -152,7 +163,9 @@ class Explainer:
         *,
         position: Any = None,
         decoder: Any = None,
-        batch_size: int = 16,
+        ledger: bool = False,
+        batch_size: int = 32,
+        progress: bool | None = None,
     ) -> Any:
         """Explain one input, or each of a list of inputs.
 
@@ -167,7 +180,13 @@ class Explainer:
             position: the token whose logits are explained, negative from the end; by default the last
                 token (of the decoder, for an encoder-decoder model), or the mask of a masked model.
             decoder: what an encoder-decoder model has written so far: a text, or ids with the start token.
-            batch_size: the most rows run together.
+            ledger: also measure where the rest of the value went, which biases, constants and rules kept for
+                themselves (:class:`~lrpx.ledger.Ledger`). A bias's share cannot be told apart by rows, so a list then
+                runs row by row.
+            batch_size: the most rows run together. Rows are sorted by length, and fewer run together when they are
+                long: at most 64 tokens a row on average (:func:`lrpx.inputs.batches`), which bounds the memory.
+            progress: show a progress bar on standard error while a list runs; by default on a terminal, when there
+                are more than a few batches.
 
         Returns:
             An :class:`~lrpx.Attribution`; for a list of inputs, a list of them in the same order.
@@ -187,17 +206,17 @@ class Explainer:
         chosen = _method(method)
         if not is_many(inputs):
             row = self._reader.row(inputs, position, decoder)
-            return self._explain([row], [_target(target, contrast)], chosen)[0]
+            return self._explain([row], [_target(target, contrast)], chosen, ledger)[0]
         rows = self._reader.rows(inputs, position, decoder)
         pairs = zip(spread(target, len(rows), "target"), spread(contrast, len(rows), "contrast"), strict=True)
         targets = [_target(one, other) for one, other in pairs]
-        size = batch_size if self._can_batch else 1
-        order = sorted(range(len(rows)), key=lambda i: rows[i].sizes)
+        groups = batches(rows, batch_size if self._can_batch and not ledger else 1)
         results: dict[int, Attribution] = {}
-        for start in range(0, len(order), size):
-            group = order[start : start + size]
-            found = self._explain([rows[i] for i in group], [targets[i] for i in group], chosen)
-            results.update(zip(group, found, strict=True))
+        with _progress(len(rows), sys.stderr.isatty() and len(groups) > FEW if progress is None else progress) as done:
+            for group in groups:
+                found = self._explain([rows[i] for i in group], [targets[i] for i in group], chosen, ledger)
+                results.update(zip(group, found, strict=True))
+                done(len(group))
         return [results[i] for i in range(len(rows))]
 
     # -------------------------------------------------------------------------- running
@@ -235,15 +254,20 @@ class Explainer:
         moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         return Batch(moved, positions)
 
-    def _explain(self, rows: Sequence[Row], targets: Sequence[Target], method: Backward) -> list[Attribution]:
+    def _explain(
+        self, rows: Sequence[Row], targets: Sequence[Target], method: Backward, ledger: bool
+    ) -> list[Attribution]:
         def resolve(logits: Tensor) -> list[Target]:
             each = zip(targets, logits, rows, strict=True)
             return [self._resolved(target, of, row.where) for target, of, row in each]
 
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             batch = self._batch(rows)
-        scores = method.attribute(self.model, self.task, batch, resolve)
+        scores = method.attribute(self.model, self.task, batch, resolve, ledger)
         shifts = _shifts(rows, scores.tokens.shape[1], self.padding_side).tolist()
+        logits = scores.logits.to(torch.promote_types(scores.logits.dtype, torch.float32))
+        predictions = logits.argmax(-1).tolist()
+        probabilities = logits.softmax(-1).amax(-1).tolist()
         results = []
         for i, (row, shift) in enumerate(zip(rows, shifts, strict=True)):
             described, (length, written) = row.tokens, row.sizes
@@ -256,21 +280,20 @@ class Explainer:
             ends = [0]
             for _, size in segments:
                 ends.append(ends[-1] + size)
-            probabilities = scores.logits[i].float().softmax(-1)
-            predicted = int(probabilities.argmax())
-            target = scores.targets[i]
+            predicted, target = predictions[i], scores.targets[i]
             results.append(
                 Attribution(
                     tokens=described.pieces,
                     relevance=relevance.clone(),
                     target=Explained(target.describe(self._name), float(scores.values[i]), row.position),
-                    prediction=Prediction(self._name(predicted), predicted, float(probabilities[predicted])),
+                    prediction=Prediction(self._name(predicted), predicted, probabilities[i]),
                     provenance=self._provenance(method),
                     ids=described.ids,
                     word_spans=described.word_spans,
                     word_texts=described.word_texts,
                     special=described.special,
                     segments=tuple((name, a, b) for (name, _), (a, b) in zip(segments, pairwise(ends), strict=True)),
+                    ledger=scores.ledger,
                 )
             )
         return results
@@ -314,8 +337,29 @@ class Explainer:
             recipe=str(method.recipe),
             dtype=str(weight.dtype).removeprefix("torch."),
             device=str(weight.device),
-            versions={package: metadata.version(package) for package in ("lrpx", "torch", "transformers")},
+            versions=dict(_versions()),
         )
+
+
+@contextmanager
+def _progress(count: int, wanted: bool) -> Iterator[Callable[[int], object]]:
+    """Count explained inputs on standard error, with a bar; yields what to call with how many more are done."""
+    if not wanted:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("Explaining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task("", total=count)
+        yield lambda more: shown.advance(task, more)
+
+
+@cache
+def _versions() -> Mapping[str, str]:
+    """The installed versions, looked up once: the search through the environment takes a millisecond."""
+    return {package: metadata.version(package) for package in ("lrpx", "torch", "transformers")}
 
 
 def _method(method: Any) -> Backward:

@@ -174,6 +174,46 @@ class Reader:
         return found[0]
 
 
+BATCH_COST = 64
+"""What running a batch costs besides its tokens, in tokens: a forward pass has its overhead however little is in it."""
+
+TOKENS_PER_ROW = 64
+"""For each row a batch may have, the tokens it may have, padding included."""
+
+
+def batches(rows: Sequence[Row], batch_size: int) -> list[list[int]]:
+    """Which rows to run together: the indices of each batch, the longest rows first.
+
+    Rows of like length share a batch, so that padding is a small part of it. Of all ways to cut the rows in the order
+    of their length, this is the cheapest when a batch costs its tokens, padding included, and ``BATCH_COST`` more. A
+    batch has at most ``batch_size`` rows and, unless it is one row alone, ``TOKENS_PER_ROW * batch_size`` tokens: its
+    memory is bounded by that or by the longest row.
+    """
+    order = sorted(range(len(rows)), key=lambda i: rows[i].sizes, reverse=True)
+    sizes = [rows[i].sizes for i in order]
+    costs, cuts = [0], [0]  # of the first rows, as many as the index: the least cost, and where their last batch starts
+    for end in range(1, len(rows) + 1):
+        best = None
+        longest = longest_decoder = 0
+        for start in range(end - 1, max(end - batch_size, 0) - 1, -1):
+            longest, longest_decoder = max(longest, sizes[start][0]), max(longest_decoder, sizes[start][1])
+            padded = (end - start) * (longest + longest_decoder)
+            if best is not None and padded > TOKENS_PER_ROW * batch_size:
+                break
+            cost = costs[start] + padded + BATCH_COST
+            if best is None or cost < best[0]:
+                best = cost, start
+        assert best is not None
+        costs.append(best[0])
+        cuts.append(best[1])
+    found = []
+    end = len(rows)
+    while end:
+        found.append(order[cuts[end] : end])
+        end = cuts[end]
+    return found[::-1]
+
+
 def is_many(inputs: Any) -> bool:
     """Whether the input is a list of inputs rather than one text, one list of ids or one chat.
 

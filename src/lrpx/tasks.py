@@ -9,6 +9,7 @@ import inspect
 import threading
 from contextlib import contextmanager
 from enum import Enum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch.nn import Module
 
@@ -72,7 +73,28 @@ def task_of_class(model_class: type) -> Task:
 
 def accepts(model: Module, argument: str) -> bool:
     """Whether the model's forward pass takes an argument of this name."""
-    return argument in inspect.signature(model.forward).parameters
+    forward = model.forward
+    of_class = getattr(type(model), "forward", None)
+    if getattr(forward, "__func__", None) is of_class:
+        return argument in _parameters(of_class)
+    return argument in inspect.signature(forward).parameters  # an instance's own, as hooks of accelerate set it
+
+
+@lru_cache(maxsize=32)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
+def _below(model: Module) -> Iterator[tuple[str, Module]]:
+    """``(path, module)`` of every module once, as ``model.named_modules()`` has them, in half of its time."""
+    seen = {model}
+    found = [("", model)]
+    for path, module in found:
+        yield path, module
+        for name, child in module._modules.items():
+            if child is not None and child not in seen:
+                seen.add(child)
+                found.append((f"{path}.{name}" if path else name, child))
 
 
 def input_embedding(model: Module) -> tuple[str, Module]:
@@ -85,7 +107,7 @@ def input_embedding(model: Module) -> tuple[str, Module]:
         module = model.get_input_embeddings()  # type: ignore[operator]
     except (NotImplementedError, AttributeError):
         module = None
-    path = next((path for path, each in model.named_modules() if each is module), None) if module is not None else None
+    path = next((path for path, each in _below(model) if each is module), None) if module is not None else None
     if path is None or not isinstance(getattr(module, "weight", None), Tensor):
         raise ModelError(
             f"{type(model).__name__} has no input embeddings to attribute to; "
@@ -97,7 +119,7 @@ def input_embedding(model: Module) -> tuple[str, Module]:
 def active_dropout(model: Module) -> str | None:
     """The path of the first dropout in training mode, or None."""
     kinds = (torch.nn.Dropout, torch.nn.AlphaDropout)
-    found = (path for path, each in model.named_modules() if isinstance(each, kinds) and each.training and each.p > 0)
+    found = (path for path, each in _below(model) if isinstance(each, kinds) and each.training and each.p > 0)
     return next(found, None)
 
 
@@ -106,7 +128,7 @@ def embedding_paths(model: Module, task: Task) -> set[str]:
     path, module = input_embedding(model)
     decoder: Any = model.get_decoder() if task is Task.SEQ2SEQ else None  # type: ignore[operator]
     other = module if decoder is None else decoder.get_input_embeddings()
-    return {path} | {found for found, each in model.named_modules() if each is other}
+    return {path} if other is module else {path} | {found for found, each in _below(model) if each is other}
 
 
 def context_length(model: Module) -> int | None:
@@ -121,9 +143,10 @@ def context_length(model: Module) -> int | None:
 
 def _first_position(model: Module) -> int:
     """The position of the first token: 0, or in RoBERTa and its kin the one after the padding's."""
-    for path, module in model.named_modules():
-        if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            return int(module.padding_idx) + 1
+    for path, module in _below(model):
+        padding: Any = getattr(module, "padding_idx", None)
+        if padding is not None and path.endswith("position_embeddings"):
+            return int(padding) + 1
     return 0
 
 

@@ -7,6 +7,7 @@ import operator
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
@@ -112,7 +113,7 @@ def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> T
         pieces[first:end] = [piece or pieces[first + at] for at, piece in enumerate(read)]
         starts[first + 1 : end] = begin[1:]
     spans = tuple(pairwise([*(at for at, start in enumerate(starts) if start), len(numbers)]))
-    texts = (_read([b"".join(contents[a:b])])[0][0] or "".join(pieces[a:b]) for a, b in spans)
+    texts = (_text(b"".join(contents[a:b])) or "".join(pieces[a:b]) for a, b in spans)
     return Tokens(numbers, tuple(pieces), special, spans, tuple(texts))
 
 
@@ -128,9 +129,10 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str) -> list[int]:
         raise InputError(f"the text is {type(text).__name__}; pass a str, chat messages or token ids")
     if not text.strip():
         raise InputError("the text is empty; pass a text of at least one character that is not white space")
-    if not _ids(tokenizer, text, InputError):
+    ids = _ids(tokenizer, text, InputError, special=True)
+    if len(ids) <= tokenizer.num_special_tokens_to_add():
         raise InputError(f"the tokenizer makes no token of {text[:60]!r}; pass another text, or token ids")
-    return _ids(tokenizer, text, InputError, special=True)
+    return ids
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -379,6 +381,14 @@ def _read(contents: Sequence[bytes]) -> tuple[list[str], list[bool]]:
     return pieces, starts
 
 
+def _text(content: bytes) -> str:
+    """What a word's bytes read as."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return _read([content])[0][0]
+
+
 def _apart(last: str, character: str) -> bool:
     """Whether a token that starts with this character starts a word."""
     if last.isspace() or character.isspace():
@@ -392,6 +402,7 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
+@cache
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's character for each byte: itself where it prints, else the next one from U+0100 on."""
     prints = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

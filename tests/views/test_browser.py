@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import shutil
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -168,6 +169,18 @@ def test_nothing_is_wider_than_the_screen(opened, sample, width):
         assert driver.execute_script(spill) == 0
     driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
     assert driver.execute_script(spill) == 0
+
+
+@pytest.mark.parametrize("width", [320, 860])
+def test_the_waterfall_is_seen_and_its_rows_join(opened, width):
+    driver = opened(page(sentence()), width=width)
+    boxes = [box.rect for box in driver.find_elements("css selector", ".lrpx-fall svg")]
+    assert len(boxes) == 5
+    assert {round(box["x"]) for box in boxes} == {round(boxes[0]["x"])}
+    assert {round(box["width"]) for box in boxes} == {round(boxes[0]["width"])}
+    assert boxes[0]["width"] > 60
+    for above, below in pairwise(boxes):
+        assert 0 <= below["y"] - above["y"] - above["height"] < 3
 
 
 def test_the_sink_has_an_outline(opened):

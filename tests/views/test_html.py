@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_samples import HOSTILE, attribution, hostile, long_text, sentence, sink, translation, wide
 
+from lrpx.ledger import Entry, Ledger
 from lrpx.views.html import STEPS, fragment, page
 from lrpx.views.picture import one_line, picture, visible
 
@@ -158,11 +159,62 @@ def test_segments_are_labelled_only_when_there_are_several():
     assert "lrpx-label" not in page(sentence()).partition("</style>")[2]
 
 
-def test_the_ledger_is_a_table_that_sums_up():
+def test_the_ledger_is_a_waterfall_that_reads_as_a_table():
     text = re.sub(r"\s+", " ", read(page(sentence())).all)
-    assert "position embedding+0.0713 biases+0.0617 Sum, of +0.412 explained+0.412" in text
-    assert "Where the value went" not in page(sink())
-    assert "Where the value went" in page(attribution(["a"], [1.0], ledger={}))
+    assert "Where the value came from FromRelevanceOf the value tokens+0.27967.7% positions−0.171−41.6% " in text
+    assert "biases+0.06215.0% softmax residue+0.24358.9% Sum+0.412100.0%" in text
+    assert "It closes" in text
+    assert "Where the value came from" in fragment(sentence())
+    assert "Where the value came from" not in page(sink())
+    assert "Every entry of the ledger" not in page(sink())
+
+
+def test_the_waterfall_goes_from_zero_to_the_value():
+    bars = re.findall(r'class="lrpx-(for|against|sum)" x="([\d.]+)" y="8" width="([\d.]+)"', fragment(sentence()))
+    kinds = [kind for kind, _, _ in bars]
+    edges = [(float(x), float(x) + float(width) - 4) for _, x, width in bars]
+    assert kinds == ["for", "against", "for", "for", "sum"]
+    tokens, positions, biases, softmax, total = edges
+    assert tokens[0] == total[0] == 0
+    assert tokens[1] == pytest.approx(positions[1], abs=0.11)
+    assert positions[0] == pytest.approx(biases[0], abs=0.11)
+    assert biases[1] == pytest.approx(softmax[0], abs=0.11)
+    assert softmax[1] == pytest.approx(total[1], abs=0.11)
+    assert total[1] == pytest.approx(996, abs=0.11)
+
+
+def test_every_entry_is_in_a_table_largest_first():
+    text = re.sub(r"\s+", " ", read(page(sentence())).all)
+    _, _, text = text.partition("Every entry of the ledger")
+    names = ["transformer.wte", "transformer.wpe", "transformer.ln_f.bias", "transformer.h.1.attn.c_proj.bias"]
+    places = [text.index(name) for name in [*names, "transformer.h.0.mlp.c_fc.bias", "softmax in transformer.h.0.attn"]]
+    assert places == sorted(places)
+    assert "positions where the tokens stand−0.171−41.6% transformer.wpe−0.1713−41.6%" in text
+
+
+def test_a_ledger_that_does_not_close_says_what_is_missing():
+    lacking = Ledger((Entry("tokens", "wte", 1.0), Entry("biases", "b", -0.5)), explained=1.0)
+    text = read(page(attribution(["a"], [1.0], value=1.0, ledger=lacking))).all
+    assert "It does not close: +0.5 (50.00%) is missing." in text
+
+
+@pytest.mark.parametrize(
+    "ledger",
+    [
+        Ledger((), 0.0),
+        Ledger((), 1.0),
+        Ledger((Entry("tokens", "wte", 0.0),), 0.0),
+        Ledger((Entry("tokens", "wte", 1e308), Entry("biases", "b", 1e308), Entry("biases", "c", -1e308)), -1e308),
+        Ledger((Entry("tokens", "wte", 1e-320),), 1e-320),
+    ],
+    ids=["nothing of nothing", "nothing", "zeros", "huge", "tiny"],
+)
+def test_ledgers_at_the_edge(ledger):
+    a = attribution(["a"], [1.0], ledger=ledger)
+    for view in (page, fragment):
+        assert all(
+            0 <= float(place) <= 1000 for place in re.findall(r' (?:x|width)="([^"]*)" (?:y="8"|height)', view(a))
+        )
 
 
 def test_the_page_holds_its_provenance():
@@ -229,13 +281,13 @@ def test_no_text_breaks_out(tokens, description, name):
         description=description,
         predicted=description,
         segments=((name, 0, 1), (name, 1, len(tokens))) if len(tokens) > 1 else None,
-        ledger={name: 1.0},
+        ledger=Ledger((Entry("biases", name, 1.0),), 1.0),
     )
     for view in (page, fragment):
         text = view(a)
         back = read(text)
         assert back.tokens == [visible(token)[1] for token in tokens]
         assert one_line(description) in back.all
-        assert one_line(name) in back.all
+        assert view is fragment or one_line(name) in back.all
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
         text.encode()

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from view_samples import HOSTILE, attribution, hostile, long_text, sentence, sink, translation, wide
 
+from lrpx.ledger import Entry, Ledger
 from lrpx.views.colour import INK, PAPER, colour, contrast, hexadecimal, ink
 from lrpx.views.picture import number, picture, visible
 
@@ -130,6 +131,43 @@ def test_a_sink_is_named_underlined_and_leaves_the_scale_to_the_rest():
     assert "against -2.87 " in plain(text)
     assert re.search(r"\x1b\[[\d;]*\b4;[\d;]*m<s>", text)
     assert re.search(r"<s> +━{15}▶ +\+14\.20", plain(text))
+
+
+def test_the_ledger_is_a_waterfall_with_its_largest_entries():
+    lines = [line.rstrip() for line in plain(drawn(sentence(), width=80)).splitlines()]
+    at = lines.index("where the value came from")
+    bars = ["tokens", "positions", "biases", "softmax residue", "sum"]
+    wanted = ["+0.279   67.7%", "-0.171  -41.6%", "+0.062   15.0%", "+0.243   58.9%", "+0.412  100.0%"]
+    places = []
+    for line, name, numbers in zip(lines[at + 1 :], bars, wanted, strict=False):
+        assert line.startswith(name)
+        assert line.endswith(numbers)
+        places.append(re.search("━+", line).span())
+    assert places[0][0] == places[4][0]
+    assert places[0][1] == places[1][1]
+    assert places[1][0] == places[2][0]
+    assert places[2][1] == places[3][0]
+    assert places[3][1] == places[4][1]
+    assert lines[at + 6].startswith("It closes")
+    assert lines[at + 8] == "largest single entries"
+    assert [line.split()[1:] for line in lines[at + 9 : at + 12]] == [
+        ["transformer.ln_f.bias", "+0.120"],
+        ["transformer.h.1.attn.c_proj.bias", "-0.100"],
+        ["transformer.h.0.mlp.c_fc.bias", "+0.042"],
+    ]
+
+
+def test_a_ledger_that_does_not_close_says_what_is_missing():
+    lacking = Ledger((Entry("tokens", "wte", 1.0), Entry("biases", "b", -0.5)), explained=1.0)
+    assert "It does not close: +0.5 (50.00%) is missing." in drawn(attribution(["a"], [1.0], ledger=lacking))
+    close = Ledger((Entry("tokens", "wte", 1.0001),), explained=1.0)
+    assert "It closes to the precision of float32; the difference is -0.0001." in plain(
+        drawn(attribution(["a"], [1.0], ledger=close), width=100)
+    )
+
+
+def test_without_a_ledger_there_is_none():
+    assert "where the value came from" not in drawn(sink())
 
 
 def test_segments_stand_on_labelled_lines():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
+from lrpx.ledger import Entry, Ledger
 
 PROVENANCE = Provenance(
     model="openai-community/gpt2",
@@ -58,7 +59,7 @@ def attribution(
     value: float | None = None,
     segments: tuple[tuple[str, int, int], ...] | None = None,
     special: tuple[bool, ...] | None = None,
-    ledger: dict[str, float] | None = None,
+    ledger: Ledger | None = None,
     predicted: str = " are",
 ) -> Attribution:
     count = len(tokens)
@@ -86,7 +87,17 @@ def sentence() -> Attribution:
         numbers,
         description='logit of " are" minus logit of " is"',
         value=0.412,
-        ledger={"input tokens": 0.279, "position embedding": 0.0713, "biases": 0.0617},
+        ledger=Ledger(
+            (
+                Entry("tokens", "transformer.wte", 0.279),
+                Entry("positions", "transformer.wpe", -0.1713),
+                Entry("biases", "transformer.h.0.mlp.c_fc.bias", 0.0417),
+                Entry("biases", "transformer.h.1.attn.c_proj.bias", -0.1),
+                Entry("biases", "transformer.ln_f.bias", 0.12),
+                Entry("softmax residue", "softmax in transformer.h.0.attn", 0.2426),
+            ),
+            explained=0.412,
+        ),
     )
 
 
@@ -140,7 +151,14 @@ def hostile() -> Attribution:
         description='logit of "<script>alert(2)</script>\u202e\x1b[31m\n"',
         predicted="</title><img src=x onerror=alert(3)>",
         segments=(("<b>one</b>", 0, 9), ("[red]two\x1b[0m", 9, count)),
-        ledger={"<script>alert(4)</script>": 1.0},
+        ledger=Ledger(
+            (
+                Entry("biases", "<script>alert(4)</script>", 1.0),
+                Entry("biases", "\u202e\x1b[31m[red]\n", -0.3),
+                *(Entry("rule residue", name, 0.01) for name in HOSTILE),
+            ),
+            explained=5.0,
+        ),
     )
 
 

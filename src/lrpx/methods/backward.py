@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lrpx import recipes, tasks
 from lrpx.engine.running import propagate
-from lrpx.errors import ModelError, NonFiniteError
+from lrpx.errors import MethodError, ModelError, NonFiniteError
+from lrpx.targets import Contrast, Logit, Margin
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from lrpx.engine.trace import Source
+    from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe
     from lrpx.targets import Target
 
@@ -43,6 +45,7 @@ class Scores:
         logits: ``[B, V]`` the row of logits each target was read from.
         targets: ``B`` targets with their tokens resolved.
         values: ``[B]`` the explained values.
+        ledger: where every unit of the explained value went, if that was asked for.
     """
 
     tokens: Tensor
@@ -50,6 +53,7 @@ class Scores:
     logits: Tensor
     targets: Sequence[Target]
     values: Tensor
+    ledger: Ledger | None = None
 
 
 def value_times_gradient(value: Tensor, gradient: Tensor) -> Tensor:
@@ -82,7 +86,12 @@ class Backward:
     reduce: Callable[[Tensor, Tensor], Tensor] = value_times_gradient
 
     def attribute(
-        self, model: Module, task: Task, batch: Batch, targets: Callable[[Tensor], Sequence[Target]]
+        self,
+        model: Module,
+        task: Task,
+        batch: Batch,
+        targets: Callable[[Tensor], Sequence[Target]],
+        ledger: bool = False,
     ) -> Scores:
         """Explain one value for each row of a batch.
 
@@ -91,16 +100,23 @@ class Backward:
             task: what its logits are about.
             batch: padded inputs.
             targets: from logits ``[B, V]`` to ``B`` resolved targets.
+            ledger: also keep the ledger. A bias has one relevance for all rows, so give one row.
 
         Raises:
+            MethodError: a ledger of a method whose scores are not in the units of the explained value.
             NonFiniteError: NaN or infinity in the logits or the relevance; names the first module.
             ModelError: the token embedding was not used.
         """
+        if ledger and self.reduce is not value_times_gradient:
+            raise MethodError(
+                f"{self.name} does not measure in the units of the explained value, so no ledger can add up to it; "
+                "leave ledger out, or use attnlrp, lrp or gradient-x-input"
+            )
         try:
-            return self._attribute(model, task, batch, targets, observe=())
+            return self._attribute(model, task, batch, targets, ledger, observe=())
         except NonFiniteError:
             # once more, watching every module, so that the error can name the first one
-            return self._attribute(model, task, batch, targets, observe=("*",))
+            return self._attribute(model, task, batch, targets, ledger, observe=("*",))
 
     def _attribute(
         self,
@@ -108,11 +124,12 @@ class Backward:
         task: Task,
         batch: Batch,
         targets: Callable[[Tensor], Sequence[Target]],
+        ledger: bool,
         observe: Sequence[str],
     ) -> Scores:
         paths = tasks.embedding_paths(model, task)
         with ExitStack() as stack:
-            trace = stack.enter_context(propagate(model, self.recipe, observe))
+            trace = stack.enter_context(propagate(model, self.recipe, observe, ledger=ledger))
             if batch.positions is not None:
                 stack.enter_context(tasks.only_rows(model, batch.positions))
             output = model(**batch.inputs)
@@ -122,7 +139,8 @@ class Backward:
             trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
             chosen = targets(logits.detach())
             values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
-            trace.explain(values)
+            linear = all(isinstance(target, (Logit, Contrast, Margin)) for target in chosen)
+            trace.explain(values, None if linear else logits)
         found = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
         names = ("input_ids", "decoder_input_ids") if task is Task.SEQ2SEQ else ("input_ids",)
         if len(found) != len(names):
@@ -140,6 +158,7 @@ class Backward:
             logits=logits.detach().cpu(),
             targets=chosen,
             values=values.detach().cpu(),
+            ledger=trace.ledger(paths) if ledger else None,
         )
 
 

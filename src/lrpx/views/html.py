@@ -18,6 +18,7 @@ from markupsafe import Markup
 from lrpx.views import picture as pictures
 from lrpx.views.colour import INK, PAPER, RGB, colour, hexadecimal, ink
 from lrpx.views.picture import one_line, percent, picture, share
+from lrpx.views.waterfall import waterfall
 
 if TYPE_CHECKING:
     from lrpx.attribution import Attribution
@@ -59,14 +60,12 @@ def fragment(a: Attribution) -> str:
 def _context(a: Attribution) -> dict[str, Any]:
     """What the templates read; plain text throughout, they do the escaping."""
     shown = picture(a)
-    ledger = [(one_line(name), value) for name, value in (a.ledger or {}).items()]
     return {
         "a": a,
         "shown": shown,
         "strongest": shown.strongest(_STRONGEST),
         "share": share(shown.total, a.target.value),
-        "ledger": ledger if a.ledger is not None else None,
-        "ledger_total": sum(value for _, value in ledger),
+        "fall": waterfall(a),
         "provenance": _provenance(a),
         "unit": "token" if a.ids else "group",
     }
@@ -132,6 +131,11 @@ def _number(value: float) -> str:
     return _typeset(pictures.number(value))
 
 
+def _edge(place: float) -> str:
+    """A place within [0, 1] of the waterfall as the left edge of a line four units wide, of 1,000."""
+    return f"{996 * place:.1f}"
+
+
 def _percent(part: float | None) -> str:
     return _typeset(percent(part))
 
@@ -164,6 +168,7 @@ def _environment() -> Environment:
         "number": _number,
         "percent": _percent,
         "typeset": _typeset,
+        "edge": _edge,
         "one_line": one_line,
         "tip": _tip,
         "level": lambda piece: _level_class(_level(piece)),

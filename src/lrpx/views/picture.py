@@ -93,8 +93,7 @@ class Picture:
 
     def number(self, relevance: float) -> str:
         """A relevance with as many decimals as give the colour limit three digits, alike for all."""
-        places = 2 - math.floor(math.log10(self.limit)) if self.limit else 2
-        return f"{relevance:+.{max(0, places)}f}" if places < 6 else f"{relevance:+.2e}"
+        return aligned(relevance, self.limit)
 
     def strongest(self, count: int) -> tuple[Piece, ...]:
         """The pieces of largest absolute relevance, zero left out, largest first."""
@@ -202,6 +201,16 @@ def _is_hidden(character: str) -> bool:
     noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
     control = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
     return control or selector_or_tag or noncharacter or character in _BLANK
+
+
+def aligned(value: float, limit: float) -> str:
+    """A signed number with as many decimals as give the limit three digits.
+
+    >>> aligned(2.31449, 8.0), aligned(-0.002, 8.0), aligned(2.31449, 1e-9)
+    ('+2.31', '-0.00', '+2.31e+00')
+    """
+    places = 2 - math.floor(math.log10(limit)) if limit and math.isfinite(limit) else 2
+    return f"{value:+.{max(0, places)}f}" if places < 6 else f"{value:+.2e}"
 
 
 def number(value: float) -> str:

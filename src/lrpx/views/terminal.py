@@ -15,15 +15,19 @@ from rich.text import Text
 
 from lrpx.views.colour import INK, PAPER, colour, hexadecimal, ink
 from lrpx.views.picture import number, one_line, percent, picture, share
+from lrpx.views.waterfall import waterfall
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from lrpx.attribution import Attribution
     from lrpx.views.picture import Picture, Piece, Row
+    from lrpx.views.waterfall import Waterfall
 
 _STRONGEST = 6
+_LARGEST = 4
 _BAR_CELLS = 16
+_FALL_CELLS = 24
 _LEGEND_HALF = 8
 _WIDEST_TOKEN = 24
 _LIGHT_BACKGROUNDS = ("7", "15")
@@ -50,7 +54,7 @@ def line(a: Attribution) -> str:
 
 
 def heatmap(a: Attribution) -> Heatmap:
-    """A renderable for ``rich``: header, tokens on their colours, legend, strongest tokens."""
+    """A renderable for ``rich``: header, tokens on their colours, legend, strongest tokens, ledger."""
     return Heatmap(a)
 
 
@@ -78,6 +82,9 @@ class Heatmap:
             yield _sink_note(shown, sink)
         yield Text()
         yield _strongest(shown, ascii_only=options.ascii_only)
+        if fall := waterfall(a):
+            yield Text()
+            yield _ledger(fall, ascii_only=options.ascii_only)
 
 
 def _shows_colour(console: Console) -> bool:
@@ -154,16 +161,25 @@ def _sink_note(shown: Picture, sink: Piece) -> Text:
     )
 
 
-def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
-    """The tokens of largest relevance, with bars and numbers."""
+def _grid() -> Table:
+    """Columns for a name, a bar, a number and a share."""
     table = Table.grid(padding=(0, 2))
     table.add_column(max_width=_WIDEST_TOKEN, no_wrap=True, overflow="ellipsis")
     table.add_column(no_wrap=True, overflow="crop")
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
+    return table
+
+
+def _tint(value: float) -> Style:
+    return Style(color=hexadecimal(colour(math.copysign(1, value))))
+
+
+def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
+    """The tokens of largest relevance, with bars and numbers."""
+    table = _grid()
     for piece in shown.strongest(_STRONGEST):
-        tint = Style(color=hexadecimal(colour(math.copysign(1, piece.ratio))))
-        bar = Text(_bar(piece, ascii_only), tint)
+        bar = Text(_bar(piece, ascii_only), _tint(piece.ratio))
         table.add_row(
             Text(_flat(piece.text)),
             bar,
@@ -171,6 +187,37 @@ def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
             Text(percent(piece.share), "dim"),
         )
     return table
+
+
+def _ledger(fall: Waterfall, *, ascii_only: bool) -> RenderableType:
+    """Where the value came from: the sum of each kind of entry, their sum, and the largest entries by name."""
+    table = _grid()
+    for step in fall.steps:
+        bar = _floating_bar(step.start, step.end, ascii_only)
+        table.add_row(Text(step.kind), Text(bar, _tint(step.value)), *_numbers(fall, step.value, step.share))
+    whole = Text(_floating_bar(fall.zero, fall.end, ascii_only), "dim")
+    table.add_row(Text("sum", "bold"), whole, *_numbers(fall, fall.total, fall.share))
+    parts: list[RenderableType] = [Text("where the value came from", "bold"), table]
+    parts.append(Text(fall.verdict, "dim" if fall.closes else "bold", overflow="fold"))
+    if largest := fall.largest(_LARGEST):
+        names = Table.grid(padding=(0, 2))
+        names.add_column(overflow="fold")
+        names.add_column(justify="right", no_wrap=True)
+        for step, line in largest:
+            names.add_row(Text(f"{step.kind}: {line.name}", "dim"), Text(fall.number(line.value)))
+        parts += [Text(), Text("largest single entries", "bold"), names]
+    return Group(*parts)
+
+
+def _numbers(fall: Waterfall, value: float, part: float | None) -> tuple[Text, Text]:
+    return Text(fall.number(value)), Text(percent(part), "dim")
+
+
+def _floating_bar(start: float, end: float, ascii_only: bool) -> str:
+    """A bar between two places of the range, at least one cell long."""
+    low, high = (round(place * _FALL_CELLS) for place in sorted((start, end)))
+    low = min(low, _FALL_CELLS - 1)
+    return " " * low + ("=" if ascii_only else "━") * max(1, high - low)
 
 
 def _bar(piece: Piece, ascii_only: bool) -> str:
