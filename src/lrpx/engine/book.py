@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.handlers import any_carries, carries
+from lrpx.engine.handlers import any_carries, arguments, carries
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -34,10 +34,13 @@ NUMBERS = {
     "where": (1, 2),
     "index_put": (2,),
     "index_put_": (2,),
-    "scatter": (3,),
-    "scatter_": (3,),
+    "index_fill": (3,),
+    "index_fill_": (3,),
 }
 """Where a number given to an operation is a summand of its output."""
+
+RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
+"""The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
 
 NO_SUMMANDS = frozenset({"grid_sample", "to", "type_as", "view_as", "reshape_as", "expand_as"})
 """Operations with a second tensor that is no summand of their output."""
@@ -94,6 +97,8 @@ class Book:
         """The arguments of the linear operation ``name``, the constants among its summands as leaves."""
         if name in NO_SUMMANDS or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
+        if name in ("scatter", "scatter_"):
+            args, kwargs = _one_source(args, kwargs)
         numbers = NUMBERS.get(name, ())
         # a sum takes a number in the widest precision, anything else in the tensor's own
         dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
@@ -101,14 +106,26 @@ class Book:
             self.added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
             for i, value in enumerate(args)
         ]
-        if name == "scatter" and isinstance(lifted[3], Tensor):  # a number fits every shape, a tensor only its own
-            lifted[3] = lifted[3].expand(args[2].shape)
+        if numbers == (1,):  # a sum takes integers and truth values too
+            carrying = next((x for x in (*args, *kwargs.values()) if any_carries(x)), None)
+            lifted = [
+                self.added(x.to(carrying.dtype), name)
+                if isinstance(x, Tensor) and carrying is not None and not (x.is_floating_point() or x.is_complex())
+                else x
+                for x in lifted
+            ]
         if _is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
-            if not carries(args[0]) and args[0].is_floating_point() and args[0].any():
+            whole = args[0] if args[0]._base is None else args[0]._base
+            if not any_carries(whole) and whole.is_floating_point() and whole.any():
                 # its constant content becomes an entry: the same values, with a leaf behind them
-                args[0].copy_(self.added(args[0].clone(), name))
-        named = {key: self.added(value, name) if isinstance(value, Tensor) else value for key, value in kwargs.items()}
+                whole.copy_(self.added(whole.clone(), name))
+        named = {
+            key: self.added(value, name, dtype)
+            if not isinstance(value, (int, float)) or (numbers and key in ("other", "value"))
+            else value
+            for key, value in kwargs.items()
+        }
         return tuple(lifted), named
 
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
@@ -129,7 +146,7 @@ class Book:
             module = self._model.get_submodule(where) if where else self._model
             name = next((name for name, each in module.named_parameters(recurse=False) if each is value), operation)
             return True, f"{where}.{name}"
-        return False, f"{operation} in {where}"
+        return False, f"{operation.strip('_')} in {where}"
 
     # --------------------------------------------------------------------------- residues
 
@@ -146,7 +163,7 @@ class Book:
         seen = [x.view_as(x) if carries(x) else x for x in inputs]
         y = rule(op, *seen)
         if y.requires_grad:
-            entry = ("softmax residue" if kind == "softmax" else "rule residue", f"{kind} in {self._mode.where()}")
+            entry = (RESIDUES.get(kind, "rule residue"), f"{kind} in {self._mode.where()}")
             self._measure(entry, y, 1)
             for x in seen:
                 if carries(x):
@@ -207,6 +224,15 @@ def relevance(value: Tensor, gradient: Tensor) -> Tensor:
     """``x ⊙ ∂x`` in float64; 0 where the gradient is, for a mask holds infinities."""
     gradient = gradient.double()
     return torch.where(gradient == 0, 0.0, value.double() * gradient)
+
+
+def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments of a scatter by place; a number among them as the tensor it stands for."""
+    x, dim, index, source = arguments(tuple(args), dict(kwargs), "input", "dim", "index", "src")
+    source = kwargs.get("value") if source is None else source
+    if not isinstance(source, Tensor):
+        source = torch.tensor(source, dtype=x.dtype).expand(index.shape)
+    return (x, dim, index, source), {key: value for key, value in kwargs.items() if key == "reduce"}
 
 
 def _is_in_place(name: str) -> bool:

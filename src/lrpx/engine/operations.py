@@ -54,7 +54,7 @@ def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight = constants(x), constants(weight)
     bias = added(mode, bias, "bias", x, weight)
     if carries(weight):
-        return _bilinear(mode, lambda a, b: func(a, b, bias), x, weight)
+        return _bilinear(mode, func, x, weight, bias, bias)
     if not carries(x):
         return func(x, weight, bias)
     if type(weight) is not Tensor:
@@ -82,7 +82,8 @@ def _convolution(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, weight, bias, *args[3:], **rest)
 
     if carries(weight):
-        return _bilinear(mode, lambda a, b: op(a, b, bias), x, weight)
+        channels = None if bias is None else bias.view(-1, *(1,) * (weight.ndim - 2))
+        return _bilinear(mode, op, x, weight, bias, channels)
     return mode.apply("convolution", op, x, weight, bias) if carries(x) else op(x, weight, bias)
 
 
@@ -102,9 +103,12 @@ def _add_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return mode.apply("linear", op, a, b, bias)
     if carries(a) and carries(b):
         product = mode.apply("matmul", lambda a, b: func(torch.zeros_like(bias), a, b, **kwargs), a, b)
-        value = func(*constants([bias.detach(), a.detach(), b.detach()]), **kwargs)
-        return rules.with_gradient_of(value, product + kwargs.get("beta", 1) * bias)
-    return func(bias, a, b, **kwargs)
+    elif carries(bias) and mode.book is not None and not (carries(a) or carries(b)):
+        product = mode.book.added(func(torch.zeros_like(bias), a, b, **kwargs), func.__name__)
+    else:
+        return func(bias, a, b, **kwargs)
+    value = func(bias.detach(), a.detach(), b.detach(), **kwargs)
+    return rules.with_gradient_of(value, product + kwargs.get("beta", 1) * bias)
 
 
 # --------------------------------------------------- products of input-dependent factors
@@ -166,6 +170,9 @@ def _einsum(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     operands = args[first:]
     if first and len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = tuple(operands[0])
+    if func.__name__ == "bilinear" and len(operands) > 3:
+        *operands, bias = operands
+        return _einsum(mode, func, operands, kwargs) + added(mode, bias, "bias", *operands)
     share = sum(map(carries, operands))
     if share > 1 and mode.recipe.matmul is not rules.unmodified:
         operands = tuple(rules.scale_gradient(o, 1 / share) if carries(o) else o for o in operands)
@@ -196,7 +203,27 @@ def _addcmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     operands = [*args, *(kwargs.pop(name) for name in ("input", "tensor1", "tensor2") if name in kwargs)]
     a, b = constants(operands[1:])
     x = added(mode, operands[0], "addcmul", a, b)
-    return _product(mode, lambda a, b: func(x, a, b, **kwargs), (a, b if b is not a else b.view_as(b)), {})
+    if carries(a) and carries(b):
+        zero = torch.zeros_like(x)
+        product = _product(mode, lambda a, b: func(zero, a, b, **kwargs), (a, b if b is not a else b.view_as(b)), {})
+    elif carries(x) and mode.book is not None and not (carries(a) or carries(b)):
+        product = mode.book.added(func(torch.zeros_like(x), a, b, **kwargs), "addcmul")
+    else:
+        return func(x, a, b, **kwargs)
+    return rules.with_gradient_of(func(x.detach(), a.detach(), b.detach(), **kwargs), x + product)
+
+
+@handles("lerp")
+def _lerp(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """``start + weight · (end − start)``."""
+    start, end, weight = arguments(constants(args), constants(kwargs), "input", "end", "weight")
+    if not carries(weight):
+        if mode.book is not None:
+            start, end = added(mode, start, "lerp", end), added(mode, end, "lerp", start)
+        return func(start, end, weight)
+    start = added(mode, start, "lerp", weight)
+    value = func(start.detach(), constants(end).detach(), weight.detach())
+    return rules.with_gradient_of(value, start + _product(mode, torch.mul, (weight, end - start), {}))
 
 
 @handles("glu")
@@ -209,8 +236,16 @@ def _glu(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     return rules.with_gradient_of(func(x, dim), _product(mode, torch.mul, (gate, signal), {}))
 
 
-def _bilinear(mode: RuleMode, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
-    return mode.apply("matmul", op, a, b) if carries(a) else op(a, b)
+def _bilinear(
+    mode: RuleMode, op: Callable[..., Any], a: Tensor, b: Tensor, bias: Tensor | None, summand: Tensor | None
+) -> Any:
+    """A linear layer or a convolution whose weight depends on the input; ``summand``: the bias as the output has it."""
+    if not carries(a):
+        return op(a, b, bias)
+    product = mode.apply("matmul", lambda a, b: op(a, b, None), a, b)
+    if bias is None or summand is None:
+        return product
+    return rules.with_gradient_of(op(a.detach(), b.detach(), bias.detach()), product + summand)
 
 
 # ---------------------------------------------------------------- element-wise functions
@@ -316,6 +351,8 @@ def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     q, k, v, mask = arguments(args, kwargs, "query", "key", "value", "attn_mask")
     rest = {name: value for name, value in kwargs.items() if name not in ("query", "key", "value", "attn_mask")}
     softmax, matmul = mode.recipe.softmax, mode.recipe.matmul
+    if mode.book is not None and softmax is not rules.constant and _has_summands(mask):
+        mask = added(mode, mask, "attn_mask", q, k)
 
     def attend(op: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return rules.attention(op, q, k, v, mask, softmax, matmul)
@@ -330,3 +367,10 @@ def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         if "fused attention" not in str(error):
             raise
         raise MethodError(f'{error}; load the model with attn_implementation="eager"') from error
+
+
+def _has_summands(mask: Tensor | None) -> bool:
+    """Whether an attention mask adds to the scores (ALiBi), rather than only admits and forbids."""
+    if mask is None or not mask.is_floating_point():
+        return False
+    return bool(((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any())
