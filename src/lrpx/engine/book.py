@@ -162,13 +162,20 @@ class Book:
             return self._identity(op, inputs[0])
         seen = [x.view_as(x) if carries(x) else x for x in inputs]
         y = rule(op, *seen)
-        if y.requires_grad:
+        self.residue(kind, y, seen)
+        return y
+
+    def residue(self, kind: str, y: Tensor, seen: Sequence[Any]) -> None:
+        """What enters an operation of a kind backwards at ``y``, less what leaves it at its inputs, as an entry.
+
+        The inputs must go into this operation only: views of the tensors that others see too.
+        """
+        if y.requires_grad and not self._mode.replaying:
             entry = (RESIDUES.get(kind, "rule residue"), f"{kind} in {self._mode.where()}")
             self._measure(entry, y, 1)
             for x in seen:
                 if carries(x):
                     self._measure(entry, x, -1)
-        return y
 
     def _identity(self, op: Callable[..., Tensor], x: Tensor) -> Tensor:
         """Under the identity rule an output is a constant where its input is next to zero."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from lrpx.errors import TraceError
 
@@ -47,7 +49,13 @@ class Layer:
         self._again = again
         self._saved: list[Tensor] | None = None
         self._count = 0
-        self.hooks = saved_tensors_hooks(self._forget, self._recall)
+        devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
+        self._autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]
+        self._random = torch.get_rng_state(), *get_device_states(*args)
+
+    def hooks(self) -> saved_tensors_hooks:
+        """The context in which the layer's first run forgets; not kept by the layer, which would keep itself alive."""
+        return saved_tensors_hooks(self._forget, self._recall)
 
     def _forget(self, x: Tensor) -> tuple[int, torch.Size, torch.dtype]:
         self._count += 1
@@ -60,8 +68,8 @@ class Layer:
         x = self._saved[number] if len(self._saved) == self._count else None
         if x is None or x.shape != shape or x.dtype != dtype:
             raise TraceError(
-                f"{type(self._module).__name__} computes something else when it is run again, such as one with a cache "
-                "or random numbers; explain without checkpoint=True"
+                f"{type(self._module).__name__} computes something else when it is run again, as with a state that it "
+                "changes; explain without checkpoint=True"
             )
         return x
 
@@ -74,7 +82,16 @@ class Layer:
         def never(_: None) -> Tensor:
             raise AssertionError("this graph has no backward pass")
 
-        with self._again(), torch.enable_grad(), saved_tensors_hooks(keep, never):
+        cpu, devices, states = self._random
+        with ExitStack() as stack:
+            stack.enter_context(self._again())
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(torch.random.fork_rng(devices))
+            torch.set_rng_state(cpu)
+            set_device_states(devices, states)
+            for device, dtype, enabled in self._autocasts:
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+            stack.enter_context(saved_tensors_hooks(keep, never))
             self._module(*_cut(self._args), **_cut(self._kwargs))
         return saved
 

@@ -142,7 +142,7 @@ class RuleMode(TorchFunctionMode):
     def where(self) -> str:
         """The path of the module whose forward pass is running, found on the call stack."""
         paths = self._paths()
-        frame = sys._getframe()
+        frame = sys._getframe(1)  # reading the variables of its own frame would keep the whole stack alive
         while frame is not None:
             owner = frame.f_locals.get("self")
             if isinstance(owner, Module) and id(owner) in paths:

@@ -26,6 +26,7 @@ from lrpx.errors import MethodError, TraceError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from torch.autograd.graph import saved_tensors_hooks
     from torch.utils.hooks import RemovableHandle
 
     from lrpx.recipes import Override, Recipe
@@ -127,6 +128,18 @@ def is_spelled_out_activation(module: Module) -> bool:
     if kind.__module__ == "transformers.activations":
         return kind.__name__ not in SINGLE_ACTIVATIONS
     return kind.__name__ in SPELLED_OUT_ACTIVATIONS
+
+
+def _without_cache(names: Sequence[str], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The model's arguments for layers that are run twice.
+
+    Raises:
+        TraceError: a cache was given, which they would fill twice.
+    """
+    given = next((name for name in ("past_key_values", "cache_params") if kwargs.get(name) is not None), None)
+    if given is not None:
+        raise TraceError(f"checkpoint=True runs each layer twice, and would fill the cache twice; leave {given} out")
+    return kwargs | {"use_cache": False} if "use_cache" in names else kwargs
 
 
 @lru_cache
@@ -235,8 +248,8 @@ class _Run:
             self.mode.active = True
             self.mode.recipe = recipe
             self.outer.clear()
-            if self.checkpointed and "use_cache" in names:
-                kwargs = kwargs | {"use_cache": False}  # a layer that is run again would fill the cache again
+            if self.checkpointed:
+                kwargs = _without_cache(names, kwargs)
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
             return (
                 tuple(self._source(name, value) for name, value in named),
@@ -270,17 +283,17 @@ class _Run:
         return before, after
 
     def _checkpoint(self) -> tuple[Callable[..., Any], ...]:
-        calls: list[Layer] = []
+        calls: list[saved_tensors_hooks] = []
 
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.mode.active and not self.mode.replaying:
                 recipe = self.mode.recipe
-                calls.append(Layer(module, args, kwargs, lambda: self.again(recipe)))
-                calls[-1].hooks.__enter__()
+                calls.append(Layer(module, args, kwargs, lambda: self.again(recipe)).hooks())
+                calls[-1].__enter__()
 
         def after(*_: Any) -> None:
             if calls and not self.mode.replaying:
-                calls.pop().hooks.__exit__()
+                calls.pop().__exit__()
 
         return before, after
 
@@ -290,11 +303,12 @@ class _Run:
 
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             waiting.clear()
-            if not self.mode.active or self.mode.recipe.activation is rules.unmodified or kwargs or len(args) != 1:
+            plain = self.mode.recipe.activation is rules.unmodified
+            if not self.mode.active or (plain and self.mode.book is None) or kwargs or len(args) != 1:
                 return None
             self.mode.active = False
-            waiting.append(args[0])
-            return (args[0].detach(),), kwargs
+            waiting.append(args[0].view_as(args[0]) if plain else args[0])
+            return (waiting[0] if plain else args[0].detach(),), kwargs
 
         def after(module: Module, _: Any, __: Any, output: Any) -> Any:
             if not waiting:
@@ -302,6 +316,9 @@ class _Run:
             self.mode.active = True
             x = waiting.pop()
             if output is None or not x.requires_grad:
+                return output
+            if self.mode.recipe.activation is rules.unmodified and self.mode.book is not None:
+                self.mode.book.residue("activation", output, [x])
                 return output
             return mark_gate(self.mode, "activation", self.mode.apply("activation", lambda _: output.detach(), x))
 
