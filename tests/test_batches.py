@@ -142,8 +142,8 @@ def test_pads_get_no_relevance(side):
     scores = []
 
     class Spy(Backward):
-        def attribute(self, *args):
-            scores.append(super().attribute(*args))
+        def attribute(self, *args, **options):
+            scores.append(super().attribute(*args, **options))
             return scores[-1]
 
     found = explain(ROWS, method=Spy("spy", LRP))

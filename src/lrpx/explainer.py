@@ -46,6 +46,8 @@ class Explainer:
             is run as it is and left as it is.
         tokenizer: its tokenizer; None when inputs and targets come as ids.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
+        checkpoint: compute each layer a second time in the backward pass, to need the memory of one layer only; for
+            long contexts. The numbers are the same.
 
     Raises:
         ModelError: the model is of another kind, or has no input embeddings.
@@ -64,6 +66,7 @@ class Explainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         padding_side: Literal["left", "right"] = "right",
+        checkpoint: bool = False,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ModelError(
@@ -72,6 +75,7 @@ class Explainer:
         self.model: PreTrainedModel = model
         self.tokenizer = tokenizer
         self.padding_side = padding_side
+        self.checkpoint = checkpoint
         self.task = tasks.task_of(model)
         tasks.input_embedding(model)
         if padding_side not in ("left", "right"):
@@ -86,6 +90,7 @@ class Explainer:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         padding_side: Literal["left", "right"] = "right",
+        checkpoint: bool = False,
         **options: Any,
     ) -> Explainer:
         """Load a model and its tokenizer by name or folder, with the class its config names.
@@ -94,7 +99,7 @@ class Explainer:
             name_or_path: as transformers takes it; None for the small model bundled with LRPx.
             device: ``"cuda"``, ``"cpu"``, …; where transformers puts it when None.
             dtype: ``"float32"``, ``torch.bfloat16``, …; the checkpoint's own by default.
-            padding_side: see :class:`Explainer`.
+            padding_side, checkpoint: see :class:`Explainer`.
             options: passed on to transformers, such as ``attn_implementation="eager"``.
 
         Raises:
@@ -107,7 +112,7 @@ class Explainer:
         except (RuntimeError, AssertionError) as error:
             first = str(error).splitlines()[0]
             raise ModelError(f"cannot move the model to device {device!r}: {first}; pass another device") from error
-        return cls(model.eval(), tokenizer, padding_side=padding_side)
+        return cls(model.eval(), tokenizer, padding_side=padding_side, checkpoint=checkpoint)
 
     @overload
     def __call__(
@@ -237,7 +242,7 @@ class Explainer:
 
     def _batch(self, rows: Sequence[Row]) -> Batch:
         pad_id = self._pad_id or 0
-        device = self.model.get_input_embeddings().weight.device
+        device = tasks.input_device(self.model)
         ids, mask = tokens.pad([row.tokens.ids for row in rows], pad_id, self.padding_side)
         inputs = {"input_ids": ids}
         if tasks.accepts(self.model, "attention_mask"):
@@ -263,7 +268,7 @@ class Explainer:
 
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             batch = self._batch(rows)
-        scores = method.attribute(self.model, self.task, batch, resolve, ledger)
+        scores = method.attribute(self.model, self.task, batch, resolve, ledger=ledger, checkpoint=self.checkpoint)
         shifts = _shifts(rows, scores.tokens.shape[1], self.padding_side).tolist()
         logits = scores.logits.to(torch.promote_types(scores.logits.dtype, torch.float32))
         predictions = logits.argmax(-1).tolist()
@@ -336,7 +341,7 @@ class Explainer:
             method=method.name,
             recipe=str(method.recipe),
             dtype=str(weight.dtype).removeprefix("torch."),
-            device=str(weight.device),
+            device=str(tasks.input_device(self.model)),
             versions=dict(_versions()),
         )
 

@@ -126,9 +126,18 @@ def active_dropout(model: Module) -> str | None:
 def embedding_paths(model: Module, task: Task) -> set[str]:
     """The paths of the token embedding, and of the decoder's where an encoder-decoder model has another."""
     path, module = input_embedding(model)
-    decoder: Any = model.get_decoder() if task is Task.SEQ2SEQ else None  # type: ignore[operator]
-    other = module if decoder is None else decoder.get_input_embeddings()
-    return {path} if other is module else {path} | {found for found, each in _below(model) if each is other}
+    if task is not Task.SEQ2SEQ:
+        return {path}
+    # of the parts as well: where a tied embedding is offloaded, each part loads one of its own
+    parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
+    modules = [module, *(part.get_input_embeddings() for part in parts)]
+    return {path for path, each in _below(model) if any(each is one for one in modules)}
+
+
+def input_device(model: Module) -> torch.device:
+    """Where token ids go: to the token embedding; to the CPU where that is offloaded, whose hooks then move them."""
+    device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[operator]
+    return torch.device("cpu") if device.type == "meta" else device
 
 
 def context_length(model: Module) -> int | None:

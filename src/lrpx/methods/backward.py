@@ -91,7 +91,9 @@ class Backward:
         task: Task,
         batch: Batch,
         targets: Callable[[Tensor], Sequence[Target]],
+        *,
         ledger: bool = False,
+        checkpoint: bool = False,
     ) -> Scores:
         """Explain one value for each row of a batch.
 
@@ -101,6 +103,7 @@ class Backward:
             batch: padded inputs.
             targets: from logits ``[B, V]`` to ``B`` resolved targets.
             ledger: also keep the ledger. A bias has one relevance for all rows, so give one row.
+            checkpoint: compute each layer again in the backward pass, in the memory of one.
 
         Raises:
             MethodError: a ledger of a method whose scores are not in the units of the explained value.
@@ -112,11 +115,12 @@ class Backward:
                 f"{self.name} does not measure in the units of the explained value, so no ledger can add up to it; "
                 "leave ledger out, or use attnlrp, lrp or gradient-x-input"
             )
+        options = {"ledger": ledger, "checkpoint": checkpoint}
         try:
-            return self._attribute(model, task, batch, targets, ledger, observe=())
+            return self._attribute(model, task, batch, targets, (), options)
         except NonFiniteError:
             # once more, watching every module, so that the error can name the first one
-            return self._attribute(model, task, batch, targets, ledger, observe=("*",))
+            return self._attribute(model, task, batch, targets, ("*",), options)
 
     def _attribute(
         self,
@@ -124,12 +128,12 @@ class Backward:
         task: Task,
         batch: Batch,
         targets: Callable[[Tensor], Sequence[Target]],
-        ledger: bool,
         observe: Sequence[str],
+        options: dict[str, bool],
     ) -> Scores:
         paths = tasks.embedding_paths(model, task)
         with ExitStack() as stack:
-            trace = stack.enter_context(propagate(model, self.recipe, observe, ledger=ledger))
+            trace = stack.enter_context(propagate(model, self.recipe, observe, **options))
             if batch.positions is not None:
                 stack.enter_context(tasks.only_rows(model, batch.positions))
             output = model(**batch.inputs)
@@ -158,13 +162,13 @@ class Backward:
             logits=logits.detach().cpu(),
             targets=chosen,
             values=values.detach().cpu(),
-            ledger=trace.ledger(paths) if ledger else None,
+            ledger=trace.ledger(paths) if options["ledger"] else None,
         )
 
 
 def _like(ids: Tensor, source: Source, scores: Tensor) -> Tensor:
     """The scores ``[B, T]`` of the ids given to the model, which may turn them round or pad them further."""
-    looked_up = source.ids
+    looked_up = None if source.ids is None else source.ids.to(ids.device)
     if looked_up is not None and not torch.equal(looked_up, ids):
         if torch.equal(looked_up, ids.T):
             return scores.T
