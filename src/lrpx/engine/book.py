@@ -84,7 +84,7 @@ class Book:
         """``value``, when it is a constant, as a leaf whose relevance is an entry; a number gets the dtype."""
         if type(value) in (list, tuple):
             return type(value)(self.added(each, operation) if isinstance(each, Tensor) else each for each in value)
-        if isinstance(value, bool) or not isinstance(value, (Tensor, int, float)):
+        if not isinstance(value, (Tensor, int, float)):
             return value
         if not isinstance(value, Tensor):
             return self._leaf(torch.tensor(value, dtype=dtype), value, operation) if value else value
@@ -120,6 +120,7 @@ class Book:
             if not any_carries(whole) and whole.is_floating_point() and whole.any():
                 # its constant content becomes an entry: the same values, with a leaf behind them
                 whole.copy_(self.added(whole.clone(), name))
+                _ = args[0].grad_fn  # a view of it gets its place in the graph when it is asked for
         named = {
             key: self.added(value, name, dtype)
             if not isinstance(value, (int, float)) or (numbers and key in ("other", "value"))
@@ -239,6 +240,7 @@ def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequenc
     source = kwargs.get("value") if source is None else source
     if not isinstance(source, Tensor):
         source = torch.tensor(source, dtype=x.dtype).expand(index.shape)
+    source = source[tuple(slice(size) for size in index.shape)]
     return (x, dim, index, source), {key: value for key, value in kwargs.items() if key == "reduce"}
 
 

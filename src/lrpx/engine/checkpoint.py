@@ -51,6 +51,7 @@ class Layer:
         self._count = 0
         devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
         self._autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]
+        self._versions = _versions(args, kwargs)
         self._random = torch.get_rng_state(), *get_device_states(*args)
 
     def hooks(self) -> saved_tensors_hooks:
@@ -82,6 +83,11 @@ class Layer:
         def never(_: None) -> Tensor:
             raise AssertionError("this graph has no backward pass")
 
+        if _versions(self._args, self._kwargs) != self._versions:
+            raise TraceError(
+                f"{type(self._module).__name__} changes its input in place, so it cannot be run again; explain without "
+                "checkpoint=True"
+            )
         cpu, devices, states = self._random
         with ExitStack() as stack:
             stack.enter_context(self._again())
@@ -94,6 +100,10 @@ class Layer:
             stack.enter_context(saved_tensors_hooks(keep, never))
             self._module(*_cut(self._args), **_cut(self._kwargs))
         return saved
+
+
+def _versions(args: Any, kwargs: Any) -> list[int]:
+    return [x._version for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
 
 def _cut(value: Any) -> Any:

@@ -70,10 +70,10 @@ class RuleMode(TorchFunctionMode):
         handler = HANDLERS.get(name)
         if handler is None:
             return self._unlisted(name, func, types, args, kwargs)
-        if self.trace.ran is None or self.replaying:
+        if self.trace.ran is None:
             return handler(self, func, args, kwargs)
         self._rule = "linear"
-        return self._counted(name, handler(self, func, args, kwargs))
+        return self.counted(name, handler(self, func, args, kwargs))
 
     def _unlisted(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, FunctionType):
@@ -87,10 +87,11 @@ class RuleMode(TorchFunctionMode):
         if any_carries(out):
             self.refuse(name)
         self._rule = "unknown"
-        return out if self.trace.ran is None else self._counted(name, out)
+        return self.counted(name, out)
 
-    def _counted(self, name: str, out: Any) -> Any:
-        if self.trace.ran is not None and any_carries(out):
+    def counted(self, name: str, out: Any) -> Any:
+        """``out``, with the operation called ``name`` that made it in the coverage report, if there is one."""
+        if self.trace.ran is not None and not self.replaying and any_carries(out):
             self.trace.ran[name, self._rule, self.where()] += 1
         return out
 
@@ -124,6 +125,7 @@ class RuleMode(TorchFunctionMode):
         Raises:
             UnknownOperationError: names the operation, the module that calls it, and the mend.
         """
+        self._rule = "unknown"
         if self.recipe.strict:
             raise UnknownOperationError(
                 f"{self.where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "

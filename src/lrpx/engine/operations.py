@@ -7,6 +7,7 @@ functions themselves.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,11 +155,9 @@ def _solve_triangular(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     b = added(mode, b, "right-hand side", a)
     matmul = mode.recipe.matmul
 
-    def solve(op: Any, a: Tensor, b: Tensor) -> Tensor:
-        return rules.solve_triangular(op, a, b, matmul, **kwargs)
-
+    rule = partial(rules.solve_triangular, matmul=matmul, **kwargs)
     try:
-        return mode.apply("matmul", func, a, b, rule=solve, conserves=matmul is rules.uniform)
+        return mode.apply("matmul", func, a, b, rule=rule, conserves=matmul is rules.uniform)
     except TypeError as error:
         raise MethodError(f"{error}; give this module another rule for matmul with recipe.at()") from error
 
@@ -354,14 +353,12 @@ def _attention(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     if mode.book is not None and softmax is not rules.constant and _has_summands(mask):
         mask = added(mode, mask, "attn_mask", q, k)
 
-    def attend(op: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return rules.attention(op, q, k, v, mask, softmax, matmul)
-
     try:
         return mode.apply(
             "softmax",
             lambda q, k, v, mask: func(q, k, v, mask, *args[4:], **rest),
-            q, k, v, mask, rule=attend, conserves=softmax is rules.constant,
+            q, k, v, mask,
+            rule=partial(rules.attention, softmax=softmax, matmul=matmul), conserves=softmax is rules.constant,
         )  # fmt: skip
     except TypeError as error:
         if "fused attention" not in str(error):

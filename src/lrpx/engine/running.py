@@ -170,6 +170,7 @@ class _Run:
         self.thread: int | None = None
         self.handles: list[RemovableHandle] = []
         self.outer: list[Recipe] = []
+        self.layers: list[saved_tensors_hooks] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -180,6 +181,8 @@ class _Run:
             with self.mode:
                 yield
         finally:
+            while self.layers:  # where a layer was left by an interrupt, its hook was not called
+                self.layers.pop().__exit__()
             self.thread = None
             while self.handles:
                 self.handles.pop().remove()
@@ -245,16 +248,15 @@ class _Run:
         names = names if inspect.ismethod(model.forward) is False else names[1:]
 
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self.mode.active = True
             self.mode.recipe = recipe
             self.outer.clear()
             if self.checkpointed:
                 kwargs = _without_cache(names, kwargs)
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
-            return (
-                tuple(self._source(name, value) for name, value in named),
-                {name: self._source(name, value) for name, value in kwargs.items()},
-            )
+            args = tuple(self._source(name, value) for name, value in named)
+            kwargs = {name: self._source(name, value) for name, value in kwargs.items()}
+            self.mode.active = True
+            return args, kwargs
 
         def after(*_: Any) -> None:
             self.mode.active = False
@@ -283,17 +285,16 @@ class _Run:
         return before, after
 
     def _checkpoint(self) -> tuple[Callable[..., Any], ...]:
-        calls: list[saved_tensors_hooks] = []
-
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.mode.active and not self.mode.replaying:
                 recipe = self.mode.recipe
-                calls.append(Layer(module, args, kwargs, lambda: self.again(recipe)).hooks())
-                calls[-1].__enter__()
+                hooks = Layer(module, args, kwargs, lambda: self.again(recipe)).hooks()
+                hooks.__enter__()
+                self.layers.append(hooks)
 
         def after(*_: Any) -> None:
-            if calls and not self.mode.replaying:
-                calls.pop().__exit__()
+            if self.layers and not self.mode.replaying:
+                self.layers.pop().__exit__()
 
         return before, after
 
@@ -320,7 +321,8 @@ class _Run:
             if self.mode.recipe.activation is rules.unmodified and self.mode.book is not None:
                 self.mode.book.residue("activation", output, [x])
                 return output
-            return mark_gate(self.mode, "activation", self.mode.apply("activation", lambda _: output.detach(), x))
+            y = self.mode.apply("activation", lambda _: output.detach(), x)
+            return mark_gate(self.mode, "activation", self.mode.counted(type(module).__name__, y))
 
         return before, after
 

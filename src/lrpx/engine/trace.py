@@ -128,8 +128,10 @@ class Trace:
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
-        if self._recipe.strict:
-            _refuse_unseen_functions(value, self._recipe)
+        if self._recipe.has_rules():
+            for name in _unseen_functions(value, self._recipe):
+                if self.ran is not None:
+                    self.ran[name, "unknown", "a custom autograd function"] += 1
         tensors = [source.value for source in self.sources] + [place.value for place in self.places]
         if self.book is not None:
             tensors += self.book.leaves
@@ -256,11 +258,11 @@ ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
 """Custom autograd functions of one saved input that are element-wise, and what they compute."""
 
 
-def _refuse_unseen_functions(value: Tensor, recipe: Recipe) -> None:
-    """Refuse a graph with a custom ``autograd.Function``: no torch function, so no rule could reach it.
+def _unseen_functions(value: Tensor, recipe: Recipe) -> Iterator[str]:
+    """The names of the custom ``autograd.Function`` in a graph, which are no torch functions, so no rule reaches them.
 
     Raises:
-        UnknownOperationError: names the function.
+        UnknownOperationError: there is one, and the recipe is strict.
     """
     rule_modules = recipe.rule_modules()
     seen = {value.grad_fn}
@@ -274,15 +276,26 @@ def _refuse_unseen_functions(value: Tensor, recipe: Recipe) -> None:
             if function.__name__ in ELEMENT_WISE and recipe.activation is rules.identity and not recipe.overrides:
                 _give_identity_rule(node, ELEMENT_WISE[function.__name__])
             elif function.__module__ not in rule_modules:
-                raise UnknownOperationError(
-                    f"the model calls {function.__name__} of {function.__module__}, a custom autograd function that no "
-                    'rule can reach; for flash_attention_2 load the model with attn_implementation="sdpa", else use '
-                    "a recipe with strict=False to take its plain gradient"
-                )
+                if recipe.strict:
+                    raise UnknownOperationError(_unseen(function))
+                yield function.__name__
         for child, _ in node.next_functions:
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
+
+
+def _unseen(function: type) -> str:
+    if function.__module__ == "torch.utils.checkpoint":
+        return (
+            "the model's gradient checkpointing hides its layers from every rule; enable it with use_reentrant=False, "
+            "or use lrpx.propagate(model, recipe, checkpoint=True)"
+        )
+    return (
+        f"the model calls {function.__name__} of {function.__module__}, a custom autograd function that no "
+        'rule can reach; for flash_attention_2 load the model with attn_implementation="sdpa", else use '
+        "a recipe with strict=False to take its plain gradient"
+    )
 
 
 def _give_identity_rule(node: Any, function: Callable[[Tensor], Tensor]) -> None:
