@@ -1,74 +1,56 @@
-"""Time of one attribution against plain Gradient×Input, side by side in one run.
+"""Time of one attribution, side by side with plain Gradient×Input and with peers.
 
-    python bench/speed.py [--runs 20] [--threads 2]
+    python bench/speed.py [--shapes llama-512x8] [--lengths 16 64 256] [--runs 20] [--subjects "floor B" "lrpx attnlrp"]
 
-A random Llama of hidden size 512 and 8 layers on the CPU, float32. Floor A: Gradient×Input with frozen
-parameters and all positions through the head. Floor B: the same with only the needed row. Every round
-times each of them once, in turn; the table shows medians as ratios to floor A.
+Random weights in float32, the same for every subject, as are the token ids. Floor A: Gradient×Input with frozen
+parameters and all positions through the head. Floor B: the same with only the needed row. Every round measures each
+subject once, in turn; a cell is the median as a ratio to floor A / to floor B. Peers run in processes and environments
+of their own (``servers.py``), and the clock inside them. Captum's subjects have to be named.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-from typing import TYPE_CHECKING
+from servers import add_cases, add_subjects, arguments, fleet, head, notes, print_header, row
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
-import lrpx
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+FLOORS = ("floor A", "floor B")
+DEFAULT = (
+    "lrpx attnlrp",
+    "lrpx lrp",
+    "lrpx attnlrp compiled",
+    "lrpx lrp compiled",
+    "LXT efficient",
+    "LXT efficient, frozen",
+    "LXT explicit",
+)
+SAME = ("lrpx attnlrp ", "LXT")
+"""Subjects that should give the relevance that "lrpx attnlrp" gives."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--lengths", type=int, nargs="+", default=[16, 64, 256])
+    parser = arguments(__doc__)
+    add_cases(parser, ["bert-base", "gpt2-small", "llama-512x8", "llama-3.2-1b"], [16, 64, 256, 1024], 20)
+    add_subjects(parser, DEFAULT)
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32000,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-    )
-    model = LlamaForCausalLM(config).eval()
-    frozen = LlamaForCausalLM(config).eval().requires_grad_(False)
-    frozen.load_state_dict(model.state_dict())
-    explainer = lrpx.Explainer(model)
-
-    def floor(ids: list[int], **options: int) -> None:
-        embeddings = frozen.model.embed_tokens(torch.tensor([ids])).requires_grad_()
-        logits = frozen(inputs_embeds=embeddings, use_cache=False, **options).logits[0, -1]
-        (gradient,) = torch.autograd.grad(logits.max(), embeddings)
-        (embeddings * gradient).sum(-1)
-
-    subjects: dict[str, Callable[[list[int]], object]] = {
-        "floor A": floor,
-        "floor B": lambda ids: floor(ids, logits_to_keep=1),
-        "lrpx attnlrp": lambda ids: explainer(ids, method="attnlrp"),
-        "lrpx lrp": lambda ids: explainer(ids, method="lrp"),
-    }
-    print(f"| tokens | floor A ms | {' | '.join(subjects)} |\n|{'---|' * (len(subjects) + 2)}")
-    for length in options.lengths:
-        times: dict[str, list[float]] = {name: [] for name in subjects}
-        for run in range(options.runs + 3):
-            ids = torch.randint(3, 32000, (length,)).tolist()
-            for name, subject in subjects.items():
-                began = time.perf_counter()
-                subject(ids)
-                if run >= 3:
-                    times[name].append(time.perf_counter() - began)
-        medians = {name: statistics.median(each) for name, each in times.items()}
-        ratios = " | ".join(f"{median / medians['floor A']:.2f}" for median in medians.values())
-        print(f"| {length} | {1000 * medians['floor A']:.1f} | {ratios} |", flush=True)
+    subjects = list(dict.fromkeys([*FLOORS, *options.subjects]))
+    print_header(options, subjects)
+    head("shape", "tokens", "floor A ms", *subjects)
+    below = []
+    for shape in options.shapes:
+        with fleet(shape, subjects, options) as group:
+            for length in options.lengths:
+                medians = group.medians(length, options.runs)
+                cells = [
+                    " / ".join(f"{medians[name] / medians[floor]:.2f}" for floor in FLOORS)
+                    if name in medians
+                    else "n/a"
+                    for name in subjects
+                ]
+                row(shape, length, f"{1000 * medians['floor A']:.1f}", *cells)
+            for name in (name for name in subjects if name.startswith(SAME) and name not in group.problems):
+                found = group.difference("lrpx attnlrp", name, 64)
+                below.append(f"{shape}: {name} differs from lrpx attnlrp by {found:.0e} of the largest relevance")
+            below += [f"{shape}: {name} n/a: {why}" for name, why in group.problems.items()]
+    notes(below)
 
 
 if __name__ == "__main__":

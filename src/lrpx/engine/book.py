@@ -39,6 +39,9 @@ NUMBERS = {
 }
 """Where a number given to an operation is a summand of its output."""
 
+NAME = "_lrpx_name"
+"""The attribute of a constant that was made of a named one."""
+
 RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
 """The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
 
@@ -139,7 +142,7 @@ class Book:
         return leaf
 
     def _name(self, value: Any, operation: str) -> tuple[bool, str]:
-        known = self._names.get(_storage(value))
+        known = self._known(value)
         if known is not None:
             return known
         where = self._mode.where()
@@ -148,6 +151,16 @@ class Book:
             name = next((name for name, each in module.named_parameters(recurse=False) if each is value), operation)
             return True, f"{where}.{name}"
         return False, f"{operation.strip('_')} in {where}"
+
+    def _known(self, value: Any) -> tuple[bool, str] | None:
+        return getattr(value, NAME, None) or self._names.get(_storage(value))
+
+    def inherit(self, out: Any, made_of: Iterable[Any]) -> None:
+        """A constant made of one named constant alone, such as the positions looked up in a table, keeps its name."""
+        if isinstance(out, Tensor) and not out.requires_grad and self._known(out) is None:
+            floating = [x for x in made_of if isinstance(x, Tensor) and x.is_floating_point()]
+            if len(floating) == 1 and (name := self._known(floating[0])) is not None:
+                setattr(out, NAME, name)
 
     # --------------------------------------------------------------------------- residues
 
@@ -172,7 +185,9 @@ class Book:
         The inputs must go into this operation only: views of the tensors that others see too.
         """
         if y.requires_grad and not self._mode.replaying:
-            entry = (RESIDUES.get(kind, "rule residue"), f"{kind} in {self._mode.where()}")
+            # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
+            fused = len(seen) > 1 and self._mode.recipe.matmul not in CONSERVING
+            entry = ("rule residue" if fused else RESIDUES.get(kind, "rule residue"), f"{kind} in {self._mode.where()}")
             self._measure(entry, y, 1)
             for x in seen:
                 if carries(x):

@@ -54,7 +54,10 @@ def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     if mode.book is not None:
         if func.__name__ in ("pad", "constant_pad_nd"):
             return mode.book.watch("constants", rules.unmodified, lambda x: func(x, *args[1:], **kwargs), args[:1])
-        args, kwargs = mode.book.operands(func.__name__, args, kwargs)
+        given, (args, kwargs) = args, mode.book.operands(func.__name__, args, kwargs)
+        out = func(*constants(args), **constants(kwargs))
+        mode.book.inherit(out, given)
+        return out
     return func(*constants(args), **constants(kwargs)) if kwargs else func(*constants(args))
 
 

@@ -61,7 +61,10 @@ class RuleMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not (self.active and torch.is_grad_enabled()):
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            if self.active and self.book is not None:
+                self.book.inherit(out, (*args, *kwargs.values()))
+            return out
         name = func.__name__
         if name == "__get__":
             if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:

@@ -101,7 +101,9 @@ def propagate(
     if ledger:
         mode.book = trace.book = Book(model, mode)
     run = _Run(mode, trace, model, modules, recipe, observe, checkpointed)
-    if any(vars(module).get("gradient_checkpointing") for module in modules.values()):
+    replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
+    if replayed:
+        _refuse_lost_overrides(recipe, replayed)
         trace.during_backward = lambda: run.again(recipe)  # the model's own checkpoints compute their layers again
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -110,6 +112,21 @@ def propagate(
         running.add(id(model))
         stack.enter_context(run.installed())
         yield trace
+
+
+def _refuse_lost_overrides(recipe: Recipe, replayed: Sequence[str]) -> None:
+    """Refuse overrides that begin at or around a module that checkpoints itself, for its replay would not have them.
+
+    Raises:
+        MethodError: names the first.
+    """
+    for override in recipe.overrides:
+        around = [path[: match.start()] for path in replayed for match in re.finditer(r"\.", path)]
+        if any(_begins(override, path) for path in ("", *around, *replayed)):
+            raise MethodError(
+                f"the model's own gradient checkpointing would lose the rules of {override.description!r} when it runs "
+                "its layers again; disable it, and use lrpx.propagate(model, recipe, checkpoint=True)"
+            )
 
 
 def _is_embedding(module: Module) -> bool:
@@ -321,7 +338,17 @@ class _Run:
             if self.mode.recipe.activation is rules.unmodified and self.mode.book is not None:
                 self.mode.book.residue("activation", output, [x])
                 return output
-            y = self.mode.apply("activation", lambda _: output.detach(), x)
+
+            def op(x: Tensor) -> Any:
+                if self.mode.recipe.activation in (rules.identity, rules.constant):
+                    return output.detach()  # they take the value alone
+                self.mode.active = False
+                try:
+                    return module.forward(x)
+                finally:
+                    self.mode.active = True
+
+            y = self.mode.apply("activation", op, x)
             return mark_gate(self.mode, "activation", self.mode.counted(type(module).__name__, y))
 
         return before, after

@@ -1,0 +1,429 @@
+"""Layers that are computed again in the backward pass: the same numbers, for the memory of one layer."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import DynamicCache, StaticCache
+
+from lrpx.engine import Trace, propagate
+from lrpx.errors import MethodError, TraceError, UnknownOperationError
+from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from lrpx.rules import Gamma
+from tests.engine.samples import SAMPLES, last_row, output_of
+from tests.engine.test_scope import module_of, snapshot, training_step
+from tests.reference import models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.recipes import Recipe
+
+IDS = torch.tensor([[5, 9, 3, 12, 7]])
+BY_LAYER = ATTNLRP.at(layers=1, use=LRP).at(layers=0, linear=Gamma(0.1))
+RECIPES = [LRP, ATTNLRP, GRADIENT, BY_LAYER]
+NAMES = [
+    "llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit", "bloom", "albert", "modernbert", "whisper", "deberta_v2",
+]  # fmt: skip
+
+
+def run(
+    model: nn.Module, recipe: Recipe, batch: dict[str, Tensor] | None = None, inside: bool = False, **options: Any
+) -> Trace:
+    """One logit a row explained, in the block or after it."""
+    batch = {"input_ids": IDS} if batch is None else batch
+    with propagate(model, recipe, **({"observe": ()} | options)) as trace:
+        value = last_row(output_of(model, batch))[:, 1]
+        if inside:
+            trace.explain(value)
+    if not inside:
+        trace.explain(value)
+    return trace
+
+
+def assert_same(one: Trace, other: Trace, tolerance: float = 0.0) -> None:
+    """Every source and every observed place, to the bit by default, and the ledger (its sums to rounding)."""
+    assert [source.paths for source in one.sources] == [source.paths for source in other.sources]
+    assert [(place.path, place.side) for place in one.places] == [(place.path, place.side) for place in other.places]
+    for a, b in zip((*one.sources, *one.places), (*other.sources, *other.places), strict=True):
+        for found in (Trace._gradient, Trace._relevance):
+            torch.testing.assert_close(found(one, a.value), found(other, b.value), rtol=tolerance, atol=tolerance)
+    if one.book is not None and other.book is not None:
+        for a, b in zip(one.ledger().entries, other.ledger().entries, strict=True):
+            assert (a.kind, a.name) == (b.kind, b.name)
+            assert a.value == pytest.approx(b.value, rel=1e-12, abs=1e-12)
+
+
+def saved_tensors_hooks_are_gone() -> bool:
+    """Whether autograd saves tensors in this thread as ever."""
+    x = torch.ones(2, requires_grad=True)
+    y = x * x
+    return y.grad_fn is not None and y.grad_fn._saved_self is x
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_numbers(name: str) -> None:
+    sample = SAMPLES[name]
+    model = sample.build(**({"experts_implementation": "eager"} if name == "mixtral" else {}))
+    before = snapshot(model)
+    for recipe in RECIPES:
+        want = run(model, recipe, sample.batch(), observe=("*",), ledger=True)
+        for inside in (True, False):
+            assert_same(run(model, recipe, sample.batch(), inside, observe=("*",), ledger=True, checkpoint=True), want)
+    assert_same(run(model, ATTNLRP, sample.batch(), checkpoint=True), run(model, ATTNLRP, sample.batch()))
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "mamba"])
+def test_the_forward_pass_is_the_models_own(name: str) -> None:
+    sample = SAMPLES[name]
+    model = sample.build().requires_grad_(False)
+    with torch.no_grad():
+        want = output_of(model, sample.batch())
+    with propagate(model, ATTNLRP, checkpoint=True):
+        assert torch.equal(output_of(model, sample.batch()), want)
+
+
+def test_a_batch_of_values_and_free_parameters() -> None:
+    model = models.tiny_gpt2().requires_grad_(True)
+    batch = {"input_ids": torch.cat([IDS, IDS.flip(1)])}
+    before = snapshot(model)
+    assert_same(run(model, ATTNLRP, batch, ledger=True, checkpoint=True), run(model, ATTNLRP, batch, ledger=True))
+    assert snapshot(model) == before
+
+
+# ------------------------------------------------------------------------------- memory
+
+
+class Memory(TorchDispatchMode):
+    """The bytes of the tensors that operations make, now and at most; the model's own do not count."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self.seen = {x.untyped_storage()._cdata for x in (*model.parameters(), *model.buffers())}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and x.untyped_storage()._cdata not in self.seen:
+                storage = x.untyped_storage()
+                self.seen.add(storage._cdata)
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self.freed, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def freed(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
+
+
+def peak_memory(layers: int, **options: Any) -> int:
+    """The most bytes alive in one attribution, with Python's garbage collector off."""
+    model = models.tiny_llama(num_hidden_layers=layers, hidden_size=32, intermediate_size=96)
+    ids = torch.randint(3, 31, (1, 48), generator=torch.Generator().manual_seed(0))
+    gc.collect()
+    gc.disable()
+    try:
+        with Memory(model) as memory:
+            run(model, ATTNLRP, {"input_ids": ids}, **options)
+    finally:
+        gc.enable()
+    return memory.peak
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no ledger"])
+def test_the_memory_is_that_of_one_layer(ledger: bool, inside: bool) -> None:
+    options = {"ledger": ledger, "inside": inside}
+    few, many = peak_memory(2, **options), peak_memory(12, **options)
+    few_again, many_again = peak_memory(2, checkpoint=True, **options), peak_memory(12, checkpoint=True, **options)
+    assert many_again < many / (2 if ledger else 4)
+    # what a layer more costs: its input, and what the ledger measures, not its inside
+    assert (many_again - few_again) < (many - few) / (2 if ledger else 8)
+
+
+# ------------------------------------------------------------------ what the user has set
+
+
+def test_a_cache_by_default_is_not_filled() -> None:
+    model = models.tiny_llama()
+    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+        output = model(input_ids=IDS)
+        trace.explain(output.logits[0, -1, 1])
+    assert output.past_key_values is None
+    assert model.config.use_cache
+    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+        trace.explain(model(IDS, use_cache=True).logits[0, -1, 1])
+    assert torch.equal(trace.relevance("model.embed_tokens"), run(model, ATTNLRP).relevance("model.embed_tokens"))
+
+
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+def test_a_cache_of_the_users_is_refused_and_left_empty(kind: Any) -> None:
+    model = models.tiny_llama()
+    cache = kind(config=model.config, **({"max_cache_len": 16} if kind is StaticCache else {}))
+    with propagate(model, ATTNLRP, checkpoint=True), pytest.raises(TraceError, match="leave past_key_values out"):
+        model(input_ids=IDS, past_key_values=cache)
+    assert int(cache.get_seq_length()) == 0
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+def test_dropout_draws_the_same_numbers_again(inside: bool) -> None:
+    model = models.tiny_gpt2(resid_pdrop=0.3, attn_pdrop=0.3, attn_implementation="eager").train()
+
+    def relevance(**options: Any) -> tuple[Trace, Tensor]:
+        torch.manual_seed(0)
+        return run(model, ATTNLRP, inside=inside, **options), torch.get_rng_state()
+
+    with torch.random.fork_rng():
+        (want, state), (found, state_again) = relevance(), relevance(checkpoint=True)
+    assert_same(found, want)
+    assert torch.equal(state, state_again)
+
+
+def test_autocast_is_on_again() -> None:
+    model, found = models.tiny_gpt2().float(), []
+    for checkpoint in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16), propagate(model, ATTNLRP, checkpoint=checkpoint) as trace:
+            value = model(input_ids=IDS).logits[0, -1, 1]
+        trace.explain(value)
+        found.append(trace.relevance("transformer.wte"))
+    assert torch.equal(*found)
+
+
+class InPlace(nn.Module):
+    """A layer that changes its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += torch.tanh(self.linear(x))
+        return x
+
+
+class Chain(nn.Module):
+    """An embedding and layers."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(31, 4).double(), nn.ModuleList(layers)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_layer_that_changes_its_input_is_refused() -> None:
+    model = Chain(InPlace(), InPlace())
+    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+        output = model(IDS)
+    with pytest.raises(TraceError, match="without checkpoint=True"):
+        trace.explain(output.sum())
+
+
+def test_a_layer_that_is_another_the_second_time_is_refused() -> None:
+    class Fickle(nn.Module):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * x if self.calls > 1 else x.tanh() * x
+
+    model = Chain(Fickle(), nn.Tanh())
+    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+        output = model(IDS)
+    with pytest.raises(TraceError, match="Fickle computes something else when it is run again"):
+        trace.explain(output.sum())
+
+
+def test_a_model_without_layers() -> None:
+    with (
+        pytest.raises(MethodError, match="Linear has no list of layers to checkpoint"),
+        propagate(nn.Linear(2, 2), ATTNLRP, checkpoint=True),
+    ):
+        pass
+
+
+def test_the_users_hooks_may_change_what_a_module_gives() -> None:
+    model = models.tiny_llama()
+    with model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: 1.5 * output):
+        want, found = run(model, ATTNLRP), run(model, ATTNLRP, checkpoint=True)
+    assert_same(found, want)
+    assert not torch.equal(found.sources[0].value, run(model, ATTNLRP).source_relevance(found.sources[0]))
+
+
+# ------------------------------------------------------------- the model's own checkpoints
+
+
+TRAINED: dict[str, Callable[[], nn.Module]] = {
+    "llama": models.tiny_llama,
+    "gpt2": lambda: models.tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    "bert": lambda: models.tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
+    "t5": lambda: models.tiny_t5(dropout_rate=0.0),
+}
+
+
+def checkpointing(model: Any, reentrant: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # another name from transformers 5.23 on
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+
+@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+def test_the_models_own_checkpoints(name: str, inside: bool) -> None:
+    model = TRAINED[name]().train()
+    batch = {"input_ids": IDS} | ({"decoder_input_ids": IDS} if name == "t5" else {})
+    recipes = [LRP, ATTNLRP] + ([ATTNLRP.at("*.mlp", linear=Gamma(0.1))] if name in ("llama", "gpt2") else [])
+    want = [run(model, recipe, batch, observe=("*",), ledger=True) for recipe in recipes]
+    checkpointing(model, False)
+    training = [module.training for module in model.modules()]
+    for recipe, expected in zip(recipes, want, strict=True):
+        for checkpoint in (False, True):
+            options = {"observe": ("*",), "ledger": True, "checkpoint": checkpoint}
+            assert_same(run(model, recipe, batch, inside, **options), expected, 1e-12)
+    assert [module.training for module in model.modules()] == training
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [BY_LAYER, ATTNLRP.at("bert.encoder", use=LRP), ATTNLRP.at(layers=0, activation=GRADIENT.activation)],
+    ids=["layers", "around the layers", "only an activation"],
+)
+def test_overrides_that_the_models_own_checkpoints_would_lose(recipe: Recipe) -> None:
+    """What is computed again begins inside the layer, so rules that begin at it or around it would not come back."""
+    model = TRAINED["bert"]().train()
+    want = run(model, recipe)
+    assert_same(run(model, recipe, checkpoint=True), want)
+    checkpointing(model, False)
+    with pytest.raises(MethodError, match="checkpoint=True"):
+        run(model, recipe)
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_models_own_checkpoints_of_the_old_kind_are_refused(checkpoint: bool) -> None:
+    model = TRAINED["gpt2"]().train().requires_grad_(True)
+    checkpointing(model, True)
+    with pytest.raises(UnknownOperationError, match="use_reentrant=False"):
+        run(model, ATTNLRP, checkpoint=checkpoint)
+
+
+# ------------------------------------------------------------------ exceptions and threads
+
+
+class Sprung:
+    """A hook that raises when it is called for the nth time."""
+
+    def __init__(self, error: type[BaseException], call: int) -> None:
+        self.error, self.left = error, call
+
+    def __call__(self, *_: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error("sprung")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 2], ids=["forward", "backward"])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("ending", [".h.1", ".h.1.mlp", ".h.1.mlp.act"])
+@pytest.mark.parametrize("ours_first", [True, False], ids=["ours first", "theirs first"])
+def test_everything_is_as_before_after_an_exception(
+    error: type[BaseException], call: int, inside: bool, ending: str, ours_first: bool
+) -> None:
+    model = models.tiny_gpt2()
+    recipe = ATTNLRP.at(layers=1, use=LRP).at("*.mlp", linear=Gamma(0.1))
+    options: dict[str, Any] = {"observe": ("*",), "ledger": True, "checkpoint": True, "inside": inside}
+    want, plain = run(model, recipe, **options), training_step()
+    handle = module_of(model, ending).register_forward_hook(Sprung(error, call), prepend=not ours_first)
+    before = snapshot(model)
+    with pytest.raises(error, match="sprung"):
+        run(model, recipe, **options)
+    assert snapshot(model) == before
+    assert saved_tensors_hooks_are_gone()
+    assert all(map(torch.equal, training_step(), plain))
+    handle.remove()
+    assert_same(run(model, recipe, **options), want)
+
+
+def in_a_thread(work: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result(timeout=30)
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+def test_a_backward_pass_in_another_thread(inside: bool) -> None:
+    """As autograd's own threads run it for another device."""
+    model, other = models.tiny_gpt2(), models.tiny_llama()
+    want, plain = run(model, BY_LAYER, ledger=True), run(other, ATTNLRP)
+    before = snapshot(model)
+    with propagate(model, BY_LAYER, observe=(), ledger=True, checkpoint=True) as trace:
+        value = model(input_ids=IDS).logits[:, -1, 1]
+        if inside:
+            in_a_thread(lambda: trace.explain(value))
+            assert_same(run(other, ATTNLRP), plain)
+            assert torch._C._len_torch_function_stack() == 1
+    if not inside:
+        in_a_thread(lambda: trace.explain(value))
+    assert_same(trace, want)
+    after = snapshot(model)
+    after["modes"] = before["modes"]
+    assert after == before
+    assert saved_tensors_hooks_are_gone()
+
+
+def test_threads_with_different_recipes_on_one_model() -> None:
+    model = models.tiny_gpt2()
+    want = [run(model, recipe, ledger=True) for recipe in RECIPES]
+    before, barrier = snapshot(model), threading.Barrier(len(RECIPES))
+
+    def work(recipe: Recipe) -> list[Trace]:
+        traces = []
+        for _ in range(5):
+            barrier.wait(timeout=20)
+            traces.append(run(model, recipe, ledger=True, checkpoint=True))
+        return traces
+
+    with ThreadPoolExecutor(len(RECIPES)) as pool:
+        for traces, expected in zip(pool.map(work, RECIPES), want, strict=True):
+            for trace in traces:
+                assert_same(trace, expected)
+    after = snapshot(model)
+    after["modes"] = before["modes"]
+    assert after == before
+
+
+def test_another_model_trains_between_the_passes() -> None:
+    plain, model = training_step(), models.tiny_llama()
+    want = run(model, ATTNLRP)
+    with propagate(model, ATTNLRP, observe=(), checkpoint=True) as trace:
+        value = model(input_ids=IDS).logits[:, -1, 1]
+        assert all(map(torch.equal, training_step(), plain))
+    assert all(map(torch.equal, training_step(), plain))
+    trace.explain(value)
+    assert all(map(torch.equal, training_step(), plain))
+    assert_same(trace, want)
+
+
+@pytest.mark.parametrize("outside", [torch.no_grad, torch.inference_mode])
+def test_runs_where_gradients_are_off(outside: Callable[[], Any]) -> None:
+    model = models.tiny_gpt2()
+    want = run(model, ATTNLRP, ledger=True)
+    with outside():
+        found = run(model, ATTNLRP, {"input_ids": IDS.clone()}, inside=True, ledger=True, checkpoint=True)
+    assert_same(found, want)

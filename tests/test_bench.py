@@ -1,0 +1,34 @@
+"""Each benchmark runs at a toy size and prints its table. No figure is tested: those are for a quiet machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[1] / "bench"
+TOY = ["--shapes", "toy"]
+SCRIPTS = {
+    "speed.py": ([*TOY, "--lengths", "8", "--runs", "1", "--subjects", "lrpx attnlrp"], 1),
+    "memory.py": ([*TOY, "--lengths", "64", "--runs", "1", "--subjects", "lrpx attnlrp"], 2),
+    "longest_context.py": ([*TOY, "--lengths", "32", "64", "--at-most", "64", "--subjects", "lrpx attnlrp"], 1),
+    "ledger.py": ([*TOY, "--lengths", "8", "--runs", "1"], 1),
+    "batches.py": (["--sentences", "4", "--rounds", "1"], 2),
+}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_prints_its_table(name):
+    options, rows = SCRIPTS[name]
+    command = [sys.executable, str(BENCH / name), "--threads", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert f"python bench/{name}" in lines[0]
+    table = [line for line in lines if line.startswith("|")]
+    assert set(table[1]) == {"|", "-"}
+    assert len(table) == 2 + rows
+    assert len({line.count("|") for line in table}) == 1
+    assert "n/a" not in done.stdout
