@@ -124,6 +124,11 @@ class Recipe:
         quantised = QUANTISED_LINEARS if all(rule is rules.unmodified for rule in linears) else frozenset()
         return frozenset({rules.__name__} | {rule.__module__ for rule in mine}) | quantised
 
+    def has_gates(self) -> bool:
+        """Whether a product's relevance may go to the signal alone, so that the gate must be known."""
+        products = [self.product, *(rule for o in self.overrides for kind, rule in o.rules if kind == "product")]
+        return any(rule is rules.signal_take_all for rule in products)
+
     def has_rules(self) -> bool:
         """Whether any kind of operation has another rule than its plain gradient."""
         return bool(self.overrides) or any(getattr(self, kind) is not rules.unmodified for kind in KINDS)

@@ -50,7 +50,8 @@ LINEAR = SHAPE | frozenset(
 """Operations whose plain gradient is right under every recipe: linear, or a selection among inputs."""
 
 
-def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+def linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """The operation as it is, on constants that are detached."""
     if mode.book is not None:
         if func.__name__ in ("pad", "constant_pad_nd"):
             return mode.book.watch("constants", rules.unmodified, lambda x: func(x, *args[1:], **kwargs), args[:1])
@@ -62,11 +63,11 @@ def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _keeps_gate(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    return keep_gate(mode, _linear(mode, func, args, kwargs), *args[:3])
+    return keep_gate(mode, linear(mode, func, args, kwargs), *args[:3])
 
 
 def _shape(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
-    out = _linear(mode, func, args, kwargs)
+    out = linear(mode, func, args, kwargs)
     if mode.recipe.product is rules.signal_take_all and isinstance(args[0], Tensor):
         strength = vars(args[0]).get(GATE)
         if strength is not None:
@@ -74,5 +75,5 @@ def _shape(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-for names, handler in ((LINEAR, _linear), (KEEPS_GATE, _keeps_gate), (SHAPE, _shape)):
+for names, handler in ((LINEAR, linear), (KEEPS_GATE, _keeps_gate), (SHAPE, _shape)):
     HANDLERS.update(dict.fromkeys(names, handler))

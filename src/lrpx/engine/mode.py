@@ -12,8 +12,9 @@ from torch.nn import Module, Parameter
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
-from lrpx.engine import linear, norms, operations  # noqa: F401  their handlers join the table
+from lrpx.engine import norms, operations  # noqa: F401  their handlers join the table
 from lrpx.engine.handlers import HANDLERS, any_carries, constants
+from lrpx.engine.linear import LINEAR, linear
 from lrpx.engine.trace import Source, Trace
 from lrpx.errors import UnknownOperationError
 from lrpx.recipes import rule_name
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
     from lrpx.engine.book import Book
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
+
+HANDLERS_WITHOUT_GATES = HANDLERS | dict.fromkeys(LINEAR, linear)
+"""The table for recipes that do not ask which factor of a product is the gate, at less cost."""
 
 TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Properties of a tensor that are operations on it."""
@@ -55,6 +59,7 @@ class RuleMode(TorchFunctionMode):
         self._embeddings = embeddings
         self._paths = paths
         self._rule = ""
+        self._handlers = HANDLERS if recipe.has_gates() else HANDLERS_WITHOUT_GATES
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -70,7 +75,7 @@ class RuleMode(TorchFunctionMode):
             if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
                 return func(args[0].detach())
             return func(*args)
-        handler = HANDLERS.get(name)
+        handler = self._handlers.get(name)
         if handler is None:
             return self._unlisted(name, func, types, args, kwargs)
         if self.trace.ran is None:

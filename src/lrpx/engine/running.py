@@ -96,7 +96,7 @@ def propagate(
     if checkpoint and not checkpointed:
         raise MethodError(f"{type(model).__name__} has no list of layers to checkpoint; leave checkpoint out")
     trace = Trace(recipe)
-    embeddings = [(path, module) for path, module in modules.items() if _is_embedding(module)]
+    embeddings = [(path, module) for path, module in modules.items() if _is_embedding(type(module))]
     mode = RuleMode(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
     if ledger:
         mode.book = trace.book = Book(model, mode)
@@ -129,8 +129,8 @@ def _refuse_lost_overrides(recipe: Recipe, replayed: Sequence[str]) -> None:
             )
 
 
-def _is_embedding(module: Module) -> bool:
-    return isinstance(module, Embedding) or "embedding" in type(module).__name__.lower()
+def _is_embedding(kind: type[Module]) -> bool:
+    return issubclass(kind, Embedding) or "embedding" in kind.__name__.lower()
 
 
 def layer_index(path: str) -> int | None:
@@ -139,9 +139,8 @@ def layer_index(path: str) -> int | None:
     return None if match is None else int(match.group(1))
 
 
-def is_spelled_out_activation(module: Module) -> bool:
-    """Whether a module writes one element-wise function out as many operations."""
-    kind = type(module)
+def is_spelled_out_activation(kind: type[Module]) -> bool:
+    """Whether modules of a class write one element-wise function out as many operations."""
     if kind.__module__ == "transformers.activations":
         return kind.__name__ not in SINGLE_ACTIVATIONS
     return kind.__name__ in SPELLED_OUT_ACTIVATIONS
@@ -226,7 +225,7 @@ class _Run:
         before, after = self._root(model, recipe)
         self._add(model, before, after)
         if not (observe or recipe.overrides or self.checkpointed):  # the usual case, at little cost
-            for module in {module for module in modules.values() if is_spelled_out_activation(module)}:
+            for module in {module for module in modules.values() if is_spelled_out_activation(type(module))}:
                 self._add(module, *self._activation())
             return
         shared: dict[Module, list[str]] = {}
@@ -244,7 +243,7 @@ class _Run:
             # an observer sees what enters the module before it is run as one function, and what leaves it after
             for before, _ in observers:
                 self._add(module, before=before)
-            if is_spelled_out_activation(module):
+            if is_spelled_out_activation(type(module)):
                 self._add(module, *self._activation())
             for _, after in observers:
                 self._add(module, after=after)
