@@ -71,7 +71,9 @@ class _Identity(Function):
         y = op(x)
         # not x and y themselves: the model may change them in place, as it may without a rule
         share = ratio(y, x)
-        ctx.save_for_backward(share.sub_(torch.nn.functional.hardshrink(share, STEEPEST)))
+        if getattr(op, "__name__", None) not in THROUGH_ZERO:
+            share.sub_(torch.nn.functional.hardshrink(share, STEEPEST))
+        ctx.save_for_backward(share)
         ctx.dtype = x.dtype
         return y
 
@@ -83,6 +85,10 @@ class _Identity(Function):
 
 STEEPEST = 1e4
 """The largest ``|g(x)/x|`` at which the identity rule still hands relevance on."""
+
+
+THROUGH_ZERO = frozenset({"silu", "gelu", "tanh", "mish", "elu", "selu", "celu", "hardswish", "softsign", "relu6"})
+"""Functions that are 0 at 0, where ``g(x)/x`` is never steep and need not be looked at."""
 
 
 def is_steep(y: Tensor, x: Tensor) -> Tensor:

@@ -265,7 +265,8 @@ def _activation(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     if kwargs.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(x, _activation(mode, func, (x.clone(), *rest), kwargs))
-    return mark_gate(mode, func.__name__, mode.apply("activation", lambda x: func(x, *rest, **kwargs), x))
+    op = func if not (rest or kwargs) else lambda x: func(x, *rest, **kwargs)
+    return mark_gate(mode, func.__name__, mode.apply("activation", op, x))
 
 
 @handles("relu", "leaky_relu", "prelu", "rrelu", "threshold")
