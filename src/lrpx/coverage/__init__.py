@@ -1,0 +1,20 @@
+"""Coverage: does every model class of transformers run under the rules, and does its ledger close?"""
+
+from lrpx.coverage.checking import CHECKS, Row, check
+from lrpx.coverage.classes import MAPPINGS, ModelClass, choose, every_class
+from lrpx.coverage.report import markdown, summary
+from lrpx.coverage.sweeping import sweep, versions
+
+__all__ = [
+    "CHECKS",
+    "MAPPINGS",
+    "ModelClass",
+    "Row",
+    "check",
+    "choose",
+    "every_class",
+    "markdown",
+    "summary",
+    "sweep",
+    "versions",
+]

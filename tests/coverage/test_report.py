@@ -1,0 +1,97 @@
+"""How a ledger is judged, and how rows are reported."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from lrpx.coverage import CHECKS, Row, markdown, summary
+from lrpx.coverage.checking import failed, first_line, judged
+from lrpx.coverage.classes import ModelClass
+from lrpx.coverage.report import counts, gaps, shares
+from lrpx.ledger import Entry, Ledger
+
+GOOD = Row("causal-lm", "LlamaForCausalLM", "llama", CHECKS, missing={"lrp": 2e-16, "attnlrp": 3e-16})
+OPEN = Row(
+    "causal-lm", "OddForCausalLM", "odd", CHECKS[:4],
+    dict.fromkeys(CHECKS[4:], "misses 1.0e-02 of the explained value"), missing={"lrp": 0.01, "attnlrp": 0.01},
+)  # fmt: skip
+REFUSED = Row("masked-lm", "NewForMaskedLM", "new", ("built",), dict.fromkeys(CHECKS[1:], "calls torch's 'magic'"))
+UNBUILT = failed(ModelClass("masked-lm", "FarForMaskedLM", "far", ("far",)), "ImportError: needs far\nnot found")
+ROWS = [UNBUILT, GOOD, OPEN, REFUSED]
+
+
+def ledger(explained, **entries):
+    return Ledger(tuple(Entry(kind.replace("_", " "), kind, value) for kind, value in entries.items()), explained)
+
+
+@pytest.mark.parametrize(
+    ("book", "conserves", "reason"),
+    [
+        (ledger(1.0, tokens=0.75, biases=0.25), True, ""),
+        (ledger(1.0, tokens=0.75, biases=0.24), True, "misses 1.0e-02 of the explained value"),
+        (ledger(1.0, tokens=0.75, softmax_residue=0.25), False, ""),
+        (ledger(1.0, tokens=0.75, softmax_residue=0.25), True, "leaves 2.5e-01 as residue, most in softmax_residue"),
+        (ledger(1.0, tokens=float("nan")), False, "misses nan of the explained value"),
+    ],
+)
+def test_a_ledger_is_judged(book, conserves, reason):
+    assert judged(book, conserves)[1] == reason
+
+
+def test_counts_and_shares():
+    found = counts(ROWS)
+    assert list(found) == ["causal-lm", "masked-lm", "all"]
+    assert found["masked-lm"]["classes"] == 2
+    assert found["all"] == dict(zip(("classes", *CHECKS), (4, 3, 2, 2, 2, 1, 1), strict=True))
+    assert shares(ROWS) == {
+        "run, identical and finite": 2 / 3, "CP-LRP ledger": 1 / 3, "AttnLRP ledger": 1 / 3,
+    }  # fmt: skip
+    assert [str(gap) for gap in gaps([*ROWS, replace(OPEN, name="EvenForCausalLM")])] == [
+        "EvenForCausalLM (causal-lm), OddForCausalLM (causal-lm), CP-LRP ledger, AttnLRP ledger: "
+        "misses 1.0e-02 of the explained value",
+        "FarForMaskedLM (masked-lm): ImportError: needs far",
+        "NewForMaskedLM (masked-lm), ran, identical, finite, CP-LRP ledger, AttnLRP ledger: calls torch's 'magic'",
+    ]
+
+
+def test_the_page_names_every_gap():
+    page = markdown(ROWS, "lrpx coverage --report coverage.md", {"lrpx": "1.0", "torch": "2.0"})
+    assert "$ lrpx coverage --report coverage.md" in page
+    assert "with lrpx 1.0, torch 2.0." in page
+    assert "| all | 4 | 3 (75.0%) | 2 (66.7%) | 2 (66.7%) | 2 (66.7%) | 1 (33.3%) | 1 (33.3%) |" in page
+    assert "- FarForMaskedLM (masked-lm): ImportError: needs far\n" in page
+    assert "- OddForCausalLM (causal-lm), CP-LRP ledger, AttnLRP ledger: misses 1.0e-02" in page
+    assert "**causal-lm**: llama\n" in page
+    assert max(map(len, page.splitlines())) <= 200
+    assert "\n\n\n" not in page
+
+
+def test_nothing_to_name_is_said():
+    page = markdown([GOOD], "lrpx coverage llama", {"lrpx": "1.0"})
+    assert "## What cannot be built here\n\nNothing.\n" in page
+    assert "## Gaps\n\nNone.\n" in page
+
+
+def test_the_terminal_shows_the_same():
+    out = io.StringIO()
+    Console(file=out, width=100).print(summary(ROWS))
+    text = out.getvalue()
+    assert "66.7% of the classes that can be built: run, identical and finite" in text
+    assert "cannot be built: FarForMaskedLM (masked-lm): ImportError: needs far" in text
+
+
+def test_rows_survive_the_file():
+    assert Row.from_dict(OPEN.to_dict()) == OPEN
+
+
+def test_a_reason_is_one_line():
+    assert first_line("\n  Class validation error:\n    ValueError: no\n  more") == (
+        "Class validation error: ValueError: no"
+    )
+    assert first_line("It needs timm, e.g. now. Install it; restart") == "It needs timm, e.g. now"
+    assert first_line("x" * 300) == "x" * 179 + "…"
+    assert first_line("") == ""
