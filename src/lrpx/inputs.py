@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from lrpx import tasks, tokens
@@ -91,10 +92,13 @@ class Reader:
             )
         if wrong is not None:
             raise InputError(f"token id {wrong} is outside the model's vocabulary; pass ids 0 to {size - 1}")
-        limit = tasks.context_length(self.model)
-        if limit is not None and len(ids) > limit:
-            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {limit}; shorten it")
+        if self._limit is not None and len(ids) > self._limit:
+            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self._limit}; shorten it")
         return ids
+
+    @cached_property
+    def _limit(self) -> int | None:
+        return tasks.context_length(self.model)
 
     def _read(self, given: Any, name: str) -> tuple[list[int], bool]:
         """The ids, and whether the tokenizer made them."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.handlers import any_carries, arguments, carries
+from lrpx.engine.handlers import any_carries, arguments, carries, constants
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -94,10 +94,18 @@ class Book:
         constant = isinstance(value, Parameter) or not value.requires_grad
         return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
 
-    def operands(
+    def linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A linear operation, the constants among its summands as leaves."""
+        if func.__name__ in ("pad", "constant_pad_nd"):
+            return self.watch("constants", rules.unmodified, lambda x: func(x, *args[1:], **kwargs), args[:1])
+        lifted, named = self._operands(func.__name__, args, kwargs)
+        out = func(*constants(lifted), **constants(named))
+        self.inherit(out, args)
+        return out
+
+    def _operands(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of the linear operation ``name``, the constants among its summands as leaves."""
         if name in NO_SUMMANDS or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
         if name in ("scatter", "scatter_"):

@@ -72,10 +72,7 @@ def constants(value: Any) -> Any:
     if kind is Parameter:
         return value.detach()
     if kind is tuple or kind is list:
-        for each in value:
-            if type(each) not in PLAIN:
-                return kind(map(constants, value))
-        return value
+        return value if PLAIN.issuperset(map(type, value)) else kind(map(constants, value))
     if kind is dict:
         return {key: constants(item) for key, item in value.items()}
     if isinstance(value, Parameter):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import rules
-from lrpx.engine.handlers import GATE, HANDLERS, constants, keep_gate
+from lrpx.engine.handlers import GATE, HANDLERS, PLAIN, constants, keep_gate
 
 if TYPE_CHECKING:
     from lrpx.engine.mode import RuleMode
@@ -53,13 +53,10 @@ LINEAR = SHAPE | frozenset(
 def linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     """The operation as it is, on constants that are detached."""
     if mode.book is not None:
-        if func.__name__ in ("pad", "constant_pad_nd"):
-            return mode.book.watch("constants", rules.unmodified, lambda x: func(x, *args[1:], **kwargs), args[:1])
-        given, (args, kwargs) = args, mode.book.operands(func.__name__, args, kwargs)
-        out = func(*constants(args), **constants(kwargs))
-        mode.book.inherit(out, given)
-        return out
-    return func(*constants(args), **constants(kwargs)) if kwargs else func(*constants(args))
+        return mode.book.linear(func, args, kwargs)
+    if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
+        return func(*args)
+    return func(*constants(args), **constants(kwargs))
 
 
 def _keeps_gate(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
