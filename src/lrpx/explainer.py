@@ -14,8 +14,9 @@ from torch import Tensor
 
 from lrpx import tasks, tokens
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
+from lrpx.engine.compiled import Compiler
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
-from lrpx.inputs import Reader, batches, is_many, spread
+from lrpx.inputs import Reader, batches, filled, is_many, shifts, spread, widths
 from lrpx.loading import load_pretrained
 from lrpx.methods import METHODS, Backward
 from lrpx.methods.backward import Batch
@@ -48,6 +49,8 @@ class Explainer:
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
         checkpoint: compute each layer a second time in the backward pass, to need the memory of one layer only; for
             long contexts. The numbers are the same.
+        compile: run the passes as compiled code: the same numbers, sooner. Lengths and batches are padded up to a few
+            sizes (16, 24, 32, 48, … tokens), and the first use of each waits for the compiler, seconds to minutes.
 
     Raises:
         ModelError: the model is of another kind, or has no input embeddings.
@@ -67,6 +70,7 @@ class Explainer:
         *,
         padding_side: Literal["left", "right"] = "right",
         checkpoint: bool = False,
+        compile: bool = False,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise ModelError(
@@ -80,7 +84,10 @@ class Explainer:
         tasks.input_embedding(model)
         if padding_side not in ("left", "right"):
             raise InputError(f'padding_side is {padding_side!r}; pass "left" or "right"')
+        if compile and checkpoint:
+            raise InputError("compile and checkpoint exclude each other; pass one of them")
         self._reader = Reader(model, tokenizer, self.task)
+        self._compiler = Compiler() if compile else None
 
     @classmethod
     def from_pretrained(
@@ -91,6 +98,7 @@ class Explainer:
         dtype: str | torch.dtype = "auto",
         padding_side: Literal["left", "right"] = "right",
         checkpoint: bool = False,
+        compile: bool = False,
         **options: Any,
     ) -> Explainer:
         """Load a model and its tokenizer by name or folder, with the class its config names.
@@ -99,7 +107,7 @@ class Explainer:
             name_or_path: as transformers takes it; None for the small model bundled with LRPx.
             device: ``"cuda"``, ``"cpu"``, …; where transformers puts it when None.
             dtype: ``"float32"``, ``torch.bfloat16``, …; the checkpoint's own by default.
-            padding_side, checkpoint: see :class:`Explainer`.
+            padding_side, checkpoint, compile: see :class:`Explainer`.
             options: passed on to transformers, such as ``attn_implementation="eager"``.
 
         Raises:
@@ -112,7 +120,7 @@ class Explainer:
         except (RuntimeError, AssertionError) as error:
             first = str(error).splitlines()[0]
             raise ModelError(f"cannot move the model to device {device!r}: {first}; pass another device") from error
-        return cls(model.eval(), tokenizer, padding_side=padding_side, checkpoint=checkpoint)
+        return cls(model.eval(), tokenizer, padding_side=padding_side, checkpoint=checkpoint, compile=compile)
 
     @overload
     def __call__(
@@ -200,7 +208,7 @@ class Explainer:
             InputError: empty or too long inputs, or a position that is none.
             TargetError: a target that is not one token or class, or equals the contrast.
             MethodError: an unknown method, or one that does not apply to the model.
-            ModelError: the model is in training mode.
+            ModelError: the model is in training mode, or cannot be compiled.
             NonFiniteError: NaN or infinity in the logits or the relevance.
         """
         random = "the model" if self.model.training else tasks.active_dropout(self.model)
@@ -219,8 +227,9 @@ class Explainer:
         results: dict[int, Attribution] = {}
         with _progress(len(rows), sys.stderr.isatty() and len(groups) > FEW if progress is None else progress) as done:
             for group in groups:
-                found = self._explain([rows[i] for i in group], [targets[i] for i in group], chosen, ledger)
-                results.update(zip(group, found, strict=True))
+                ran = filled(group, batch_size) if self._pads and not ledger else group
+                found = self._explain([rows[i] for i in ran], [targets[i] for i in ran], chosen, ledger)
+                results.update(zip(ran, found, strict=True))
                 done(len(group))
         return [results[i] for i in range(len(rows))]
 
@@ -236,6 +245,11 @@ class Explainer:
         return self.task is not Task.CLASSIFICATION or (self._pad_id is not None and not takes_last)
 
     @property
+    def _pads(self) -> bool:
+        """Whether to pad up to the sizes that code is compiled for."""
+        return self._compiler is not None and self._can_batch
+
+    @property
     def _pad_id(self) -> int | None:
         found = getattr(self.model.config.get_text_config(), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
@@ -243,18 +257,20 @@ class Explainer:
     def _batch(self, rows: Sequence[Row]) -> Batch:
         pad_id = self._pad_id or 0
         device = tasks.input_device(self.model)
-        ids, mask = tokens.pad([row.tokens.ids for row in rows], pad_id, self.padding_side)
+        width, written = widths(rows, tasks.context_length(self.model)) if self._pads else (0, 0)
+        ids, mask = tokens.pad([row.tokens.ids for row in rows], pad_id, self.padding_side, width)
         inputs = {"input_ids": ids}
         if tasks.accepts(self.model, "attention_mask"):
             inputs["attention_mask"] = mask
         if self.padding_side == "left" and not mask.all():
             inputs["position_ids"] = tasks.position_ids(self.model, self.task, mask)
         if self.task is Task.SEQ2SEQ:
-            ids, mask = tokens.pad([row.decoder.ids for row in rows if row.decoder is not None], pad_id, "right")
+            decoders = [row.decoder.ids for row in rows if row.decoder is not None]
+            ids, mask = tokens.pad(decoders, pad_id, "right", written)
             inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
         if tasks.accepts(self.model, "use_cache"):
             inputs["use_cache"] = False  # type: ignore[assignment]
-        shift = _shifts(rows, ids.shape[1], self.padding_side if self.task is not Task.SEQ2SEQ else "right")
+        shift = shifts(rows, ids.shape[1], self.padding_side if self.task is not Task.SEQ2SEQ else "right")
         positions = None if rows[0].position is None else torch.tensor([row.position or 0 for row in rows]) + shift
         moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         return Batch(moved, positions)
@@ -268,19 +284,19 @@ class Explainer:
 
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             batch = self._batch(rows)
-        scores = method.attribute(self.model, self.task, batch, resolve, ledger=ledger, checkpoint=self.checkpoint)
-        shifts = _shifts(rows, scores.tokens.shape[1], self.padding_side).tolist()
+        how = (self.model, self.task, batch, resolve)
+        scores = method.attribute(*how, ledger=ledger, checkpoint=self.checkpoint, compiler=self._compiler)
+        moved = shifts(rows, scores.tokens.shape[1], self.padding_side).tolist()
         logits = scores.logits.to(torch.promote_types(scores.logits.dtype, torch.float32))
         predictions = logits.argmax(-1).tolist()
         probabilities = logits.softmax(-1).amax(-1).tolist()
         results = []
-        for i, (row, shift) in enumerate(zip(rows, shifts, strict=True)):
-            described, (length, written) = row.tokens, row.sizes
+        for i, (row, shift) in enumerate(zip(rows, moved, strict=True)):
+            described, (length, written) = row.described, row.sizes
             relevance = scores.tokens[i, shift : shift + length]
             segments = [("input", length)]
             if row.decoder is not None and scores.decoder_tokens is not None:
                 relevance = torch.cat([relevance, scores.decoder_tokens[i, :written]])
-                described = _joined(described, row.decoder)
                 segments = [("encoder", length), ("decoder", written)]
             ends = [0]
             for _, size in segments:
@@ -397,19 +413,3 @@ def _target(target: Any, contrast: Any) -> Target:
 
 def _names_a_token(given: Any) -> bool:
     return given is None or isinstance(given, str) or whole_number(given) is not None
-
-
-def _shifts(rows: Sequence[Row], width: int, side: str) -> Tensor:
-    """``[B]``: how far padding moved each row to the right."""
-    return torch.tensor([width - row.sizes[0] if side == "left" else 0 for row in rows])
-
-
-def _joined(first: tokens.Tokens, second: tokens.Tokens) -> tokens.Tokens:
-    offset = len(first.ids)
-    return tokens.Tokens(
-        ids=first.ids + second.ids,
-        pieces=first.pieces + second.pieces,
-        special=first.special + second.special,
-        word_spans=first.word_spans + tuple((a + offset, b + offset) for a, b in second.word_spans),
-        word_texts=first.word_texts + second.word_texts,
-    )

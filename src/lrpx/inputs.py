@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lrpx import tasks, tokens
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
 from lrpx.tasks import Task
+from lrpx.tokens import Tokens
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from lrpx.tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,20 @@ class Row:
     def sizes(self) -> tuple[int, int]:
         """How many tokens the row has, and how many of the decoder."""
         return len(self.tokens.ids), 0 if self.decoder is None else len(self.decoder.ids)
+
+    @property
+    def described(self) -> Tokens:
+        """The tokens, and the decoder's after them."""
+        first, second, offset = self.tokens, self.decoder, len(self.tokens.ids)
+        if second is None:
+            return first
+        return Tokens(
+            ids=first.ids + second.ids,
+            pieces=first.pieces + second.pieces,
+            special=first.special + second.special,
+            word_spans=first.word_spans + tuple((a + offset, b + offset) for a, b in second.word_spans),
+            word_texts=first.word_texts + second.word_texts,
+        )
 
 
 @dataclass(frozen=True)
@@ -216,6 +232,33 @@ def batches(rows: Sequence[Row], batch_size: int) -> list[list[int]]:
         found.append(order[cuts[end] : end])
         end = cuts[end]
     return found[::-1]
+
+
+def filled(batch: Sequence[int], batch_size: int) -> list[int]:
+    """The rows of a batch, the first again and again up to a size that code is compiled for: 1, 2, 4, 8, …
+
+    >>> filled([5, 4, 9], batch_size=32), filled([5, 4, 9], batch_size=3)
+    ([5, 4, 9, 5], [5, 4, 9])
+    """
+    size = min(1 << (len(batch) - 1).bit_length(), batch_size)
+    return [*batch, *[batch[0]] * (size - len(batch))]
+
+
+def widths(rows: Sequence[Row], limit: int | None) -> tuple[int, int]:
+    """How many tokens wide to pad rows, and their decoders: the next length that code is compiled for (16, 24, 32, 48,
+    64, 96, …), but not beyond the model's context."""
+    return tuple(_width(max(sizes), limit) for sizes in zip(*(row.sizes for row in rows), strict=True))  # type: ignore[return-value]
+
+
+def _width(longest: int, limit: int | None) -> int:
+    power = 1 << (max(longest, 16) - 1).bit_length()
+    width = power * 3 // 4 if 16 < longest <= power * 3 // 4 else power
+    return width if limit is None else min(width, limit)
+
+
+def shifts(rows: Sequence[Row], width: int, side: str) -> Tensor:
+    """``[B]``: how far padding moved each row to the right."""
+    return torch.tensor([width - row.sizes[0] if side == "left" else 0 for row in rows])
 
 
 def is_many(inputs: Any) -> bool:

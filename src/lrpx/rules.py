@@ -234,6 +234,40 @@ class _GradientOf(Function):
         return dy, None
 
 
+def for_few_outputs(op: Operation) -> Operation:
+    """The linear ``op(x, weight, bias)``, which in the backward pass reads only the rows of the weight whose outputs
+    have a gradient: of a language-model head the one or two that are explained, not the whole vocabulary's.
+    """
+    return lambda x, weight, bias=None: _FewOutputs.apply(op, x, weight, bias)  # type: ignore[no-untyped-call]
+
+
+class _FewOutputs(Function):
+    @staticmethod
+    def forward(ctx: Any, op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return op(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1])
+        dx = torch.ops.lrpx.few_columns_matmul(rows, weight).view(*dy.shape[:-1], -1)
+        return None, dx, None, rows.sum(0) if ctx.needs_input_grad[3] else None
+
+
+@torch.library.custom_op("lrpx::few_columns_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
+def _few_columns_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` without the rows of ``b`` that the columns of ``a`` are all zero for; an operator of its own, so that a
+    compiler leaves the choice to the call."""
+    columns = a.any(0).nonzero()[:, 0]
+    return a @ b if 8 * len(columns) > len(b) else a[:, columns] @ b[columns]
+
+
+@_few_columns_matmul.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a @ b
+
+
 # ----------------------------------------------------------------------------- norms
 
 

@@ -215,8 +215,12 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str) -> int:
     )
 
 
-def pad(rows: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"]) -> tuple[Tensor, Tensor]:
+def pad(
+    rows: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right"], width: int = 0
+) -> tuple[Tensor, Tensor]:
     """Rows of token ids as one batch: ``(ids [B, T], mask [B, T])``, int64; the mask is 1 on real tokens.
+
+    T is the length of the longest row, at least ``width``.
 
     Raises:
         InputError: there are no rows, or one of them is empty.
@@ -227,7 +231,7 @@ def pad(rows: Sequence[Sequence[int]], pad_id: int, side: Literal["left", "right
     """
     if not rows:
         raise InputError("there are no rows of token ids; pass at least one text")
-    longest = max(len(row) for row in rows)
+    longest = max(width, *(len(row) for row in rows))
     ids = torch.full((len(rows), longest), pad_id, dtype=torch.int64)
     mask = torch.zeros_like(ids)
     for number, row in enumerate(rows):

@@ -48,6 +48,10 @@ def _embedding(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 # ------------------------------------------------------------------ linear operations
 
+MANY_OUTPUTS = 4096
+FEW_ROWS = 64
+"""A linear layer of at least so many outputs, for at most so many rows, may be a language-model head."""
+
 
 @handles("linear")
 def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
@@ -58,9 +62,16 @@ def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return _bilinear(mode, func, x, weight, bias, bias)
     if not carries(x):
         return func(x, weight, bias)
-    if type(weight) is not Tensor:
+    if weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1] and _is_plain(weight):
+        func = rules.for_few_outputs(func)
+    elif type(weight) is not Tensor:
         _refuse_without_gradient(mode, func, x, weight)
     return mode.apply("linear", func, x, weight, bias)
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether a weight is a matrix in the memory of the processor, and not a quantised one."""
+    return weight.device.type == "cpu" and type(weight).dequantize is Tensor.dequantize
 
 
 def _refuse_without_gradient(mode: RuleMode, func: Any, x: Tensor, weight: Tensor) -> None:

@@ -15,7 +15,7 @@ from lrpx import rules
 from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from lrpx.engine.book import Book
@@ -128,18 +128,13 @@ class Trace:
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
-        if self._recipe.has_rules():
-            for name in _unseen_functions(value, self._recipe):
-                if self.ran is not None:
-                    self.ran[name, "unknown", "a custom autograd function"] += 1
         tensors = [source.value for source in self.sources] + [place.value for place in self.places]
         if self.book is not None:
             tensors += self.book.leaves
             if outputs is not None and outputs.requires_grad:
                 self.book.watch_target(value, outputs)
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
-        with self.during_backward():
-            gradients = torch.autograd.grad(value.sum(), unique, allow_unused=True)
+        gradients = self.gradients(value.sum(), unique)
         self._explained = value.detach()
         self._gradients = {
             id(tensor): gradient for tensor, gradient in zip(unique, gradients, strict=True) if gradient is not None
@@ -151,6 +146,21 @@ class Trace:
                     f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
                 )
         return value.detach()
+
+    def gradients(
+        self, outputs: Tensor, tensors: Sequence[Tensor], seed: Tensor | None = None
+    ) -> Sequence[Tensor | None]:
+        """``∂tensor`` for each of ``tensors`` under the recipe, from ``seed`` (1 for a scalar) at ``outputs``.
+
+        Raises:
+            UnknownOperationError: a custom autograd function on the way, under a strict recipe.
+        """
+        if self._recipe.has_rules():
+            for name in _unseen_functions(outputs, self._recipe):
+                if self.ran is not None:
+                    self.ran[name, "unknown", "a custom autograd function"] += 1
+        with self.during_backward():
+            return torch.autograd.grad(outputs, tensors, seed, allow_unused=True)
 
     def refuse_non_finite(self, value: Tensor, name: str) -> None:
         """Raise NonFiniteError when ``value`` holds NaN or infinity; name the first observed module that does."""

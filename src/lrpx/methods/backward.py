@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,11 +16,13 @@ from lrpx.targets import Contrast, Logit, Margin
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.nn import Module
 
-    from lrpx.engine.trace import Source
+    from lrpx.engine.compiled import Compiler
+    from lrpx.engine.trace import Source, Trace
     from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe
     from lrpx.targets import Target
@@ -94,6 +96,7 @@ class Backward:
         *,
         ledger: bool = False,
         checkpoint: bool = False,
+        compiler: Compiler | None = None,
     ) -> Scores:
         """Explain one value for each row of a batch.
 
@@ -104,11 +107,12 @@ class Backward:
             targets: from logits ``[B, V]`` to ``B`` resolved targets.
             ledger: also keep the ledger. A bias has one relevance for all rows, so give one row.
             checkpoint: compute each layer again in the backward pass, in the memory of one.
+            compiler: runs the pass as compiled code, unless it is one with a ledger or checkpoints.
 
         Raises:
             MethodError: a ledger of a method whose scores are not in the units of the explained value.
             NonFiniteError: NaN or infinity in the logits or the relevance; names the first module.
-            ModelError: the token embedding was not used.
+            ModelError: the token embedding was not used, or the model cannot be compiled.
         """
         if ledger and self.reduce is not value_times_gradient:
             raise MethodError(
@@ -117,10 +121,10 @@ class Backward:
             )
         options = {"ledger": ledger, "checkpoint": checkpoint}
         try:
-            return self._attribute(model, task, batch, targets, (), options)
+            return self._attribute(model, task, batch, targets, (), options, compiler)
         except NonFiniteError:
             # once more, watching every module, so that the error can name the first one
-            return self._attribute(model, task, batch, targets, ("*",), options)
+            return self._attribute(model, task, batch, targets, ("*",), options, None)
 
     def _attribute(
         self,
@@ -130,16 +134,17 @@ class Backward:
         targets: Callable[[Tensor], Sequence[Target]],
         observe: Sequence[str],
         options: dict[str, bool],
+        compiler: Compiler | None,
     ) -> Scores:
         paths = tasks.embedding_paths(model, task)
-        with ExitStack() as stack:
-            trace = stack.enter_context(propagate(model, self.recipe, observe, **options))
-            if batch.positions is not None:
-                stack.enter_context(tasks.only_rows(model, batch.positions))
-            output = model(**batch.inputs)
-            logits = output["logits"] if "logits" in output else output[0]
-            if batch.positions is not None:
-                logits = tasks.rows_of(logits, batch.positions)
+
+        def forward(given: Mapping[str, Any]) -> AbstractContextManager[tuple[Trace, Tensor]]:
+            return _forward(propagate(model, self.recipe, observe, **options), model, **given)
+
+        given = batch.inputs | {"positions": batch.positions}
+        compiler = None if any(options.values()) else compiler
+        run = forward(given) if compiler is None else compiler.run(model, forward, given, frozenset(paths), self.recipe)
+        with run as (trace, logits):
             trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
             chosen = targets(logits.detach())
             values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
@@ -164,6 +169,20 @@ class Backward:
             values=values.detach().cpu(),
             ledger=trace.ledger(paths) if options["ledger"] else None,
         )
+
+
+@contextmanager
+def _forward(
+    block: AbstractContextManager[Trace], model: Module, positions: Tensor | None, **inputs: Any
+) -> Iterator[tuple[Trace, Tensor]]:
+    """Run a model inside ``block``: the trace, and the logits ``[B, V]`` at the positions."""
+    with ExitStack() as stack:
+        trace = stack.enter_context(block)
+        if positions is not None:
+            stack.enter_context(tasks.only_rows(model, positions))
+        output = model(**inputs)
+        logits = output["logits"] if "logits" in output else output[0]
+        yield trace, logits if positions is None else tasks.rows_of(logits, positions)
 
 
 def _like(ids: Tensor, source: Source, scores: Tensor) -> Tensor:

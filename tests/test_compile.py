@@ -1,0 +1,249 @@
+"""``compile=True``: the numbers of the plain pass, whatever is explained, and nothing of the model changed."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch import nn
+from transformers.utils.import_utils import is_tracing
+
+from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin
+from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
+from tests import tiny
+from tests.reference import models
+
+ROWS = [[3, 14, 15, 9, 26, 5, 7], [8, 9], [4, 11, 20]]
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+class Rotary(nn.Module):
+    """Llama's rotary angles, which transformers computes in float32 whatever comes in, in float64."""
+
+    def __init__(self, inv_freq):
+        super().__init__()
+        self.register_buffer("inv_freq", inv_freq.double())
+
+    def forward(self, x, position_ids):
+        angles = (position_ids[..., None] * self.inv_freq).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
+
+
+def llama():
+    model = models.tiny_llama()
+    model.model.rotary_emb = Rotary(model.model.rotary_emb.inv_freq)
+    return model
+
+
+def float32_gpt2():
+    return models.tiny_gpt2().float()
+
+
+def assert_same(found, expected, tolerance):
+    assert found.ids == expected.ids
+    assert found.tokens == expected.tokens
+    assert found.segments == expected.segments
+    assert found.prediction.id == expected.prediction.id
+    assert found.target.description == expected.target.description
+    assert found.target.position == expected.target.position
+    scale = max(abs(expected.target.value), 1e-3)
+    assert abs(found.target.value - expected.target.value) <= tolerance * scale
+    scale = float(expected.relevance.abs().max())
+    torch.testing.assert_close(found.relevance, expected.relevance, rtol=0, atol=tolerance * scale)
+
+
+@pytest.fixture(scope="module")
+def compiled_llama():
+    """One explainer for many tests, so that its code is compiled once."""
+    return Explainer(llama(), compile=True)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "tolerance"),
+    [
+        (llama, {}, 1e-9),
+        (float32_gpt2, {}, 1e-5),
+        (models.tiny_bert, {"position": 0}, 1e-9),
+        (models.tiny_t5, {"decoder": [0, 8, 6]}, 1e-9),
+        (tiny.bert_classifier, {}, 1e-9),
+        (tiny.llama_classifier, {}, 1e-6),  # rotary angles in float32
+    ],
+)
+def test_the_numbers_of_the_plain_pass(build, options, tolerance):
+    model = build()
+    plain, compiled = Explainer(model), Explainer(model, compile=True)
+    assert_same(compiled(ROWS[0], **options), plain(ROWS[0], **options), tolerance)
+    for row in ROWS:  # of other lengths, by the same code
+        assert_same(compiled(row, 2, 0, **options), plain(row, 2, 0, **options), tolerance)
+    assert len(compiled._compiler._passes) == 1
+
+
+@pytest.mark.parametrize("target", [None, 4, Contrast(3, 5), LogProb(), Margin(7)])
+def test_any_target_by_the_same_code(compiled_llama, target):
+    assert_same(compiled_llama(ROWS[0], target), Explainer(compiled_llama.model)(ROWS[0], target), 1e-9)
+    assert_same(
+        compiled_llama(ROWS[0], target, position=2), Explainer(compiled_llama.model)(ROWS[0], target, position=2), 1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    "method", ["lrp", "gradient-l2", ATTNLRP.at("*.mlp", use=ATTNLRP, linear=lambda op, *x: op(*x))]
+)
+def test_other_methods(compiled_llama, method):
+    assert_same(compiled_llama(ROWS[0], method=method), Explainer(compiled_llama.model)(ROWS[0], method=method), 1e-9)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches(side):
+    model = models.tiny_gpt2()
+    compiled, plain = Explainer(model, padding_side=side, compile=True), Explainer(model)
+    rows = [*ROWS, [6], [5, 5, 5]]
+    for found, row in zip(compiled(rows, batch_size=6), rows, strict=True):
+        assert_same(found, plain(row), 1e-9)
+
+
+def test_padding_does_not_exceed_the_context():
+    model = models.tiny_gpt2(n_positions=20)
+    row = list(range(1, 20))
+    assert_same(Explainer(model, compile=True)(row), Explainer(model)(row), 1e-9)
+
+
+def test_a_ledger_is_kept_by_the_plain_pass(compiled_llama):
+    assert compiled_llama(ROWS[0], ledger=True).ledger.closes(1e-9)
+
+
+def test_new_weights_are_seen_and_none_is_copied():
+    model = llama()
+    compiled = Explainer(model, compile=True)
+    before = compiled(ROWS[0])
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.mul_(1.5)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() * 0.5)
+    after = compiled(ROWS[0])
+    assert not torch.allclose(before.relevance, after.relevance)
+    assert_same(after, Explainer(model)(ROWS[0]), 1e-9)
+    assert len(compiled._compiler._passes) == 1
+
+
+def test_other_settings_of_the_model_are_seen():
+    model = llama()
+    compiled = Explainer(model, compile=True)
+    compiled(ROWS[0])
+    model.model.layers[0].self_attn.scaling *= 2
+    assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
+    model.model.layers = model.model.layers[:1]
+    assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
+
+
+def test_nothing_of_the_model_changes():
+    model = llama().requires_grad_(True)
+    tensors = {name: (tensor, tensor._version) for name, tensor in model.state_dict(keep_vars=True).items()}
+    spaces = {path: dict(vars(module)) for path, module in model.named_modules()}
+    Explainer(model, compile=True)(ROWS[0])
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        assert tensor is tensors[name][0]
+        assert tensor._version == tensors[name][1]
+        assert tensor.grad is None
+    for path, module in model.named_modules():
+        assert vars(module) == spaces[path]
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+def test_threads_share_the_code(compiled_llama):
+    compiled_llama(ROWS[0])
+    found = {}
+
+    def work(i):
+        found[i] = compiled_llama(ROWS[i % 3])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    plain = Explainer(compiled_llama.model)
+    for i in range(6):
+        assert_same(found[i], plain(ROWS[i % 3]), 1e-9)
+
+
+def test_inside_inference_mode_and_no_grad(compiled_llama):
+    expected = Explainer(compiled_llama.model)(ROWS[1])
+    with torch.inference_mode():
+        assert_same(compiled_llama(ROWS[1]), expected, 1e-9)
+    with torch.no_grad():
+        assert_same(compiled_llama(ROWS[1]), expected, 1e-9)
+
+
+# ------------------------------------------------------------------------------- refusals
+
+
+def with_mlp(change):
+    """A Llama whose first MLP has another forward pass."""
+    model = llama()
+    original = type(model.model.layers[0].mlp)
+    model.model.layers[0].mlp.__class__ = type("Changed", (original,), {"forward": change(original.forward)})
+    return model
+
+
+def looks_at_values(forward):
+    return lambda self, x: forward(self, x) if x.abs().sum() > 0 else x
+
+
+def keeps_something(forward):
+    def changed(self, x):
+        self.last = x
+        return forward(self, x)
+
+    return changed
+
+
+def counts_calls(forward):
+    def changed(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return forward(self, x) * self.calls
+
+    return changed
+
+
+@pytest.mark.parametrize("change", [looks_at_values, keeps_something, counts_calls])
+def test_a_model_that_cannot_be_compiled_says_so(change):
+    model = with_mlp(change)
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM cannot be compiled \(.*\); use .*compile=False"):
+        Explainer(model, compile=True)(ROWS[0])
+    Explainer(model)(ROWS[0])
+
+
+def test_a_hook_of_the_users_is_refused(compiled_llama):
+    layer = compiled_llama.model.model.layers[0]
+    handle = layer.register_forward_hook(lambda module, args, output: output)
+    with pytest.raises(ModelError, match=r"LlamaDecoderLayer has a hook, .*compile=False"):
+        compiled_llama(ROWS[0])
+    handle.remove()
+    compiled_llama(ROWS[0])
+
+
+def test_other_numbers_are_refused():
+    """As of a model that does another thing when it is traced."""
+    model = with_mlp(lambda forward: lambda self, x: forward(self, x) * (1.01 if is_tracing(x) else 1.0))
+    with pytest.raises(ModelError, match=r"compiled, LlamaForCausalLM gives other numbers \(off by .*compile=False"):
+        Explainer(model, compile=True)(ROWS[0])
+
+
+def test_checkpoints_are_refused():
+    with pytest.raises(InputError, match="compile and checkpoint exclude each other"):
+        Explainer(llama(), compile=True, checkpoint=True)
+
+
+def test_errors_are_those_of_the_plain_pass(compiled_llama):
+    with pytest.raises(TargetError, match="index 99"):
+        compiled_llama(ROWS[0], 99)
+    broken = copy.deepcopy(compiled_llama.model)
+    compiled = Explainer(broken, compile=True)
+    compiled(ROWS[0])
+    with torch.no_grad():
+        broken.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"first in the output of model.layers.1.mlp.down_proj"):
+        compiled(ROWS[0])
