@@ -150,18 +150,13 @@ class Book:
         return leaf
 
     def _name(self, value: Any, operation: str) -> tuple[bool, str]:
-        known = self._known(value)
-        if known is not None:
-            return known
-        where = self._mode.where()
-        if isinstance(value, Parameter):  # loaded for this call only, as where a model is offloaded
-            module = self._model.get_submodule(where) if where else self._model
-            name = next((name for name, each in module.named_parameters(recurse=False) if each is value), operation)
-            return True, f"{where}.{name}"
-        return False, f"{operation.strip('_')} in {where}"
+        return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._mode.where()}")
 
     def _known(self, value: Any) -> tuple[bool, str] | None:
-        return getattr(value, NAME, None) or self._names.get(_storage(value))
+        known = getattr(value, NAME, None) or self._names.get(_storage(value))
+        if known is None and isinstance(value, Parameter):  # loaded for this call only, as where a model is offloaded
+            known = next(((True, path) for path, each in self._model.named_parameters() if each is value), None)
+        return known
 
     def inherit(self, out: Any, made_of: Iterable[Any]) -> None:
         """A constant made of one named constant alone, such as the positions looked up in a table, keeps its name."""
