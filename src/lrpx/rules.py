@@ -293,16 +293,25 @@ class _LayerNormConstantStd(Function):
         eps: float,
     ) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        variance = wide.var(dims, correction=0, keepdim=True)
-        ctx.save_for_backward(torch.rsqrt(variance + eps), weight)
+        # the kernel of LayerNorm gives the deviation sooner than that of the variance
+        reciprocal_std = torch.native_layer_norm(wide, x.shape[dims[0] :], None, None, eps)[2]
+        ctx.save_for_backward(reciprocal_std, weight)
         ctx.dims = dims
         return op(x, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         reciprocal_std, weight = ctx.saved_tensors
-        scaled = dy if weight is None else dy * weight
-        dx = ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype)
+        if dy.dtype == reciprocal_std.dtype and (weight is None or weight.dtype == dy.dtype):
+            # the gradient of LayerNorm at x = 0 and mean 0, where its term for the deviation vanishes: one kernel
+            zero, means = torch.zeros_like(dy, memory_format=torch.contiguous_format), torch.zeros_like(reciprocal_std)
+            shape, only_x = dy.shape[ctx.dims[0] :], [True, False, False]
+            dx = torch.ops.aten.native_layer_norm_backward(
+                dy, zero, shape, means, reciprocal_std, weight, None, only_x
+            )[0]
+        else:
+            scaled = dy if weight is None else dy * weight
+            dx = ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype)
         leading = tuple(range(dy.ndim - len(ctx.dims)))
         return dx, dy.sum(leading) if ctx.needs_input_grad[1] else None, None, None, None, None
 

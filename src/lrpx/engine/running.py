@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 SPELLED_OUT_ACTIVATIONS = frozenset({"BloomGelu"})
 """Classes outside ``transformers.activations`` that write one element-wise function as many operations."""
 SINGLE_ACTIVATIONS = frozenset({"SiLUActivation"})
-"""Classes of ``transformers.activations`` that call one torch function, which needs no hook to be seen."""
+"""Classes of ``transformers.activations`` that call one torch function, which needs no hook to be seen; so do those
+whose ``act`` is one."""
 
 _running = threading.local()
 
@@ -139,10 +140,11 @@ def layer_index(path: str) -> int | None:
     return None if match is None else int(match.group(1))
 
 
-def is_spelled_out_activation(kind: type[Module]) -> bool:
-    """Whether modules of a class write one element-wise function out as many operations."""
+def is_spelled_out_activation(module: Module) -> bool:
+    """Whether a module writes one element-wise function out as many operations."""
+    kind = type(module)
     if kind.__module__ == "transformers.activations":
-        return kind.__name__ not in SINGLE_ACTIVATIONS
+        return kind.__name__ not in SINGLE_ACTIVATIONS and vars(module).get("act") is not torch.nn.functional.gelu
     return kind.__name__ in SPELLED_OUT_ACTIVATIONS
 
 
@@ -225,7 +227,7 @@ class _Run:
         before, after = self._root(model, recipe)
         self._add(model, before, after)
         if not (observe or recipe.overrides or self.checkpointed):  # the usual case, at little cost
-            for module in {module for module in modules.values() if is_spelled_out_activation(type(module))}:
+            for module in {module for module in modules.values() if is_spelled_out_activation(module)}:
                 self._add(module, *self._activation())
             return
         shared: dict[Module, list[str]] = {}
@@ -243,7 +245,7 @@ class _Run:
             # an observer sees what enters the module before it is run as one function, and what leaves it after
             for before, _ in observers:
                 self._add(module, before=before)
-            if is_spelled_out_activation(type(module)):
+            if is_spelled_out_activation(module):
                 self._add(module, *self._activation())
             for _, after in observers:
                 self._add(module, after=after)
