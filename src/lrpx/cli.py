@@ -73,9 +73,7 @@ def explain(
     """Explain a prediction: which tokens speak for it (red), which against (blue)."""
     if text == "-":
         text = sys.stdin.read().rstrip("\n")
-    for path in (html, json_file, save):
-        if path is not None and not path.parent.is_dir():
-            raise lrpx.errors.ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+    _refuse_missing_folders(html, json_file, save)
     with _progress("Loading the model …"):
         _quiet()
         explainer = lrpx.Explainer.from_pretrained(model, device=device, dtype=dtype)
@@ -88,6 +86,13 @@ def explain(
         write_text(json_file, json.dumps(attribution.to_dict(), ensure_ascii=False, indent=1) + "\n")
     if save is not None:
         attribution.save(save)
+
+
+def _refuse_missing_folders(*paths: Path | None) -> None:
+    """Refuse files that could not be written at the end, before the work begins."""
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise lrpx.errors.ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
 
 
 @app.command()
@@ -108,8 +113,7 @@ def coverage(
     """Build a tiny random model of every class of transformers, and check that it runs, and what its ledger misses."""
     from lrpx import coverage as sweeping
 
-    if report is not None and not report.parent.is_dir():
-        raise lrpx.errors.ResultFileError(f"cannot write {report}: there is no folder {report.parent}; create it first")
+    _refuse_missing_folders(report)
     classes = sweeping.choose(model_types or (), mapping, quick)
     console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:

@@ -70,10 +70,14 @@ class Ledger:
         """What is missing: the explained value less the total."""
         return self.explained - self.total
 
+    @property
+    def scale(self) -> float:
+        """What a difference is measured by: the explained value or the largest entry, whichever is larger."""
+        return max([abs(self.explained), *(abs(entry.value) for entry in self.entries)])
+
     def closes(self, tolerance: float = 1e-6) -> bool:
-        """Whether nothing is missing, relative to the explained value and to the largest entry."""
-        scale = max([abs(self.explained), *(abs(entry.value) for entry in self.entries)])
-        return abs(self.difference) <= tolerance * scale
+        """Whether nothing is missing, relative to :attr:`scale`."""
+        return abs(self.difference) <= tolerance * self.scale
 
     def by_kind(self) -> Mapping[str, float]:
         """The sum over each kind of entry that occurs, in the order of :data:`KINDS`."""

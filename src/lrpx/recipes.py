@@ -118,16 +118,17 @@ class Recipe:
     def rule_modules(self) -> frozenset[str]:
         """The Python modules whose autograd functions are rules: where the recipe's rules come from, and packages of
         quantised linears where these need no rule."""
-        mine = [getattr(self, kind) for kind in KINDS]
-        mine += [rule for override in self.overrides for _, rule in override.rules]
-        linears = [self.linear, *(rule for o in self.overrides for kind, rule in o.rules if kind == "linear")]
-        quantised = QUANTISED_LINEARS if all(rule is rules.unmodified for rule in linears) else frozenset()
+        mine = [rule for kind in KINDS for rule in self._rules(kind)]
+        quantised = QUANTISED_LINEARS if all(r is rules.unmodified for r in self._rules("linear")) else frozenset()
         return frozenset({rules.__name__} | {rule.__module__ for rule in mine}) | quantised
 
     def has_gates(self) -> bool:
         """Whether a product's relevance may go to the signal alone, so that the gate must be known."""
-        products = [self.product, *(rule for o in self.overrides for kind, rule in o.rules if kind == "product")]
-        return any(rule is rules.signal_take_all for rule in products)
+        return any(rule is rules.signal_take_all for rule in self._rules("product"))
+
+    def _rules(self, kind: str) -> list[Rule]:
+        """The rules of one kind of operation, the overrides' too."""
+        return [getattr(self, kind), *(rule for o in self.overrides for each, rule in o.rules if each == kind)]
 
     def has_rules(self) -> bool:
         """Whether any kind of operation has another rule than its plain gradient."""

@@ -256,12 +256,11 @@ def judged(ledger: Ledger, conserves: bool) -> tuple[float, str]:
         ledger: of a run in float64.
         conserves: whether the recipe's rules should leave no residue.
     """
-    scale = max([abs(ledger.explained), *(abs(entry.value) for entry in ledger.entries)])
-    missing = abs(ledger.difference) / scale
+    missing = abs(ledger.difference) / ledger.scale
     if not missing <= TOLERANCE:
         return missing, f"misses {missing:.1e} of the explained value"
     residues = [entry for entry in ledger.entries if entry.kind.endswith("residue")]
-    residue = sum(abs(entry.value) for entry in residues) / scale
+    residue = sum(abs(entry.value) for entry in residues) / ledger.scale
     if conserves and not residue <= TOLERANCE:
         worst = max(residues, key=lambda entry: abs(entry.value))
         return max(missing, residue), f"leaves {residue:.1e} as residue, most in {worst.name}"
