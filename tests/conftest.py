@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -13,6 +14,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
+
+from lrpx import cli
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
@@ -105,3 +108,20 @@ def piece_tokenizer(piece_backend):
         sep_token="[SEP]",
         mask_token="[MASK]",
     )
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Run the command line in this process: ``(exit code, standard output, standard error)``."""
+    monkeypatch.setattr(cli, "PATIENCE", 60.0)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["lrpx", *map(str, arguments)])
+        try:
+            code = cli.main()
+        except SystemExit as left:
+            code = left.code
+        captured = capsys.readouterr()
+        return code or 0, captured.out, captured.err
+
+    return call

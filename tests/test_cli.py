@@ -16,23 +16,6 @@ from lrpx import cli
 DOORS = ["The doors of the house", "--target", " are", "--contrast", " is"]
 
 
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: ``(exit code, standard output, standard error)``."""
-    monkeypatch.setattr(cli, "PATIENCE", 60.0)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["lrpx", *arguments])
-        try:
-            code = cli.main()
-        except SystemExit as left:
-            code = left.code
-        captured = capsys.readouterr()
-        return code or 0, captured.out, captured.err
-
-    return call
-
-
 def test_explain_shows_the_heatmap_with_its_numbers(run):
     code, out, err = run("explain", *DOORS)
     assert (code, err) == (0, "")

@@ -2,32 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
-
-from lrpx import cli
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Run the command line in this process: ``(exit code, standard output, standard error)``."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["lrpx", "coverage", *map(str, arguments)])
-        try:
-            code = cli.main()
-        except SystemExit as left:
-            code = left.code
-        captured = capsys.readouterr()
-        return code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_counts_are_printed_and_the_report_written(run, tmp_path):
     page = tmp_path / "coverage.md"
-    code, out, err = run("gpt2", "--mapping", "causal-lm", "--out", tmp_path / "rows", "--report", page)
+    code, out, err = run("coverage", "gpt2", "--mapping", "causal-lm", "--out", tmp_path / "rows", "--report", page)
     assert (code, err) == (0, "")
     assert "100.0% of the classes that can be built: CP-LRP ledger" in out
     assert f"$ lrpx coverage gpt2 --mapping causal-lm --report {page}\n" in page.read_text()
@@ -45,7 +25,7 @@ def test_counts_are_printed_and_the_report_written(run, tmp_path):
     ],
 )
 def test_bad_input_ends_with_one_line_and_exit_code_2(run, arguments, message):
-    code, out, err = run(*arguments)
+    code, out, err = run("coverage", *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("lrpx: ")
     assert err.count("\n") == 1
@@ -53,6 +33,6 @@ def test_bad_input_ends_with_one_line_and_exit_code_2(run, arguments, message):
 
 
 def test_no_worker_is_refused(run):
-    code, _, err = run("gpt2", "--workers", 0)
+    code, _, err = run("coverage", "gpt2", "--workers", 0)
     assert code == 2
     assert "Traceback" not in err

@@ -15,23 +15,12 @@ from lrpx.engine.trace import Ran
 from lrpx.errors import TraceError, UnknownOperationError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 from lrpx.rules import Gamma
+from tests.engine.test_refusals import Doubled
 from tests.engine.test_scope import snapshot
 from tests.reference import models
 
 LENIENT = replace(ATTNLRP, strict=False)
 IDS = torch.tensor([[5, 9, 3]])
-
-
-class Doubled(torch.autograd.Function):
-    """A custom autograd function, which no torch function mode can see."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        return 2 * dy
 
 
 class Layer(nn.Module):
