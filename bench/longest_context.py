@@ -6,6 +6,10 @@ Every try is a fresh process whose memory, weights and all, is limited: an alloc
 the memory fraction of a GPU), so nothing is killed. Nothing is extrapolated: a context fits when its relevance came
 back, and the search ends when one at most 10 % longer ran out of memory. The memory at two short lengths says where
 to begin, and no more. A try that takes longer than ``--try-seconds`` ends the search, and is called so.
+
+The time of attention grows with the square of the length, and on a few cores it is hours where the memory is large.
+With ``--without-attention`` its arithmetic alone is left out: zeros of the same shapes stand where its results go, so
+that what is allocated stays the same, which ``bench/memory.py`` shows with and without the same option.
 """
 
 from __future__ import annotations
@@ -40,7 +44,13 @@ class Found(NamedTuple):
 
 def search(subject: str, shape: str, options: argparse.Namespace) -> Found:
     def attempt(length: int) -> dict[str, Any]:
-        with Server(SUBJECTS[subject][0], shape, options, limit_gib=options.limit_gib) as server:
+        with Server(
+            SUBJECTS[subject][0],
+            shape,
+            options,
+            limit_gib=options.limit_gib,
+            without_attention=options.without_attention,
+        ) as server:
             server.ask(subject, tokens(shape, 16, 0))
             return server.ask(subject, tokens(shape, length, 0), memory=True, timeout=options.try_seconds)
 
@@ -77,6 +87,7 @@ def main() -> None:
     parser = arguments(__doc__)
     add_cases(parser, ["llama-512x8"], [1024, 4096])
     add_subjects(parser, DEFAULT)
+    parser.add_argument("--without-attention", action="store_true", help="leave out its arithmetic, not its memory")
     parser.add_argument("--limit-gib", type=float, default=20.0, help="for the whole process")
     parser.add_argument("--at-most", type=int, default=2**20, help="look no further than this many tokens")
     parser.add_argument("--try-seconds", type=float, default=7200.0)

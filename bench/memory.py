@@ -28,6 +28,7 @@ def main() -> None:
     parser = arguments(__doc__)
     add_cases(parser, ["llama-512x8"], [1024, 4096], 3)
     add_subjects(parser, DEFAULT)
+    parser.add_argument("--without-attention", action="store_true", help="leave out its arithmetic, not its memory")
     options = parser.parse_args()
     subjects = list(dict.fromkeys(["floor B", *options.subjects]))
     print_header(options, subjects)
@@ -39,7 +40,9 @@ def main() -> None:
             for name in subjects:
                 peaks: list[float] = []
                 for run in range(options.runs):
-                    with Server(SUBJECTS[name][0], shape, options) as server:
+                    with Server(
+                        SUBJECTS[name][0], shape, options, without_attention=options.without_attention
+                    ) as server:
                         server.ask(name, tokens(shape, 16, run))
                         answer = server.ask(name, tokens(shape, length, run), memory=True)
                     if "error" in answer:

@@ -63,6 +63,7 @@ class Server:
     Args:
         weights: share the weights with other servers, through a file in ``.bench/``.
         limit_gib: make allocations fail beyond this much memory.
+        without_attention: leave out the arithmetic of attention, whose memory stays (``subjects.py``).
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Server:
         options: argparse.Namespace,
         weights: bool = False,
         limit_gib: float | None = None,
+        without_attention: bool = False,
     ) -> None:
         command = [python_of(environment), str(Path(__file__).with_name("subjects.py")), shape]
         command += ["--device", options.device, "--threads", str(options.threads)]
@@ -79,6 +81,7 @@ class Server:
             CACHE.mkdir(exist_ok=True)
             command += ["--weights", str(CACHE / f"{shape}.pt")]
         command += [] if limit_gib is None else ["--limit-gib", str(limit_gib)]
+        command += ["--without-attention"] if without_attention else []
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         settings = os.environ | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         self._process = subprocess.Popen(

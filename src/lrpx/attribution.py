@@ -80,6 +80,8 @@ class Attribution:
         segments: named half-open ranges of tokens, such as the encoder's and the decoder's; one segment
             ``("input", 0, T)`` for everything else.
         ledger: where every unit of the explained value went, or None when it was not asked for.
+        heads: ``[L, H, T]``, what each attention head of each layer writes into the explained value from each token,
+            for methods that tell (ALTI-Logit, Logit); None for the others.
     """
 
     tokens: tuple[str, ...]
@@ -93,6 +95,7 @@ class Attribution:
     special: tuple[bool, ...] = ()
     segments: tuple[tuple[str, int, int], ...] = ()
     ledger: Ledger | None = None
+    heads: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -100,8 +103,13 @@ class Attribution:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Attribution):
             return NotImplemented
-        alike = self.relevance.dtype == other.relevance.dtype and torch.equal(self.relevance, other.relevance)
+        mine, others = self._tensors(), other._tensors()
+        alike = mine.keys() == others.keys() and all(_equal(mine[name], others[name]) for name in mine)
         return alike and self._metadata() == other._metadata()
+
+    def _tensors(self) -> dict[str, Tensor]:
+        named = {"relevance": self.relevance} | ({} if self.heads is None else {"heads": self.heads})
+        return {name: value.contiguous() for name, value in named.items()}
 
     def words(self) -> Attribution:
         """The same relevance, summed over the tokens of each word.
@@ -141,6 +149,7 @@ class Attribution:
             self,
             tokens=tuple(texts),
             relevance=torch.stack([self.relevance[a:b].sum() for a, b in spans]),
+            heads=None if self.heads is None else torch.stack([self.heads[..., a:b].sum(-1) for a, b in spans], -1),
             ids=(),
             word_spans=tuple((i, i + 1) for i in range(len(spans))),
             word_texts=tuple(texts),
@@ -152,17 +161,17 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, relevance included."""
-        return self._metadata() | {"relevance": self.relevance.tolist()}
+        return self._metadata() | {name: value.tolist() for name, value in self._tensors().items()}
 
     def _metadata(self) -> dict[str, Any]:
-        plain = asdict(replace(self, relevance=torch.empty(0)))
-        del plain["relevance"]
+        plain = asdict(replace(self, relevance=torch.empty(0), heads=None))
+        del plain["relevance"], plain["heads"]
         return {"format": FORMAT} | plain
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file: the relevance as a tensor, the rest as JSON metadata."""
+        """Write a safetensors file: relevance and heads as tensors, the rest as JSON metadata."""
         try:
-            save_file({"relevance": self.relevance.contiguous()}, path, {"lrpx": json.dumps(self._metadata())})
+            save_file(self._tensors(), path, {"lrpx": json.dumps(self._metadata())})
         except (OSError, safetensors.SafetensorError) as error:
             raise ResultFileError(f"cannot write {path}: {error}; check the folder exists") from error
 
@@ -189,6 +198,11 @@ class Attribution:
         from lrpx.views.terminal import heatmap
 
         return heatmap(self)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same in type and in every bit."""
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 def _group_at(starts: Mapping[int, int], spans: Sequence[tuple[int, int]], token: int) -> int:
@@ -222,7 +236,7 @@ def load(path: str | Path) -> Attribution:
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            relevance = file.get_tensor("relevance") if "relevance" in file.keys() else None  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         fields = json.loads(metadata["lrpx"])
         version = fields["format"]
     except FileNotFoundError as error:
@@ -237,7 +251,7 @@ def load(path: str | Path) -> Attribution:
             f"{path} has result format {version!r}, this lrpx reads up to {FORMAT}; upgrade lrpx to read it"
         )
     try:
-        return _from_fields(fields, relevance)
+        return _from_fields(fields, tensors.get("relevance"), tensors.get("heads"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ResultFileError(
             f"{path} lacks a part of an LRPx result, or holds a wrong one ({type(error).__name__}: {error}); "
@@ -245,7 +259,7 @@ def load(path: str | Path) -> Attribution:
         ) from error
 
 
-def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribution:
+def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None, heads: Tensor | None) -> Attribution:
     """The attribution of a file's JSON.
 
     Raises:
@@ -256,6 +270,8 @@ def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribu
     count = len(tokens)
     if relevance is None or relevance.shape != (count,) or not relevance.is_floating_point():
         raise ValueError(f"relevance is not {count} floating-point numbers")
+    if heads is not None and not (heads.ndim == 3 and heads.shape[-1] == count and heads.is_floating_point()):
+        raise ValueError(f"heads are not layers × heads × {count} floating-point numbers")
     spans = tuple((a, b) for a, b in fields["word_spans"])
     words = _typed(fields["word_texts"], str)
     ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
@@ -273,7 +289,9 @@ def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None) -> Attribu
         raise ValueError(f"a range of tokens is none of {count}")
     if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
         raise ValueError("the lists differ in length")
-    return Attribution(tokens, relevance, target, prediction, provenance, ids, spans, words, special, segments, ledger)
+    return Attribution(
+        tokens, relevance, target, prediction, provenance, ids, spans, words, special, segments, ledger, heads
+    )
 
 
 def _ledger(entries: list[dict[str, Any]], explained: float) -> Ledger:

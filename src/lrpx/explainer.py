@@ -18,7 +18,7 @@ from lrpx.engine.compiled import Compiler
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
 from lrpx.inputs import Reader, batches, filled, is_many, shifts, spread, widths
 from lrpx.loading import load_pretrained
-from lrpx.methods import METHODS, Backward
+from lrpx.methods import METHODS, Backward, Method
 from lrpx.methods.backward import Batch
 from lrpx.recipes import Recipe
 from lrpx.targets import Contrast, Logit, Target, whole_number
@@ -128,7 +128,7 @@ class Explainer:
         inputs: str,
         target: Target | str | int | None = ...,
         contrast: str | int | None = ...,
-        method: str | Backward | Recipe = ...,
+        method: str | Method | Recipe = ...,
         *,
         position: int | None = ...,
         decoder: str | Sequence[int] | None = ...,
@@ -143,7 +143,7 @@ class Explainer:
         inputs: list[str],
         target: Any = ...,
         contrast: Any = ...,
-        method: str | Backward | Recipe = ...,
+        method: str | Method | Recipe = ...,
         *,
         position: Any = ...,
         decoder: Any = ...,
@@ -158,7 +158,7 @@ class Explainer:
         inputs: Any,
         target: Any = ...,
         contrast: Any = ...,
-        method: str | Backward | Recipe = ...,
+        method: str | Method | Recipe = ...,
         *,
         position: Any = ...,
         decoder: Any = ...,
@@ -172,7 +172,7 @@ class Explainer:
         inputs: Any,
         target: Any = None,
         contrast: Any = None,
-        method: str | Backward | Recipe = "attnlrp",
+        method: str | Method | Recipe = "attnlrp",
         *,
         position: Any = None,
         decoder: Any = None,
@@ -188,8 +188,8 @@ class Explainer:
             target: a token or class (a string or an index), or a target such as ``LogProb(" are")``; the
                 model's own prediction by default. For a list of inputs, one for all or a list.
             contrast: a second token or class: the difference of the two logits is explained.
-            method: ``"attnlrp"``, ``"lrp"``, ``"gradient-x-input"``, ``"gradient-l1"``, ``"gradient-l2"``, a
-                method object, or a recipe.
+            method: ``"attnlrp"``, ``"lrp"``, ``"alti-logit"``, ``"logit"``, ``"alti"``, ``"gradient-x-input"``,
+                ``"gradient-l1"``, ``"gradient-l2"``, a method object, or a recipe.
             position: the token whose logits are explained, negative from the end; by default the last
                 token (of the decoder, for an encoder-decoder model), or the mask of a masked model.
             decoder: what an encoder-decoder model has written so far: a text, or ids with the start token.
@@ -276,7 +276,7 @@ class Explainer:
         return Batch(moved, positions)
 
     def _explain(
-        self, rows: Sequence[Row], targets: Sequence[Target], method: Backward, ledger: bool
+        self, rows: Sequence[Row], targets: Sequence[Target], method: Method, ledger: bool
     ) -> list[Attribution]:
         def resolve(logits: Tensor) -> list[Target]:
             each = zip(targets, logits, rows, strict=True)
@@ -315,6 +315,7 @@ class Explainer:
                     special=described.special,
                     segments=tuple((name, a, b) for (name, _), (a, b) in zip(segments, pairwise(ends), strict=True)),
                     ledger=scores.ledger,
+                    heads=None if scores.heads is None else scores.heads[i, ..., shift : shift + length].clone(),
                 )
             )
         return results
@@ -347,7 +348,7 @@ class Explainer:
         except InputError:  # a model's vocabulary may be larger than its tokenizer's
             return f"#{index}"
 
-    def _provenance(self, method: Backward) -> Provenance:
+    def _provenance(self, method: Method) -> Provenance:
         config = self.model.config
         weight = self.model.get_input_embeddings().weight
         name = str(config.name_or_path or type(self.model).__name__)
@@ -383,7 +384,7 @@ def _versions() -> Mapping[str, str]:
     return {package: metadata.version(package) for package in ("lrpx", "torch", "transformers")}
 
 
-def _method(method: Any) -> Backward:
+def _method(method: Any) -> Method:
     if isinstance(method, Recipe):
         return Backward(method.name, method)
     if isinstance(method, str):

@@ -13,6 +13,8 @@ KINDS = (
     "positions",
     "token types",
     "inputs",
+    "attention",
+    "MLPs",
     "biases",
     "constants",
     "softmax residue",
@@ -21,6 +23,7 @@ KINDS = (
 """What an entry may be, in the order they are shown.
 
 tokens, positions, token types: the embeddings of that name; inputs: floating-point inputs of the model;
+attention, MLPs: what these parts of a layer write into the residual stream, where a method ends there (ALTI-Logit);
 biases: parameters that are added (biases, class tokens); constants: buffers and numbers that are added;
 softmax residue: relevance that a softmax neither passes on nor had from its inputs; rule residue: the same of any
 other rule that does not conserve.

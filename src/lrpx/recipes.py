@@ -177,3 +177,13 @@ ATTNLRP = Recipe(
     norm=rules.constant,
 )
 """AttnLRP (Achtibat et al. 2024): relevance also flows to queries and keys."""
+
+ALTI_LOGIT = LRP.at(
+    layers=slice(0, None),
+    linear=rules.constant,
+    activation=rules.constant,
+    product=rules.constant,
+    matmul=rules.constant,
+)
+"""Nothing but the residual stream: what the branches of the layers add to it are constants; the norms on it and the
+head after it have LRP's rules. The recipe of ALTI-Logit (Ferrando et al. 2023; Arras 2025, §2.1)."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from lrpx.engine.book import Book
+    from lrpx.engine.heads import Heads
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
 
@@ -54,6 +55,7 @@ class RuleMode(TorchFunctionMode):
         self.recipe = recipe
         self.trace = trace
         self.book: Book | None = None
+        self.heads: Heads | None = None
         self.active = False
         self.replaying = False
         self._embeddings = embeddings
@@ -71,6 +73,11 @@ class RuleMode(TorchFunctionMode):
                 self.book.inherit(out, (*args, *kwargs.values()))
             return out
         name = func.__name__
+        if self.heads is None:
+            return self._ruled(name, func, types, args, kwargs)
+        return self.heads.around(name, args, kwargs, lambda args: self._ruled(name, func, types, args, kwargs))
+
+    def _ruled(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "__get__":
             if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
                 return func(args[0].detach())

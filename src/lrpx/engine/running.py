@@ -19,6 +19,7 @@ from lrpx import rules
 from lrpx.engine.book import Book
 from lrpx.engine.checkpoint import Layer, layers
 from lrpx.engine.handlers import mark_gate
+from lrpx.engine.heads import Heads
 from lrpx.engine.mode import RuleMode
 from lrpx.engine.trace import Place, Source, Trace
 from lrpx.errors import MethodError, TraceError
@@ -48,6 +49,7 @@ def propagate(
     *,
     ledger: bool = False,
     checkpoint: bool = False,
+    heads: bool = False,
 ) -> Iterator[Trace]:
     """Run ``model`` under ``recipe`` inside the block, in this thread.
 
@@ -63,6 +65,8 @@ def propagate(
             tells.
         checkpoint: forget what happens inside each layer (each element of a list of modules), and compute it again
             in the backward pass: a second forward pass, for the memory of one layer.
+        heads: follow the attention heads into the residual stream (``trace.heads``), under a recipe that cuts the
+            branches of every layer off, ``recipes.ALTI_LOGIT``.
 
     Yields:
         The trace: call ``trace.explain(value)`` on the scalar to explain, then ``trace.relevance(path)``.
@@ -101,6 +105,8 @@ def propagate(
     mode = RuleMode(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
     if ledger:
         mode.book = trace.book = Book(model, mode)
+    if heads:
+        mode.heads = trace.heads = Heads(mode)
     run = _Run(mode, trace, model, modules, recipe, observe, checkpointed)
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
     if replayed:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lrpx.engine.book import Book
+    from lrpx.engine.heads import Heads, Write
     from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe
 
@@ -78,6 +79,7 @@ class Trace:
         self.sources: list[Source] = []
         self.places: list[Place] = []
         self.book: Book | None = None
+        self.heads: Heads | None = None
         self.ran: Counter[tuple[str, str, str]] | None = None
         if recipe.has_rules() and not recipe.strict:
             self.ran = Counter()
@@ -133,6 +135,9 @@ class Trace:
             tensors += self.book.leaves
             if outputs is not None and outputs.requires_grad:
                 self.book.watch_target(value, outputs)
+        if self.heads is not None:
+            self.heads.check()
+            tensors += [write.leaf for write in self.heads.writes]
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
         gradients = self.gradients(value.sum(), unique)
         self._explained = value.detach()
@@ -213,6 +218,10 @@ class Trace:
     def source_gradient(self, source: Source) -> Tensor:
         """``∂x`` of one of :attr:`sources`."""
         return self._gradient(source.value)
+
+    def gradient_at(self, write: Write) -> Tensor:
+        """``∂x`` of what a layer adds to the residual stream, ``[B, T, d]``."""
+        return self._gradient(write.leaf).reshape(write.stream.shape)
 
     def _relevance(self, value: Tensor) -> Tensor:
         gradient = self._gradient(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,8 @@ class Scores:
         targets: ``B`` targets with their tokens resolved.
         values: ``[B]`` the explained values.
         ledger: where every unit of the explained value went, if that was asked for.
+        heads: ``[B, L, H, T]``: what each attention head of each layer writes into the explained value from each
+            position, for methods that tell.
     """
 
     tokens: Tensor
@@ -56,6 +58,16 @@ class Scores:
     targets: Sequence[Target]
     values: Tensor
     ledger: Ledger | None = None
+    heads: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a pass is run: with a ledger, in the memory of one layer, as compiled code."""
+
+    ledger: bool = False
+    checkpoint: bool = False
+    compiler: Compiler | None = None
 
 
 def value_times_gradient(value: Tensor, gradient: Tensor) -> Tensor:
@@ -114,65 +126,92 @@ class Backward:
             NonFiniteError: NaN or infinity in the logits or the relevance; names the first module.
             ModelError: the token embedding was not used, or the model cannot be compiled.
         """
-        if ledger and self.reduce is not value_times_gradient:
-            raise MethodError(
-                f"{self.name} does not measure in the units of the explained value, so no ledger can add up to it; "
-                "leave ledger out, or use attnlrp, lrp or gradient-x-input"
-            )
-        options = {"ledger": ledger, "checkpoint": checkpoint}
-        try:
-            return self._attribute(model, task, batch, targets, (), options, compiler)
-        except NonFiniteError:
-            # once more, watching every module, so that the error can name the first one
-            return self._attribute(model, task, batch, targets, ("*",), options, None)
+        options = Options(ledger, checkpoint, compiler)
+        return self.together([self], model, task, batch, targets, options)[0]
 
-    def _attribute(
-        self,
+    @staticmethod
+    def together(
+        methods: Sequence[Backward],
         model: Module,
         task: Task,
         batch: Batch,
         targets: Callable[[Tensor], Sequence[Target]],
-        observe: Sequence[str],
-        options: dict[str, bool],
-        compiler: Compiler | None,
-    ) -> Scores:
-        paths = tasks.embedding_paths(model, task)
+        options: Options,
+    ) -> list[Scores]:
+        """What methods of one recipe find, in one pass for all of them; see :meth:`attribute`."""
+        for method in methods:
+            if options.ledger and method.reduce is not value_times_gradient:
+                raise MethodError(
+                    f"{method.name} does not measure in the units of the explained value, so no ledger can add up to "
+                    "it; leave ledger out, or use attnlrp, lrp or gradient-x-input"
+                )
+        try:
+            return _attribute(methods, model, task, batch, targets, (), options)
+        except NonFiniteError:
+            # once more, watching every module, so that the error can name the first one
+            return _attribute(methods, model, task, batch, targets, ("*",), replace(options, compiler=None))
 
-        def forward(given: Mapping[str, Any]) -> AbstractContextManager[tuple[Trace, Tensor]]:
-            return _forward(propagate(model, self.recipe, observe, **options), model, **given)
 
-        given = batch.inputs | {"positions": batch.positions}
-        compiler = None if any(options.values()) else compiler
-        run = forward(given) if compiler is None else compiler.run(model, forward, given, frozenset(paths), self.recipe)
-        with run as (trace, logits):
-            trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
-            chosen = targets(logits.detach())
-            values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
-            linear = all(isinstance(target, (Logit, Contrast, Margin)) for target in chosen)
-            trace.explain(values, None if linear else logits)
-        found = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
-        names = ("input_ids", "decoder_input_ids") if task is Task.SEQ2SEQ else ("input_ids",)
-        if len(found) != len(names):
-            raise ModelError(
-                f"the token embedding {min(paths)} was used {len(found)} times, not {len(names)}; "
-                "use lrpx.propagate(model, recipe) and read trace.sources"
-            )
-        scores = [
-            _like(batch.inputs[name], source, self.reduce(source.value.detach(), trace.source_gradient(source)))
-            for name, source in zip(names, found, strict=True)
-        ]
-        return Scores(
-            tokens=scores[0].cpu(),
-            decoder_tokens=scores[1].cpu() if task is Task.SEQ2SEQ else None,
-            logits=logits.detach().cpu(),
-            targets=chosen,
-            values=values.detach().cpu(),
-            ledger=trace.ledger(paths) if options["ledger"] else None,
+def _attribute(
+    methods: Sequence[Backward],
+    model: Module,
+    task: Task,
+    batch: Batch,
+    targets: Callable[[Tensor], Sequence[Target]],
+    observe: Sequence[str],
+    options: Options,
+) -> list[Scores]:
+    paths = tasks.embedding_paths(model, task)
+    recipe = methods[0].recipe
+    kept = {"ledger": options.ledger, "checkpoint": options.checkpoint}
+
+    def forward(given: Mapping[str, Any]) -> AbstractContextManager[tuple[Trace, Tensor]]:
+        return run_model(propagate(model, recipe, observe, **kept), model, **given)
+
+    given = batch.inputs | {"positions": batch.positions}
+    compiler = None if any(kept.values()) else options.compiler
+    run = forward(given) if compiler is None else compiler.run(model, forward, given, frozenset(paths), recipe)
+    with run as (trace, logits):
+        chosen, values = explain_values(trace, logits, targets)
+    found = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
+    names = ("input_ids", "decoder_input_ids") if task is Task.SEQ2SEQ else ("input_ids",)
+    if len(found) != len(names):
+        raise ModelError(
+            f"the token embedding {min(paths)} was used {len(found)} times, not {len(names)}; "
+            "use lrpx.propagate(model, recipe) and read trace.sources"
         )
+    pairs = [(source.value.detach(), trace.source_gradient(source)) for source in found]
+    results = []
+    for method in methods:
+        each = zip(names, found, pairs, strict=True)
+        scores = [_like(batch.inputs[name], source, method.reduce(*pair)) for name, source, pair in each]
+        results.append(
+            Scores(
+                tokens=scores[0].cpu(),
+                decoder_tokens=scores[1].cpu() if task is Task.SEQ2SEQ else None,
+                logits=logits.detach().cpu(),
+                targets=chosen,
+                values=values.detach().cpu(),
+                ledger=trace.ledger(paths) if options.ledger else None,
+            )
+        )
+    return results
+
+
+def explain_values(
+    trace: Trace, logits: Tensor, targets: Callable[[Tensor], Sequence[Target]]
+) -> tuple[Sequence[Target], Tensor]:
+    """The targets of the logits ``[B, V]`` and their values ``[B]``, explained."""
+    trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
+    chosen = targets(logits.detach())
+    values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
+    linear = all(isinstance(target, (Logit, Contrast, Margin)) for target in chosen)
+    trace.explain(values, None if linear else logits)
+    return chosen, values
 
 
 @contextmanager
-def _forward(
+def run_model(
     block: AbstractContextManager[Trace], model: Module, positions: Tensor | None, **inputs: Any
 ) -> Iterator[tuple[Trace, Tensor]]:
     """Run a model inside ``block``: the trace, and the logits ``[B, V]`` at the positions."""
@@ -206,8 +245,3 @@ LRP = Backward("lrp", recipes.LRP)
 GRADIENT_X_INPUT = Backward("gradient-x-input", recipes.GRADIENT)
 GRADIENT_L1 = Backward("gradient-l1", recipes.GRADIENT, l1)
 GRADIENT_L2 = Backward("gradient-l2", recipes.GRADIENT, squared_l2)
-
-METHODS: dict[str, Backward] = {
-    method.name: method for method in (ATTNLRP, LRP, GRADIENT_X_INPUT, GRADIENT_L1, GRADIENT_L2)
-}
-"""Methods by the name that the command line and the explainer take."""

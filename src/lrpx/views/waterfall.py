@@ -20,6 +20,8 @@ MEANINGS: Final = {
     "positions": "where the tokens stand",
     "token types": "which text the tokens are of",
     "inputs": "numbers given to the model",
+    "attention": "what the attention heads bring from the tokens",
+    "MLPs": "what the feed-forward parts add",
     "biases": "learned numbers that are added, whatever the input",
     "constants": "fixed numbers that are added, such as the ε of a norm",
     "softmax residue": "what the softmaxes keep for themselves",

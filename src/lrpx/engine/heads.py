@@ -1,0 +1,384 @@
+"""Attention heads, followed from the weights they read with to what they write into the residual stream.
+
+Under a recipe that cuts every branch of a layer off (``recipes.ALTI_LOGIT``) the graph holds the residual stream alone,
+and what a layer adds to it are constants. This part sees the torch functions that make these constants: softmax
+attention, its output projection, norms and factors after that, the sum with the stream. Tensors carry a mark on the
+way, so no class of model needs to be known.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lrpx import rules
+from lrpx.engine.handlers import arguments, carries
+from lrpx.engine.linear import KEEPS_GATE, SHAPE
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine.mode import RuleMode
+
+MARK = "_lrpx_heads"
+WEIGHTS = "attention weights"
+
+SOFTMAX = frozenset({"softmax", "_softmax", "special_softmax"})
+MATMUL = frozenset({"matmul", "__matmul__", "bmm"})
+ADD = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+MULTIPLY = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
+DIVIDE = frozenset({"div", "__truediv__", "divide", "true_divide"})
+MIXES_POSITIONS = frozenset({"conv1d"})
+
+
+@dataclass(eq=False)
+class Attention:
+    """One call of softmax attention.
+
+    Args:
+        path: the module that called it.
+        weights: from positions ``[B, I]`` to the rows ``[B, H, I, T]`` of the attention weights there.
+        values: ``[B, G, T, e]``, the values of ``G`` groups of heads.
+        output: ``[B, H, T, e]``, what the heads read; until the projection was found.
+        projection: ``[H, e, d]``, the output projection of each head.
+    """
+
+    path: str
+    weights: Callable[[Tensor], Tensor]
+    values: Tensor
+    output: Tensor | None
+    projection: Tensor | None = None
+
+    def projected(self) -> Tensor:
+        """``[B, T, H, d]``: what each head writes of each token, before its weight."""
+        assert self.projection is not None
+        values = self.values.to(self.projection.dtype)
+        values = values.repeat_interleave(len(self.projection) // values.shape[1], dim=1)
+        return torch.einsum("bhte,hed->bthd", values, self.projection)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One of the summands that a layer writes into the residual stream: ``rows ⊙ fixed(value)``.
+
+    Args:
+        kind: ``"attention"``, ``"MLPs"`` or ``"biases"``.
+        name: the path of the module or the parameter.
+        value: ``[B, T, d]``, or ``[d]`` for a bias; of attention without its bias.
+        attention: where it comes from, for the kind of that name.
+        rows: ``[B, T, 1]`` factors, such as those of a norm, whose standard deviation is a constant; None for 1.
+        fixed: linear functions on the last dimension, the same at all positions.
+    """
+
+    kind: str
+    name: str
+    value: Tensor
+    attention: Attention | None = None
+    rows: Tensor | None = None
+    fixed: tuple[Callable[[Tensor], Tensor], ...] = ()
+
+    def written(self) -> Tensor:
+        """``[B, T, d]``, or ``[d]``: what reaches the stream."""
+        value = self.through(self.value)
+        return value if self.rows is None else value * self.rows
+
+    def through(self, value: Tensor) -> Tensor:
+        """The functions that are the same at all positions."""
+        for function in self.fixed:
+            value = function(value)
+        return value
+
+    def scaled(self, rows: Tensor | None, fixed: tuple[Callable[[Tensor], Tensor], ...]) -> Part:
+        """The same with more factors and functions after it."""
+        if rows is not None and self.rows is not None:
+            rows = rows * self.rows
+        return replace(self, rows=self.rows if rows is None else rows, fixed=(*self.fixed, *fixed))
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """A norm on the stream itself, linear with its standard deviation held constant."""
+
+    rows: Tensor
+    fixed: tuple[Callable[[Tensor], Tensor], ...]
+    output: Tensor
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """The linear part at ``[B, T, d]``."""
+        for function in self.fixed:
+            value = function(value)
+        return value * self.rows
+
+
+@dataclass(eq=False)
+class Write:
+    """A sum of the residual stream and what a layer adds to it.
+
+    Args:
+        layer: the path of the layer.
+        parts: what is added.
+        leaf: their sum, a leaf of the graph.
+        stream: ``[B, T, d]``, what they are added to.
+        carried_on: whether another sum takes the result up as it is.
+        norm: the norm that the result passes before anything else in the layer, in a post-norm model.
+    """
+
+    layer: str
+    parts: tuple[Part, ...]
+    leaf: Tensor
+    stream: Tensor
+    carried_on: bool = False
+    norm: Norm | None = None
+
+    @property
+    def reads(self) -> list[Part]:
+        """The parts that are attention's."""
+        return [part for part in self.parts if part.attention is not None]
+
+
+class Heads:
+    """Follows the attention heads of one run; ``writes`` are in the order of the forward pass."""
+
+    def __init__(self, mode: RuleMode) -> None:
+        self._mode = mode
+        self._attentions: list[Attention] = []
+        self.writes: list[Write] = []
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(B, T)``."""
+        batch, length = self._mode.trace.sources[0].value.shape[:2]
+        return batch, length
+
+    def check(self) -> None:
+        """Refuse a model in which the way of some attention to the residual stream was not found.
+
+        Raises:
+            MethodError: says where and why.
+        """
+        why = ", so its prediction cannot be followed along a residual stream; use attnlrp or lrp"
+        if not self._attentions:
+            raise MethodError(f"the model has no softmax attention over the tokens of its input{why}")
+        reached = {id(part.attention) for write in self.writes for part in write.reads}
+        lost = next((each for each in self._attentions if id(each) not in reached), None)
+        if lost is not None:
+            raise MethodError(
+                f"the output of the attention in {lost.path} is not projected and added to a residual stream, or "
+                f"something else comes between{why}"
+            )
+        with_attention = {write.layer for write in self.writes if write.reads}
+        without = next((write.layer for write in self.writes if write.layer not in with_attention), None)
+        if without is not None:
+            raise MethodError(f"{without} has no softmax attention, as the layers of hybrid models{why}")
+        for write in [write for write in self.writes if write.reads][:-1]:
+            if not write.carried_on and write.norm is None:
+                raise MethodError(f"in {write.layer} the sum of attention and residual stream is changed{why}")
+
+    # ------------------------------------------------------------------------ operations
+
+    def around(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
+        """One call of a torch function, ``run(args)``, and what it does to the marks."""
+        marked = next((mark for x in args[:2] if (mark := _mark(x)) is not None), None)
+        if name in ADD and len(args) == 2 and not kwargs:
+            return self._add(name, args, run)
+        if name == "scaled_dot_product_attention":
+            out = run(args)
+            return self._fused(args, kwargs, out)
+        if name in SOFTMAX:
+            return _marked(run(args), WEIGHTS)
+        if name in MIXES_POSITIONS and (layer := layer_of(self._mode.where())):
+            raise MethodError(f"{layer} mixes positions by {name}, besides attention; use attnlrp or lrp")
+        if marked is None:
+            return run(args)
+        out = run(args)
+        if marked == WEIGHTS:
+            if name in MATMUL and _mark(args[0]) == WEIGHTS:
+                return self._eager(args[0], args[1], out)
+            return _marked(out, WEIGHTS) if name in SHAPE | KEEPS_GATE | MULTIPLY else out
+        if name in SHAPE:
+            same = isinstance(marked, Attention) or out.shape[-1] == args[0].shape[-1]
+            return _marked(out, marked) if same else out
+        if isinstance(marked, Attention):
+            return self._projected(marked, name, args, kwargs, out)
+        if name in ("layer_norm", "rms_norm"):
+            return self._normed(marked, name, args, kwargs, out)
+        if isinstance(marked, tuple) and name in MULTIPLY | DIVIDE and len(args) == 2:
+            return self._scaled(marked, name, args, out)
+        if name.endswith("_") and out is args[0]:
+            vars(out).pop(MARK, None)
+        return out
+
+    def _fused(self, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        q, k, v, mask, _, causal, scale, _ = arguments(args, kwargs, *names)
+        if q.ndim != 4 or q.shape[2] != k.shape[2]:
+            return out
+        q, k, v = q.detach(), k.detach(), v.detach()
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        wide = torch.promote_types(q.dtype, torch.float32)
+
+        def weights(rows: Tensor) -> Tensor:
+            chosen: Tensor = torch.take_along_dim(q, rows[:, None, :, None], 2).to(wide)
+            keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+            scores: Tensor = chosen @ keys.to(wide).transpose(-1, -2) * scale
+            if mask is not None:
+                full = (
+                    mask.expand(len(q), -1, q.shape[2], -1)
+                    if mask.ndim == 4
+                    else mask.expand(q.shape[2], -1)[None, None]
+                )
+                admitted = torch.take_along_dim(full.expand(len(q), -1, -1, -1), rows[:, None, :, None], 2)
+                scores = scores.masked_fill(~admitted, -torch.inf) if mask.dtype is torch.bool else scores + admitted
+            if causal:
+                later = torch.arange(k.shape[2], device=q.device) > rows[:, :, None]
+                scores = scores.masked_fill(later[:, None], -torch.inf)
+            return scores.softmax(-1).nan_to_num(0.0)
+
+        return self._attends(Attention(self._mode.where(), weights, v, out.detach()), out)
+
+    def _eager(self, weights: Tensor, values: Tensor, out: Tensor) -> Tensor:
+        batch, length = self.shape
+        if weights.shape[-2:] != (length, length) or values.shape[-2] != length or weights.ndim not in (3, 4):
+            return out
+        four = [x.detach().reshape(batch, -1, *x.shape[-2:]) for x in (weights, values, out)]
+        all_rows = four[0].to(torch.promote_types(out.dtype, torch.float32))
+
+        def at(rows: Tensor) -> Tensor:
+            return torch.take_along_dim(all_rows, rows[:, None, :, None], 2)
+
+        return self._attends(Attention(self._mode.where(), at, four[1], four[2]), out)
+
+    def _attends(self, attention: Attention, out: Tensor) -> Tensor:
+        self._attentions.append(attention)
+        return _marked(out, attention)
+
+    def _projected(self, attention: Attention, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        """The output projection: of the heads side by side, and of nothing else."""
+        if name == "linear":
+            x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
+            weight = rules.dequantised(weight.detach()).T
+        elif name == "addmm" and not kwargs:
+            bias, x, weight = args
+        elif name in MATMUL and isinstance(args[1], Parameter):
+            x, weight = args
+            bias = None
+        else:
+            return out
+        assert attention.output is not None
+        heads = attention.output.transpose(1, 2)
+        if x.numel() != heads.numel() or not torch.equal(x.reshape(heads.shape), heads):
+            return out
+        wide = torch.promote_types(out.dtype, torch.float32)
+        attention.projection = weight.detach().to(wide).reshape(*heads.shape[2:], -1)
+        attention.output = None
+        value = out.detach().to(wide).reshape(*self.shape, -1)
+        if bias is None:
+            return _marked(out, (Part("attention", attention.path, value, attention),))
+        bias = bias.detach().to(wide)
+        names = Part("biases", f"{self._mode.where()}.bias", bias)
+        return _marked(out, (Part("attention", attention.path, value - bias, attention), names))
+
+    def _scaled(self, parts: tuple[Part, ...], name: str, args: Any, out: Tensor) -> Tensor:
+        """The parts times a constant: a number, a vector, or a number for each position."""
+        factor = args[1] if _mark(args[0]) is parts else args[0]
+        if _mark(factor) is not None or carries(out) or (name in DIVIDE and factor is args[0]):
+            return out
+        if isinstance(factor, Tensor):
+            factor = factor.detach()
+        factor = 1 / factor if name in DIVIDE else factor
+        width = out.shape[-1]
+        if isinstance(factor, Tensor) and factor.numel() > 1 and factor.shape[-1] == 1:
+            rows = factor.expand(*out.shape[:-1], 1).reshape(*self.shape, 1)
+            return _marked(out, tuple(part.scaled(rows, ()) for part in parts))
+        if not isinstance(factor, Tensor) or factor.numel() in (1, width):
+            factor = factor.reshape(-1) if isinstance(factor, Tensor) else factor
+            return _marked(out, tuple(part.scaled(None, (lambda x: x * factor,)) for part in parts))
+        return out
+
+    def _normed(self, marked: tuple[Part, ...] | Write, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        """A norm of what will be written, or of the stream after it."""
+        has_bias = ("bias",) if name == "layer_norm" else ()
+        found = arguments(args, kwargs, "input", "normalized_shape", "weight", *has_bias, "eps")
+        x, weight, bias, eps = found[0], found[2], found[3] if has_bias else None, found[-1]
+        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32)).reshape(*self.shape, -1)
+        centred = wide - wide.mean(-1, keepdim=True) if name == "layer_norm" else wide
+        smallest = 1e-5 if name == "layer_norm" else torch.finfo(wide.dtype).eps
+        rows = torch.rsqrt(centred.square().mean(-1, keepdim=True) + (smallest if eps is None else eps))
+        fixed: tuple[Callable[[Tensor], Tensor], ...] = ()
+        if name == "layer_norm":
+            fixed += (lambda u: u - u.mean(-1, keepdim=True),)
+        if weight is not None:
+            scale = weight.detach().to(wide.dtype)
+            fixed += (lambda u: u * scale,)
+        where = self._mode.where()
+        if isinstance(marked, Write):
+            if layer_of(where) == marked.layer:
+                marked.norm = Norm(rows, fixed, out.detach().reshape(wide.shape))
+            return out
+        parts = [part.scaled(rows, fixed) for part in marked]
+        if bias is not None:
+            parts.append(Part("biases", f"{where}.bias", bias.detach().to(wide.dtype)))
+        return _marked(out, tuple(parts))
+
+    def _add(self, name: str, args: tuple[Any, ...], run: Callable[..., Any]) -> Any:
+        marks = [_mark(x) for x in args]
+        for mark in marks:
+            if isinstance(mark, Write):
+                mark.carried_on = True
+        if not all(isinstance(x, Tensor) for x in args):
+            return run(args)
+        carrying = [carries(x) and not isinstance(x, Parameter) for x in args]
+        in_place = name in ("add_", "__iadd__")
+        if not any(carrying):
+            if not any(isinstance(mark, tuple) for mark in marks):
+                return run(args)
+            parts = tuple(part for x, mark in zip(args, marks, strict=True) for part in self._parts(x, mark, in_place))
+            return _marked(run(args), parts)
+        if all(carrying) or args[0].numel() != args[1].numel():
+            return run(args)
+        stream, constant = args if carrying[0] else args[::-1]
+        mark = _mark(constant)
+        layer = layer_of(self._mode.where())
+        if layer is None or isinstance(constant, Parameter):
+            return run(args)
+        leaf = constant.detach().requires_grad_()
+        before = stream.detach().clone() if in_place else stream.detach()
+        shape = (*self.shape, stream.shape[-1])
+        write = Write(layer, self._parts(constant, mark, False), leaf, before.reshape(shape))
+        self.writes.append(write)
+        return _marked(run((stream, leaf) if carrying[0] else (leaf, stream)), write)
+
+    def _parts(self, x: Tensor, mark: Any, in_place: bool) -> tuple[Part, ...]:
+        """What a constant is made of: the marked parts, else the output of a feed-forward part, or a bias."""
+        if isinstance(mark, tuple):
+            return mark
+        value = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        value = value.clone() if in_place and value.data_ptr() == x.data_ptr() else value
+        if x.ndim == 1:
+            return (Part("biases", f"add in {self._mode.where()}", value),)
+        return (Part("MLPs", self._mode.where(), value.reshape(*self.shape, -1)),)
+
+
+def layer_of(path: str) -> str | None:
+    """The path of the layer, the outermost element of a list, that a module is in.
+
+    >>> layer_of("model.layers.3.mlp.experts.1"), layer_of("model.norm")
+    ('model.layers.3', None)
+    """
+    found = re.match(r"(?:.*?\.)?\d+(?=\.|$)", path)
+    return found.group() if found else None
+
+
+def _mark(x: Any) -> Any:
+    return vars(x).get(MARK) if isinstance(x, Tensor) else None
+
+
+def _marked(x: Tensor, mark: Any) -> Tensor:
+    setattr(x, MARK, mark)
+    return x
