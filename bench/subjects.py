@@ -57,6 +57,7 @@ def llama(vocabulary: int, hidden: int, inner: int, layers: int, heads: int, gro
 
 SHAPES = {
     "toy": llama(97, 32, 48, 2, 4, 2),
+    "bundled": llama(11264, 256, 704, 6, 8, 4, tie_word_embeddings=True),
     "bert-base": Shape("bert", "BertConfig", "BertForMaskedLM", {"max_position_embeddings": 1024}),
     "gpt2-small": Shape("gpt2", "GPT2Config", "GPT2LMHeadModel", {}),
     "llama-512x8": llama(32000, 512, 1408, 8, 8, 4),
@@ -281,6 +282,7 @@ SUBJECTS: dict[str, tuple[str, Callable[[Case], Subject]]] = {
     "floor B": ("lrpx", floor_b),
     "lrpx attnlrp": ("lrpx", lrpx_explainer("attnlrp")),
     "lrpx lrp": ("lrpx", lrpx_explainer("lrp")),
+    "lrpx alti-logit": ("lrpx", lrpx_explainer("alti-logit")),
     "lrpx attnlrp compiled": ("lrpx", lrpx_explainer("attnlrp", compile=True)),
     "lrpx lrp compiled": ("lrpx", lrpx_explainer("lrp", compile=True)),
     "lrpx attnlrp checkpointed": ("lrpx", lrpx_explainer("attnlrp", checkpoint=True)),

@@ -22,7 +22,7 @@ FLOORS = {
     "metrics": 1,
     "recipes": 2,
     "views": 2,
-    "data": 2,
+    "data": 3,
     "tasks": 2,
     "engine": 3,
     "inputs": 3,

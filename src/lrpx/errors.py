@@ -35,5 +35,13 @@ class TraceError(LRPxError, RuntimeError):
     """A trace was asked for something it does not hold."""
 
 
+class DataError(LRPxError, ValueError):
+    """A data file cannot be read as it is; names the file and the line."""
+
+
+class MissingExtraError(LRPxError, ImportError):
+    """A package that only some commands need is not installed; says how to install it."""
+
+
 class ResultFileError(LRPxError, ValueError):
     """A result file cannot be read or written."""

@@ -143,12 +143,16 @@ class Write:
 
 
 class Heads:
-    """Follows the attention heads of one run; ``writes`` are in the order of the forward pass."""
+    """Follows the attention heads of one run.
+
+    ``writes`` are in the order of the forward pass; ``beginning`` is the stream before the first, in the graph.
+    """
 
     def __init__(self, mode: RuleMode) -> None:
         self._mode = mode
         self._attentions: list[Attention] = []
         self.writes: list[Write] = []
+        self.beginning: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -194,9 +198,9 @@ class Heads:
             return _marked(run(args), WEIGHTS)
         if name in MIXES_POSITIONS and (layer := layer_of(self._mode.where())):
             raise MethodError(f"{layer} mixes positions by {name}, besides attention; use attnlrp or lrp")
-        if marked is None:
-            return run(args)
         out = run(args)
+        if marked is None or not isinstance(out, Tensor):
+            return out
         if marked == WEIGHTS:
             if name in MATMUL and _mark(args[0]) == WEIGHTS:
                 return self._eager(args[0], args[1], out)
@@ -265,7 +269,7 @@ class Heads:
             weight = rules.dequantised(weight.detach()).T
         elif name == "addmm" and not kwargs:
             bias, x, weight = args
-        elif name in MATMUL and isinstance(args[1], Parameter):
+        elif name in MATMUL and args[1].ndim == 2:  # a matrix without a batch is a weight, perhaps transposed
             x, weight = args
             bias = None
         else:
@@ -352,6 +356,7 @@ class Heads:
         shape = (*self.shape, stream.shape[-1])
         write = Write(layer, self._parts(constant, mark, False), leaf, before.reshape(shape))
         self.writes.append(write)
+        self.beginning = stream if self.beginning is None else self.beginning
         return _marked(run((stream, leaf) if carrying[0] else (leaf, stream)), write)
 
     def _parts(self, x: Tensor, mark: Any, in_place: bool) -> tuple[Part, ...]:

@@ -138,6 +138,7 @@ class Trace:
         if self.heads is not None:
             self.heads.check()
             tensors += [write.leaf for write in self.heads.writes]
+            tensors += [] if self.heads.beginning is None else [self.heads.beginning]
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
         gradients = self.gradients(value.sum(), unique)
         self._explained = value.detach()
@@ -222,6 +223,14 @@ class Trace:
     def gradient_at(self, write: Write) -> Tensor:
         """``∂x`` of what a layer adds to the residual stream, ``[B, T, d]``."""
         return self._gradient(write.leaf).reshape(write.stream.shape)
+
+    def relevance_of_beginning(self) -> Tensor:
+        """``x ⊙ ∂x`` of the residual stream before any layer has added to it, ``[B, T, d]``."""
+        assert self.heads is not None
+        assert self.heads.beginning is not None
+        stream = self.heads.writes[0].stream
+        gradient = self._gradient(self.heads.beginning).reshape(stream.shape)
+        return stream.to(gradient.dtype) * gradient
 
     def _relevance(self, value: Tensor) -> Tensor:
         gradient = self._gradient(value)

@@ -46,11 +46,14 @@ class AltiLogit:
         what: ``"alti-logit"``: ``Σ_l Δ^l M^{l−1}``; ``"logit"``: ``Σ_l Δ^l``, no mixing; both with what the explained
             position had in the stream at first. ``"alti"``: the row of ``M^{L−1}`` of the explained position.
         recipe: the rules.
+        epsilon: added to every difference ``F_ij − y_i`` of a position that is attended to. The published code of the
+            papers has 1e-6 there, by the default of a library function; here the distance is exact unless you ask.
     """
 
     name: str
     what: Literal["alti-logit", "logit", "alti"] = "alti-logit"
     recipe: Recipe = recipes.ALTI_LOGIT
+    epsilon: float = 0.0
 
     def attribute(
         self,
@@ -92,9 +95,8 @@ class AltiLogit:
             raise MethodError(
                 "alti gives shares, not parts of the explained value; leave ledger out, or use alti-logit"
             )
-        first = _first_layer(model)
         run = run_model(
-            propagate(model, methods[0].recipe, (first,), ledger=options.ledger, heads=True),
+            propagate(model, methods[0].recipe, (), ledger=options.ledger, heads=True),
             model,
             **batch.inputs,
             positions=batch.positions,
@@ -102,7 +104,7 @@ class AltiLogit:
         with torch.no_grad():  # inside the block only the model's own pass needs a graph
             with run as (trace, logits):
                 chosen, values = explain_values(trace, logits, targets)
-            found, heads = _scores([method.what for method in methods], trace, first)
+            found, heads = _scores([method.what for method in methods], trace, methods[0].epsilon)
         paths = tasks.embedding_paths(model, task)
         return [
             Scores(
@@ -118,17 +120,7 @@ class AltiLogit:
         ]
 
 
-def _first_layer(model: Module) -> str:
-    """The path of the first layer, whose input is the stream's beginning."""
-    from lrpx.engine.checkpoint import layers
-
-    found = layers(path for path, _ in model.named_modules(remove_duplicate=False))
-    if not found:
-        raise MethodError(f"{type(model).__name__} has no list of layers, so no residual stream; use attnlrp or lrp")
-    return found[0]
-
-
-def _scores(what: Sequence[str], trace: Trace, first: str) -> tuple[dict[str, Tensor], Tensor | None]:
+def _scores(what: Sequence[str], trace: Trace, epsilon: float) -> tuple[dict[str, Tensor], Tensor | None]:
     """The token relevance ``[B, T]`` of each method, and that of the heads ``[B, L, H, T]``, if all layers have as
     many."""
     assert trace.heads is not None
@@ -136,7 +128,7 @@ def _scores(what: Sequence[str], trace: Trace, first: str) -> tuple[dict[str, Te
     rows = _explained_rows(trace, writes)
     heads = [head_relevance(trace, write, rows) for write in writes]
     deltas = [each.sum(1) for each in heads]
-    embedding = trace.relevance(first, "input").sum(-1)
+    embedding = trace.relevance_of_beginning().sum(-1)
     found = {"logit": torch.stack(deltas).sum(0) + embedding}
     mixes = "alti-logit" in what or "alti" in what
     relevance = deltas[-1]
@@ -144,12 +136,12 @@ def _scores(what: Sequence[str], trace: Trace, first: str) -> tuple[dict[str, Te
     if "alti" in what:
         if rows.shape[1] != 1:
             raise MethodError("alti gives the shares of one position, and the explained value is read from several")
-        last = contributions(writes[-1], rows)
+        last = contributions(writes[-1], rows, epsilon)
         shares = last[:, 0]
     for write, delta in zip(reversed(writes[:-1]), reversed(deltas[:-1]), strict=True) if mixes else ():
         below = delta
         mixed_shares = torch.zeros_like(shares)
-        for positions, mixed in _in_chunks(write):
+        for positions, mixed in _in_chunks(write, epsilon):
             relevance_there = torch.take_along_dim(relevance, positions, 1)
             below = below + torch.einsum("bi,bij->bj", relevance_there, mixed)
             mixed_shares += torch.einsum("bi,bij->bj", torch.take_along_dim(shares, positions, 1), mixed)
@@ -185,20 +177,21 @@ def _weights(part: Part, rows: Tensor) -> Tensor:
     return weights if part.rows is None else weights * torch.take_along_dim(part.rows, rows[..., None], 1)[:, None]
 
 
-def contributions(write: Write, rows: Tensor) -> Tensor:
+def contributions(write: Write, rows: Tensor, epsilon: float = 0.0) -> Tensor:
     """``C_ij`` ``[B, I, T]`` of a layer at the positions ``rows`` ``[B, I]`` (Ferrando et al. 2022, §3).
 
     ``c_ij = max(0, ‖y_i‖₁ − ‖F_ij − y_i‖₁)``, normalised over ``j``, where ``F_ij`` is what position ``j`` contributes
     to ``y_i``: what the heads write at ``i`` from ``j`` and, at ``j = i``, the stream before. A row without any
     closeness keeps its own token.
     """
-    return _Layer(write).contributions(rows)
+    return _Layer(write, epsilon).contributions(rows)
 
 
 class _Layer:
     """What a layer's ``C`` is made of, computed once for all rows."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, epsilon: float) -> None:
+        self.epsilon = epsilon
         wide = torch.promote_types(write.stream.dtype, torch.float32)
         stream = write.stream.to(wide)
         self.reads = write.reads
@@ -211,13 +204,16 @@ class _Layer:
             self.stream, self.after = self.norm(stream), self.norm.output.to(wide)
             for function in self.norm.fixed:
                 self.projected = [function(each) for each in self.projected]
-        self.size = self.after.abs().sum(-1)
+        # the length of y_i as that of F_ij − y_i, so that where nothing is contributed both are the same to the bit
+        self.size = torch.linalg.vector_norm(self.after, 1, dim=-1)
 
     def contributions(self, rows: Tensor) -> Tensor:
         after = torch.take_along_dim(self.after, rows[..., None], 1)
         distance_from = None
+        attended = torch.zeros((), device=rows.device)
         for part, projected in zip(self.reads, self.projected, strict=True):
             weights = _weights(part, rows)
+            attended = attended.maximum((weights != 0).any(1).transpose(1, 2).to(weights.dtype))
             if self.norm is not None:
                 weights = weights * torch.take_along_dim(self.norm.rows, rows[..., None], 1)[:, None]
             contributed = weights.permute(0, 3, 2, 1) @ projected  # [B, T, I, H] @ [B, T, H, d]
@@ -228,16 +224,19 @@ class _Layer:
             torch.arange(rows.shape[1], device=rows.device),
         )
         distance_from[batch, rows, chosen] += torch.take_along_dim(self.stream, rows[..., None], 1)
-        distance = torch.linalg.vector_norm(distance_from.sub_(after[:, None]), 1, dim=-1)
+        distance_from.sub_(after[:, None])
+        if self.epsilon:
+            distance_from.add_(self.epsilon * attended[..., None])
+        distance = torch.linalg.vector_norm(distance_from, 1, dim=-1)
         close = (torch.take_along_dim(self.size, rows, 1)[:, None] - distance).clamp_(min=0).transpose(1, 2)
         total = close.sum(-1, keepdim=True)
         alone = torch.nn.functional.one_hot(rows, close.shape[-1]).to(close.dtype)
         return torch.where(total > 0, close / total, alone)
 
 
-def _in_chunks(write: Write) -> Iterator[tuple[Tensor, Tensor]]:
+def _in_chunks(write: Write, epsilon: float) -> Iterator[tuple[Tensor, Tensor]]:
     """The rows of ``C`` a few at a time: positions ``[B, I]`` and contributions ``[B, I, T]``."""
-    layer = _Layer(write)
+    layer = _Layer(write, epsilon)
     batch, length, width = write.stream.shape
     step = max(1, CHUNK // (batch * length * width))
     every = torch.arange(length, device=write.stream.device).expand(batch, -1)
