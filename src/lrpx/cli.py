@@ -1,8 +1,9 @@
-"""The command line: ``lrpx explain`` and ``lrpx coverage``."""
+"""The command line: ``lrpx explain``, ``lrpx benchmark`` and ``lrpx coverage``."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import threading
 from contextlib import contextmanager
@@ -31,6 +32,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+benchmark = typer.Typer(help="Measure how well the methods find what matters.", no_args_is_help=True)
+app.add_typer(benchmark, name="benchmark")
 
 
 def _version(wanted: bool) -> None:
@@ -93,6 +96,74 @@ def _refuse_missing_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise lrpx.errors.ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+
+
+@benchmark.command()
+def sva(
+    data: Annotated[
+        list[Path], typer.Option(help="Sentences: a .tsv (Goldberg 2019) or a .conllu treebank; as often as you like.")
+    ],
+    out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
+    model: Annotated[
+        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
+    ] = None,
+    parser: Annotated[str | None, typer.Option(help="The spaCy pipeline that finds the subjects in a .tsv.")] = None,
+    parses: Annotated[Path | None, typer.Option(help="The parses of a .tsv instead, as a CoNLL-U file.")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help=f"Some of: {','.join(METHODS)}.", show_default="all of them")
+    ] = None,
+    only: Annotated[Path | None, typer.Option(help="A text file of the sample ids to take, one a line.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take the first so many samples.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="The most samples run together.")] = 32,
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
+    ] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
+    show: Annotated[list[str] | None, typer.Option(help="Show the heatmap of the sample with this id, too.")] = None,
+) -> None:
+    """Subject-verb agreement: do the methods find the subject behind the number of the verb? (Arras et al. 2025)"""
+    from lrpx.benchmarks import report
+    from lrpx.benchmarks import sva as agreement
+
+    _refuse_missing_files(*data, parses, only)
+    ids = None if only is None else {line.strip() for line in only.read_text("utf-8", "replace").splitlines()} - {""}
+    with _progress("Loading the model …"):
+        _quiet()
+        explainer = lrpx.Explainer.from_pretrained(model, device=device, dtype=dtype)
+    with _progress("Finding the subjects …"):
+        run = agreement.prepare(
+            explainer,
+            data,
+            out,
+            parser=parser,
+            parses=parses,
+            methods=tuple(METHODS) if methods is None else [name.strip() for name in methods.split(",")],
+            only=ids,
+            limit=limit,
+            batch_size=batch_size,
+            command=shlex.join(["lrpx", *sys.argv[1:]]),
+        )
+    for name, value in (run.counts | run.statistics).items():
+        print(f"{name}: {value:,.6g}")
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Explaining", total=len(run))
+        for more in run.explain():
+            bar.advance(task, more)
+    with _progress("Writing the reports …"):
+        summary = report.write_reports(out, show=show or ())
+    Console().print(report.terminal(summary))
+    print(*sorted(out.iterdir()), sep="\n")
+
+
+def _refuse_missing_files(*paths: Path | None) -> None:
+    """Refuse files that cannot be read, before the work begins."""
+    for path in paths:
+        try:
+            if path is not None:
+                path.open("rb").close()
+        except OSError as error:
+            raise lrpx.errors.DataError(f"cannot read {path}: {error.strerror}; name another file") from error
 
 
 @app.command()

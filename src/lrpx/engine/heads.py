@@ -31,6 +31,8 @@ WEIGHTS = "attention weights"
 
 SOFTMAX = frozenset({"softmax", "_softmax", "special_softmax"})
 MATMUL = frozenset({"matmul", "__matmul__", "bmm"})
+PRODUCTS = MATMUL | {"mm", "einsum", "tensordot", "inner", "bilinear"}
+"""Products with weights of any shape, such as those of all experts at once: only a matrix is a linear layer."""
 ADD = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 MULTIPLY = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 DIVIDE = frozenset({"div", "__truediv__", "divide", "true_divide"})
@@ -180,6 +182,9 @@ class Heads:
         without = next((write.layer for write in self.writes if write.layer not in with_attention), None)
         if without is not None:
             raise MethodError(f"{without} has no softmax attention, as the layers of hybrid models{why}")
+        widths = {write.stream.shape[-1] for write in self.writes}
+        if len(widths) > 1:
+            raise MethodError(f"the layers write into streams of {len(widths)} widths, not into one{why}")
         for write in [write for write in self.writes if write.reads][:-1]:
             if not write.carried_on and write.norm is None:
                 raise MethodError(f"in {write.layer} the sum of attention and residual stream is changed{why}")
@@ -196,8 +201,13 @@ class Heads:
             return self._fused(args, kwargs, out)
         if name in SOFTMAX:
             return _marked(run(args), WEIGHTS)
-        if name in MIXES_POSITIONS and (layer := layer_of(self._mode.where())):
-            raise MethodError(f"{layer} mixes positions by {name}, besides attention; use attnlrp or lrp")
+        if name in MIXES_POSITIONS and arguments(args, kwargs, "input", "weight")[1].shape[-1] > 1:
+            where = self._mode.where()
+            raise MethodError(
+                f"{layer_of(where) or where} mixes positions by {name}, besides attention; use attnlrp or lrp"
+            )
+        if name in PRODUCTS and self._mode.recipe.linear is rules.constant:
+            args = tuple(x.detach() if carries(x) else x for x in args)
         out = run(args)
         if marked is None or not isinstance(out, Tensor):
             return out
@@ -214,8 +224,8 @@ class Heads:
             return self._normed(marked, name, args, kwargs, out)
         if isinstance(marked, tuple) and name in MULTIPLY | DIVIDE and len(args) == 2:
             return self._scaled(marked, name, args, out)
-        if name.endswith("_") and out is args[0]:
-            vars(out).pop(MARK, None)
+        if name in MULTIPLY and any(isinstance(x, (int, float, Parameter)) for x in args):
+            return _marked(out, marked)  # a stream, scaled before the next sum
         return out
 
     def _fused(self, args: Any, kwargs: Any, out: Tensor) -> Tensor:
@@ -232,12 +242,8 @@ class Heads:
             keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
             scores: Tensor = chosen @ keys.to(wide).transpose(-1, -2) * scale
             if mask is not None:
-                full = (
-                    mask.expand(len(q), -1, q.shape[2], -1)
-                    if mask.ndim == 4
-                    else mask.expand(q.shape[2], -1)[None, None]
-                )
-                admitted = torch.take_along_dim(full.expand(len(q), -1, -1, -1), rows[:, None, :, None], 2)
+                full = mask[(None,) * (4 - mask.ndim)].expand(len(q), -1, q.shape[2], -1)
+                admitted = torch.take_along_dim(full, rows[:, None, :, None], 2)
                 scores = scores.masked_fill(~admitted, -torch.inf) if mask.dtype is torch.bool else scores + admitted
             if causal:
                 later = torch.arange(k.shape[2], device=q.device) > rows[:, :, None]
@@ -274,9 +280,13 @@ class Heads:
             bias = None
         else:
             return out
-        assert attention.output is not None
+        if attention.output is None:
+            raise MethodError(
+                f"the output of the attention in {attention.path} is projected twice, as with an adapter; merge the "
+                "adapter into the weights, or use attnlrp or lrp"
+            )
         heads = attention.output.transpose(1, 2)
-        if x.numel() != heads.numel() or not torch.equal(x.reshape(heads.shape), heads):
+        if x.numel() != heads.numel() or not self._is_stream(out) or not torch.equal(x.reshape(heads.shape), heads):
             return out
         wide = torch.promote_types(out.dtype, torch.float32)
         attention.projection = weight.detach().to(wide).reshape(*heads.shape[2:], -1)
@@ -342,29 +352,44 @@ class Heads:
         if not any(carrying):
             if not any(isinstance(mark, tuple) for mark in marks):
                 return run(args)
-            parts = tuple(part for x, mark in zip(args, marks, strict=True) for part in self._parts(x, mark, in_place))
+            parts = (*self._parts(args[0], marks[0], in_place), *self._parts(args[1], marks[1], False))
             return _marked(run(args), parts)
-        if all(carrying) or args[0].numel() != args[1].numel():
+        if args[0].numel() != args[1].numel() or not self._is_stream(args[0]):
+            return run(args)
+        if all(carrying):
+            if layer := layer_of(self._mode.where()):
+                raise MethodError(
+                    f"{layer} adds up two tensors that both are linear in its input, so there is no single residual "
+                    "stream, as where layers have several or experts hand on what they are given; use attnlrp or lrp"
+                )
             return run(args)
         stream, constant = args if carrying[0] else args[::-1]
         mark = _mark(constant)
         layer = layer_of(self._mode.where())
         if layer is None or isinstance(constant, Parameter):
             return run(args)
-        leaf = constant.detach().requires_grad_()
+        overwritten = in_place and constant is args[0]
+        leaf = (constant.detach().clone() if overwritten else constant.detach()).requires_grad_()
         before = stream.detach().clone() if in_place else stream.detach()
         shape = (*self.shape, stream.shape[-1])
-        write = Write(layer, self._parts(constant, mark, False), leaf, before.reshape(shape))
+        write = Write(layer, self._parts(constant, mark, overwritten), leaf, before.reshape(shape))
         self.writes.append(write)
         self.beginning = stream if self.beginning is None else self.beginning
+        if overwritten:
+            return _marked(constant.copy_(run((leaf.clone(), stream))), write)
         return _marked(run((stream, leaf) if carrying[0] else (leaf, stream)), write)
 
-    def _parts(self, x: Tensor, mark: Any, in_place: bool) -> tuple[Part, ...]:
+    def _is_stream(self, x: Tensor) -> bool:
+        """Whether a tensor is ``[B, T, d]`` or ``[B·T, d]``."""
+        batch, length = self.shape
+        return x.shape[:-1] in ((batch, length), (batch * length,))
+
+    def _parts(self, x: Tensor, mark: Any, overwritten: bool) -> tuple[Part, ...]:
         """What a constant is made of: the marked parts, else the output of a feed-forward part, or a bias."""
         if isinstance(mark, tuple):
-            return mark
+            return tuple(replace(part, value=part.value.clone()) for part in mark) if overwritten else mark
         value = x.detach().to(torch.promote_types(x.dtype, torch.float32))
-        value = value.clone() if in_place and value.data_ptr() == x.data_ptr() else value
+        value = value.clone() if overwritten else value
         if x.ndim == 1:
             return (Part("biases", f"add in {self._mode.where()}", value),)
         return (Part("MLPs", self._mode.where(), value.reshape(*self.shape, -1)),)
@@ -381,9 +406,11 @@ def layer_of(path: str) -> str | None:
 
 
 def _mark(x: Any) -> Any:
-    return vars(x).get(MARK) if isinstance(x, Tensor) else None
+    """The mark of a tensor that was not changed in place since, as a whole or through a view."""
+    mark, version = vars(x).get(MARK, (None, 0)) if isinstance(x, Tensor) else (None, 0)
+    return mark if mark is None or x._version == version else None
 
 
 def _marked(x: Tensor, mark: Any) -> Tensor:
-    setattr(x, MARK, mark)
+    setattr(x, MARK, (mark, x._version))
     return x

@@ -127,6 +127,8 @@ class Trace:
             )
         if value.ndim > 1:
             raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
+        if self.heads is not None:
+            self.heads.check()
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
@@ -136,7 +138,6 @@ class Trace:
             if outputs is not None and outputs.requires_grad:
                 self.book.watch_target(value, outputs)
         if self.heads is not None:
-            self.heads.check()
             tensors += [write.leaf for write in self.heads.writes]
             tensors += [] if self.heads.beginning is None else [self.heads.beginning]
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())

@@ -86,7 +86,7 @@ class AltiLogit:
     ) -> list[Scores]:
         """What several of these methods find, in one pass for all of them; see :meth:`attribute`."""
         names = [method.name for method in methods]
-        if task is Task.SEQ2SEQ:
+        if task is Task.SEQ2SEQ or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
             raise MethodError(
                 f"{names[0]} follows one residual stream, and {type(model).__name__} has an encoder's and a decoder's; "
                 "use attnlrp or lrp"

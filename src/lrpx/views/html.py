@@ -21,6 +21,8 @@ from lrpx.views.picture import one_line, percent, picture, share
 from lrpx.views.waterfall import waterfall
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lrpx.attribution import Attribution
     from lrpx.views.picture import Piece
 
@@ -38,10 +40,10 @@ def page(a: Attribution) -> str:
     Heatmap, numbers of every token, strongest tokens, ledger and provenance; light, dark, narrow, print.
     """
     context = _context(a)
-    style = _style(context, whole_page=True)
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    html = _environment().get_template("page.html.j2")
-    return html.render(context, scope="lrpx", style=Markup(style), style_hash=digest, whole_page=True)
+    sheet = style(context["shown"].pieces, whole_page=True)
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    html = environment().get_template("page.html.j2")
+    return html.render(context, scope="lrpx", style=Markup(sheet), style_hash=digest, whole_page=True)
 
 
 def fragment(a: Attribution) -> str:
@@ -51,10 +53,11 @@ def fragment(a: Attribution) -> str:
     itself, so two fragments share a class only if they share the styles.
     """
     context = _context(a)
-    scope = "lrpx-" + hashlib.sha256(_style(context, whole_page=False).encode()).hexdigest()[:8]
-    style = _style(context, whole_page=False, scope=scope)
-    html = _environment().get_template("fragment.html.j2")
-    return html.render(context, scope=scope, style=Markup(style), whole_page=False)
+    pieces = context["shown"].pieces
+    scope = "lrpx-" + hashlib.sha256(style(pieces, whole_page=False).encode()).hexdigest()[:8]
+    sheet = style(pieces, whole_page=False, scope=scope)
+    html = environment().get_template("fragment.html.j2")
+    return html.render(context, scope=scope, style=Markup(sheet), whole_page=False)
 
 
 def _context(a: Attribution) -> dict[str, Any]:
@@ -85,10 +88,17 @@ def _provenance(a: Attribution) -> list[tuple[str, str]]:
     return [(one_line(name), one_line(fact)) for name, fact in facts.items()]
 
 
-def _style(context: dict[str, Any], *, whole_page: bool, scope: str = "lrpx") -> str:
-    levels = sorted({_level(piece) for piece in context["shown"].pieces} - {0})
+def style(pieces: Iterable[Piece], *, whole_page: bool, scope: str = "lrpx") -> str:
+    """The style sheet of a page or a fragment, with a class for each shade that these pieces have.
+
+    Args:
+        pieces: all that the page shows.
+        whole_page: a page of its own, rather than a part of another.
+        scope: the class that every rule is below.
+    """
+    levels = sorted({_level(piece) for piece in pieces} - {0})
     return (
-        _environment()
+        environment()
         .get_template("style.css.j2")
         .render(
             scope=scope,
@@ -156,7 +166,8 @@ def _tip(piece: Piece, unit: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Jinja2 with the views' templates and filters; whatever a template is given is escaped."""
     environment = Environment(
         loader=PackageLoader("lrpx.views"),
         autoescape=True,

@@ -1,0 +1,95 @@
+r"""Any text as LaTeX that pdflatex, xelatex and lualatex set alike, in plain ASCII and with no package.
+
+A character that LaTeX has no name for in every font, such as ``中``, becomes its visible number, ``\texttt{U+4E2D}``.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+_NAMES: Final = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "&": r"\&",
+    "#": r"\#",
+    "%": r"\%",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\symbol{34}",  # babel may have made the character itself a command
+    "`": r"\textasciigrave{}",
+    "'": r"\textquotesingle{}",
+    "-": "-{}",  # so that -- stays two hyphens
+    ",": ",{}",
+    "\N{NO-BREAK SPACE}": "~",
+    "‘": r"\textquoteleft{}",
+    "’": r"\textquoteright{}",
+    "“": r"\textquotedblleft{}",
+    "”": r"\textquotedblright{}",
+    "–": r"\textendash{}",
+    "—": r"\textemdash{}",
+    "…": r"\textellipsis{}",
+    "ß": r"\ss{}",
+    "æ": r"\ae{}",
+    "Æ": r"\AE{}",
+    "œ": r"\oe{}",
+    "Œ": r"\OE{}",
+    "ø": r"\o{}",
+    "Ø": r"\O{}",
+    "ł": r"\l{}",
+    "Ł": r"\L{}",
+    "¡": r"\textexclamdown{}",
+    "¿": r"\textquestiondown{}",
+    "²": r"\textsuperscript{2}",
+    "×": r"\ensuremath{\times}",
+    "±": r"\ensuremath{\pm}",
+    "−": r"\ensuremath{-}",
+    "·": r"\ensuremath{\cdot}",
+    "∅": r"\ensuremath{\emptyset}",
+    "⟨": r"\ensuremath{\langle}",
+    "⟩": r"\ensuremath{\rangle}",
+    "⏎": r"\ensuremath{\hookleftarrow}",
+    "⇥": r"\ensuremath{\mapsto}",
+    "␣": r"\textvisiblespace{}",
+    "◌": r"\ensuremath{\circ}",
+}
+_ACCENTS: Final = {
+    "\N{COMBINING GRAVE ACCENT}": r"\`",
+    "\N{COMBINING ACUTE ACCENT}": r"\'",
+    "\N{COMBINING CIRCUMFLEX ACCENT}": r"\^",
+    "\N{COMBINING TILDE}": r"\~",
+    "\N{COMBINING DIAERESIS}": r"\"",
+    "\N{COMBINING MACRON}": r"\=",
+    "\N{COMBINING BREVE}": r"\u",
+    "\N{COMBINING DOT ABOVE}": r"\.",
+    "\N{COMBINING CARON}": r"\v",
+    "\N{COMBINING DOUBLE ACUTE ACCENT}": r"\H",
+    "\N{COMBINING RING ABOVE}": r"\r",
+    "\N{COMBINING CEDILLA}": r"\c",
+}
+
+
+def escape(text: str) -> str:
+    r"""Text with nothing in it that LaTeX would take for a command.
+
+    >>> escape("50 % of {it}"), escape("é ▁ 中")
+    ('50 \\% of \\{it\\}', "\\'{e} \\texttt{U+2581} \\texttt{U+4E2D}")
+    """
+    return "".join(map(_character, text))
+
+
+def _character(character: str) -> str:
+    if character in _NAMES:
+        return _NAMES[character]
+    if " " <= character <= "~":
+        return character
+    letter, mark = (*unicodedata.normalize("NFD", character), "", "")[:2]
+    if mark in _ACCENTS and letter.isascii() and len(unicodedata.normalize("NFD", character)) == 2:
+        return f"{_ACCENTS[mark]}{{{letter}}}"
+    return rf"\texttt{{U+{ord(character):04X}}}"

@@ -1,0 +1,120 @@
+"""Folders of a benchmark for the reports' tests: sentences that the bundled model explains, and random numbers."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+import lrpx
+from lrpx.benchmarks import rows
+from lrpx.metrics.ground_truth import METRICS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+METHODS = ("lrp", "attnlrp", "gradient-l1", "gradient-l2", "gradient-x-input")
+
+SENTENCES = (  # the text before the verb, its subject, the right form and the other, attractors
+    ("The keys to the cabinet", "keys", "are", "is", 1),
+    ("The key to the cabinets", "key", "is", "are", 1),
+    ("The boys near the tree", "boys", "are", "is", 1),
+    ("The old man behind the houses and the trees", "man", "is", "are", 2),
+    ("The books on the table in the room", "books", "are", "is", 2),
+    ("The girl with the dogs", "girl", "is", "are", 1),
+    ("The flowers in the garden of the king", "flowers", "are", "is", 2),
+    ("The cat under the chairs", "cat", "is", "are", 1),
+    ("The children in the house", "children", "are", "is", 1),
+    ("The dog that the boys like", "dog", "is", "are", 1),
+    ("The doors of the house", "doors", "are", "is", 1),
+    ("The friend of the girls and the boys by the trees", "friend", "is", "are", 3),
+)
+
+
+@cache
+def explained() -> tuple[dict[str, Any], ...]:
+    """A row of each sentence, by the bundled model itself, which knows them all."""
+    explainer = lrpx.Explainer.from_pretrained()
+    found: dict[int, dict[str, Any]] = {}
+    for form, other in (("are", "is"), ("is", "are")):
+        numbers = [number for number, sentence in enumerate(SENTENCES) if sentence[2] == form]
+        texts = [SENTENCES[number][0] for number in numbers]
+        values = {m: explainer(texts, target=f" {form}", contrast=f" {other}", method=m) for m in METHODS}
+        for at, number in enumerate(numbers):
+            a, subject = values["lrp"][at], SENTENCES[number][1]
+            words = zip(a.word_spans, a.word_texts, strict=True)
+            truth = next([*range(*span)] for span, word in words if word.strip() == subject)
+            facts = {
+                "right": form,
+                "wrong": other,
+                "attractors": SENTENCES[number][4],
+                "logit_difference": a.target.value,
+            }
+            relevance = {method: each[at].relevance for method, each in values.items()}
+            found[number] = row(f"dev:{number + 1}", a.tokens, truth, relevance, facts, number)
+    return tuple(found[number] for number in sorted(found))
+
+
+def row(
+    name: str, tokens: Sequence[str], truth: Sequence[int], relevance: Any, facts: dict[str, Any], seed: int
+) -> dict[str, Any]:
+    """One row, with the metrics of its relevance."""
+    inside = [at in truth for at in range(len(tokens))]
+    made: dict[str, Any] = {
+        "id": name,
+        "tokens": list(tokens),
+        "ground_truth": list(truth),
+        "position": len(tokens) - 1,
+        "correct": facts["logit_difference"] > 0,
+        **facts,
+    }
+    draws = np.random.default_rng(seed).uniform(-1, 1, (10, len(tokens)))
+    for metric, measure in METRICS.items():
+        made |= {f"{metric}/{m}": measure(each, inside) for m, each in relevance.items()}
+        made[f"{metric}/random"] = [measure(draw, inside) for draw in draws]
+    return made | {f"relevance/{m}": [float(value) for value in each] for m, each in relevance.items()}
+
+
+def random_rows(count: int, methods: Sequence[str] = METHODS, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows of random relevance, which the first method has a little more of on the subject."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for number in range(1, count + 1):
+        length = int(rng.integers(3, 12))
+        truth = [int(rng.integers(length))]
+        relevance = {m: rng.normal(size=length) for m in methods}
+        relevance[methods[0]][truth] += 1.0
+        facts = {"right": "are", "wrong": "is", "attractors": int(rng.integers(1, 4))}
+        facts["logit_difference"] = float(rng.normal(1.0))
+        found.append(row(f"random:{number}", [f" t{at}" for at in range(length)], truth, relevance, facts, number))
+    return found
+
+
+def write(folder: Path, found: Sequence[dict[str, Any]], methods: Sequence[str] = METHODS, **more: Any) -> Path:
+    """A benchmark's folder with these rows, in two parts as a run leaves them."""
+    run = {
+        "format": 1,
+        "benchmark": "sva",
+        "settings": {
+            "model": "openai-community/gpt2",
+            "data": [{"file": "dev.tsv", "bytes": 1234, "sha256": "ab" * 32}],
+            "parser": None,
+            "methods": list(methods),
+            "dtype": "float32",
+        },
+        "versions": {"lrpx": "0.1.0", "torch": "2.13.0"},
+        "counts": {"read": 14000, "kept": len(found)},
+        "statistics": {"mean tokens": 11.25, "samples": float(len(found))},
+        "command": "lrpx bench sva dev.tsv --out runs/sva",
+        **more,
+    }
+    (folder / rows.ROWS).mkdir(parents=True, exist_ok=True)
+    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
+    half = (len(found) + 1) // 2
+    for number, part in enumerate(filter(None, (found[:half], found[half:]))):
+        rows.write_table(rows.part(folder, number), pa.Table.from_pylist(part, rows.schema(methods)))
+    return folder
