@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 BENCH = Path(__file__).parents[1] / "bench"
+SENTENCES = Path(__file__).parent / "benchmarks" / "data" / "sentences.conllu"
 TOY = ["--shapes", "toy"]
+SVA = ["--shape", "toy", "--data", str(SENTENCES), "--methods", "lrp"]
 SCRIPTS = {
     "speed.py": ([*TOY, "--lengths", "8", "--runs", "1", "--subjects", "lrpx attnlrp"], 1),
     "memory.py": ([*TOY, "--lengths", "64", "--runs", "1", "--subjects", "lrpx attnlrp"], 2),
     "longest_context.py": ([*TOY, "--lengths", "32", "64", "--at-most", "64", "--subjects", "lrpx attnlrp"], 1),
     "ledger.py": ([*TOY, "--lengths", "8", "--runs", "1"], 1),
     "batches.py": (["--sentences", "4", "--rounds", "1"], 2),
+    "sva.py": ([*SVA, "--samples", "4", "--rounds", "1", "--sizes", "2", "4", "--subjects", "lrpx attnlrp"], 3),
 }
 
 
@@ -27,7 +31,8 @@ def test_prints_its_table(name):
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert f"python bench/{name}" in lines[0]
-    table = [line for line in lines if line.startswith("|")]
+    start = next(i for i, line in enumerate(lines) if line.startswith("|"))
+    table = list(takewhile(lambda line: line.startswith("|"), lines[start:]))
     assert set(table[1]) == {"|", "-"}
     assert len(table) == 2 + rows
     assert len({line.count("|") for line in table}) == 1
