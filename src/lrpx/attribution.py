@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,7 @@ class Attribution:
     special: tuple[bool, ...] = ()
     segments: tuple[tuple[str, int, int], ...] = ()
     ledger: Ledger | None = None
-    heads: Tensor | None = None
+    heads: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)

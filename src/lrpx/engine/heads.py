@@ -224,8 +224,6 @@ class Heads:
             return self._normed(marked, name, args, kwargs, out)
         if isinstance(marked, tuple) and name in MULTIPLY | DIVIDE and len(args) == 2:
             return self._scaled(marked, name, args, out)
-        if name in MULTIPLY and any(isinstance(x, (int, float, Parameter)) for x in args):
-            return _marked(out, marked)  # a stream, scaled before the next sum
         return out
 
     def _fused(self, args: Any, kwargs: Any, out: Tensor) -> Tensor:

@@ -105,6 +105,9 @@ class AltiLogit:
             with run as (trace, logits):
                 chosen, values = explain_values(trace, logits, targets)
             found, heads = _scores([method.what for method in methods], trace, methods[0].epsilon)
+        size, embedded = list(batch.inputs["input_ids"].shape), list(found[methods[0].what].shape)
+        if embedded != size:
+            raise MethodError(f"the model embeds {embedded} tokens of an input of {size}; use attnlrp or lrp")
         paths = tasks.embedding_paths(model, task)
         return [
             Scores(
