@@ -24,7 +24,7 @@ from lrpx.benchmarks.heatmaps import choose
 from lrpx.benchmarks.rows import RANDOM, replace
 from lrpx.benchmarks.summary import read_run, summarise
 from lrpx.metrics.ground_truth import METRICS
-from lrpx.metrics.statistics import RESAMPLES
+from lrpx.metrics.statistics import FLIPS
 from lrpx.views import html
 from lrpx.views.colour import colour
 from lrpx.views.picture import one_line
@@ -143,7 +143,7 @@ def _context(found: Summary, run: Mapping[str, Any]) -> dict[str, Any]:
         "names": [*found.methods, RANDOM],
         "draws": next(iter(found.chance.values())).draws,
         "pairs": pairs,
-        "least": pairs / (RESAMPLES + 1),
+        "least": pairs / (FLIPS + 1),
         "leaders": [(method, _listed(where)) for method, where in leaders.items()],
         "tallest": {metric: max(map(max, found.shares[metric].values())) for metric in METRICS},
         "groups": [str(group.attractors) for group in found.groups],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,7 +68,7 @@ class Book:
     """
 
     def __init__(self, model: Module, mode: RuleMode) -> None:
-        self._mode = mode
+        self._mode = weakref.proxy(mode)  # which holds this: no circle, so that memory is given back at once
         self._model = model
         self._names: dict[int, tuple[bool, str]] = {}
         for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):

@@ -9,6 +9,7 @@ way, so no class of model needs to be known.
 from __future__ import annotations
 
 import re
+import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -151,7 +152,7 @@ class Heads:
     """
 
     def __init__(self, mode: RuleMode) -> None:
-        self._mode = mode
+        self._mode = weakref.proxy(mode)  # which holds this: no circle, so that memory is given back at once
         self._attentions: list[Attention] = []
         self.writes: list[Write] = []
         self.beginning: Tensor | None = None

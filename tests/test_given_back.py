@@ -1,0 +1,29 @@
+"""What an explanation held is given back when it ends, not when the garbage collector happens to run."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from lrpx import Explainer
+from lrpx.methods import METHODS
+
+
+CASES = [(name, False) for name in METHODS] + [(name, True) for name in ("attnlrp", "lrp", "alti-logit")]
+
+
+@pytest.mark.parametrize(("method", "ledger"), CASES)
+def test_no_tensor_waits_for_the_garbage_collector(method, ledger):
+    explainer = Explainer.from_pretrained()
+    explainer("The doors", method=method, ledger=ledger)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(each) is torch.Tensor for each in gc.get_objects())
+        for _ in range(3):
+            explainer("The doors", method=method, ledger=ledger)
+        assert sum(type(each) is torch.Tensor for each in gc.get_objects()) == before
+    finally:
+        gc.enable()
