@@ -10,7 +10,6 @@ import torch
 from lrpx import Explainer
 from lrpx.methods import METHODS
 
-
 CASES = [(name, False) for name in METHODS] + [(name, True) for name in ("attnlrp", "lrp", "alti-logit")]
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from masked_lm import Verbs, masked_batch, question, restore, save, training_step
-from masked_lm_data import EASY, HARD, LeakFilter, Marker, cut, evaluation_texts, word_runs
+from masked_lm import Verbs, masked_batch, question, restore, save, training_step, verdicts
+from masked_lm_data import EASY, HARD, LeakFilter, Marker, Sentences, cut, evaluation_texts, prepare, word_runs
 from transformers import BertConfig, BertForMaskedLM
 
 ROW = "the keys to the old cabinet , which crowe 's brother does n't open , ***mask*** on the table ."
@@ -21,12 +21,14 @@ WORDS = st.lists(st.text("abcdefgh", min_size=1, max_size=5), min_size=1, max_si
 @pytest.fixture
 def agreement(tmp_path):
     """A folder of evaluation data of one row each."""
+    folder = tmp_path / "data/agreement"
+    folder.mkdir(parents=True)
     row = "\t".join(["1", ROW.replace("***mask***", "are"), ROW, "are", "is"])
-    (tmp_path / "lgd_some.tsv").write_text(row + "\n")
-    with lzma.open(tmp_path / "en_ewt-all.conllu.xz", "wt") as file:
+    (folder / "lgd_some.tsv").write_text(row + "\n")
+    with lzma.open(folder / "en_ewt-all.conllu.xz", "wt") as file:
         file.write("# sent_id = 1\n# text = What a lovely film it is!\n1\tWhat\t_\n")
-    (tmp_path / "blimp_some.jsonl").write_text('{"sentence_good": "Paula references Robert.", "sentence_bad": "x"}\n')
-    return tmp_path
+    (folder / "blimp_some.jsonl").write_text('{"sentence_good": "Paula references Robert.", "sentence_bad": "x"}\n')
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -45,6 +47,29 @@ def test_a_sentence_that_shares_eight_words_with_an_evaluation_row_is_dropped(ag
     keeps = LeakFilter(evaluation_texts(agreement))
     assert keeps(text) is passes
     assert keeps.dropped == (not passes)
+
+
+def test_prepared_sentences_hold_no_leak(agreement, piece_tokenizer, tmp_path):
+    leak = "Look at the keys to the old cabinet, which Crowe's sister lost."
+    book = "\n\n".join(["The keys to the cabinet are on the table. The girl is small.", leak] * 20)
+    data = agreement.parent
+    (data / "text").mkdir()
+    with lzma.open(data / "text/novels.txt.xz", "wt") as file:
+        file.write("<|endoftext|>".join([book] * 5))
+    wiki = ["The boys near the old tree are tall .", leak, "What a lovely film it is !"] * 400
+    (data / "text/wiki_split_sentences.txt").write_text("\n".join(wiki))
+    said = []
+    prepare(data, tmp_path / "sentences.npz", piece_tokenizer, lambda **entry: said.append(entry))
+    sentences = Sentences(tmp_path / "sentences.npz")
+    texts = {
+        name: {piece_tokenizer.decode(sentences.row(place)[0][1:-1]) for place in places}
+        for name, places in sentences.places.items()
+    }
+    assert texts["hard"] == {"the keys to the cabinet are on the table."}
+    assert texts["medium"] == {"the girl is small."}
+    assert texts["wiki"] == texts["dev_wiki"] == {"the boys near the old tree are tall."}
+    assert texts["dev_novels"] == texts["hard"] | texts["medium"]
+    assert said[-1]["leaks"] > 0
 
 
 @given(WORDS, WORDS, WORDS, st.integers(0, 30))
@@ -102,6 +127,16 @@ def test_the_mask_of_a_question_stands_for_the_first_piece(piece_tokenizer):
     whole = piece_tokenizer("the keys to the cabinet are on the table.")["input_ids"]
     assert [*ids[:at], right, *ids[at + 1 :]] == whole
     assert question(piece_tokenizer, "the", "are", "is the", ".") is None
+
+
+def test_a_verdict_is_the_sign_of_the_models_own_logits(piece_tokenizer):
+    model, *_ = a_run(piece_tokenizer)
+    model.eval()
+    parts = [("the keys to the cabinet", "are", "is", "on the table."), ("the girl", "is", "are", ".")]
+    questions = [question(piece_tokenizer, *part) for part in parts] + [question(piece_tokenizer, "", "are", "is", ".")]
+    for (ids, right, wrong), told in zip(questions, verdicts(model, piece_tokenizer, questions), strict=True):
+        logits = model(torch.tensor([ids])).logits[0, ids.index(piece_tokenizer.mask_token_id)]
+        assert told == (logits[right] > logits[wrong]).item()
 
 
 def a_run(tokenizer):

@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from agreement_data import read_rows
-from masked_lm_data import HARD, SEED, Sentences, prepare
+from masked_lm_data import HARD, SEED, Sentences, padded, prepare
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch.nn import functional as F
 from train import AUXILIARIES
-from transformers import AutoModelForMaskedLM, AutoTokenizer, BertForMaskedLM
+from transformers import AutoTokenizer, BertForMaskedLM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -81,7 +81,7 @@ class Batch:
 
 def masked_batch(rows: Sequence[tuple[np.ndarray, np.ndarray]], tokenizer: Any, draw: np.random.Generator) -> Batch:
     """Mask the hardest verb of each row of (ids, marks), some of its other verbs and some of its words."""
-    width = max(len(ids) for ids, _ in rows)
+    width = padded(max(len(ids) for ids, _ in rows))
     ids = np.full((len(rows), width), tokenizer.pad_token_id)
     marks = np.zeros((len(rows), width), dtype=np.int64)
     for i, (row, mark) in enumerate(rows):
@@ -256,7 +256,7 @@ def question(tokenizer: Any, before: str, right: str, wrong: str, after: str) ->
 
 
 @torch.no_grad()
-def verdicts(model: Any, tokenizer: Any, questions: Sequence[tuple[list[int], int, int]]) -> list[bool]:
+def verdicts(model: BertForMaskedLM, tokenizer: Any, questions: Sequence[tuple[list[int], int, int]]) -> list[bool]:
     """For each question whether the right form's logit is above the wrong one's."""
     right = [False] * len(questions)
     order = sorted(range(len(questions)), key=lambda i: len(questions[i][0]))
@@ -265,9 +265,8 @@ def verdicts(model: Any, tokenizer: Any, questions: Sequence[tuple[list[int], in
         width = len(questions[group[-1]][0])
         rows = [questions[i][0] + [tokenizer.pad_token_id] * (width - len(questions[i][0])) for i in group]
         ids = torch.tensor(rows)
-        logits = model(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long()).logits
-        for row, i in enumerate(group):
-            scores = logits[row, questions[i][0].index(tokenizer.mask_token_id)]
+        hidden = model.bert(input_ids=ids, attention_mask=(ids != tokenizer.pad_token_id).long()).last_hidden_state
+        for i, scores in zip(group, model.cls(hidden[ids == tokenizer.mask_token_id]), strict=True):
             right[i] = bool(scores[questions[i][1]] > scores[questions[i][2]])
     return right
 
@@ -275,7 +274,7 @@ def verdicts(model: Any, tokenizer: Any, questions: Sequence[tuple[list[int], in
 def evaluate(data: Path, folder: Path) -> dict[str, Any]:
     """Accuracy on every Goldberg/Linzen row whose two forms are one piece each, by its attractors, and on BLiMP."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    model = BertForMaskedLM.from_pretrained(folder).eval()
     rows = [row for name in ("random10001", "extra") for row in read_rows(data / f"agreement/lgd_{name}.tsv")]
     parts = [row.masked.split("***mask***") for row in rows]
     asked = [question(tokenizer, a, row.right, row.wrong, b) for row, (a, b) in zip(rows, parts, strict=True)]

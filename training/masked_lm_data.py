@@ -149,6 +149,11 @@ def cut(ids: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.append(ids[:end], ids[-1]), np.append(marks[:end], marks[-1])
 
 
+def padded(length: int) -> int:
+    """The next multiple of 8: few sizes of batches, so that memory is used again."""
+    return -(-length // 8) * 8
+
+
 class Sentences:
     """The prepared sentences by source, each as its piece ids and their marks."""
 
@@ -173,7 +178,7 @@ class Sentences:
             )
             groups = []
             while rows:
-                take = max(1, BATCH_TOKENS // len(rows[-1][0]))
+                take = max(1, BATCH_TOKENS // padded(len(rows[-1][0])))
                 groups.append(rows[-take:])
                 del rows[-take:]
             yield from (groups[i] for i in draw.permutation(len(groups)))
