@@ -242,7 +242,9 @@ def test_unknown_class(piece_tokenizer):
 
 @pytest.mark.parametrize("method", ["AttnLRP", "", None, 3, Logit(3)])
 def test_unknown_method(by_ids, method):
-    with says(MethodError, "method", "attnlrp, lrp, alti-logit, logit, alti, gradient-x-input, gradient-l1, gradient-l2"):
+    with says(
+        MethodError, "method", "attnlrp, lrp, alti-logit, logit, alti, gradient-x-input, gradient-l1, gradient-l2"
+    ):
         by_ids(IDS, method=method)
 
 
