@@ -22,12 +22,12 @@ def main() -> None:
     for shape in options.shapes:
         with fleet(shape, [each for name in METHODS for each in (name, f"{name} with ledger")], options) as group:
             for length in options.lengths:
-                medians = group.medians(length, options.runs)
+                times = group.times(length, options.runs)
                 cells = []
                 for name in METHODS:
-                    seconds = medians.get(f"{name} with ledger")
-                    cells.append(f"{1000 * medians[name]:.1f}")
-                    cells.append("n/a" if seconds is None else f"{seconds / medians[name]:.2f}")
+                    kept = f"{name} with ledger"
+                    cells.append(f"{times.milliseconds(name):.1f}")
+                    cells.append(f"{times.ratio(kept, name):.2f}" if kept in times else "n/a")
                 row(shape, length, *cells)
             below += [f"{shape}: {name} n/a: {why}" for name, why in group.problems.items()]
     notes(below)

@@ -127,6 +127,18 @@ class Server:
         self.close()
 
 
+class Times(dict[str, list[float]]):
+    """The seconds of each subject, one for each round."""
+
+    def milliseconds(self, name: str) -> float:
+        return 1000 * statistics.median(self[name])
+
+    def ratio(self, name: str, to: str) -> float:
+        """How much longer one subject takes than another: the median over rounds of the ratio within the round, which
+        leaves out how fast the machine is at that moment."""
+        return statistics.median(a / b for a, b in zip(self[name], self[to], strict=True))
+
+
 class Fleet:
     """One server for each environment that some subjects need, on one shape.
 
@@ -149,18 +161,19 @@ class Fleet:
             self.problems[subject] = answer["error"]
         return answer
 
-    def medians(self, length: int, runs: int, warm: int = 3) -> dict[str, float]:
-        """The median seconds of each subject; every round measures each of them once, in turn."""
-        seconds: dict[str, list[float]] = {name: [] for name in self.subjects if name not in self.problems}
+    def times(self, length: int, runs: int, warm: int = 2) -> Times:
+        """Measure every subject once in each of ``runs`` rounds, after some that do not count, in an order drawn anew
+        for each: what one leaves behind in caches and allocators then falls on all alike."""
+        seconds = Times({name: [] for name in self.subjects if name not in self.problems})
         for run in range(runs + warm):
             ids = tokens(self.shape, length, run)
-            for name in list(seconds):
+            for name in random.Random(run).sample(list(seconds), len(seconds)):
                 answer = self.ask(name, ids)
                 if "error" in answer:
                     del seconds[name]
                 elif run >= warm:
                     seconds[name].append(answer["seconds"])
-        return {name: statistics.median(each) for name, each in seconds.items()}
+        return seconds
 
     def difference(self, one: str, other: str, length: int) -> float:
         """The largest difference of two subjects' relevance, relative to the largest relevance; NaN for want of one."""

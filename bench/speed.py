@@ -4,8 +4,9 @@
 
 Random weights in float32, the same for every subject, as are the token ids. Floor A: Gradient×Input with frozen
 parameters and all positions through the head. Floor B: the same with only the needed row. Every round measures each
-subject once, in turn; a cell is the median as a ratio to floor A / to floor B. Peers run in processes and environments
-of their own (``servers.py``), and the clock inside them. Captum's subjects have to be named.
+subject once, in an order of its own; a cell is the median over rounds of the ratio to floor A / to floor B. Peers run
+in processes and environments of their own (``servers.py``), and the clock inside them. Captum's subjects have to be
+named.
 """
 
 from __future__ import annotations
@@ -38,14 +39,12 @@ def main() -> None:
     for shape in options.shapes:
         with fleet(shape, subjects, options) as group:
             for length in options.lengths:
-                medians = group.medians(length, options.runs)
+                times = group.times(length, options.runs)
                 cells = [
-                    " / ".join(f"{medians[name] / medians[floor]:.2f}" for floor in FLOORS)
-                    if name in medians
-                    else "n/a"
+                    " / ".join(f"{times.ratio(name, floor):.2f}" for floor in FLOORS) if name in times else "n/a"
                     for name in subjects
                 ]
-                row(shape, length, f"{1000 * medians['floor A']:.1f}", *cells)
+                row(shape, length, f"{times.milliseconds('floor A'):.1f}", *cells)
             for name in (name for name in subjects if name.startswith(SAME) and name not in group.problems):
                 found = group.difference("lrpx attnlrp", name, 64)
                 below.append(f"{shape}: {name} differs from lrpx attnlrp by {found:.0e} of the largest relevance")

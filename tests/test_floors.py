@@ -15,6 +15,7 @@ ROOT = Path(lrpx.__file__).parent
 FLOORS = {
     "errors": 0,
     "ledger": 0,
+    "modules": 0,
     "rules": 1,
     "targets": 1,
     "tokens": 1,

@@ -257,7 +257,7 @@ class Explainer:
     def _batch(self, rows: Sequence[Row]) -> Batch:
         pad_id = self._pad_id or 0
         device = tasks.input_device(self.model)
-        width, written = widths(rows, tasks.context_length(self.model)) if self._pads else (0, 0)
+        width, written = widths(rows, self._reader.limit) if self._pads else (0, 0)
         ids, mask = tokens.pad([row.tokens.ids for row in rows], pad_id, self.padding_side, width)
         inputs = {"input_ids": ids}
         if tasks.accepts(self.model, "attention_mask"):

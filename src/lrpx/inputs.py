@@ -108,12 +108,13 @@ class Reader:
             )
         if wrong is not None:
             raise InputError(f"token id {wrong} is outside the model's vocabulary; pass ids 0 to {size - 1}")
-        if self._limit is not None and len(ids) > self._limit:
-            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self._limit}; shorten it")
+        if self.limit is not None and len(ids) > self.limit:
+            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self.limit}; shorten it")
         return ids
 
     @cached_property
-    def _limit(self) -> int | None:
+    def limit(self) -> int | None:
+        """The most tokens that the model takes, or None for any number."""
         return tasks.context_length(self.model)
 
     def _read(self, given: Any, name: str) -> tuple[list[int], bool]:

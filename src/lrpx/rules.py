@@ -87,8 +87,12 @@ STEEPEST = 1e4
 """The largest ``|g(x)/x|`` at which the identity rule still hands relevance on."""
 
 
-THROUGH_ZERO = frozenset({"silu", "gelu", "tanh", "mish", "elu", "selu", "celu", "hardswish", "softsign", "relu6"})
-"""Functions that are 0 at 0, where ``g(x)/x`` is never steep and need not be looked at."""
+THROUGH_ZERO = frozenset(
+    """silu gelu tanh mish elu selu celu hardswish softsign relu6 GELUActivation NewGELUActivation GELUTanh
+    FastGELUActivation QuickGELUActivation AccurateGELUActivation MishActivation""".split()
+)
+"""Functions, and modules that write one out, that are 0 at 0, where ``g(x)/x`` is never steep and need not be looked
+at."""
 
 
 def is_steep(y: Tensor, x: Tensor) -> Tensor:
@@ -276,7 +280,8 @@ def layer_norm_constant_std(
 ) -> Tensor:
     """LayerNorm with its standard deviation held constant; the mean stays in the graph (Arras 2025, D.5).
 
-    ``op(x, bias)`` is the model's own kernel, ``dims`` the normalised dimensions; the bias is a summand.
+    ``op(x, bias)`` is the model's own kernel, which may give the reciprocal of the deviation beside the value; ``dims``
+    are the normalised dimensions; the bias is a summand.
     """
     return _LayerNormConstantStd.apply(x, bias, op, dims, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -292,12 +297,16 @@ class _LayerNormConstantStd(Function):
         weight: Tensor | None,
         eps: float,
     ) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        # the kernel of LayerNorm gives the deviation sooner than that of the variance
-        reciprocal_std = torch.native_layer_norm(wide, x.shape[dims[0] :], None, None, eps)[2]
+        value = op(x, bias)
+        if isinstance(value, tuple):
+            value, reciprocal_std = value
+        else:
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            # the kernel of LayerNorm gives the deviation sooner than that of the variance
+            reciprocal_std = torch.native_layer_norm(wide, x.shape[dims[0] :], None, None, eps)[2]
         ctx.save_for_backward(reciprocal_std, weight)
         ctx.dims = dims
-        return op(x, bias)
+        return value
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -346,8 +355,8 @@ def attention(
     """Fused attention under the recipe's rules for softmax and for matrix products.
 
     The uniform rule on both products is standard attention whose gradients are scaled ×¼ at q and k, ×½ at
-    an additive mask and at v; a constant softmax leaves v alone in the graph. The kernel ``op(q, k, v, mask)``
-    is the model's own, and no attention matrix is formed.
+    an additive mask and at v, or ×¼ on entry and then ×2 at two of the four; a constant softmax leaves v alone in the
+    graph. The kernel ``op(q, k, v, mask)`` is the model's own, and no attention matrix is formed.
 
     Raises:
         TypeError: another rule than ``unmodified``, ``uniform`` and ``constant``, which a fused kernel
@@ -359,8 +368,11 @@ def attention(
         raise TypeError("fused attention carries only the rules unmodified, uniform and constant")
     if matmul is not uniform:
         return op(q, k, v, mask)
+    masked = mask is not None and mask.requires_grad
+    share = 0.5 if v.requires_grad and (q.requires_grad or k.requires_grad or masked) else 1.0
     if q.requires_grad and k.requires_grad:
-        q, k = scale_gradient(q, 0.5), scale_gradient(k, 0.5)
-    weights = q.requires_grad or k.requires_grad or (mask is not None and mask.requires_grad)
+        v = scale_gradient(v, 2.0)
+        mask = None if mask is None else scale_gradient(mask, 2.0)
+        share /= 2
     attended = op(q, k, v, mask)
-    return scaled_on_entry(attended, 0.5) if weights and v.requires_grad else attended
+    return attended if share == 1.0 else scaled_on_entry(attended, share)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lrpx.errors import InputError, ModelError
+from lrpx.modules import named_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,18 +86,6 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
-def _below(model: Module) -> Iterator[tuple[str, Module]]:
-    """``(path, module)`` of every module once, as ``model.named_modules()`` has them, in half of its time."""
-    seen = {model}
-    found = [("", model)]
-    for path, module in found:
-        yield path, module
-        for name, child in module._modules.items():
-            if child is not None and child not in seen:
-                seen.add(child)
-                found.append((f"{path}.{name}" if path else name, child))
-
-
 def input_embedding(model: Module) -> tuple[str, Module]:
     """``(path, module)`` of the token embedding.
 
@@ -107,7 +96,7 @@ def input_embedding(model: Module) -> tuple[str, Module]:
         module = model.get_input_embeddings()  # type: ignore[operator]
     except (NotImplementedError, AttributeError):
         module = None
-    path = next((path for path, each in _below(model) if each is module), None) if module is not None else None
+    path = next((path for path, each in named_modules(model) if each is module), None) if module is not None else None
     if path is None or not isinstance(getattr(module, "weight", None), Tensor):
         raise ModelError(
             f"{type(model).__name__} has no input embeddings to attribute to; "
@@ -119,7 +108,7 @@ def input_embedding(model: Module) -> tuple[str, Module]:
 def active_dropout(model: Module) -> str | None:
     """The path of the first dropout in training mode, or None."""
     kinds = (torch.nn.Dropout, torch.nn.AlphaDropout)
-    found = (path for path, each in _below(model) if isinstance(each, kinds) and each.training and each.p > 0)
+    found = (path for path, each in named_modules(model) if isinstance(each, kinds) and each.training and each.p > 0)
     return next(found, None)
 
 
@@ -131,7 +120,7 @@ def embedding_paths(model: Module, task: Task) -> set[str]:
     # of the parts as well: where a tied embedding is offloaded, each part loads one of its own
     parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
     modules = [module, *(part.get_input_embeddings() for part in parts)]
-    return {path for path, each in _below(model) if any(each is one for one in modules)}
+    return {path for path, each in named_modules(model) if any(each is one for one in modules)}
 
 
 def input_device(model: Module) -> torch.device:
@@ -152,7 +141,7 @@ def context_length(model: Module) -> int | None:
 
 def _first_position(model: Module) -> int:
     """The position of the first token: 0, or in RoBERTa and its kin the one after the padding's."""
-    for path, module in _below(model):
+    for path, module in named_modules(model):
         padding: Any = getattr(module, "padding_idx", None)
         if padding is not None and path.endswith("position_embeddings"):
             return int(padding) + 1

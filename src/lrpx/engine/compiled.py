@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpx.engine.trace import Source, Trace
 from lrpx.errors import ModelError
+from lrpx.modules import named_modules
 from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class _Call:
         """
         own: dict[int, Tensor] = {}
         facts: list[Any] = []
-        for module in model.modules():
+        for _, module in named_modules(model):
             inside = vars(module)
             tensors = [t for t in (*inside["_parameters"].values(), *inside["_buffers"].values()) if t is not None]
             own.update((id(tensor), tensor) for tensor in tensors)

@@ -25,13 +25,23 @@ def _layer_norm(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
     def op(x: Tensor, bias: Tensor | None) -> Any:
         return func(x, shape, weight, bias, eps)
 
+    def with_deviation(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        value, _, reciprocal_std = torch.native_layer_norm(x, shape, weight, bias, eps)  # what ``func`` calls
+        return value, reciprocal_std
+
     if not carries(x):
         return op(x, bias)
     if mode.recipe.norm is rules.unmodified:
         return mode.apply("norm", op, x, bias)
     dims = tuple(range(-len(shape), 0))
     rule = partial(rules.layer_norm_constant_std, dims=dims, weight=weight, eps=eps)
-    return mode.apply("norm", op, x, bias, rule=rule, conserves=True)
+    return mode.apply("norm", with_deviation if _is_wide(x, weight, bias) else op, x, bias, rule=rule, conserves=True)
+
+
+def _is_wide(*tensors: Tensor | None) -> bool:
+    """Whether all that is given has one dtype, and that is no less precise than float32."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    return dtypes in ({torch.float32}, {torch.float64})
 
 
 @handles("rms_norm")

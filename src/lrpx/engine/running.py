@@ -23,6 +23,7 @@ from lrpx.engine.heads import Heads
 from lrpx.engine.mode import RuleMode
 from lrpx.engine.trace import Place, Source, Trace
 from lrpx.errors import MethodError, TraceError
+from lrpx.modules import named_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +89,7 @@ def propagate(
     running: set[int] = _running.__dict__.setdefault("models", set())
     if id(model) in running:
         raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
-    modules = dict(model.named_modules(remove_duplicate=False))
+    modules = dict(named_modules(model))
     unused = [
         override for override in recipe.overrides if not any(fnmatchcase(path, override.path) for path in modules)
     ]
@@ -349,14 +350,19 @@ class _Run:
             def op(x: Tensor) -> Any:
                 if self.mode.recipe.activation in (rules.identity, rules.constant):
                     return output.detach()  # they take the value alone
-                self.mode.active = False
+                active, self.mode.active = self.mode.active, False
                 try:
                     return module.forward(x)
                 finally:
-                    self.mode.active = True
+                    self.mode.active = active
 
-            y = self.mode.apply("activation", op, x)
-            return mark_gate(self.mode, "activation", self.mode.counted(type(module).__name__, y))
+            op.__name__ = type(module).__name__
+            self.mode.active = self.mode.book is not None
+            try:
+                y = self.mode.apply("activation", op, x)
+            finally:
+                self.mode.active = True
+            return mark_gate(self.mode, "activation", self.mode.counted(op.__name__, y))
 
         return before, after
 

@@ -1,0 +1,35 @@
+"""The walk over modules, against torch's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+from lrpx.modules import named_modules
+
+SIZES = {
+    GPT2LMHeadModel: GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11),
+    T5ForConditionalGeneration: T5Config(d_model=8, d_ff=8, num_layers=2, num_heads=2, vocab_size=11),
+    AlbertForMaskedLM: AlbertConfig(hidden_size=8, intermediate_size=8, num_attention_heads=2, vocab_size=11),
+}
+
+
+@pytest.mark.parametrize("model_class", SIZES, ids=lambda each: each.__name__)
+def test_the_same_in_the_same_order(model_class):
+    model = model_class(SIZES[model_class])
+    assert list(named_modules(model)) == list(model.named_modules(remove_duplicate=False))
+
+
+def test_a_module_inside_itself_is_left_out():
+    inner = torch.nn.Sequential(torch.nn.Tanh())
+    outer = torch.nn.Sequential(inner, inner)
+    inner.add_module("back", outer)
+    assert [path for path, _ in named_modules(outer)] == ["", "0", "0.0", "1", "1.0"]
