@@ -238,38 +238,56 @@ class _GradientOf(Function):
         return dy, None
 
 
-def for_few_outputs(op: Operation) -> Operation:
-    """The linear ``op(x, weight, bias)``, which in the backward pass reads only the rows of the weight whose outputs
-    have a gradient: of a language-model head the one or two that are explained, not the whole vocabulary's.
+def for_sparse_gradients(op: Operation, transposed: bool = False) -> Operation:
+    """The linear ``op(x, weight, bias)``, which in the backward pass leaves out what no gradient arrives at: of a
+    language-model head all rows of the weight but the one or two that are explained, and in the last layer all tokens
+    but the one whose logits they are.
+
+    Args:
+        op: the operation.
+        transposed: whether its weight is ``[inputs, outputs]``, not ``[outputs, inputs]``.
     """
-    return lambda x, weight, bias=None: _FewOutputs.apply(op, x, weight, bias)  # type: ignore[no-untyped-call]
+    return lambda x, weight, bias=None: _ForSparseGradients.apply(op, transposed, x, weight, bias)  # type: ignore[no-untyped-call]
 
 
-class _FewOutputs(Function):
+class _ForSparseGradients(Function):
     @staticmethod
-    def forward(ctx: Any, op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, op: Operation, transposed: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        return op(x, weight, bias)
+        ctx.transposed = transposed
+        y = op(x, weight, bias)
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
+        weight = ctx.saved_tensors[0].to(dy.dtype)  # under autocast it has another
         rows = dy.reshape(-1, dy.shape[-1])
-        dx = torch.ops.lrpx.few_columns_matmul(rows, weight).view(*dy.shape[:-1], -1)
-        return None, dx, None, rows.sum(0) if ctx.needs_input_grad[3] else None
+        dx = torch.ops.lrpx.sparse_matmul(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], -1)
+        return None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[4] else None
 
 
-@torch.library.custom_op("lrpx::few_columns_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
-def _few_columns_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` without the rows of ``b`` that the columns of ``a`` are all zero for; an operator of its own, so that a
-    compiler leaves the choice to the call."""
-    columns = a.any(0).nonzero()[:, 0]
-    return a @ b if 8 * len(columns) > len(b) else a[:, columns] @ b[columns]
+@torch.library.custom_op("lrpx::sparse_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
+def _sparse_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` without the rows and columns of ``a`` that are all zero, where they are many; an operator of its own,
+    so that a compiler leaves the choice to the call."""
+    if 2 * a[:, :1].count_nonzero() <= len(a):  # else most rows are not zero, without another look
+        rows = a.any(1).nonzero()[:, 0]
+        if 2 * len(rows) <= len(a):
+            return a.new_zeros(len(a), b.shape[1]).index_copy_(0, rows, _without_columns(a[rows], b))
+    return _without_columns(a, b)
 
 
-@_few_columns_matmul.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
+def _without_columns(a: Tensor, b: Tensor) -> Tensor:
+    if 8 * a[:1].count_nonzero() <= len(b):
+        columns = a.any(0).nonzero()[:, 0]
+        if 8 * len(columns) <= len(b):
+            return a[:, columns] @ b[columns]
     return a @ b
+
+
+@_sparse_matmul.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(len(a), b.shape[1])
 
 
 # ----------------------------------------------------------------------------- norms

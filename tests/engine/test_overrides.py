@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from lrpx import rules
 from lrpx.engine import Trace, propagate
-from lrpx.engine.running import layer_index
+from lrpx.engine.overrides import layer_index
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Recipe
 from lrpx.rules import Epsilon, Gamma, ZPlus
 from tests.reference import models

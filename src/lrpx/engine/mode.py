@@ -58,6 +58,7 @@ class RuleMode(TorchFunctionMode):
         self.heads: Heads | None = None
         self.active = False
         self.replaying = False
+        self.in_last_layer = False
         self._embeddings = embeddings
         self._paths = paths
         self._rule = ""

@@ -62,8 +62,9 @@ def _linear(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         return _bilinear(mode, func, x, weight, bias, bias)
     if not carries(x):
         return func(x, weight, bias)
-    if weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1] and _is_plain(weight):
-        func = rules.for_few_outputs(func)
+    is_head = weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1]
+    if (is_head or mode.in_last_layer) and _is_plain(weight):
+        func = rules.for_sparse_gradients(func)
     elif type(weight) is not Tensor:
         _refuse_without_gradient(mode, func, x, weight)
     return mode.apply("linear", func, x, weight, bias)
@@ -112,7 +113,8 @@ def _add_matmul(mode: RuleMode, func: Any, args: Any, kwargs: Any) -> Any:
         def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
             return x @ weight if bias is None else func(bias, x, weight)
 
-        return mode.apply("linear", op, a, b, bias)
+        sparse = mode.in_last_layer and func.__name__ == "addmm" and _is_plain(b)
+        return mode.apply("linear", rules.for_sparse_gradients(op, transposed=True) if sparse else op, a, b, bias)
     if carries(a) and carries(b):
         product = mode.apply("matmul", lambda a, b: func(torch.zeros_like(bias), a, b, **kwargs), a, b)
     elif carries(bias) and mode.book is not None and not (carries(a) or carries(b)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import threading
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
@@ -16,8 +15,9 @@ from torch.nn import Embedding, Module
 from torch.overrides import _get_current_function_mode_stack
 
 from lrpx import rules
+from lrpx.engine import overrides
 from lrpx.engine.book import Book
-from lrpx.engine.checkpoint import Layer, layers
+from lrpx.engine.checkpoint import Layer, last_layer, layers
 from lrpx.engine.handlers import mark_gate
 from lrpx.engine.heads import Heads
 from lrpx.engine.mode import RuleMode
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import saved_tensors_hooks
     from torch.utils.hooks import RemovableHandle
 
-    from lrpx.recipes import Override, Recipe
+    from lrpx.recipes import Recipe
 
 SPELLED_OUT_ACTIVATIONS = frozenset({"BloomGelu"})
 """Classes outside ``transformers.activations`` that write one element-wise function as many operations."""
@@ -108,10 +108,11 @@ def propagate(
         mode.book = trace.book = Book(model, mode)
     if heads:
         mode.heads = trace.heads = Heads(mode)
-    run = _Run(mode, trace, model, modules, recipe, observe, checkpointed)
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
+    last = None if replayed else last_layer(list(modules))  # the model's own checkpoints are inside the hooks
+    run = _Run(mode, trace, model, modules, recipe, observe, checkpointed, last)
     if replayed:
-        _refuse_lost_overrides(recipe, replayed)
+        overrides.refuse_lost(recipe, replayed)
         trace.during_backward = lambda: run.again(recipe)  # the model's own checkpoints compute their layers again
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
@@ -122,29 +123,8 @@ def propagate(
         yield trace
 
 
-def _refuse_lost_overrides(recipe: Recipe, replayed: Sequence[str]) -> None:
-    """Refuse overrides that begin at or around a module that checkpoints itself, for its replay would not have them.
-
-    Raises:
-        MethodError: names the first.
-    """
-    for override in recipe.overrides:
-        around = [path[: match.start()] for path in replayed for match in re.finditer(r"\.", path)]
-        if any(_begins(override, path) for path in ("", *around, *replayed)):
-            raise MethodError(
-                f"the model's own gradient checkpointing would lose the rules of {override.description!r} when it runs "
-                "its layers again; disable it, and use lrpx.propagate(model, recipe, checkpoint=True)"
-            )
-
-
 def _is_embedding(kind: type[Module]) -> bool:
     return issubclass(kind, Embedding) or "embedding" in kind.__name__.lower()
-
-
-def layer_index(path: str) -> int | None:
-    """The number of the outermost list element in a module path: ``model.layers.3.mlp`` is in layer 3."""
-    match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
-    return None if match is None else int(match.group(1))
 
 
 def is_spelled_out_activation(module: Module) -> bool:
@@ -184,6 +164,7 @@ class _Run:
         recipe: Recipe,
         observe: Sequence[str],
         checkpointed: Sequence[str],
+        last: str | None,
     ) -> None:
         self.mode = mode
         self.trace = trace
@@ -192,6 +173,7 @@ class _Run:
         self.recipe = recipe
         self.observe = observe
         self.checkpointed = checkpointed
+        self.last = last
         self.thread: int | None = None
         self.handles: list[RemovableHandle] = []
         self.outer: list[Recipe] = []
@@ -233,6 +215,8 @@ class _Run:
         model, modules, recipe, observe = self.model, self.modules, self.recipe, self.observe
         before, after = self._root(model, recipe)
         self._add(model, before, after)
+        if self.last is not None:
+            self._add(modules[self.last], *self._last_layer())
         if not (observe or recipe.overrides or self.checkpointed):  # the usual case, at little cost
             for module in {module for module in modules.values() if is_spelled_out_activation(module)}:
                 self._add(module, *self._activation())
@@ -243,9 +227,9 @@ class _Run:
         for module, paths in shared.items():
             if not set(self.checkpointed).isdisjoint(paths):
                 self._add(module, *self._checkpoint())
-            begins = [path for path in paths if any(_begins(override, path) for override in recipe.overrides)]
+            begins = [path for path in paths if any(overrides.begins(override, path) for override in recipe.overrides)]
             if begins:
-                self._add(module, *self._override(_recipe_in(recipe, begins[0])))
+                self._add(module, *self._override(overrides.recipe_in(recipe, begins[0])))
             observers = [
                 self._observer(path) for path in paths if path and any(fnmatchcase(path, name) for name in observe)
             ]
@@ -323,6 +307,15 @@ class _Run:
 
         return before, after
 
+    def _last_layer(self) -> tuple[Callable[..., Any], ...]:
+        def before(*_: Any) -> None:
+            self.mode.in_last_layer = True
+
+        def after(*_: Any) -> None:
+            self.mode.in_last_layer = False
+
+        return before, after
+
     def _activation(self) -> tuple[Callable[..., Any], ...]:
         """Run the module as one element-wise function ``g``, then give ``g`` the recipe's rule."""
         waiting: list[Tensor] = []
@@ -379,23 +372,6 @@ class _Run:
         tensor = _first_tensor(values)
         if tensor is not None and not self.mode.replaying:
             self.trace.places.append(Place(path, side, tensor, tensor._version))
-
-
-def _begins(override: Override, path: str) -> bool:
-    """Whether an override covers a module but none of the modules around it."""
-    if not override.covers(path, layer_index(path)):
-        return False
-    parents = [path[: match.start()] for match in re.finditer(r"\.", path)] + ([""] if path else [])
-    return not any(override.covers(parent, layer_index(parent)) for parent in parents)
-
-
-def _recipe_in(recipe: Recipe, path: str) -> Recipe:
-    """The recipe in a module: every override that covers it or a module around it, the later over the earlier."""
-    around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path)), path]
-    for override in recipe.overrides:
-        if any(override.covers(place, layer_index(place)) for place in around):
-            recipe = recipe.with_rules(override.rules)
-    return recipe
 
 
 def _first_tensor(values: Any) -> Tensor | None:

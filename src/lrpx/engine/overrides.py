@@ -1,0 +1,51 @@
+"""Where the overrides of a recipe hold: paths of modules, and the layers they are in."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lrpx.recipes import Override, Recipe
+
+
+def layer_index(path: str) -> int | None:
+    """The number of the outermost list element in a module path: ``model.layers.3.mlp`` is in layer 3."""
+    match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
+    return None if match is None else int(match.group(1))
+
+
+def begins(override: Override, path: str) -> bool:
+    """Whether an override covers a module but none of the modules around it."""
+    if not override.covers(path, layer_index(path)):
+        return False
+    parents = [path[: match.start()] for match in re.finditer(r"\.", path)] + ([""] if path else [])
+    return not any(override.covers(parent, layer_index(parent)) for parent in parents)
+
+
+def recipe_in(recipe: Recipe, path: str) -> Recipe:
+    """The recipe in a module: every override that covers it or a module around it, the later over the earlier."""
+    around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path)), path]
+    for override in recipe.overrides:
+        if any(override.covers(place, layer_index(place)) for place in around):
+            recipe = recipe.with_rules(override.rules)
+    return recipe
+
+
+def refuse_lost(recipe: Recipe, replayed: Sequence[str]) -> None:
+    """Refuse overrides that begin at or around a module that checkpoints itself, for its replay would not have them.
+
+    Raises:
+        MethodError: names the first.
+    """
+    for override in recipe.overrides:
+        around = [path[: match.start()] for path in replayed for match in re.finditer(r"\.", path)]
+        if any(begins(override, path) for path in ("", *around, *replayed)):
+            raise MethodError(
+                f"the model's own gradient checkpointing would lose the rules of {override.description!r} when it runs "
+                "its layers again; disable it, and use lrpx.propagate(model, recipe, checkpoint=True)"
+            )

@@ -1,0 +1,126 @@
+"""Where most of a gradient is zero, in the language-model head and the last layer, the rest alone is computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import linear
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.pytorch_utils import Conv1D
+
+from lrpx import ATTNLRP, LRP, propagate, rules
+from lrpx.engine.operations import FEW_ROWS, MANY_OUTPUTS
+from tests.reference import models
+
+
+def by_linear(x, weight, bias):
+    return linear(x, weight, bias)
+
+
+def by_addmm(x, weight, bias):
+    return x @ weight if bias is None else torch.addmm(bias, x, weight)
+
+
+@pytest.mark.parametrize("columns", [[], [7], [0, 4999], range(5000)])
+@pytest.mark.parametrize("rows", [[], [3], [0, 5], range(8)])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_gradient_of_the_whole_product(columns, rows, transposed):
+    torch.manual_seed(0)
+    op = by_addmm if transposed else by_linear
+    x, weight, bias = (torch.randn(*size, dtype=torch.float64) for size in ((8, 6), (5000, 6), (5000,)))
+    weight = weight.T if transposed else weight
+    x.requires_grad_()
+    bias.requires_grad_()
+    value, expected = rules.for_sparse_gradients(op, transposed)(x, weight, bias), op(x, weight, bias)
+    assert torch.equal(value, expected)
+    seed = torch.zeros_like(expected)
+    seed[torch.tensor(list(rows), dtype=torch.long)[:, None], torch.tensor(list(columns), dtype=torch.long)] = 1.7
+    found = torch.autograd.grad(value, (x, bias), seed)
+    for one, other in zip(found, torch.autograd.grad(expected, (x, bias), seed), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (2, 3, 6)])
+def test_any_number_of_dimensions(shape):
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape, dtype=torch.float64, requires_grad=True), torch.randn(5, 6, dtype=torch.float64)
+    (found,) = torch.autograd.grad(rules.for_sparse_gradients(linear)(x, weight).sum(), x)
+    torch.testing.assert_close(found, weight.sum(0).expand(shape), rtol=1e-12, atol=1e-12)
+
+
+def test_a_gradient_that_is_zero_in_the_first_row_and_column_alone():
+    a = torch.randn(6, 5, dtype=torch.float64)
+    a[0], a[:, 0] = 0, 0
+    b = torch.randn(5, 3, dtype=torch.float64)
+    torch.testing.assert_close(torch.ops.lrpx.sparse_matmul(a, b), a @ b, rtol=1e-12, atol=1e-12)
+
+
+def test_the_output_of_a_transposed_input_can_be_changed_in_place():
+    """There the product is a view."""
+    x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 4, dtype=torch.float64)
+    found = []
+    for op in (rules.for_sparse_gradients(linear), linear):
+        y = op(x.transpose(0, 1), weight)
+        y.mul_(2)
+        found.append(torch.autograd.grad(y[0, 1].sum(), x)[0])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+def test_under_autocast():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, MANY_OUTPUTS))
+    with propagate(model, LRP, ()) as trace, torch.autocast("cpu", torch.bfloat16):
+        out = model(torch.randn(6, 4))
+    trace.explain(out[1, 5])
+    assert trace.relevance("input")[1].abs().sum() > 0
+
+
+RECIPES = [ATTNLRP, LRP, ATTNLRP.at(linear=rules.Gamma(0.25)), ATTNLRP.at(linear=rules.Epsilon())]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=str)
+def test_few_rows_get_what_they_get_among_many(recipe):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, MANY_OUTPUTS)).double()
+    x = torch.randn(FEW_ROWS + 1, 4, dtype=torch.float64)
+    found = []
+    for rows in (2, len(x)):
+        with propagate(model, recipe, (), ledger=True) as trace:
+            out = model(x[:rows])
+        trace.explain(out[1, 5] - out[0, 9])
+        found.append((trace.relevance("input")[:2], trace.ledger().total))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
+
+
+class Count(TorchDispatchMode):
+    """How often the product of sparse gradients is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += func is torch.ops.lrpx.sparse_matmul.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("make", "layers"),
+    [
+        (models.tiny_gpt2, "transformer.h"),
+        (models.tiny_llama, "model.layers"),
+        (models.tiny_bert, "bert.encoder.layer"),
+    ],
+    ids=["gpt2", "llama", "bert"],
+)
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_linear_layers_of_the_last_layer(make, layers, checkpoint):
+    model = make()
+    last = model.get_submodule(layers)[-1]
+    with propagate(model, ATTNLRP, (), checkpoint=checkpoint) as trace:
+        out = model(torch.arange(7)[None]).logits
+    with Count() as count:
+        trace.explain(out[0, 4].max())
+    assert count.calls == sum(isinstance(module, (nn.Linear, Conv1D)) for module in last.modules())
