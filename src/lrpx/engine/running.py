@@ -109,7 +109,8 @@ def propagate(
     if heads:
         mode.heads = trace.heads = Heads(mode)
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
-    last = None if replayed else last_layer(list(modules))  # the model's own checkpoints are inside the hooks
+    # the model's own checkpoints are inside the hooks; and without rules, gradients are those of torch, bit for bit
+    last = last_layer(list(modules)) if recipe.has_rules() and not replayed else None
     run = _Run(mode, trace, model, modules, recipe, observe, checkpointed, last)
     if replayed:
         overrides.refuse_lost(recipe, replayed)
