@@ -14,29 +14,20 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from lrpx.errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
 
 
-def layers(paths: Iterable[str]) -> list[str]:
-    """The paths of a model's layers: the elements of its outermost lists of modules.
+def layers(paths: Iterable[str]) -> Iterator[str]:
+    """The paths of a model's layers, in the order given: the elements of its outermost lists of modules.
 
-    >>> layers(["", "model", "model.layers", "model.layers.0", "model.layers.0.experts.1", "model.layers.1", "head"])
-    ['model.layers.0', 'model.layers.1']
+    >>> paths = ["", "model", "model.layers", "model.layers.0", "model.layers.0.experts.1", "model.layers.1", "head"]
+    >>> list(layers(paths)), next(layers(reversed(paths)))
+    (['model.layers.0', 'model.layers.1'], 'model.layers.1')
     """
-    return [path for path in paths if re.fullmatch(r"(?:.*\.)?\d+", path) and not re.search(r"(?:^|\.)\d+\.", path)]
-
-
-def last_layer(paths: Sequence[str]) -> str | None:
-    """The last one of a model's layers, or None if it has none.
-
-    >>> last_layer(["", "model", "model.layers.0", "model.layers.1", "model.layers.1.experts.0", "head"])
-    'model.layers.1'
-    """
-    found = (re.match(r"(?:.*?\.)?\d+(?=\.|$)", path) for path in reversed(paths))
-    return next((match[0] for match in found if match), None)
+    return (path for path in paths if re.fullmatch(r"(?:.*\.)?\d+", path) and not re.search(r"(?:^|\.)\d+\.", path))
 
 
 class Layer:

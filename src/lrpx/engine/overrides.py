@@ -19,19 +19,22 @@ def layer_index(path: str) -> int | None:
     return None if match is None else int(match.group(1))
 
 
+def _around(path: str) -> list[str]:
+    """The paths of the modules around one, from the outermost."""
+    return ["", *(path[: match.start()] for match in re.finditer(r"\.", path))] if path else []
+
+
 def begins(override: Override, path: str) -> bool:
     """Whether an override covers a module but none of the modules around it."""
     if not override.covers(path, layer_index(path)):
         return False
-    parents = [path[: match.start()] for match in re.finditer(r"\.", path)] + ([""] if path else [])
-    return not any(override.covers(parent, layer_index(parent)) for parent in parents)
+    return not any(override.covers(parent, layer_index(parent)) for parent in _around(path))
 
 
 def recipe_in(recipe: Recipe, path: str) -> Recipe:
     """The recipe in a module: every override that covers it or a module around it, the later over the earlier."""
-    around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path)), path]
     for override in recipe.overrides:
-        if any(override.covers(place, layer_index(place)) for place in around):
+        if any(override.covers(place, layer_index(place)) for place in (*_around(path), path)):
             recipe = recipe.with_rules(override.rules)
     return recipe
 
@@ -43,8 +46,7 @@ def refuse_lost(recipe: Recipe, replayed: Sequence[str]) -> None:
         MethodError: names the first.
     """
     for override in recipe.overrides:
-        around = [path[: match.start()] for path in replayed for match in re.finditer(r"\.", path)]
-        if any(begins(override, path) for path in ("", *around, *replayed)):
+        if any(begins(override, place) for path in replayed for place in (*_around(path), path)):
             raise MethodError(
                 f"the model's own gradient checkpointing would lose the rules of {override.description!r} when it runs "
                 "its layers again; disable it, and use lrpx.propagate(model, recipe, checkpoint=True)"

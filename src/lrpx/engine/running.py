@@ -17,7 +17,7 @@ from torch.overrides import _get_current_function_mode_stack
 from lrpx import rules
 from lrpx.engine import overrides
 from lrpx.engine.book import Book
-from lrpx.engine.checkpoint import Layer, last_layer, layers
+from lrpx.engine.checkpoint import Layer, layers
 from lrpx.engine.handlers import mark_gate
 from lrpx.engine.heads import Heads
 from lrpx.engine.mode import RuleMode
@@ -98,7 +98,7 @@ def propagate(
             f"no module of {type(model).__name__} has a path like {unused[0].path!r}, which an override wants; "
             "compare it with the paths of model.named_modules()"
         )
-    checkpointed = layers(modules) if checkpoint else []
+    checkpointed = list(layers(modules)) if checkpoint else []
     if checkpoint and not checkpointed:
         raise MethodError(f"{type(model).__name__} has no list of layers to checkpoint; leave checkpoint out")
     trace = Trace(recipe)
@@ -109,8 +109,8 @@ def propagate(
     if heads:
         mode.heads = trace.heads = Heads(mode)
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
-    # the model's own checkpoints are inside the hooks; and without rules, gradients are those of torch, bit for bit
-    last = last_layer(list(modules)) if recipe.has_rules() and not replayed else None
+    # the model's own checkpoints are inside the hooks; and without rules, a layer's gradients are left to torch
+    last = next(layers(reversed(modules)), None) if recipe.has_rules() and not replayed else None
     run = _Run(mode, trace, model, modules, recipe, observe, checkpointed, last)
     if replayed:
         overrides.refuse_lost(recipe, replayed)
@@ -351,7 +351,7 @@ class _Run:
                     self.mode.active = active
 
             op.__name__ = type(module).__name__
-            self.mode.active = self.mode.book is not None
+            self.mode.active = self.mode.book is not None  # what the rule itself computes matters to the ledger alone
             try:
                 y = self.mode.apply("activation", op, x)
             finally:
