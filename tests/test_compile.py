@@ -80,6 +80,26 @@ def test_the_numbers_of_the_plain_pass(build, options, tolerance):
     assert len(compiled._compiler._passes) == 1
 
 
+def transposed(size):
+    return torch.randn(*reversed(size)).T
+
+
+def expanded(size):
+    return torch.randn(size[0], 1).expand(size)
+
+
+@pytest.mark.parametrize("sizes", [(1, 5, 3), (16, 300, 200), (7, 1, 1), (0, 5, 3), (4, 0, 3)])
+@pytest.mark.parametrize("build_a", [torch.randn, transposed, expanded])
+@pytest.mark.parametrize("build_b", [torch.randn, transposed, expanded])
+def test_a_product_by_onednn(sizes, build_a, build_b):
+    rows, inner, columns = sizes
+    torch.manual_seed(0)
+    a, b = build_a((rows, inner)), build_b((inner, columns))
+    found = torch.ops.lrpx.onednn_matmul(a, b)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=0, atol=1e-6 * inner)
+
+
 @pytest.mark.parametrize("target", [None, 4, Contrast(3, 5), LogProb(), Margin(7)])
 def test_any_target_by_the_same_code(compiled_llama, target):
     assert_same(compiled_llama(ROWS[0], target), Explainer(compiled_llama.model)(ROWS[0], target), 1e-9)
