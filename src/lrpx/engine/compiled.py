@@ -308,7 +308,7 @@ def _halves(joint: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> tu
 @torch.library.custom_op("lrpx::onednn_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
 def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of two matrices by oneDNN, without a copy of either. Torch's own choice for float32 is MKL, which takes
-    up to twice as long on processors that are not Intel's."""
+    longer on an AMD processor."""
     if not (a.numel() and b.numel()):
         return a @ b
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
