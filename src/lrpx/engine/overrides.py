@@ -19,22 +19,21 @@ def layer_index(path: str) -> int | None:
     return None if match is None else int(match.group(1))
 
 
-def _around(path: str) -> list[str]:
-    """The paths of the modules around one, from the outermost."""
-    return ["", *(path[: match.start()] for match in re.finditer(r"\.", path))] if path else []
+def _covered(override: Override, path: str) -> list[str]:
+    """The modules around one, from the outermost, and itself, as far as an override covers them."""
+    around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path))] if path else []
+    return [place for place in (*around, path) if override.covers(place, layer_index(place))]
 
 
 def begins(override: Override, path: str) -> bool:
     """Whether an override covers a module but none of the modules around it."""
-    if not override.covers(path, layer_index(path)):
-        return False
-    return not any(override.covers(parent, layer_index(parent)) for parent in _around(path))
+    return override.covers(path, layer_index(path)) and _covered(override, path) == [path]
 
 
 def recipe_in(recipe: Recipe, path: str) -> Recipe:
     """The recipe in a module: every override that covers it or a module around it, the later over the earlier."""
     for override in recipe.overrides:
-        if any(override.covers(place, layer_index(place)) for place in (*_around(path), path)):
+        if _covered(override, path):
             recipe = recipe.with_rules(override.rules)
     return recipe
 
@@ -46,7 +45,7 @@ def refuse_lost(recipe: Recipe, replayed: Sequence[str]) -> None:
         MethodError: names the first.
     """
     for override in recipe.overrides:
-        if any(begins(override, place) for path in replayed for place in (*_around(path), path)):
+        if any(_covered(override, path) for path in replayed):
             raise MethodError(
                 f"the model's own gradient checkpointing would lose the rules of {override.description!r} when it runs "
                 "its layers again; disable it, and use lrpx.propagate(model, recipe, checkpoint=True)"
