@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT = (
     "floor B",
     "lrpx attnlrp",
-    "lrpx attnlrp checkpointed",
+    "lrpx attnlrp recomputed",
     "LXT efficient",
     "LXT efficient, frozen",
     "LXT efficient, checkpointed",

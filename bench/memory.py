@@ -17,7 +17,7 @@ DEFAULT = (
     "floor A",
     "lrpx attnlrp",
     "lrpx lrp",
-    "lrpx attnlrp checkpointed",
+    "lrpx attnlrp recomputed",
     "LXT efficient",
     "LXT efficient, frozen",
     "LXT efficient, checkpointed",

@@ -285,7 +285,7 @@ SUBJECTS: dict[str, tuple[str, Callable[[Case], Subject]]] = {
     "lrpx alti-logit": ("lrpx", lrpx_explainer("alti-logit")),
     "lrpx attnlrp compiled": ("lrpx", lrpx_explainer("attnlrp", compile=True)),
     "lrpx lrp compiled": ("lrpx", lrpx_explainer("lrp", compile=True)),
-    "lrpx attnlrp checkpointed": ("lrpx", lrpx_explainer("attnlrp", checkpoint=True)),
+    "lrpx attnlrp recomputed": ("lrpx", lrpx_explainer("attnlrp", recompute=True)),
     "lrpx attnlrp with ledger": ("lrpx", lrpx_explainer("attnlrp", {"ledger": True})),
     "lrpx lrp with ledger": ("lrpx", lrpx_explainer("lrp", {"ledger": True})),
     "LXT efficient": ("lxt", lxt_efficient()),

@@ -27,7 +27,7 @@ ENTRIES = st.builds(Entry, st.sampled_from(KINDS), TEXTS, NUMBERS)
 def attribution(tokens=("The", " key", "s", " are"), relevance=(0.5, -1.0, 2.0, 0.25), **fields):
     count = len(tokens)
     default = {
-        "target": Explained("logit of ' are'", 1.75, count - 1),
+        "explained": Explained("logit of ' are'", 1.75, count - 1),
         "prediction": Prediction(" are", 5, 0.75),
         "provenance": Provenance("tiny", None, "lrp", "linear=unmodified", "float64", "cpu", {"torch": "2"}),
         "ids": tuple(range(count)),
@@ -51,7 +51,7 @@ def attributions(draw):
     return attribution(
         tokens,
         draw(st.lists(NUMBERS, min_size=count, max_size=count)),
-        target=Explained(draw(TEXTS), draw(NUMBERS), draw(st.none() | st.integers(0, 10))),
+        explained=Explained(draw(TEXTS), draw(NUMBERS), draw(st.none() | st.integers(0, 10))),
         word_spans=spans,
         word_texts=tuple("".join(tokens[a:b]) for a, b in spans),
         special=tuple(draw(st.lists(st.booleans(), min_size=count, max_size=count))),
@@ -67,7 +67,7 @@ def attributions(draw):
 @given(made=attributions())
 def test_a_saved_attribution_loads_as_it_was(tmp_path, made):
     made.save(tmp_path / "a.safetensors")
-    loaded = lrpx.load(str(tmp_path / "a.safetensors"))
+    loaded = lrpx.Attribution.load(str(tmp_path / "a.safetensors"))
     assert loaded == made
     assert dataclasses.replace(loaded, relevance=made.relevance) == made
     assert json.loads(json.dumps(made.to_dict()))["relevance"] == made.relevance.tolist()
@@ -77,8 +77,8 @@ def test_a_saved_attribution_loads_as_it_was(tmp_path, made):
 def test_the_precision_is_kept(tmp_path, dtype):
     made = dataclasses.replace(KEYS, relevance=KEYS.relevance.to(dtype))
     made.save(tmp_path / "a")
-    assert lrpx.load(tmp_path / "a").relevance.dtype == dtype
-    assert lrpx.load(tmp_path / "a") == made != KEYS
+    assert lrpx.Attribution.load(tmp_path / "a").relevance.dtype == dtype
+    assert lrpx.Attribution.load(tmp_path / "a") == made != KEYS
 
 
 def test_missing_folders_are_named(tmp_path):
@@ -88,11 +88,11 @@ def test_missing_folders_are_named(tmp_path):
     with pytest.raises(ResultFileError, match=r"cannot write .*there is no folder .*such; create it first"):
         KEYS.to_html(path)
     with pytest.raises(ResultFileError, match=r"there is no file .*a\.safetensors; check the path"):
-        lrpx.load(path)
+        lrpx.Attribution.load(path)
 
 
 def test_a_folder_is_no_file(tmp_path):
-    for act in (KEYS.save, KEYS.to_html, lrpx.load):
+    for act in (KEYS.save, KEYS.to_html, lrpx.Attribution.load):
         with pytest.raises(ResultFileError, match=str(tmp_path)):
             act(tmp_path)
 
@@ -103,18 +103,18 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
     KEYS.save(path)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(ResultFileError, match=r"is not a readable LRPx result.*save it again"):
-        lrpx.load(path)
+        lrpx.Attribution.load(path)
 
 
 def test_other_files_are_refused(tmp_path):
     for content in (b"<html>", b"\0" * 64, struct.pack("<Q", 2**60) + b"{}", struct.pack("<Q", 2) + b"{}"):
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(ResultFileError, match="is not a readable LRPx result"):
-            lrpx.load(tmp_path / "a")
+            lrpx.Attribution.load(tmp_path / "a")
     for metadata in (None, {"format": "pt"}):
         save_file({"weight": torch.ones(2)}, tmp_path / "a", metadata)
         with pytest.raises(ResultFileError, match="is not a readable LRPx result"):
-            lrpx.load(tmp_path / "a")
+            lrpx.Attribution.load(tmp_path / "a")
 
 
 def test_a_pickle_is_never_run(tmp_path):
@@ -126,7 +126,7 @@ def test_a_pickle_is_never_run(tmp_path):
     torch.save(Bomb(), tmp_path / "b")
     for name in "ab":
         with pytest.raises(ResultFileError, match="is not a readable LRPx result"):
-            lrpx.load(tmp_path / name)
+            lrpx.Attribution.load(tmp_path / name)
     assert not (tmp_path / "ran").exists()
 
 
@@ -140,7 +140,7 @@ def written(tmp_path, metadata, relevance=KEYS.relevance):
 def test_a_newer_format_says_so(tmp_path, version):
     path = written(tmp_path, KEYS._metadata() | {"format": version})
     with pytest.raises(ResultFileError, match=r"has result format .*reads up to 1; upgrade lrpx"):
-        lrpx.load(path)
+        lrpx.Attribution.load(path)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_a_newer_format_says_so(tmp_path, version):
 )
 def test_hostile_json_is_refused(tmp_path, text):
     with pytest.raises(ResultFileError):
-        lrpx.load(written(tmp_path, text))
+        lrpx.Attribution.load(written(tmp_path, text))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_field_that_is_missing_or_of_another_type_is_refused(tmp_path, field):
     whole = KEYS._metadata()
     path = written(tmp_path, {name: value for name, value in whole.items() if name != field})
     with pytest.raises(ResultFileError, match=f"lacks a part.*{field}"):
-        lrpx.load(path)
+        lrpx.Attribution.load(path)
     for wrong in (
         7,
         "text",
@@ -173,7 +173,7 @@ def test_a_field_that_is_missing_or_of_another_type_is_refused(tmp_path, field):
         [None] * 4,
     ):
         with pytest.raises(ResultFileError, match=r"lacks a part of an LRPx result, or holds a wrong one"):
-            lrpx.load(written(tmp_path, whole | {field: wrong}))
+            lrpx.Attribution.load(written(tmp_path, whole | {field: wrong}))
 
 
 BALANCED = Ledger((Entry("tokens", "wte", 1.5), Entry("biases", "h.0.mlp.bias", 0.25)), explained=1.75)
@@ -182,7 +182,7 @@ BALANCED = Ledger((Entry("tokens", "wte", 1.5), Entry("biases", "h.0.mlp.bias", 
 def test_a_ledger_is_saved_loaded_and_compared(tmp_path):
     made = dataclasses.replace(KEYS, ledger=BALANCED)
     made.save(tmp_path / "a")
-    loaded = lrpx.load(tmp_path / "a")
+    loaded = lrpx.Attribution.load(tmp_path / "a")
     assert loaded == made != KEYS
     assert loaded.ledger == BALANCED
     assert loaded.ledger.closes()
@@ -230,15 +230,15 @@ ENTRY = {"kind": "tokens", "name": "wte", "value": 1.0}
 )
 def test_a_ledger_that_is_none_is_refused(tmp_path, ledger):
     with pytest.raises(ResultFileError, match=r"holds a wrong one"):
-        lrpx.load(written(tmp_path, KEYS._metadata() | {"ledger": ledger}))
+        lrpx.Attribution.load(written(tmp_path, KEYS._metadata() | {"ledger": ledger}))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400])
 def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
     whole = KEYS._metadata()
-    for field, name in (("target", "value"), ("prediction", "probability")):
+    for field, name in (("explained", "value"), ("prediction", "probability")):
         with pytest.raises(ResultFileError, match=r"holds a wrong one"):
-            lrpx.load(written(tmp_path, whole | {field: whole[field] | {name: number}}))
+            lrpx.Attribution.load(written(tmp_path, whole | {field: whole[field] | {name: number}}))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
 )
 def test_relevance_that_does_not_fit_the_tokens_is_refused(tmp_path, relevance):
     with pytest.raises(ResultFileError, match="relevance is not 4 floating-point numbers"):
-        lrpx.load(written(tmp_path, KEYS._metadata(), relevance))
+        lrpx.Attribution.load(written(tmp_path, KEYS._metadata(), relevance))
 
 
 # -------------------------------------------------------------------------------- grouping
@@ -300,7 +300,7 @@ def test_overlapping_spans_are_refused():
 
 
 def test_an_attribution_made_without_words_says_so():
-    bare = Attribution(KEYS.tokens, KEYS.relevance, KEYS.target, KEYS.prediction, KEYS.provenance)
+    bare = Attribution(KEYS.tokens, KEYS.relevance, KEYS.explained, KEYS.prediction, KEYS.provenance)
     with pytest.raises(InputError, match=r"has no word_spans; pass the ranges to spans\(\)"):
         bare.words()
     assert bare.spans([(1, 3)]).tokens == ("The", " keys", " are")

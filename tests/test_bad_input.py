@@ -86,7 +86,7 @@ def test_ids_that_the_tokenizer_does_not_know(byte_tokenizer):
 
 def test_a_prediction_the_tokenizer_does_not_know_is_shown_by_its_id(byte_tokenizer):
     explain = Explainer(models.tiny_gpt2(vocab_size=400), byte_tokenizer)
-    assert explain([5], target=399).target.description == "logit of '#399'"
+    assert explain([5], target=399).explained.description == "logit of '#399'"
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,9 @@ def test_unknown_class(piece_tokenizer):
 @pytest.mark.parametrize("method", ["AttnLRP", "", None, 3, Logit(3)])
 def test_unknown_method(by_ids, method):
     with says(
-        MethodError, "method", "attnlrp, lrp, alti-logit, logit, alti, gradient-x-input, gradient-l1, gradient-l2"
+        MethodError,
+        "method",
+        "attnlrp, lrp, alti-logit, logit, alti, gradient-x-input, gradient-l1, gradient-l2-squared",
     ):
         by_ids(IDS, method=method)
 

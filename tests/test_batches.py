@@ -32,15 +32,15 @@ def assert_same(many, single, tolerance=1e-12):
     assert many.tokens == single.tokens
     assert many.ids == single.ids
     assert many.segments == single.segments
-    assert many.target.description == single.target.description
-    assert many.target.position == single.target.position
+    assert many.explained.description == single.explained.description
+    assert many.explained.position == single.explained.position
     assert many.prediction.id == single.prediction.id
-    assert abs(many.target.value - single.target.value) <= tolerance
+    assert abs(many.explained.value - single.explained.value) <= tolerance
     torch.testing.assert_close(many.relevance, single.relevance, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("build", CAUSAL)
-@pytest.mark.parametrize("method", ["attnlrp", "lrp", "gradient-l2"])
+@pytest.mark.parametrize("method", ["attnlrp", "lrp", "gradient-l2-squared"])
 def test_causal_models(build, method):
     explain = Explainer(build())
     for many, row in zip(explain(ROWS, method=method), ROWS, strict=True):

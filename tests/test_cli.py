@@ -47,13 +47,13 @@ def test_the_ledger_is_printed_and_goes_into_every_file(run, tmp_path):
     assert "where the value came from" in out
     assert "softmax residue" in out
     assert "It closes to the precision of float32" in out
-    saved = lrpx.load(result)
+    saved = lrpx.Attribution.load(result)
     assert saved.ledger.closes(1e-4)
-    assert json.loads(numbers.read_text())["ledger"]["explained"] == saved.target.value
+    assert json.loads(numbers.read_text())["ledger"]["explained"] == saved.explained.value
     assert "Where the value came from" in page.read_text()
     code, out, _ = run("explain", *DOORS, "--save", str(result))
     assert "where the value came from" not in out
-    assert lrpx.load(result).ledger is None
+    assert lrpx.Attribution.load(result).ledger is None
 
 
 def test_a_ledger_that_no_method_can_give_is_refused(run):

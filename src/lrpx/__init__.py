@@ -3,7 +3,7 @@
 Decomposes a prediction's logit over tokens, positions, heads and neurons of your own, unmodified model.
 """
 
-from lrpx.attribution import Attribution, load
+from lrpx.attribution import Attribution
 from lrpx.engine import Trace, propagate
 from lrpx.errors import LRPxError
 from lrpx.explainer import Explainer
@@ -25,6 +25,5 @@ __all__ = [
     "Margin",
     "Recipe",
     "Trace",
-    "load",
     "propagate",
 ]

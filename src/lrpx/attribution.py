@@ -70,7 +70,7 @@ class Attribution:
     Args:
         tokens: ``T`` pieces of text as a person reads them, each with the white space before it.
         relevance: ``[T]``, on the CPU, in the units of the explained value (logits, or log-probability).
-        target: what was explained.
+        explained: what was explained: how it reads, its value, where it was read.
         prediction: the model's own prediction at the explained position.
         provenance: model, recipe, versions, precision.
         ids: the token ids, ``T`` of them; empty for groups.
@@ -86,7 +86,7 @@ class Attribution:
 
     tokens: tuple[str, ...]
     relevance: Tensor
-    target: Explained
+    explained: Explained
     prediction: Prediction
     provenance: Provenance
     ids: tuple[int, ...] = ()
@@ -175,6 +175,38 @@ class Attribution:
         except (OSError, safetensors.SafetensorError) as error:
             raise ResultFileError(f"cannot write {path}: {error}; check the folder exists") from error
 
+    @classmethod
+    def load(cls, path: str | Path) -> Attribution:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            ResultFileError: the file is missing, truncated, not an LRPx result, or of a newer format.
+        """
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            fields = json.loads(metadata["lrpx"])
+            version = fields["format"]
+        except FileNotFoundError as error:
+            raise ResultFileError(f"there is no file {path}; check the path") from error
+        except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ResultFileError(
+                f"{path} is not a readable LRPx result ({type(error).__name__}: {error}); "
+                "it may be truncated: save it again"
+            ) from error
+        if type(version) is not int or version > FORMAT:
+            raise ResultFileError(
+                f"{path} has result format {version!r}, this lrpx reads up to {FORMAT}; upgrade lrpx to read it"
+            )
+        try:
+            return _from_fields(fields, tensors.get("relevance"), tensors.get("heads"))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ResultFileError(
+                f"{path} lacks a part of an LRPx result, or holds a wrong one ({type(error).__name__}: {error}); "
+                "save it again"
+            ) from error
+
     def to_html(self, path: str | Path | None = None) -> str:
         """One self-contained page; also written to ``path`` when given."""
         from lrpx.views.html import page
@@ -227,38 +259,6 @@ def write_text(path: str | Path, text: str) -> None:
         raise ResultFileError(f"cannot write {path}: {error.strerror}; choose another path") from error
 
 
-def load(path: str | Path) -> Attribution:
-    """Read what :meth:`Attribution.save` wrote.
-
-    Raises:
-        ResultFileError: the file is missing, truncated, not an LRPx result, or of a newer format.
-    """
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        fields = json.loads(metadata["lrpx"])
-        version = fields["format"]
-    except FileNotFoundError as error:
-        raise ResultFileError(f"there is no file {path}; check the path") from error
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ResultFileError(
-            f"{path} is not a readable LRPx result ({type(error).__name__}: {error}); "
-            "it may be truncated: save it again"
-        ) from error
-    if type(version) is not int or version > FORMAT:
-        raise ResultFileError(
-            f"{path} has result format {version!r}, this lrpx reads up to {FORMAT}; upgrade lrpx to read it"
-        )
-    try:
-        return _from_fields(fields, tensors.get("relevance"), tensors.get("heads"))
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise ResultFileError(
-            f"{path} lacks a part of an LRPx result, or holds a wrong one ({type(error).__name__}: {error}); "
-            "save it again"
-        ) from error
-
-
 def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None, heads: Tensor | None) -> Attribution:
     """The attribution of a file's JSON.
 
@@ -277,20 +277,20 @@ def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None, heads: Ten
     ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
     segments = tuple((name, a, b) for name, a, b in fields["segments"])
     ledger = None if fields["ledger"] is None else _ledger(**fields["ledger"])
-    target, prediction = Explained(**fields["target"]), Prediction(**fields["prediction"])
+    explained, prediction = Explained(**fields["explained"]), Prediction(**fields["prediction"])
     provenance = Provenance(**fields["provenance"])
-    _typed([target.description, prediction.text, *(name for name, _, _ in segments)], str)
+    _typed([explained.description, prediction.text, *(name for name, _, _ in segments)], str)
     _typed([provenance.model, provenance.method, provenance.recipe, provenance.dtype, provenance.device], str)
     _typed([*provenance.versions, *provenance.versions.values()], str)
-    _finite([target.value, prediction.probability])
-    _typed([prediction.id, *([] if target.position is None else [target.position])], int)
+    _finite([explained.value, prediction.probability])
+    _typed([prediction.id, *([] if explained.position is None else [explained.position])], int)
     ranges = [*spans, *((a, b) for _, a, b in segments)]
     if not all(type(a) is type(b) is int and 0 <= a <= b <= count for a, b in ranges):
         raise ValueError(f"a range of tokens is none of {count}")
     if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
         raise ValueError("the lists differ in length")
     return Attribution(
-        tokens, relevance, target, prediction, provenance, ids, spans, words, special, segments, ledger, heads
+        tokens, relevance, explained, prediction, provenance, ids, spans, words, special, segments, ledger, heads
     )
 
 

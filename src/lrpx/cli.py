@@ -67,7 +67,9 @@ def explain(
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write the heatmap to this HTML file.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the numbers to this JSON file.")] = None,
-    save: Annotated[Path | None, typer.Option(help="Write the result to this file, for lrpx.load().")] = None,
+    save: Annotated[
+        Path | None, typer.Option(help="Write the result to this file (Attribution.load reads it).")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     dtype: Annotated[
         str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")

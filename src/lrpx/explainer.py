@@ -47,7 +47,7 @@ class Explainer:
             is run as it is and left as it is.
         tokenizer: its tokenizer; None when inputs and targets come as ids.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
-        checkpoint: compute each layer a second time in the backward pass, to need the memory of one layer only; for
+        recompute: compute each layer a second time in the backward pass, to need the memory of one layer only; for
             long contexts. The numbers are the same.
         compile: run the passes as compiled code: the same numbers, sooner. Lengths and batches are padded up to a few
             sizes (16, 24, 32, 48, … tokens), and the first use of each waits for the compiler, seconds to minutes.
@@ -57,7 +57,7 @@ class Explainer:
 
     >>> explainer = Explainer.from_pretrained()
     >>> a = explainer("The doors of the house", target=" are", contrast=" is")
-    >>> a.tokens[1:4], a.target.description
+    >>> a.tokens[1:4], a.explained.description
     (('The', ' doors', ' of'), "logit of ' are' − logit of ' is'")
     >>> a.tokens[int(a.relevance.argmax())]
     ' doors'
@@ -69,7 +69,7 @@ class Explainer:
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
         padding_side: Literal["left", "right"] = "right",
-        checkpoint: bool = False,
+        recompute: bool = False,
         compile: bool = False,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
@@ -79,13 +79,13 @@ class Explainer:
         self.model: PreTrainedModel = model
         self.tokenizer = tokenizer
         self.padding_side = padding_side
-        self.checkpoint = checkpoint
+        self.recompute = recompute
         self.task = tasks.task_of(model)
         tasks.input_embedding(model)
         if padding_side not in ("left", "right"):
             raise InputError(f'padding_side is {padding_side!r}; pass "left" or "right"')
-        if compile and checkpoint:
-            raise InputError("compile and checkpoint exclude each other; pass one of them")
+        if compile and recompute:
+            raise InputError("compile and recompute exclude each other; pass one of them")
         self._reader = Reader(model, tokenizer, self.task)
         self._compiler = Compiler() if compile else None
 
@@ -97,7 +97,7 @@ class Explainer:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         padding_side: Literal["left", "right"] = "right",
-        checkpoint: bool = False,
+        recompute: bool = False,
         compile: bool = False,
         **options: Any,
     ) -> Explainer:
@@ -107,7 +107,7 @@ class Explainer:
             name_or_path: as transformers takes it; None for the small model bundled with LRPx.
             device: ``"cuda"``, ``"cpu"``, …; where transformers puts it when None.
             dtype: ``"float32"``, ``torch.bfloat16``, …; the checkpoint's own by default.
-            padding_side, checkpoint, compile: see :class:`Explainer`.
+            padding_side, recompute, compile: see :class:`Explainer`.
             options: passed on to transformers, such as ``attn_implementation="eager"``.
 
         Raises:
@@ -120,7 +120,7 @@ class Explainer:
         except (RuntimeError, AssertionError) as error:
             first = str(error).splitlines()[0]
             raise ModelError(f"cannot move the model to device {device!r}: {first}; pass another device") from error
-        return cls(model.eval(), tokenizer, padding_side=padding_side, checkpoint=checkpoint, compile=compile)
+        return cls(model.eval(), tokenizer, padding_side=padding_side, recompute=recompute, compile=compile)
 
     @overload
     def __call__(
@@ -189,7 +189,7 @@ class Explainer:
                 model's own prediction by default. For a list of inputs, one for all or a list.
             contrast: a second token or class: the difference of the two logits is explained.
             method: ``"attnlrp"``, ``"lrp"``, ``"alti-logit"``, ``"logit"``, ``"alti"``, ``"gradient-x-input"``,
-                ``"gradient-l1"``, ``"gradient-l2"``, a method object, or a recipe.
+                ``"gradient-l1"``, ``"gradient-l2-squared"``, a method object, or a recipe.
             position: the token whose logits are explained, negative from the end; by default the last
                 token (of the decoder, for an encoder-decoder model), or the mask of a masked model.
             decoder: what an encoder-decoder model has written so far: a text, or ids with the start token.
@@ -285,7 +285,7 @@ class Explainer:
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             batch = self._batch(rows)
         how = (self.model, self.task, batch, resolve)
-        scores = method.attribute(*how, ledger=ledger, checkpoint=self.checkpoint, compiler=self._compiler)
+        scores = method.attribute(*how, ledger=ledger, recompute=self.recompute, compiler=self._compiler)
         moved = shifts(rows, scores.tokens.shape[1], self.padding_side).tolist()
         logits = scores.logits.to(torch.promote_types(scores.logits.dtype, torch.float32))
         predictions = logits.argmax(-1).tolist()
@@ -306,7 +306,7 @@ class Explainer:
                 Attribution(
                     tokens=described.pieces,
                     relevance=relevance.clone(),
-                    target=Explained(target.describe(self._name), float(scores.values[i]), row.position),
+                    explained=Explained(target.describe(self._name), float(scores.values[i]), row.position),
                     prediction=Prediction(self._name(predicted), predicted, probabilities[i]),
                     provenance=self._provenance(method),
                     ids=described.ids,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-METHODS = ("lrp", "attnlrp", "gradient-l1", "gradient-l2", "gradient-x-input")
+METHODS = ("lrp", "attnlrp", "gradient-l1", "gradient-l2-squared", "gradient-x-input")
 
 SENTENCES = (  # the text before the verb, its subject, the right form and the other, attractors
     ("The keys to the cabinet", "keys", "are", "is", 1),
@@ -52,7 +52,7 @@ def explained() -> tuple[dict[str, Any], ...]:
                 "right": form,
                 "wrong": other,
                 "attractors": SENTENCES[number][4],
-                "logit_difference": a.target.value,
+                "logit_difference": a.explained.value,
             }
             relevance = {method: each[at].relevance for method, each in values.items()}
             found[number] = row(f"dev:{number + 1}", a.tokens, truth, relevance, facts, number)

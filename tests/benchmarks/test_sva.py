@@ -75,7 +75,7 @@ def test_the_relevance_is_the_explainers(explainer, frame):
             alone = explainer(text, *(forms if found["correct"] else forms[::-1]), method)
             scale = float(alone.relevance.abs().max())
             assert found[f"relevance/{method}"] == pytest.approx(alone.relevance.tolist(), abs=1e-4 * scale)
-        assert abs(found["logit_difference"]) == pytest.approx(alone.target.value, rel=1e-4)
+        assert abs(found["logit_difference"]) == pytest.approx(alone.explained.value, rel=1e-4)
         assert found["correct"] == (found["logit_difference"] > 0)
 
 
@@ -100,7 +100,7 @@ def test_what_is_explained_is_the_preferred_form_even_where_it_is_wrong(bert, tm
         read = bert.tokenizer.convert_tokens_to_ids([t.strip() for t in found["tokens"]])
         chosen = ids if found["correct"] else ids[::-1]
         alone = bert(read, *chosen, "gradient-x-input", position=found["position"])
-        assert alone.target.value == pytest.approx(abs(found["logit_difference"]), rel=1e-3, abs=1e-6)
+        assert alone.explained.value == pytest.approx(abs(found["logit_difference"]), rel=1e-3, abs=1e-6)
         assert found["relevance/gradient-x-input"] == pytest.approx(alone.relevance.tolist(), abs=1e-5)
 
 

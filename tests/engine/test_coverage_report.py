@@ -58,8 +58,8 @@ def run(model: nn.Module, recipe: Any, ids: Tensor = IDS, **options: Any) -> Tra
 
 
 def counted(trace: Trace) -> dict[tuple[str, str, str], int]:
-    found = {(ran.operation, ran.rule, ran.module): ran.count for ran in trace.coverage}
-    assert len(found) == len(trace.coverage)
+    found = {(ran.operation, ran.rule, ran.module): ran.count for ran in trace.operations}
+    assert len(found) == len(trace.operations)
     return found
 
 
@@ -78,17 +78,17 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("checkpoint", [True, False], ids=["checkpoint", "plain"])
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "plain"])
 @pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no ledger"])
 @pytest.mark.parametrize("observe", ["*", "embed"])
-def test_every_operation_is_there_once(checkpoint: bool, ledger: bool, observe: str) -> None:
-    trace = run(Model(), LENIENT, checkpoint=checkpoint, ledger=ledger, observe=(observe,))
+def test_every_operation_is_there_once(recompute: bool, ledger: bool, observe: str) -> None:
+    trace = run(Model(), LENIENT, recompute=recompute, ledger=ledger, observe=(observe,))
     assert counted(trace) == EXPECTED
 
 
 def test_it_can_be_read_before_the_explanation() -> None:
     with propagate(Model(), LENIENT) as trace:
-        assert trace.coverage == ()
+        assert trace.operations == ()
     model = Model()
     with propagate(model, LENIENT) as trace:
         model(IDS)
@@ -165,25 +165,25 @@ def test_batch_norm_with_the_batchs_own_statistics_is_unknown() -> None:
             return F.batch_norm(x, None, None, training=True)
 
     x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert {ran.rule for ran in run(Batch(), LENIENT, x).coverage} == {"unknown"}
+    assert {ran.rule for ran in run(Batch(), LENIENT, x).operations} == {"unknown"}
 
 
 def test_entries_are_plain_values() -> None:
-    ran = next(ran for ran in run(Model(), LENIENT).coverage if ran.rule == "unknown")
+    ran = next(ran for ran in run(Model(), LENIENT).operations if ran.rule == "unknown")
     assert ran == Ran("special_i0", "unknown", "layers.0", 1)
 
 
 # ------------------------------------------------------------------------ strict as before
 
 
-@pytest.mark.parametrize("checkpoint", [True, False], ids=["checkpoint", "plain"])
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "plain"])
 @pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no ledger"])
 @pytest.mark.parametrize("recipe", [LRP, ATTNLRP], ids=lambda recipe: recipe.name)
-def test_a_strict_recipe_refuses(recipe: Any, ledger: bool, checkpoint: bool) -> None:
+def test_a_strict_recipe_refuses(recipe: Any, ledger: bool, recompute: bool) -> None:
     model = Model()
     before = snapshot(model)
     with pytest.raises(UnknownOperationError, match=r"layers\.0 calls torch's 'special_i0'.*strict=False"):
-        run(model, recipe, ledger=ledger, checkpoint=checkpoint)
+        run(model, recipe, ledger=ledger, recompute=recompute)
     assert snapshot(model) == before
 
 
@@ -191,7 +191,7 @@ def test_a_strict_recipe_refuses(recipe: Any, ledger: bool, checkpoint: bool) ->
 def test_it_is_recorded_for_recipes_with_rules_that_are_not_strict(recipe: Any) -> None:
     trace = run(models.tiny_gpt2(), recipe)
     with pytest.raises(TraceError, match="strict=False"):
-        trace.coverage  # noqa: B018
+        trace.operations  # noqa: B018
 
 
 def test_the_report_changes_nothing() -> None:

@@ -123,11 +123,11 @@ class Count(TorchDispatchMode):
     ],
     ids=["gpt2", "llama", "bert"],
 )
-@pytest.mark.parametrize("checkpoint", [False, True])
-def test_the_linear_layers_of_the_last_layer(make, layers, checkpoint):
+@pytest.mark.parametrize("recompute", [False, True])
+def test_the_linear_layers_of_the_last_layer(make, layers, recompute):
     model = make()
     last = model.get_submodule(layers)[-1]
-    with propagate(model, ATTNLRP, (), checkpoint=checkpoint) as trace:
+    with propagate(model, ATTNLRP, (), recompute=recompute) as trace:
         out = model(torch.arange(7)[None]).logits
     with Count() as count:
         trace.explain(out[0, 4].max())

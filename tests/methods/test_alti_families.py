@@ -91,7 +91,7 @@ def test_every_unit_of_the_value_has_its_place(name, implementation, contrast):
     logits = logits if logits.ndim == 1 else logits[6]
     value = float(logits[2] - (0 if contrast is None else logits[contrast]))
     kinds, scale = found.ledger.by_kind(), 1e-9 * found.ledger.scale
-    assert abs(found.target.value - value) < scale
+    assert abs(found.explained.value - value) < scale
     assert abs(found.ledger.difference) < scale
     assert set(kinds) <= {"tokens", "positions", "token types", "attention", "MLPs", "biases"}
     assert {"tokens", "attention", "MLPs"} <= set(kinds)

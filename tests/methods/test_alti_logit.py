@@ -70,7 +70,7 @@ def test_relevance_and_heads_are_the_twins(name, position, target, contrast):
         for method, of_tokens in relevance.items():
             found = explained(name, model, method, position, target, contrast)
             near(found.relevance, of_tokens)
-            near(found.target.value, expected.value)
+            near(found.explained.value, expected.value)
             if method == "alti":
                 assert found.heads is None
             else:
@@ -195,8 +195,8 @@ def test_chunks_do_not_matter(monkeypatch, size):
 
 def same(many, single):
     assert many.tokens == single.tokens
-    assert many.target.description == single.target.description
-    near(many.target.value, single.target.value)
+    assert many.explained.description == single.explained.description
+    near(many.explained.value, single.explained.value)
     near(many.relevance, single.relevance)
     assert (many.heads is None) == (single.heads is None)
     if many.heads is not None:

@@ -215,7 +215,7 @@ def test_a_long_text_is_drawn_whole():
     ids=["one", "one zero", "zeros", "none", "extreme", "words", "spans"],
 )
 def test_small_zero_and_grouped(a):
-    assert number(a.target.value) in str(a)
+    assert number(a.explained.value) in str(a)
     for width in (1, 10, 80):
         assert drawn(a, width)
         assert drawn(a, width, colours=False)

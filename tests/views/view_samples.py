@@ -66,7 +66,7 @@ def attribution(
     return Attribution(
         tokens=tuple(tokens),
         relevance=torch.tensor(relevance, dtype=torch.float64),
-        target=Explained(description, sum(relevance) if value is None else value, count - 1),
+        explained=Explained(description, sum(relevance) if value is None else value, count - 1),
         prediction=Prediction(predicted, 389, 0.4317),
         provenance=PROVENANCE,
         ids=tuple(range(100, 100 + count)),

@@ -42,7 +42,7 @@ LABELS: Final = {
     "lrp": "LRP",
     "attnlrp": "AttnLRP",
     "gradient-l1": "Gradient (L1)",
-    "gradient-l2": "Gradient (L2²)",
+    "gradient-l2-squared": "Gradient (L2²)",
     "gradient-x-input": "Gradient×Input",
     RANDOM: "Random",
 }

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lrpx.data.tokenised import TokenSample
     from lrpx.explainer import Explainer
     from lrpx.inputs import Row
-    from lrpx.methods.backward import Scores
+    from lrpx.methods.backward import Found
 
 DRAWS = 10
 """How often the random baseline is drawn for each sample (Arras 2025, Table 2)."""
@@ -111,7 +111,7 @@ def _row(explainer: Explainer, sample: TokenSample) -> Row:
 
 def _explained(
     explainer: Explainer, samples: Sequence[TokenSample], rows: Sequence[Row], methods: Sequence[str]
-) -> dict[str, Scores]:
+) -> dict[str, Found]:
     """Each method's scores for a batch; a batch with a number that is not finite goes again row by row, to name it."""
     try:
         with torch.inference_mode(False):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BINS: Final = 20
 """Equal parts of [0, 1] that a metric's values are counted in."""
 
-_GRADIENTS = ("gradient-l1", "gradient-l2")
+_GRADIENTS = ("gradient-l1", "gradient-l2-squared")
 
 
 @dataclass(frozen=True)

@@ -48,5 +48,5 @@ def refuse_lost(recipe: Recipe, replayed: Sequence[str]) -> None:
         if any(_covered(override, path) for path in replayed):
             raise MethodError(
                 f"the model's own gradient checkpointing would lose the rules of {override.description!r} when it runs "
-                "its layers again; disable it, and use lrpx.propagate(model, recipe, checkpoint=True)"
+                "its layers again; disable it, and use lrpx.propagate(model, recipe, recompute=True)"
             )

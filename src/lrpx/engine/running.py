@@ -17,10 +17,10 @@ from torch.overrides import _get_current_function_mode_stack
 from lrpx import rules
 from lrpx.engine import overrides
 from lrpx.engine.book import Book
-from lrpx.engine.checkpoint import Layer, layers
 from lrpx.engine.handlers import mark_gate
 from lrpx.engine.heads import Heads
 from lrpx.engine.mode import RuleMode
+from lrpx.engine.recompute import Layer, layers
 from lrpx.engine.trace import Place, Source, Trace
 from lrpx.errors import MethodError, TraceError
 from lrpx.modules import named_modules
@@ -49,7 +49,7 @@ def propagate(
     observe: Sequence[str] = ("*",),
     *,
     ledger: bool = False,
-    checkpoint: bool = False,
+    recompute: bool = False,
     heads: bool = False,
 ) -> Iterator[Trace]:
     """Run ``model`` under ``recipe`` inside the block, in this thread.
@@ -64,7 +64,7 @@ def propagate(
             memory of its gradient, so name few, or none (``()``), for long contexts.
         ledger: also measure what every bias, other constant and non-conserving rule keeps; ``trace.ledger()`` then
             tells.
-        checkpoint: forget what happens inside each layer (each element of a list of modules), and compute it again
+        recompute: forget what happens inside each layer (each element of a list of modules), and compute it again
             in the backward pass: a second forward pass, for the memory of one layer.
         heads: follow the attention heads into the residual stream (``trace.heads``), under a recipe that cuts the
             branches of every layer off, ``recipes.ALTI_LOGIT``.
@@ -74,7 +74,7 @@ def propagate(
 
     Raises:
         TraceError: this thread already runs the same model under a recipe.
-        MethodError: the path of an override matches no module of the model, or it has no layers to checkpoint.
+        MethodError: the path of an override matches no module of the model, or it has no layers to recompute.
         UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(),
@@ -98,9 +98,9 @@ def propagate(
             f"no module of {type(model).__name__} has a path like {unused[0].path!r}, which an override wants; "
             "compare it with the paths of model.named_modules()"
         )
-    checkpointed = list(layers(modules)) if checkpoint else []
-    if checkpoint and not checkpointed:
-        raise MethodError(f"{type(model).__name__} has no list of layers to checkpoint; leave checkpoint out")
+    recomputed = list(layers(modules)) if recompute else []
+    if recompute and not recomputed:
+        raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
     trace = Trace(recipe)
     embeddings = [(path, module) for path, module in modules.items() if _is_embedding(type(module))]
     mode = RuleMode(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
@@ -111,7 +111,7 @@ def propagate(
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
     # the model's own checkpoints are inside the hooks; and without rules, a layer's gradients are left to torch
     last = next(layers(reversed(modules)), None) if recipe.has_rules() and not replayed else None
-    run = _Run(mode, trace, model, modules, recipe, observe, checkpointed, last)
+    run = _Run(mode, trace, model, modules, recipe, observe, recomputed, last)
     if replayed:
         overrides.refuse_lost(recipe, replayed)
         trace.during_backward = lambda: run.again(recipe)  # the model's own checkpoints compute their layers again
@@ -144,7 +144,7 @@ def _without_cache(names: Sequence[str], kwargs: dict[str, Any]) -> dict[str, An
     """
     given = next((name for name in ("past_key_values", "cache_params") if kwargs.get(name) is not None), None)
     if given is not None:
-        raise TraceError(f"checkpoint=True runs each layer twice, and would fill the cache twice; leave {given} out")
+        raise TraceError(f"recompute=True runs each layer twice, and would fill the cache twice; leave {given} out")
     return kwargs | {"use_cache": False} if "use_cache" in names else kwargs
 
 
@@ -164,7 +164,7 @@ class _Run:
         modules: dict[str, Module],
         recipe: Recipe,
         observe: Sequence[str],
-        checkpointed: Sequence[str],
+        recomputed: Sequence[str],
         last: str | None,
     ) -> None:
         self.mode = mode
@@ -173,7 +173,7 @@ class _Run:
         self.modules = modules
         self.recipe = recipe
         self.observe = observe
-        self.checkpointed = checkpointed
+        self.recomputed = recomputed
         self.last = last
         self.thread: int | None = None
         self.handles: list[RemovableHandle] = []
@@ -218,7 +218,7 @@ class _Run:
         self._add(model, before, after)
         if self.last is not None:
             self._add(modules[self.last], *self._last_layer())
-        if not (observe or recipe.overrides or self.checkpointed):  # the usual case, at little cost
+        if not (observe or recipe.overrides or self.recomputed):  # the usual case, at little cost
             for module in {module for module in modules.values() if is_spelled_out_activation(module)}:
                 self._add(module, *self._activation())
             return
@@ -226,8 +226,8 @@ class _Run:
         for path, module in modules.items():
             shared.setdefault(module, []).append(path)
         for module, paths in shared.items():
-            if not set(self.checkpointed).isdisjoint(paths):
-                self._add(module, *self._checkpoint())
+            if not set(self.recomputed).isdisjoint(paths):
+                self._add(module, *self._recompute())
             begins = [path for path in paths if any(overrides.begins(override, path) for override in recipe.overrides)]
             if begins:
                 self._add(module, *self._override(overrides.recipe_in(recipe, begins[0])))
@@ -260,7 +260,7 @@ class _Run:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self.mode.recipe = recipe
             self.outer.clear()
-            if self.checkpointed:
+            if self.recomputed:
                 kwargs = _without_cache(names, kwargs)
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
             args = tuple(self._source(name, value) for name, value in named)
@@ -294,7 +294,7 @@ class _Run:
 
         return before, after
 
-    def _checkpoint(self) -> tuple[Callable[..., Any], ...]:
+    def _recompute(self) -> tuple[Callable[..., Any], ...]:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.mode.active and not self.mode.replaying:
                 recipe = self.mode.recipe

@@ -88,7 +88,7 @@ class Trace:
         self._explained: Tensor | None = None
 
     @property
-    def coverage(self) -> tuple[Ran, ...]:
+    def operations(self) -> tuple[Ran, ...]:
         """Which operations on the way from the input ran, under which rule, in which module, and how often.
 
         Raises:
@@ -318,7 +318,7 @@ def _unseen(function: type) -> str:
     if function.__module__ == "torch.utils.checkpoint":
         return (
             "the model's gradient checkpointing hides its layers from every rule; enable it with use_reentrant=False, "
-            "or use lrpx.propagate(model, recipe, checkpoint=True)"
+            "or use lrpx.propagate(model, recipe, recompute=True)"
         )
     return (
         f"the model calls {function.__name__} of {function.__module__}, a custom autograd function that no "

@@ -1,13 +1,13 @@
 """The methods: model + inputs + target → relevance of every token."""
 
 from lrpx.methods.alti_logit import ALTI, ALTI_LOGIT, LOGIT, AltiLogit
-from lrpx.methods.backward import ATTNLRP, GRADIENT_L1, GRADIENT_L2, GRADIENT_X_INPUT, LRP, Backward
+from lrpx.methods.backward import ATTNLRP, GRADIENT_L1, GRADIENT_L2_SQUARED, GRADIENT_X_INPUT, LRP, Backward
 
 Method = Backward | AltiLogit
 
 METHODS: dict[str, Method] = {
     method.name: method
-    for method in (ATTNLRP, LRP, ALTI_LOGIT, LOGIT, ALTI, GRADIENT_X_INPUT, GRADIENT_L1, GRADIENT_L2)
+    for method in (ATTNLRP, LRP, ALTI_LOGIT, LOGIT, ALTI, GRADIENT_X_INPUT, GRADIENT_L1, GRADIENT_L2_SQUARED)
 }
 """Methods by the name that the command line and the explainer take."""
 
@@ -16,7 +16,7 @@ __all__ = [
     "ALTI_LOGIT",
     "ATTNLRP",
     "GRADIENT_L1",
-    "GRADIENT_L2",
+    "GRADIENT_L2_SQUARED",
     "GRADIENT_X_INPUT",
     "LOGIT",
     "LRP",

@@ -12,7 +12,7 @@ from lrpx import recipes, tasks
 from lrpx.engine.running import propagate
 from lrpx.errors import MethodError
 from lrpx.ledger import Entry, Ledger
-from lrpx.methods.backward import Options, Scores, explain_values, run_model
+from lrpx.methods.backward import Found, Options, explain_values, run_model
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -63,17 +63,17 @@ class AltiLogit:
         targets: Callable[[Tensor], Sequence[Target]],
         *,
         ledger: bool = False,
-        checkpoint: bool = False,
+        recompute: bool = False,
         compiler: Compiler | None = None,
-    ) -> Scores:
+    ) -> Found:
         """Explain one value for each row of a batch; see :meth:`lrpx.methods.backward.Backward.attribute`.
 
-        ``checkpoint`` and ``compiler`` change nothing: the pass keeps the residual stream alone, and is not compiled.
+        ``recompute`` and ``compiler`` change nothing: the pass keeps the residual stream alone, and is not compiled.
 
         Raises:
             MethodError: the model has no residual stream that attention alone mixes positions of; says where and why.
         """
-        return self.together([self], model, task, batch, targets, Options(ledger, checkpoint, compiler))[0]
+        return self.together([self], model, task, batch, targets, Options(ledger, recompute, compiler))[0]
 
     @staticmethod
     def together(
@@ -83,7 +83,7 @@ class AltiLogit:
         batch: Batch,
         targets: Callable[[Tensor], Sequence[Target]],
         options: Options,
-    ) -> list[Scores]:
+    ) -> list[Found]:
         """What several of these methods find, in one pass for all of them; see :meth:`attribute`."""
         names = [method.name for method in methods]
         if task is Task.SEQ2SEQ or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
@@ -110,7 +110,7 @@ class AltiLogit:
             raise MethodError(f"the model embeds {embedded} tokens of an input of {size}; use attnlrp or lrp")
         paths = tasks.embedding_paths(model, task)
         return [
-            Scores(
+            Found(
                 tokens=found[method.what].cpu(),
                 decoder_tokens=None,
                 logits=logits.detach().cpu(),

@@ -38,7 +38,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Scores:
+class Found:
     """What a method found for a batch.
 
     Args:
@@ -66,7 +66,7 @@ class Options:
     """How a pass is run: with a ledger, in the memory of one layer, as compiled code."""
 
     ledger: bool = False
-    checkpoint: bool = False
+    recompute: bool = False
     compiler: Compiler | None = None
 
 
@@ -107,9 +107,9 @@ class Backward:
         targets: Callable[[Tensor], Sequence[Target]],
         *,
         ledger: bool = False,
-        checkpoint: bool = False,
+        recompute: bool = False,
         compiler: Compiler | None = None,
-    ) -> Scores:
+    ) -> Found:
         """Explain one value for each row of a batch.
 
         Args:
@@ -118,7 +118,7 @@ class Backward:
             batch: padded inputs.
             targets: from logits ``[B, V]`` to ``B`` resolved targets.
             ledger: also keep the ledger. A bias has one relevance for all rows, so give one row.
-            checkpoint: compute each layer again in the backward pass, in the memory of one.
+            recompute: compute each layer again in the backward pass, in the memory of one.
             compiler: runs the pass as compiled code, unless it is one with a ledger or checkpoints.
 
         Raises:
@@ -126,7 +126,7 @@ class Backward:
             NonFiniteError: NaN or infinity in the logits or the relevance; names the first module.
             ModelError: the token embedding was not used, or the model cannot be compiled.
         """
-        options = Options(ledger, checkpoint, compiler)
+        options = Options(ledger, recompute, compiler)
         return self.together([self], model, task, batch, targets, options)[0]
 
     @staticmethod
@@ -137,7 +137,7 @@ class Backward:
         batch: Batch,
         targets: Callable[[Tensor], Sequence[Target]],
         options: Options,
-    ) -> list[Scores]:
+    ) -> list[Found]:
         """What methods of one recipe find, in one pass for all of them; see :meth:`attribute`."""
         for method in methods:
             if options.ledger and method.reduce is not value_times_gradient:
@@ -160,10 +160,10 @@ def _attribute(
     targets: Callable[[Tensor], Sequence[Target]],
     observe: Sequence[str],
     options: Options,
-) -> list[Scores]:
+) -> list[Found]:
     paths = tasks.embedding_paths(model, task)
     recipe = methods[0].recipe
-    kept = {"ledger": options.ledger, "checkpoint": options.checkpoint}
+    kept = {"ledger": options.ledger, "recompute": options.recompute}
 
     def forward(given: Mapping[str, Any]) -> AbstractContextManager[tuple[Trace, Tensor]]:
         return run_model(propagate(model, recipe, observe, **kept), model, **given)
@@ -186,7 +186,7 @@ def _attribute(
         each = zip(names, found, pairs, strict=True)
         scores = [_like(batch.inputs[name], source, method.reduce(*pair)) for name, source, pair in each]
         results.append(
-            Scores(
+            Found(
                 tokens=scores[0].cpu(),
                 decoder_tokens=scores[1].cpu() if task is Task.SEQ2SEQ else None,
                 logits=logits.detach().cpu(),
@@ -244,4 +244,4 @@ ATTNLRP = Backward("attnlrp", recipes.ATTNLRP)
 LRP = Backward("lrp", recipes.LRP)
 GRADIENT_X_INPUT = Backward("gradient-x-input", recipes.GRADIENT)
 GRADIENT_L1 = Backward("gradient-l1", recipes.GRADIENT, l1)
-GRADIENT_L2 = Backward("gradient-l2", recipes.GRADIENT, squared_l2)
+GRADIENT_L2_SQUARED = Backward("gradient-l2-squared", recipes.GRADIENT, squared_l2)

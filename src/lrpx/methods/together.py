@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from lrpx.methods.backward import Batch, Scores
+    from lrpx.methods.backward import Batch, Found
     from lrpx.targets import Target
     from lrpx.tasks import Task
 
@@ -25,7 +25,7 @@ def attribute_all(
     task: Task,
     batch: Batch,
     targets: Callable[[Tensor], Sequence[Target]],
-) -> dict[str, Scores]:
+) -> dict[str, Found]:
     """What each of some methods finds for a batch, by its name.
 
     Args:
@@ -36,7 +36,7 @@ def attribute_all(
         MethodError, NonFiniteError, ModelError: as the methods themselves do.
     """
     chosen = sorted((METHODS[name] for name in methods), key=lambda method: method.recipe.name)
-    found: dict[str, Scores] = {}
+    found: dict[str, Found] = {}
     for _, group in groupby(chosen, key=lambda method: method.recipe):
         same: list[Any] = list(group)
         scores = same[0].together(same, model, task, batch, targets, Options())

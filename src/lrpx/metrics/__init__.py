@@ -1,1 +1,1 @@
-"""Scores of explanations: against a ground truth, and what their means are worth."""
+"""Found of explanations: against a ground truth, and what their means are worth."""

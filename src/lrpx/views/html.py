@@ -67,7 +67,7 @@ def _context(a: Attribution) -> dict[str, Any]:
         "a": a,
         "shown": shown,
         "strongest": shown.strongest(_STRONGEST),
-        "share": share(shown.total, a.target.value),
+        "share": share(shown.total, a.explained.value),
         "fall": waterfall(a),
         "provenance": _provenance(a),
         "unit": "token" if a.ids else "group",

@@ -115,7 +115,7 @@ def picture(a: Attribution) -> Picture:
             after=after,
             relevance=values[i],
             ratio=max(-1.0, min(1.0, values[i] / limit)) if limit else 0.0,
-            share=share(values[i], a.target.value),
+            share=share(values[i], a.explained.value),
             id=a.ids[i] if i < len(a.ids) else None,
             special=i < len(a.special) and a.special[i],
             sink=i == sink,

@@ -41,7 +41,7 @@ def line(a: Attribution) -> str:
     """
     console = Console(force_jupyter=False, highlight=False)
     shown, coloured = picture(a), _shows_colour(console)
-    text = Text(f"{one_line(a.target.description)} = {number(a.target.value)}:  ")
+    text = Text(f"{one_line(a.explained.description)} = {number(a.explained.value)}:  ")
     for row in shown.rows:
         if len(shown.rows) > 1:
             text.append(f" {row.name or 'other'}: ")
@@ -133,8 +133,8 @@ def _quoted(piece: Piece) -> str:
 def _header(a: Attribution) -> RenderableType:
     prediction = f'"{one_line(a.prediction.text)}" {percent(a.prediction.probability)}'
     made = f"{one_line(a.provenance.model)}, {one_line(a.provenance.method)}"
-    first = Text(overflow="fold").append(one_line(a.target.description), "bold")
-    first.append("  ").append(number(a.target.value), "bold")
+    first = Text(overflow="fold").append(one_line(a.explained.description), "bold")
+    first.append("  ").append(number(a.explained.value), "bold")
     second = Text(overflow="fold").append("predicted ", "dim").append(prediction)
     return Group(first, second.append(f"  {made}", "dim"))
 
@@ -148,8 +148,8 @@ def _legend(shown: Picture, dark: bool) -> Text:
 
 
 def _totals(a: Attribution, shown: Picture) -> Text:
-    part = percent(share(shown.total, a.target.value))
-    whole = f"sum {number(shown.total)} of {number(a.target.value)}" + (f" ({part})" if part else "")
+    part = percent(share(shown.total, a.explained.value))
+    whole = f"sum {number(shown.total)} of {number(a.explained.value)}" + (f" ({part})" if part else "")
     sides = f"{number(shown.positive)} for, {number(shown.negative)} against"
     return Text(f"{whole}; {sides}", "dim", overflow="fold")
 

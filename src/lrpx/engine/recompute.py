@@ -71,7 +71,7 @@ class Layer:
         if x is None or x.shape != shape or x.dtype != dtype:
             raise TraceError(
                 f"{type(self._module).__name__} computes something else when it is run again, as with a state that it "
-                "changes; explain without checkpoint=True"
+                "changes; explain without recompute=True"
             )
         return x
 
@@ -87,7 +87,7 @@ class Layer:
         if _versions(self._args, self._kwargs) != self._versions:
             raise TraceError(
                 f"{type(self._module).__name__} changes its input in place, so it cannot be run again; explain without "
-                "checkpoint=True"
+                "recompute=True"
             )
         cpu, devices, states = self._random
         with ExitStack() as stack:

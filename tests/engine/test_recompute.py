@@ -79,8 +79,8 @@ def test_the_same_numbers(name: str) -> None:
     for recipe in RECIPES:
         want = run(model, recipe, sample.batch(), observe=("*",), ledger=True)
         for inside in (True, False):
-            assert_same(run(model, recipe, sample.batch(), inside, observe=("*",), ledger=True, checkpoint=True), want)
-    assert_same(run(model, ATTNLRP, sample.batch(), checkpoint=True), run(model, ATTNLRP, sample.batch()))
+            assert_same(run(model, recipe, sample.batch(), inside, observe=("*",), ledger=True, recompute=True), want)
+    assert_same(run(model, ATTNLRP, sample.batch(), recompute=True), run(model, ATTNLRP, sample.batch()))
     assert snapshot(model) == before
 
 
@@ -90,7 +90,7 @@ def test_the_forward_pass_is_the_models_own(name: str) -> None:
     model = sample.build().requires_grad_(False)
     with torch.no_grad():
         want = output_of(model, sample.batch())
-    with propagate(model, ATTNLRP, checkpoint=True):
+    with propagate(model, ATTNLRP, recompute=True):
         assert torch.equal(output_of(model, sample.batch()), want)
 
 
@@ -98,7 +98,7 @@ def test_a_batch_of_values_and_free_parameters() -> None:
     model = models.tiny_gpt2().requires_grad_(True)
     batch = {"input_ids": torch.cat([IDS, IDS.flip(1)])}
     before = snapshot(model)
-    assert_same(run(model, ATTNLRP, batch, ledger=True, checkpoint=True), run(model, ATTNLRP, batch, ledger=True))
+    assert_same(run(model, ATTNLRP, batch, ledger=True, recompute=True), run(model, ATTNLRP, batch, ledger=True))
     assert snapshot(model) == before
 
 
@@ -148,7 +148,7 @@ def peak_memory(layers: int, **options: Any) -> int:
 def test_the_memory_is_that_of_one_layer(ledger: bool, inside: bool) -> None:
     options = {"ledger": ledger, "inside": inside}
     few, many = peak_memory(2, **options), peak_memory(12, **options)
-    few_again, many_again = peak_memory(2, checkpoint=True, **options), peak_memory(12, checkpoint=True, **options)
+    few_again, many_again = peak_memory(2, recompute=True, **options), peak_memory(12, recompute=True, **options)
     assert many_again < many / (2 if ledger else 4)
     # what a layer more costs: its input, and what the ledger measures, not its inside
     assert (many_again - few_again) < (many - few) / (2 if ledger else 8)
@@ -159,12 +159,12 @@ def test_the_memory_is_that_of_one_layer(ledger: bool, inside: bool) -> None:
 
 def test_a_cache_by_default_is_not_filled() -> None:
     model = models.tiny_llama()
-    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+    with propagate(model, ATTNLRP, recompute=True) as trace:
         output = model(input_ids=IDS)
         trace.explain(output.logits[0, -1, 1])
     assert output.past_key_values is None
     assert model.config.use_cache
-    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+    with propagate(model, ATTNLRP, recompute=True) as trace:
         trace.explain(model(IDS, use_cache=True).logits[0, -1, 1])
     assert torch.equal(trace.relevance("model.embed_tokens"), run(model, ATTNLRP).relevance("model.embed_tokens"))
 
@@ -173,7 +173,7 @@ def test_a_cache_by_default_is_not_filled() -> None:
 def test_a_cache_of_the_users_is_refused_and_left_empty(kind: Any) -> None:
     model = models.tiny_llama()
     cache = kind(config=model.config, **({"max_cache_len": 16} if kind is StaticCache else {}))
-    with propagate(model, ATTNLRP, checkpoint=True), pytest.raises(TraceError, match="leave past_key_values out"):
+    with propagate(model, ATTNLRP, recompute=True), pytest.raises(TraceError, match="leave past_key_values out"):
         model(input_ids=IDS, past_key_values=cache)
     assert int(cache.get_seq_length()) == 0
 
@@ -187,15 +187,15 @@ def test_dropout_draws_the_same_numbers_again(inside: bool) -> None:
         return run(model, ATTNLRP, inside=inside, **options), torch.get_rng_state()
 
     with torch.random.fork_rng():
-        (want, state), (found, state_again) = relevance(), relevance(checkpoint=True)
+        (want, state), (found, state_again) = relevance(), relevance(recompute=True)
     assert_same(found, want)
     assert torch.equal(state, state_again)
 
 
 def test_autocast_is_on_again() -> None:
     model, found = models.tiny_gpt2().float(), []
-    for checkpoint in (False, True):
-        with torch.autocast("cpu", dtype=torch.bfloat16), propagate(model, ATTNLRP, checkpoint=checkpoint) as trace:
+    for recompute in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16), propagate(model, ATTNLRP, recompute=recompute) as trace:
             value = model(input_ids=IDS).logits[0, -1, 1]
         trace.explain(value)
         found.append(trace.relevance("transformer.wte"))
@@ -230,9 +230,9 @@ class Chain(nn.Module):
 
 def test_a_layer_that_changes_its_input_is_refused() -> None:
     model = Chain(InPlace(), InPlace())
-    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+    with propagate(model, ATTNLRP, recompute=True) as trace:
         output = model(IDS)
-    with pytest.raises(TraceError, match="without checkpoint=True"):
+    with pytest.raises(TraceError, match="without recompute=True"):
         trace.explain(output.sum())
 
 
@@ -245,7 +245,7 @@ def test_a_layer_that_is_another_the_second_time_is_refused() -> None:
             return x * x if self.calls > 1 else x.tanh() * x
 
     model = Chain(Fickle(), nn.Tanh())
-    with propagate(model, ATTNLRP, checkpoint=True) as trace:
+    with propagate(model, ATTNLRP, recompute=True) as trace:
         output = model(IDS)
     with pytest.raises(TraceError, match="Fickle computes something else when it is run again"):
         trace.explain(output.sum())
@@ -253,8 +253,8 @@ def test_a_layer_that_is_another_the_second_time_is_refused() -> None:
 
 def test_a_model_without_layers() -> None:
     with (
-        pytest.raises(MethodError, match="Linear has no list of layers to checkpoint"),
-        propagate(nn.Linear(2, 2), ATTNLRP, checkpoint=True),
+        pytest.raises(MethodError, match="Linear has no list of layers to recompute"),
+        propagate(nn.Linear(2, 2), ATTNLRP, recompute=True),
     ):
         pass
 
@@ -262,7 +262,7 @@ def test_a_model_without_layers() -> None:
 def test_the_users_hooks_may_change_what_a_module_gives() -> None:
     model = models.tiny_llama()
     with model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: 1.5 * output):
-        want, found = run(model, ATTNLRP), run(model, ATTNLRP, checkpoint=True)
+        want, found = run(model, ATTNLRP), run(model, ATTNLRP, recompute=True)
     assert_same(found, want)
     assert not torch.equal(found.sources[0].value, run(model, ATTNLRP).source_relevance(found.sources[0]))
 
@@ -294,8 +294,8 @@ def test_the_models_own_checkpoints(name: str, inside: bool) -> None:
     checkpointing(model, False)
     training = [module.training for module in model.modules()]
     for recipe, expected in zip(recipes, want, strict=True):
-        for checkpoint in (False, True):
-            options = {"observe": ("*",), "ledger": True, "checkpoint": checkpoint}
+        for recompute in (False, True):
+            options = {"observe": ("*",), "ledger": True, "recompute": recompute}
             assert_same(run(model, recipe, batch, inside, **options), expected, 1e-12)
     assert [module.training for module in model.modules()] == training
 
@@ -309,18 +309,18 @@ def test_overrides_that_the_models_own_checkpoints_would_lose(recipe: Recipe) ->
     """What is computed again begins inside the layer, so rules that begin at it or around it would not come back."""
     model = TRAINED["bert"]().train()
     want = run(model, recipe)
-    assert_same(run(model, recipe, checkpoint=True), want)
+    assert_same(run(model, recipe, recompute=True), want)
     checkpointing(model, False)
-    with pytest.raises(MethodError, match="checkpoint=True"):
+    with pytest.raises(MethodError, match="recompute=True"):
         run(model, recipe)
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_the_models_own_checkpoints_of_the_old_kind_are_refused(checkpoint: bool) -> None:
+@pytest.mark.parametrize("recompute", [True, False])
+def test_the_models_own_checkpoints_of_the_old_kind_are_refused(recompute: bool) -> None:
     model = TRAINED["gpt2"]().train().requires_grad_(True)
     checkpointing(model, True)
     with pytest.raises(UnknownOperationError, match="use_reentrant=False"):
-        run(model, ATTNLRP, checkpoint=checkpoint)
+        run(model, ATTNLRP, recompute=recompute)
 
 
 # ------------------------------------------------------------------ exceptions and threads
@@ -348,7 +348,7 @@ def test_everything_is_as_before_after_an_exception(
 ) -> None:
     model = models.tiny_gpt2()
     recipe = ATTNLRP.at(layers=1, use=LRP).at("*.mlp", linear=Gamma(0.1))
-    options: dict[str, Any] = {"observe": ("*",), "ledger": True, "checkpoint": True, "inside": inside}
+    options: dict[str, Any] = {"observe": ("*",), "ledger": True, "recompute": True, "inside": inside}
     want, plain = run(model, recipe, **options), training_step()
     handle = module_of(model, ending).register_forward_hook(Sprung(error, call), prepend=not ours_first)
     before = snapshot(model)
@@ -372,7 +372,7 @@ def test_a_backward_pass_in_another_thread(inside: bool) -> None:
     model, other = models.tiny_gpt2(), models.tiny_llama()
     want, plain = run(model, BY_LAYER, ledger=True), run(other, ATTNLRP)
     before = snapshot(model)
-    with propagate(model, BY_LAYER, observe=(), ledger=True, checkpoint=True) as trace:
+    with propagate(model, BY_LAYER, observe=(), ledger=True, recompute=True) as trace:
         value = model(input_ids=IDS).logits[:, -1, 1]
         if inside:
             in_a_thread(lambda: trace.explain(value))
@@ -396,7 +396,7 @@ def test_threads_with_different_recipes_on_one_model() -> None:
         traces = []
         for _ in range(5):
             barrier.wait(timeout=20)
-            traces.append(run(model, recipe, ledger=True, checkpoint=True))
+            traces.append(run(model, recipe, ledger=True, recompute=True))
         return traces
 
     with ThreadPoolExecutor(len(RECIPES)) as pool:
@@ -411,7 +411,7 @@ def test_threads_with_different_recipes_on_one_model() -> None:
 def test_another_model_trains_between_the_passes() -> None:
     plain, model = training_step(), models.tiny_llama()
     want = run(model, ATTNLRP)
-    with propagate(model, ATTNLRP, observe=(), checkpoint=True) as trace:
+    with propagate(model, ATTNLRP, observe=(), recompute=True) as trace:
         value = model(input_ids=IDS).logits[:, -1, 1]
         assert all(map(torch.equal, training_step(), plain))
     assert all(map(torch.equal, training_step(), plain))
@@ -425,5 +425,5 @@ def test_runs_where_gradients_are_off(outside: Callable[[], Any]) -> None:
     model = models.tiny_gpt2()
     want = run(model, ATTNLRP, ledger=True)
     with outside():
-        found = run(model, ATTNLRP, {"input_ids": IDS.clone()}, inside=True, ledger=True, checkpoint=True)
+        found = run(model, ATTNLRP, {"input_ids": IDS.clone()}, inside=True, ledger=True, recompute=True)
     assert_same(found, want)
