@@ -9,24 +9,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lrpx.benchmarks import rows
 from lrpx.errors import DataError, ResultFileError
-from lrpx.explainer import BUNDLED
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
     from lrpx.explainer import Explainer
 
 NAME = "run.json"
 FORMAT = 1
 PACKAGES = ("lrpx", "torch", "transformers", "numpy", "pyarrow", "spacy")
 """The packages whose versions the rows may depend on."""
-LOOKED_AT = 1024
-"""How many numbers of each weight the fingerprint of a model looks at."""
 
 
 def load(folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -89,30 +81,9 @@ def file(path: Path) -> dict[str, Any]:
 def model(explainer: Explainer) -> dict[str, str]:
     """What tells one model from another: its name (on the Hub, or of its folder), its weights, what it predicts, and
     in which precision it runs."""
-    loaded = explainer.model
-    name = str(loaded.config.name_or_path or type(loaded).__name__)
-    if name == str(BUNDLED):
-        name = "lrpx bundled model"
-    return {
-        "model": Path(name).resolve().name if Path(name).is_dir() else name,
-        "weights": fingerprint(loaded),
-        "task": explainer.task.value,
-        "dtype": str(loaded.get_input_embeddings().weight.dtype).removeprefix("torch."),
-    }
-
-
-def fingerprint(model: Module) -> str:
-    """A digest of ``LOOKED_AT`` numbers of each of a model's weights, evenly spread, so that a model trained further
-    is not taken for the same one."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
-        values: Tensor = weight.detach()
-        if type(values) is not torch.Tensor or values.is_meta:
-            continue  # quantised or offloaded: its numbers are not to be had in the plain way
-        some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
-        digest.update(some.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    bound = explainer.bound
+    name = Path(bound.name).resolve().name if Path(bound.name).is_dir() else bound.name
+    return {"model": name, "weights": bound.fingerprint(), "task": bound.task.title, "dtype": bound.dtype}
 
 
 def _versions() -> dict[str, str]:

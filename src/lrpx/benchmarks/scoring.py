@@ -11,25 +11,24 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
+from lrpx.batching import batches
 from lrpx.benchmarks.rows import RANDOM
-from lrpx.errors import InputError, NonFiniteError
-from lrpx.inputs import batches, shifts
-from lrpx.methods.together import attribute_all
+from lrpx.errors import InputError, NonFiniteError, TargetError
+from lrpx.methods import METHODS, attribute_all
 from lrpx.metrics.ground_truth import METRICS
-from lrpx.targets import Contrast
+from lrpx.questions import Question, Questions
+from lrpx.targets import Preferred
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from lrpx.data.tokenised import TokenSample
     from lrpx.explainer import Explainer
-    from lrpx.inputs import Row
-    from lrpx.methods.backward import Found
+    from lrpx.methods import Found
+    from lrpx.model import BoundModel
 
 DRAWS = 10
 """How often the random baseline is drawn for each sample (Arras 2025, Table 2)."""
@@ -53,16 +52,18 @@ def score(
         NonFiniteError: NaN or infinity in the logits or the relevance; names the sample.
         InputError: token ids that the model does not have.
     """
-    rows = [_row(explainer, sample) for sample in samples]
-    for group in batches(rows, batch_size if explainer._can_batch else 1):
-        together = [rows[i] for i in group]
-        scores = _explained(explainer, [samples[i] for i in group], together, methods)
-        logits = next(iter(scores.values())).logits
-        width = max(len(row.tokens.ids) for row in together)
-        moved = shifts(together, width, explainer.padding_side).tolist()
-        for place, (i, start) in enumerate(zip(group, moved, strict=True)):
-            sample, own = samples[i], slice(start, start + len(samples[i].ids))
-            relevance = {name: found.tokens[place, own].double().numpy() for name, found in scores.items()}
+    bound = explainer.bound
+    rows = [bound.reader.row(sample.ids, where=f" (sample {sample.sample.id})") for sample in samples]
+    for group in batches(rows, batch_size if bound.can_batch else 1):
+        asked = tuple(
+            Question(at, samples[i].position, Preferred(samples[i].right, samples[i].wrong))
+            for at, i in enumerate(group)
+        )
+        found = _explained(bound, Questions(tuple(rows[i] for i in group), asked), methods)
+        logits = next(iter(found.values())).answers.logits
+        for place, i in enumerate(group):
+            sample = samples[i]
+            relevance = {name: each.relevance[place].double().numpy() for name, each in found.items()}
             right, wrong = logits[place, [sample.right, sample.wrong]].tolist()
             yield i, facts(sample) | _judged(sample, right - wrong, relevance)
 
@@ -105,52 +106,20 @@ def _judged(sample: TokenSample, difference: float, relevance: dict[str, NDArray
     return row
 
 
-def _row(explainer: Explainer, sample: TokenSample) -> Row:
-    return explainer._reader.row(sample.ids, sample.position, where=f" (sample {sample.sample.id})")
-
-
-def _explained(
-    explainer: Explainer, samples: Sequence[TokenSample], rows: Sequence[Row], methods: Sequence[str]
-) -> dict[str, Found]:
-    """Each method's scores for a batch; a batch with a number that is not finite goes again row by row, to name it."""
+def _explained(bound: BoundModel, questions: Questions, methods: Sequence[str]) -> dict[str, Found]:
+    """Each method's finds for a batch; a batch with a number that is not finite goes again row by row, to name it."""
     try:
-        with torch.inference_mode(False):
-            found = attribute_all(methods, explainer.model, explainer.task, explainer._batch(rows), _preferred(samples))
-        broken = next((name for name, each in found.items() if not each.tokens.isfinite().all()), None)
+        found = attribute_all([METHODS[name] for name in methods], bound, questions)
+        pairs = ((name, relevance) for name, each in found.items() for relevance in each.relevance)
+        broken = next((name for name, relevance in pairs if not relevance.isfinite().all()), None)
         if broken is not None:
             raise NonFiniteError(f"the relevance of {broken} is not finite; use another dtype, such as float32")
     except NonFiniteError as error:
-        if len(samples) == 1:
-            raise NonFiniteError(f"sample {samples[0].sample.id}: {error}") from error
-        for sample, row in zip(samples, rows, strict=True):
-            _explained(explainer, [sample], [row], methods)
+        if len(questions) == 1:
+            raise NonFiniteError(f"{error}{questions.rows[0].where}") from error
+        for i in range(len(questions)):
+            _explained(bound, questions.alone([i]), methods)
         raise
+    except TargetError as error:
+        raise InputError(f"{error}: the tokenizer is not the model's own; pass that") from error
     return found
-
-
-def _preferred(samples: Sequence[TokenSample]) -> Callable[[Tensor], Sequence[Contrast]]:
-    """The targets of a batch: each row's preferred form against the other.
-
-    The first pass decides which form that is, so that all methods explain the same, even where two passes round a tie
-    differently.
-    """
-    chosen: list[Contrast] = []
-
-    def targets(logits: Tensor) -> Sequence[Contrast]:
-        if not chosen:
-            size = logits.shape[-1]
-            for sample in samples:
-                if max(sample.right, sample.wrong) >= size:
-                    raise InputError(
-                        f"the tokenizer makes token id {max(sample.right, sample.wrong)} of a verb form, and the model "
-                        f"has {size} logits; pass the model's own tokenizer (sample {sample.sample.id})"
-                    )
-            pairs = torch.tensor([(sample.right, sample.wrong) for sample in samples], device=logits.device)
-            right, wrong = logits.gather(1, pairs).unbind(1)
-            preferred = (right >= wrong).tolist()
-            for sample, is_right in zip(samples, preferred, strict=True):
-                forms = (sample.right, sample.wrong) if is_right else (sample.wrong, sample.right)
-                chosen.append(Contrast(*forms))
-        return chosen
-
-    return targets
