@@ -20,6 +20,7 @@ from lrpx.inputs import Reader, batches, filled, is_many, shifts, spread, widths
 from lrpx.loading import load_pretrained
 from lrpx.methods import METHODS, Backward, Method
 from lrpx.methods.backward import Batch
+from lrpx.parts import Part, Parts
 from lrpx.recipes import Recipe
 from lrpx.targets import Contrast, Logit, Target, whole_number
 from lrpx.tasks import Task
@@ -301,11 +302,14 @@ class Explainer:
             ends = [0]
             for _, size in segments:
                 ends.append(ends[-1] + size)
+            parts = [Part("tokens", relevance, ("token",))]
+            if scores.heads is not None:
+                parts.append(Part("heads", scores.heads[i, ..., shift : shift + length], ("layer", "head", "token")))
             predicted, target = predictions[i], scores.targets[i]
             results.append(
                 Attribution(
                     tokens=described.pieces,
-                    relevance=relevance.clone(),
+                    parts=Parts(parts),
                     explained=Explained(target.describe(self._name), float(scores.values[i]), row.position),
                     prediction=Prediction(self._name(predicted), predicted, probabilities[i]),
                     provenance=self._provenance(method),
@@ -315,7 +319,6 @@ class Explainer:
                     special=described.special,
                     segments=tuple((name, a, b) for (name, _), (a, b) in zip(segments, pairwise(ends), strict=True)),
                     ledger=scores.ledger,
-                    heads=None if scores.heads is None else scores.heads[i, ..., shift : shift + length].clone(),
                 )
             )
         return results

@@ -6,6 +6,7 @@ import torch
 
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.ledger import Entry, Ledger
+from lrpx.parts import Part, Parts
 
 PROVENANCE = Provenance(
     model="openai-community/gpt2",
@@ -61,11 +62,12 @@ def attribution(
     special: tuple[bool, ...] | None = None,
     ledger: Ledger | None = None,
     predicted: str = " are",
+    parts: tuple[Part, ...] = (),
 ) -> Attribution:
     count = len(tokens)
     return Attribution(
         tokens=tuple(tokens),
-        relevance=torch.tensor(relevance, dtype=torch.float64),
+        parts=Parts([Part("tokens", torch.tensor(relevance, dtype=torch.float64), ("token",)), *parts]),
         explained=Explained(description, sum(relevance) if value is None else value, count - 1),
         prediction=Prediction(predicted, 389, 0.4317),
         provenance=PROVENANCE,
