@@ -359,7 +359,7 @@ class Explainer:
             model="lrpx bundled model" if name == str(BUNDLED) else name,
             revision=getattr(config, "_commit_hash", None),
             method=method.name,
-            recipe=str(method.recipe),
+            recipe=method.recipe.describe(),
             dtype=str(weight.dtype).removeprefix("torch."),
             device=str(tasks.input_device(self.model)),
             versions=dict(_versions()),
