@@ -211,7 +211,7 @@ class Attribution:
             ),
         )
 
-    def labels(self, part: Part) -> Mapping[str, Sequence[str]]:
+    def labels(self, part: Part) -> dict[str, Sequence[str]]:
         """How the places along the axes of a part are called: the part's own labels, and the tokens' texts."""
         return ({TOKEN: self.tokens} if TOKEN in part.axes else {}) | dict(part.labels)
 

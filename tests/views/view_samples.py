@@ -164,6 +164,24 @@ def hostile() -> Attribution:
     )
 
 
+def parts() -> Attribution:
+    """Heads, an image, and an answer whose tokens try to break out of the view."""
+    made = torch.Generator().manual_seed(0)
+    heads = torch.randn(4, 8, len(HOSTILE), generator=made, dtype=torch.float64) ** 3 / 50
+    image = torch.randn(70, 150, 3, generator=made)
+    answer = torch.randn(len(HOSTILE), len(HOSTILE), generator=made)
+    return attribution(
+        HOSTILE,
+        heads.sum((0, 1)).tolist(),
+        value=5.0,
+        parts=(
+            Part("heads", heads, ("layer", "head", "token")),
+            Part("pixels", image, ("row", "column", "channel"), {"channel": ["red", "green", "blue"]}),
+            Part("answer", answer, ("answer token", "token"), {"answer token": HOSTILE}),
+        ),
+    )
+
+
 def long_text(count: int = 2000) -> Attribution:
     """A long text with line breaks."""
     words = " the model reads a long text and every token keeps its own number in the picture".split()
