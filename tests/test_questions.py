@@ -25,9 +25,9 @@ def same(found, expected, tolerance=1e-12):
     assert found.prediction.id == expected.prediction.id
     assert abs(found.explained.value - expected.explained.value) <= tolerance
     torch.testing.assert_close(found.relevance, expected.relevance, rtol=0, atol=tolerance)
-    assert (found.heads is None) == (expected.heads is None)
-    if found.heads is not None:
-        torch.testing.assert_close(found.heads, expected.heads, rtol=0, atol=tolerance)
+    assert found.parts.keys() == expected.parts.keys()
+    for name, part in found.parts.items():
+        torch.testing.assert_close(part.values, expected.parts[name].values, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("method", METHODS)
