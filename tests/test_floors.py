@@ -30,6 +30,7 @@ FLOORS = {
     "loading": 3,
     "methods": 4,
     "explainer": 5,
+    "runs": 5,
     "benchmarks": 6,
     "coverage": 6,
     "cli": 7,

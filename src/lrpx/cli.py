@@ -178,7 +178,7 @@ def coverage(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only the representative few.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Keep the rows in this folder; started again, the sweep goes on there.")
+        Path | None, typer.Option(help="Keep what is found in this folder; started again, the sweep goes on there.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the Markdown report to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
@@ -190,12 +190,12 @@ def coverage(
     classes = sweeping.choose(model_types or (), mapping, quick)
     console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
-        rows = list(bar.track(sweeping.sweep(classes, out, workers), len(classes), description="Covering"))
-    Console().print(sweeping.summary(rows))
+        checked = list(bar.track(sweeping.sweep(classes, out, workers), len(classes), description="Covering"))
+    Console().print(sweeping.summary(checked))
     if report is not None:
         command = ["lrpx coverage", *(model_types or ()), *(["--mapping", mapping] if mapping else [])]
         command += ["--quick"] if quick else []
-        write_text(report, sweeping.markdown(rows, " ".join([*command, f"--report {report}"]), sweeping.versions()))
+        write_text(report, sweeping.markdown(checked, " ".join([*command, f"--report {report}"]), sweeping.versions()))
 
 
 @contextmanager
