@@ -16,6 +16,7 @@ FLOORS = {
     "errors": 0,
     "ledger": 0,
     "modules": 0,
+    "registry": 0,
     "rules": 1,
     "targets": 1,
     "tokens": 1,

@@ -1,0 +1,84 @@
+"""Things known by a name: the methods, the benchmarks, those of other packages and the user's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from lrpx.errors import LRPxError
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """Things by name, in the order they were registered.
+
+    Packages add theirs by an entry point in ``group``; they are loaded when the registry is first read, so that an
+    import stays quick, and one that cannot be loaded is a warning, not the end.
+
+    Args:
+        kind: what is in it, for messages: ``"method"``.
+        error: what is raised when a name is taken or unknown.
+        group: the group of entry points, such as ``"lrpx.methods"``.
+
+    >>> from lrpx.errors import MethodError
+    >>> numbers = Registry[int]("number", MethodError)
+    >>> numbers.add("one", 1)
+    >>> numbers["one"], list(numbers)
+    (1, ['one'])
+    >>> numbers["two"]
+    Traceback (most recent call last):
+    ...
+    lrpx.errors.MethodError: there is no number 'two'; the numbers are one
+    """
+
+    def __init__(self, kind: str, error: type[LRPxError], group: str | None = None) -> None:
+        self._kind = kind
+        self._error = error
+        self._group = group
+        self._found: dict[str, T] = {}
+        self._origins: dict[str, str] = {}
+
+    def add(self, name: str, thing: T, origin: str = "") -> None:
+        """Register a thing; one of the same ``origin`` (a module and a name in it) takes the place of its older self.
+
+        Raises:
+            LRPxError: another thing has the name.
+        """
+        if name in self._found and (not origin or self._origins[name] != origin):
+            raise self._error(f"there is a {self._kind} {name!r} already; give yours another name")
+        self._found[name], self._origins[name] = thing, origin
+
+    def __getitem__(self, name: str) -> T:
+        self._load()
+        try:
+            return self._found[name]
+        except (KeyError, TypeError):
+            listed = ", ".join(self._found)
+            raise self._error(f"there is no {self._kind} {name!r}; the {self._kind}s are {listed}") from None
+
+    def __contains__(self, name: object) -> bool:
+        self._load()
+        return isinstance(name, str) and name in self._found
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        self._load()
+        return len(self._found)
+
+    def _load(self) -> None:
+        """What other packages bring; what they load registers itself."""
+        group, self._group = self._group, None
+        for entry in () if group is None else metadata.entry_points(group=group):
+            try:
+                entry.load()
+            except Exception as error:
+                package = "a package" if entry.dist is None else entry.dist.name
+                reason = f"{type(error).__name__}: {error}"
+                warnings.warn(f"the {self._kind} {entry.name!r} of {package} cannot be loaded ({reason})", stacklevel=3)
