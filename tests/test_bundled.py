@@ -11,7 +11,7 @@ import transformers
 from agreement_data import normal_form, split_rows
 from evaluate import Judge, blimp, share
 
-from lrpx.explainer import BUNDLED
+from lrpx.model import BUNDLED
 
 ROOT = Path(__file__).parent.parent
 FOLDER = Path(str(BUNDLED))

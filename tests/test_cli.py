@@ -72,7 +72,7 @@ def test_a_dash_reads_standard_input(run, monkeypatch):
 def test_dtype_and_a_model_folder(run, tmp_path):
     import transformers
 
-    from lrpx.explainer import BUNDLED
+    from lrpx.model import BUNDLED
 
     model = transformers.AutoModelForCausalLM.from_pretrained(str(BUNDLED))
     model.save_pretrained(tmp_path)

@@ -77,7 +77,7 @@ def test_the_numbers_of_the_plain_pass(build, options, tolerance):
     assert_same(compiled(ROWS[0], **options), plain(ROWS[0], **options), tolerance)
     for row in ROWS:  # of other lengths, by the same code
         assert_same(compiled(row, 2, 0, **options), plain(row, 2, 0, **options), tolerance)
-    assert len(compiled._compiler._passes) == 1
+    assert len(compiled.bound.compiler._passes) == 1
 
 
 def transposed(size):
@@ -144,7 +144,7 @@ def test_new_weights_are_seen_and_none_is_copied():
     after = compiled(ROWS[0])
     assert not torch.allclose(before.relevance, after.relevance)
     assert_same(after, Explainer(model)(ROWS[0]), 1e-9)
-    assert len(compiled._compiler._passes) == 1
+    assert len(compiled.bound.compiler._passes) == 1
 
 
 def test_other_settings_of_the_model_are_seen():

@@ -16,25 +16,31 @@ FLOORS = {
     "errors": 0,
     "ledger": 0,
     "modules": 0,
-    "registry": 0,
+    "registry": 1,
     "rules": 1,
     "targets": 1,
     "tokens": 1,
-    "attribution": 1,
-    "metrics": 1,
+    "parts": 1,
+    "metrics": 2,
+    "scripts": 2,
     "recipes": 2,
-    "views": 2,
+    "attribution": 2,
+    "views": 3,
     "data": 3,
     "tasks": 2,
     "engine": 3,
     "inputs": 3,
     "loading": 3,
-    "methods": 4,
-    "explainer": 5,
-    "runs": 5,
-    "benchmarks": 6,
-    "coverage": 6,
-    "cli": 7,
+    "questions": 4,
+    "batching": 5,
+    "passes": 6,
+    "model": 7,
+    "methods": 8,
+    "explainer": 9,
+    "runs": 9,
+    "benchmarks": 10,
+    "coverage": 10,
+    "cli": 11,
 }
 ENTRANCES = {"attribution": {"views"}}
 """Imports upwards inside a function, so that a value can show itself: of a module, to these."""
@@ -71,7 +77,7 @@ def test_imports_only_go_down(path):
     assert own in FLOORS, f"{own} is on no floor; put it into FLOORS"
     for module, inside in imports(ast.parse(path.read_text(encoding="utf-8"))):
         if module == "lrpx" or part(module) not in FLOORS:
-            assert FLOORS[own] >= 6, f"{path.name} imports the package from inside"
+            assert FLOORS[own] >= 10, f"{path.name} imports the package from inside"
             continue
         other = part(module)
         allowed = other == own or FLOORS[other] < FLOORS[own] or (inside and other in ENTRANCES.get(own, ()))

@@ -29,17 +29,22 @@ from tests.reference import models
         ("T5ForConditionalGeneration", Task.SEQ2SEQ),
         ("BartForConditionalGeneration", Task.SEQ2SEQ),
         ("MarianMTModel", Task.SEQ2SEQ),
+        ("BertForTokenClassification", Task.TOKEN_CLASSIFICATION),
+        ("BertForQuestionAnswering", Task.QUESTION_ANSWERING),
+        ("BertForMultipleChoice", Task.MULTIPLE_CHOICE),
+        ("ViTForImageClassification", Task.IMAGE_CLASSIFICATION),
+        ("LlavaForConditionalGeneration", Task.CAUSAL),
+        ("BertModel", Task.EMBEDDINGS),
+        ("T5EncoderModel", Task.EMBEDDINGS),
     ],
 )
 def test_the_task_of_a_class(name, task):
     assert tasks.task_of_class(getattr(tf, name)) is task
 
 
-@pytest.mark.parametrize(
-    "name", ["BertModel", "GPT2Model", "ViTForImageClassification", "BertForTokenClassification", "T5EncoderModel"]
-)
+@pytest.mark.parametrize("name", ["GPT2Model", "ViTModel", "DetrForObjectDetection"])
 def test_other_classes_have_none(name):
-    with pytest.raises(ModelError, match=rf"{name} is not a causal, masked.*load the class with the right head"):
+    with pytest.raises(ModelError, match=rf"{name} is none of these: .*load the class with the right head.*task="):
         tasks.task_of_class(getattr(tf, name))
 
 
@@ -79,14 +84,27 @@ def test_position_ids_count_from_each_rows_first_token():
 
 def test_only_rows_leaves_no_hook_behind_when_the_model_fails():
     model = models.tiny_gpt2()
-    with tasks.only_rows(model, torch.tensor([1, 0])):
+    with tasks.only_rows(model, torch.tensor([[1], [0]])):
         assert model(torch.tensor([[3, 4, 5], [6, 7, 8]])).logits.shape == (2, 1, 31)
-    with pytest.raises(IndexError), tasks.only_rows(model, torch.tensor([1, 0])):
+    with pytest.raises(IndexError), tasks.only_rows(model, torch.tensor([[1], [0]])):
         model(torch.tensor([[3, 4, 99]]))
     assert model(torch.tensor([[3, 4, 5]])).logits.shape == (1, 3, 31)
 
 
-def test_rows_of_reads_all_positions_or_the_only_one():
+def test_only_rows_reads_what_a_model_without_a_head_gives_at_all_positions():
     logits = torch.arange(12.0).view(2, 3, 2)
-    assert tasks.rows_of(logits, torch.tensor([2, 0])).tolist() == [[4, 5], [6, 7]]
-    assert tasks.rows_of(logits[:, :1], torch.tensor([2, 0])).tolist() == [[0, 1], [6, 7]]
+    with tasks.only_rows(torch.nn.Identity(), torch.tensor([[2, 0], [0, 0]])) as read:
+        assert read(logits).tolist() == [[[4, 5], [0, 1]], [[6, 7], [6, 7]]]
+    with tasks.only_rows(torch.nn.Identity(), torch.tensor([[2], [0]])) as read:
+        assert read(logits).tolist() == [[[4, 5]], [[6, 7]]]
+        assert read(logits[:, :1]).tolist() == [[[0, 1]], [[6, 7]]]
+
+
+@pytest.mark.parametrize("positions", [[[1, 0], [2, 2]], [[2, 1, 0], [0, 1, 2]], [[0, 0, 0], [1, 1, 1]]])
+def test_only_rows_gives_the_rows_in_the_order_asked(positions):
+    model, ids = models.tiny_gpt2(), torch.tensor([[3, 4, 5], [6, 7, 8]])
+    whole = model(ids).logits
+    with tasks.only_rows(model, torch.tensor(positions)) as read:
+        found = read(model(ids).logits)
+    for row, wanted in enumerate(positions):
+        torch.testing.assert_close(found[row], whole[row, wanted], rtol=1e-12, atol=1e-14)

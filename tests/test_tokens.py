@@ -22,8 +22,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from lrpx import tokens as reading
 from lrpx.errors import InputError, TargetError
-from lrpx.tokens import describe, encode, encode_chat, pad, token_id
+from lrpx.tokens import describe, encode_chat, pad, token_id
+
+
+def encode(tokenizer, text):
+    return reading.encode(tokenizer, text)["input_ids"]
+
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CORPUS = [

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from functools import cache, cached_property
-from importlib import metadata, resources
+from functools import cache
+from importlib import metadata
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
-from torch import Tensor
 
-from lrpx import tasks, tokens
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
-from lrpx.engine.compiled import Compiler
-from lrpx.errors import InputError, MethodError, ModelError, TargetError
-from lrpx.inputs import Reader, batches, filled, is_many, shifts, spread, widths
-from lrpx.loading import load_pretrained
-from lrpx.methods import METHODS, Backward, Method
-from lrpx.methods.backward import Batch
-from lrpx.recipes import Recipe
+from lrpx.batching import batches, filled
+from lrpx.errors import InputError, ModelError, TargetError
+from lrpx.inputs import is_many, spread
+from lrpx.methods import find
+from lrpx.model import AT_A_TIME, BoundModel, Spec
+from lrpx.questions import Question, Questions
 from lrpx.targets import Contrast, Logit, Target, whole_number
-from lrpx.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from torch import Tensor
+    from torch.nn import Module
+    from transformers import PreTrainedTokenizerBase
 
     from lrpx.inputs import Row
-
-BUNDLED = resources.files("lrpx") / "bundled"
-"""The small language model that comes with the package."""
+    from lrpx.methods import Found, Method
+    from lrpx.recipes import Recipe
+    from lrpx.tasks import Task
 
 FEW = 4
 """So many batches run without a progress bar, unless it is asked for."""
@@ -43,9 +41,11 @@ class Explainer:
     """Explains the predictions of a Hugging Face model with its own tokenizer.
 
     Args:
-        model: a causal, masked or encoder-decoder language model or a sequence classifier, in eval mode. It
-            is run as it is and left as it is.
-        tokenizer: its tokenizer; None when inputs and targets come as ids.
+        model: a language model, a classifier, a question answering or multiple choice model, a text encoder or an image
+            classifier of transformers (:class:`~lrpx.tasks.Task`), or a module of your own that takes ``input_ids`` and
+            returns logits, in eval mode. It is run as it is and left as it is.
+        tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
+        task: what a model predicts whose class does not tell.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
         recompute: compute each layer a second time in the backward pass, to need the memory of one layer only; for
             long contexts. The numbers are the same.
@@ -54,6 +54,7 @@ class Explainer:
 
     Raises:
         ModelError: the model is of another kind, or has no input embeddings.
+        InputError: an option of the wrong kind.
 
     >>> explainer = Explainer.from_pretrained()
     >>> a = explainer("The doors of the house", target=" are", contrast=" is")
@@ -65,29 +66,23 @@ class Explainer:
 
     def __init__(
         self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        model: Module,
+        tokenizer: PreTrainedTokenizerBase | Any | None = None,
         *,
+        task: Task | None = None,
         padding_side: Literal["left", "right"] = "right",
         recompute: bool = False,
         compile: bool = False,
     ) -> None:
-        if not isinstance(model, torch.nn.Module):
-            raise ModelError(
-                f"the model is {type(model).__name__}; pass a model, or use Explainer.from_pretrained(name_or_folder)"
-            )
-        self.model: PreTrainedModel = model
-        self.tokenizer = tokenizer
-        self.padding_side = padding_side
-        self.recompute = recompute
-        self.task = tasks.task_of(model)
-        tasks.input_embedding(model)
-        if padding_side not in ("left", "right"):
-            raise InputError(f'padding_side is {padding_side!r}; pass "left" or "right"')
-        if compile and recompute:
-            raise InputError("compile and recompute exclude each other; pass one of them")
-        self._reader = Reader(model, tokenizer, self.task)
-        self._compiler = Compiler() if compile else None
+        how: dict[str, Any] = {"recompute": recompute, "compile": compile}
+        self.bound = BoundModel(model, tokenizer, task=task, padding_side=padding_side, **how)
+
+    @classmethod
+    def of(cls, bound: BoundModel) -> Explainer:
+        """The face of a model that is bound already."""
+        explainer = cls.__new__(cls)
+        explainer.bound = bound
+        return explainer
 
     @classmethod
     def from_pretrained(
@@ -113,14 +108,25 @@ class Explainer:
         Raises:
             ModelError: the model cannot be found or loaded, or its class has no head to explain.
         """
-        name = str(BUNDLED if name_or_path is None else name_or_path)
-        model, tokenizer = load_pretrained(name, dtype, options)
-        try:
-            model = model if device is None else model.to(device)
-        except (RuntimeError, AssertionError) as error:
-            first = str(error).splitlines()[0]
-            raise ModelError(f"cannot move the model to device {device!r}: {first}; pass another device") from error
-        return cls(model.eval(), tokenizer, padding_side=padding_side, recompute=recompute, compile=compile)
+        name = None if name_or_path is None else str(name_or_path)
+        precision = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
+        place = None if device is None else str(device)
+        return cls.of(Spec(name, precision, place, padding_side, recompute, compile, options).build())
+
+    @property
+    def model(self) -> Module:
+        """The user's own model."""
+        return self.bound.module
+
+    @property
+    def tokenizer(self) -> Any:
+        """Its tokenizer or processor."""
+        return self.bound.tokenizer
+
+    @property
+    def task(self) -> Task:
+        """What it predicts."""
+        return self.bound.task
 
     @overload
     def __call__(
@@ -128,7 +134,7 @@ class Explainer:
         inputs: str,
         target: Target | str | int | None = ...,
         contrast: str | int | None = ...,
-        method: str | Method | Recipe = ...,
+        method: str | Path | Method | Recipe = ...,
         *,
         position: int | None = ...,
         decoder: str | Sequence[int] | None = ...,
@@ -143,7 +149,7 @@ class Explainer:
         inputs: list[str],
         target: Any = ...,
         contrast: Any = ...,
-        method: str | Method | Recipe = ...,
+        method: str | Path | Method | Recipe = ...,
         *,
         position: Any = ...,
         decoder: Any = ...,
@@ -158,7 +164,7 @@ class Explainer:
         inputs: Any,
         target: Any = ...,
         contrast: Any = ...,
-        method: str | Method | Recipe = ...,
+        method: str | Path | Method | Recipe = ...,
         *,
         position: Any = ...,
         decoder: Any = ...,
@@ -172,37 +178,43 @@ class Explainer:
         inputs: Any,
         target: Any = None,
         contrast: Any = None,
-        method: str | Method | Recipe = "attnlrp",
+        method: str | Path | Method | Recipe = "attnlrp",
         *,
         position: Any = None,
         decoder: Any = None,
         ledger: bool = False,
-        batch_size: int = 32,
+        batch_size: int = AT_A_TIME,
         progress: bool | None = None,
     ) -> Any:
         """Explain one input, or each of a list of inputs.
 
         Args:
-            inputs: a text, token ids, or chat messages (``[{"role": "user", "content": "…"}]``); or a list
-                of these, which runs as padded batches and gives a list. Ids are taken as they are.
+            inputs: a text, token ids, or chat messages (``[{"role": "user", "content": "…"}]``); a tuple of two texts
+                (premise and hypothesis, question and context, the two texts to compare); ``(text, [choice, …])`` for
+                multiple choice; an image; what a tokenizer or processor returned. Or a list of these, which runs as
+                padded batches and gives a list. Ids are taken as they are.
             target: a token or class (a string or an index), or a target such as ``LogProb(" are")``; the
-                model's own prediction by default. For a list of inputs, one for all or a list.
+                model's own prediction by default. A list asks several questions of the input, from one forward pass.
+                For a list of inputs, one for all or a list, which may hold lists.
             contrast: a second token or class: the difference of the two logits is explained.
-            method: ``"attnlrp"``, ``"lrp"``, ``"alti-logit"``, ``"logit"``, ``"alti"``, ``"gradient-x-input"``,
-                ``"gradient-l1"``, ``"gradient-l2-squared"``, a method object, or a recipe.
+            method: a name such as ``"attnlrp"``, ``"lrp"``, ``"alti-logit"``, ``"leave-one-out"``,
+                ``"gradient-x-input"`` (:data:`lrpx.METHODS` has all), a recipe or its file, a script that registers a
+                method, or a method object.
             position: the token whose logits are explained, negative from the end; by default the last
-                token (of the decoder, for an encoder-decoder model), or the mask of a masked model.
+                token (of the decoder, for an encoder-decoder model), or the mask of a masked model. Lists as for the
+                target.
             decoder: what an encoder-decoder model has written so far: a text, or ids with the start token.
             ledger: also measure where the rest of the value went, which biases, constants and rules kept for
                 themselves (:class:`~lrpx.ledger.Ledger`). A bias's share cannot be told apart by rows, so a list then
                 runs row by row.
             batch_size: the most rows run together. Rows are sorted by length, and fewer run together when they are
-                long: at most 64 tokens a row on average (:func:`lrpx.inputs.batches`), which bounds the memory.
+                long: at most 64 tokens a row on average (:func:`lrpx.batching.batches`), which bounds the memory.
             progress: show a progress bar on standard error while a list runs; by default on a terminal, when there
                 are more than a few batches.
 
         Returns:
-            An :class:`~lrpx.Attribution`; for a list of inputs, a list of them in the same order.
+            An :class:`~lrpx.Attribution`, or a list of them where several questions are asked; for a list of inputs, a
+            list of that in the same order.
 
         Raises:
             InputError: empty or too long inputs, or a position that is none.
@@ -211,154 +223,114 @@ class Explainer:
             ModelError: the model is in training mode, or cannot be compiled.
             NonFiniteError: NaN or infinity in the logits or the relevance.
         """
-        random = "the model" if self.model.training else tasks.active_dropout(self.model)
-        if random:
-            raise ModelError(f"{random} is in training mode, where dropout makes outputs random; call model.eval()")
+        bound = self.bound
+        if bound.random_part:
+            raise ModelError(
+                f"{bound.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
+            )
         if (whole_number(batch_size) or 0) < 1:
             raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
-        chosen = _method(method)
-        if not is_many(inputs):
-            row = self._reader.row(inputs, position, decoder)
-            return self._explain([row], [_target(target, contrast)], chosen, ledger)[0]
-        rows = self._reader.rows(inputs, position, decoder)
-        pairs = zip(spread(target, len(rows), "target"), spread(contrast, len(rows), "contrast"), strict=True)
-        targets = [_target(one, other) for one, other in pairs]
-        groups = batches(rows, batch_size if self._can_batch and not ledger else 1)
-        results: dict[int, Attribution] = {}
-        with _progress(len(rows), sys.stderr.isatty() and len(groups) > FEW if progress is None else progress) as done:
+        chosen = find(method)
+        chosen.check(bound)
+        several = is_many(inputs)
+        rows = bound.reader.rows(inputs, decoder) if several else [bound.reader.row(inputs, decoder)]
+        asked = {"target": target, "contrast": contrast, "position": position}
+        each = {name: spread(value, len(rows), name) if several else [value] for name, value in asked.items()}
+        questions = [self._questions(row, *(each[name][i] for name in asked)) for i, row in enumerate(rows)]
+        groups = batches(rows, batch_size if bound.can_batch and not ledger else 1)
+        results: dict[int, list[Attribution]] = {}
+        shown = (sys.stderr.isatty() and len(groups) > FEW) if progress is None else progress
+        with _progress(len(rows), several and shown) as done:
             for group in groups:
-                ran = filled(group, batch_size) if self._pads and not ledger else group
-                found = self._explain([rows[i] for i in ran], [targets[i] for i in ran], chosen, ledger)
-                results.update(zip(ran, found, strict=True))
+                found = self._explain(rows, questions, group, batch_size, chosen, ledger)
+                results.update(zip(group, found, strict=True))
                 done(len(group))
-        return [results[i] for i in range(len(rows))]
+        all_rows = [results[i] if is_list else results[i][0] for i, (is_list, _) in enumerate(questions)]
+        return all_rows if several else all_rows[0]
+
+    def _questions(
+        self, row: Row, target: Any, contrast: Any, position: Any
+    ) -> tuple[bool, list[tuple[int | None, Target]]]:
+        """The positions and targets that are asked of one row, and whether they came as a list."""
+        given = {"target": target, "contrast": contrast, "position": position}
+        lists = {name: len(value) for name, value in given.items() if _is_list(value)}
+        count = next(iter(lists.values()), 1)
+        if 0 in lists.values() or len(set(lists.values())) > 1:
+            told = ", ".join(f"{size} of {name}" for name, size in lists.items())
+            raise InputError(f"the lists differ in length or are empty: {told}; pass one for each question{row.where}")
+        each = [list(value) if name in lists else [value] * count for name, value in given.items()]
+        reader = self.bound.reader
+        found = [
+            (reader.position(row, where), _target(one, other, self.bound.default_target()))
+            for one, other, where in zip(*each, strict=True)
+        ]
+        return bool(lists), found
 
     # -------------------------------------------------------------------------- running
 
-    @cached_property
-    def _can_batch(self) -> bool:
-        """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier also
-        needs to know the padding token to find each row's last one, and XLNet's takes the last of all."""
-        if not tasks.accepts(self.model, "attention_mask"):
-            return self.task is Task.CAUSAL and self.padding_side == "right"
-        takes_last = getattr(self.model.config, "summary_type", None) == "last"
-        return self.task is not Task.CLASSIFICATION or (self._pad_id is not None and not takes_last)
-
-    @property
-    def _pads(self) -> bool:
-        """Whether to pad up to the sizes that code is compiled for."""
-        return self._compiler is not None and self._can_batch
-
-    @property
-    def _pad_id(self) -> int | None:
-        found = getattr(self.model.config.get_text_config(), "pad_token_id", None)
-        return found if isinstance(found, int) and found >= 0 else None
-
-    def _batch(self, rows: Sequence[Row]) -> Batch:
-        pad_id = self._pad_id or 0
-        device = tasks.input_device(self.model)
-        width, written = widths(rows, self._reader.limit) if self._pads else (0, 0)
-        ids, mask = tokens.pad([row.tokens.ids for row in rows], pad_id, self.padding_side, width)
-        inputs = {"input_ids": ids}
-        if tasks.accepts(self.model, "attention_mask"):
-            inputs["attention_mask"] = mask
-        if self.padding_side == "left" and not mask.all():
-            inputs["position_ids"] = tasks.position_ids(self.model, self.task, mask)
-        if self.task is Task.SEQ2SEQ:
-            decoders = [row.decoder.ids for row in rows if row.decoder is not None]
-            ids, mask = tokens.pad(decoders, pad_id, "right", written)
-            inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": mask}
-        if tasks.accepts(self.model, "use_cache"):
-            inputs["use_cache"] = False  # type: ignore[assignment]
-        shift = shifts(rows, ids.shape[1], self.padding_side if self.task is not Task.SEQ2SEQ else "right")
-        positions = None if rows[0].position is None else torch.tensor([row.position or 0 for row in rows]) + shift
-        moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-        return Batch(moved, positions)
-
     def _explain(
-        self, rows: Sequence[Row], targets: Sequence[Target], method: Method, ledger: bool
-    ) -> list[Attribution]:
-        def resolve(logits: Tensor) -> list[Target]:
-            each = zip(targets, logits, rows, strict=True)
-            return [self._resolved(target, of, row.where) for target, of, row in each]
-
-        with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
-            batch = self._batch(rows)
-        how = (self.model, self.task, batch, resolve)
-        scores = method.attribute(*how, ledger=ledger, recompute=self.recompute, compiler=self._compiler)
-        moved = shifts(rows, scores.tokens.shape[1], self.padding_side).tolist()
-        logits = scores.logits.to(torch.promote_types(scores.logits.dtype, torch.float32))
-        predictions = logits.argmax(-1).tolist()
-        probabilities = logits.softmax(-1).amax(-1).tolist()
-        results = []
-        for i, (row, shift) in enumerate(zip(rows, moved, strict=True)):
-            described, (length, written) = row.described, row.sizes
-            relevance = scores.tokens[i, shift : shift + length]
-            segments = [("input", length)]
-            if row.decoder is not None and scores.decoder_tokens is not None:
-                relevance = torch.cat([relevance, scores.decoder_tokens[i, :written]])
-                segments = [("encoder", length), ("decoder", written)]
-            ends = [0]
-            for _, size in segments:
-                ends.append(ends[-1] + size)
-            predicted, target = predictions[i], scores.targets[i]
-            results.append(
-                Attribution(
-                    tokens=described.pieces,
-                    relevance=relevance.clone(),
-                    explained=Explained(target.describe(self._name), float(scores.values[i]), row.position),
-                    prediction=Prediction(self._name(predicted), predicted, probabilities[i]),
-                    provenance=self._provenance(method),
-                    ids=described.ids,
-                    word_spans=described.word_spans,
-                    word_texts=described.word_texts,
-                    special=described.special,
-                    segments=tuple((name, a, b) for (name, _), (a, b) in zip(segments, pairwise(ends), strict=True)),
-                    ledger=scores.ledger,
-                    heads=None if scores.heads is None else scores.heads[i, ..., shift : shift + length].clone(),
-                )
-            )
+        self,
+        rows: Sequence[Row],
+        questions: Sequence[tuple[bool, list[tuple[int | None, Target]]]],
+        group: Sequence[int],
+        batch_size: int,
+        method: Method,
+        ledger: bool,
+    ) -> list[list[Attribution]]:
+        """The attributions of the rows of a group, a list for each."""
+        ran = filled(group, batch_size) if self.bound.pads_up and not ledger else group
+        asked = [Question(at, *each) for at, i in enumerate(group) for each in questions[i][1]]
+        found = method.attribute(self.bound, Questions(tuple(rows[i] for i in ran), tuple(asked)), ledger=ledger)
+        logits = found.answers.logits.to(torch.promote_types(found.answers.logits.dtype, torch.float32))
+        shown = self._predictions(logits)
+        results: list[list[Attribution]] = [[] for _ in group]
+        for i, question in enumerate(asked):
+            row = rows[group[question.row]]
+            results[question.row].append(self._attribution(row, question, found, i, shown[i], method))
         return results
 
-    # ------------------------------------------------------------------------- naming
+    def _attribution(
+        self, row: Row, question: Question, found: Found, i: int, prediction: Prediction, method: Method
+    ) -> Attribution:
+        described = row.tokens
+        ends = [0]
+        for length in row.lengths:
+            ends.append(ends[-1] + length)
+        segments = zip((segment.name for segment in row.segments), pairwise(ends), strict=True)
+        heads = found.parts.get("heads")
+        return Attribution(
+            tokens=described.pieces,
+            relevance=found.relevance[i],
+            explained=Explained(
+                found.answers.targets[i].describe(self.bound.label), float(found.answers.values[i]), question.position
+            ),
+            prediction=prediction,
+            provenance=self._provenance(method),
+            ids=described.ids,
+            word_spans=described.word_spans,
+            word_texts=described.word_texts,
+            special=described.special,
+            segments=tuple((name, a, b) for name, (a, b) in segments),
+            ledger=None if found.ledgers is None else found.ledgers[i],
+            heads=None if heads is None else heads[i].values,
+        )
 
-    def _resolved(self, target: Target, logits: Tensor, where: str) -> Target:
-        try:
-            return target.resolved(self._lookup, logits)
-        except TargetError as error:
-            raise TargetError(f"{error}{where}") if where else error from None
-
-    def _lookup(self, text: str) -> int:
-        """The index of a logit, from a token's text or a class label."""
-        if self.task is not Task.CLASSIFICATION:
-            return tokens.token_id(self.tokenizer, text)
-        config = self.model.config
-        labels = dict(config.label2id or {}) | {label: index for index, label in (config.id2label or {}).items()}
-        if text not in labels:
-            raise TargetError(
-                f"there is no class {text!r}; pass one of {', '.join(map(repr, labels))}, or the index of a class"
-            )
-        return int(labels[text])
-
-    def _name(self, index: int) -> str:
-        if self.task is Task.CLASSIFICATION:
-            return str((self.model.config.id2label or {}).get(index, index))
-        try:
-            return tokens.describe(self.tokenizer, [index]).pieces[0]
-        except InputError:  # a model's vocabulary may be larger than its tokenizer's
-            return f"#{index}"
+    def _predictions(self, logits: Tensor) -> list[Prediction]:
+        """What the model itself says, from the logits ``[K, V]`` of each question."""
+        predictions = logits.argmax(-1).tolist()
+        probabilities = logits.softmax(-1).amax(-1).tolist()
+        pairs = zip(predictions, probabilities, strict=True)
+        return [Prediction(self.bound.label(index), index, probability) for index, probability in pairs]
 
     def _provenance(self, method: Method) -> Provenance:
-        config = self.model.config
-        weight = self.model.get_input_embeddings().weight
-        name = str(config.name_or_path or type(self.model).__name__)
+        bound = self.bound
         return Provenance(
-            model="lrpx bundled model" if name == str(BUNDLED) else name,
-            revision=getattr(config, "_commit_hash", None),
+            model=bound.name,
+            revision=bound.revision,
             method=method.name,
-            recipe=str(method.recipe),
-            dtype=str(weight.dtype).removeprefix("torch."),
-            device=str(tasks.input_device(self.model)),
+            recipe=method.describe(),
+            dtype=bound.dtype,
+            device=bound.device,
             versions=dict(_versions()),
         )
 
@@ -384,21 +356,7 @@ def _versions() -> Mapping[str, str]:
     return {package: metadata.version(package) for package in ("lrpx", "torch", "transformers")}
 
 
-def _method(method: Any) -> Method:
-    if isinstance(method, Recipe):
-        return Backward(method.name, method)
-    if isinstance(method, str):
-        if method not in METHODS:
-            raise MethodError(f"there is no method {method!r}; the methods are {', '.join(METHODS)}")
-        return METHODS[method]
-    if not callable(getattr(method, "attribute", None)):
-        raise MethodError(
-            f"the method is {type(method).__name__}; pass one of {', '.join(METHODS)}, a recipe or a method object"
-        )
-    return method  # type: ignore[no-any-return]
-
-
-def _target(target: Any, contrast: Any) -> Target:
+def _target(target: Any, contrast: Any, default: Target) -> Target:
     if isinstance(target, Target):
         if contrast is not None:
             raise TargetError("both a target object and a contrast were given; pass Contrast(token, other) alone")
@@ -409,8 +367,15 @@ def _target(target: Any, contrast: Any) -> Target:
         )
     if not _names_a_token(contrast):
         raise TargetError(f"the contrast is {type(contrast).__name__}; pass a string or an index")
+    if target is None and contrast is None:
+        return default
     return Logit(target) if contrast is None else Contrast(target, contrast)
 
 
 def _names_a_token(given: Any) -> bool:
     return given is None or isinstance(given, str) or whole_number(given) is not None
+
+
+def _is_list(given: Any) -> bool:
+    """Whether several are given: a list, a tuple, a range, an array."""
+    return isinstance(given, (list, tuple, range)) or getattr(given, "ndim", 0) == 1

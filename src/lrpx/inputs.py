@@ -1,13 +1,15 @@
-"""What a user passes, as rows of token ids: texts, ids or chat messages, positions, the decoder's text."""
+"""What a user passes, as rows: texts, pairs of texts, chats, token ids, images, and what a tokenizer or processor makes
+of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from lrpx import tasks, tokens
 from lrpx.errors import InputError
@@ -16,8 +18,22 @@ from lrpx.tasks import Task
 from lrpx.tokens import Tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from torch.nn import Module
+
+NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
+"""What a tokenizer may give that is not for the model's forward pass."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of an input: its tokens, and what else the tokenizer says of each (``"token_type_ids"``)."""
+
+    name: str
+    tokens: Tokens
+    fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.tokens.ids)
 
 
 @dataclass(frozen=True)
@@ -25,102 +41,139 @@ class Row:
     """One input.
 
     Args:
-        tokens: the encoder's (or only) tokens.
-        decoder: the decoder's tokens, for an encoder-decoder model.
-        position: where the logits are read, from 0; None for a classifier.
+        segments: its parts, as :class:`~lrpx.tasks.Task` names them: one, an encoder's and a decoder's, one for each
+            choice; none for an image.
+        arguments: the model's arguments that hold no tokens, such as ``pixel_values``, each as a batch of one.
         where: what an error about this row adds: nothing, or its number.
     """
 
-    tokens: Tokens
-    decoder: Tokens | None
-    position: int | None
+    segments: tuple[Segment, ...]
+    arguments: Mapping[str, Tensor] = field(default_factory=dict)
     where: str = ""
 
     @property
-    def sizes(self) -> tuple[int, int]:
-        """How many tokens the row has, and how many of the decoder."""
-        return len(self.tokens.ids), 0 if self.decoder is None else len(self.decoder.ids)
+    def lengths(self) -> tuple[int, ...]:
+        """How many tokens each segment has."""
+        return tuple(map(len, self.segments))
 
     @property
-    def described(self) -> Tokens:
-        """The tokens, and the decoder's after them."""
-        first, second, offset = self.tokens, self.decoder, len(self.tokens.ids)
-        if second is None:
-            return first
+    def tokens(self) -> Tokens:
+        """The tokens of all segments, one after another."""
+        found, offset = [segment.tokens for segment in self.segments], 0
+        if len(found) == 1:
+            return found[0]
+        spans: list[tuple[int, int]] = []
+        for each in found:
+            spans += [(a + offset, b + offset) for a, b in each.word_spans]
+            offset += len(each.ids)
         return Tokens(
-            ids=first.ids + second.ids,
-            pieces=first.pieces + second.pieces,
-            special=first.special + second.special,
-            word_spans=first.word_spans + tuple((a + offset, b + offset) for a, b in second.word_spans),
-            word_texts=first.word_texts + second.word_texts,
+            ids=tuple(number for each in found for number in each.ids),
+            pieces=tuple(piece for each in found for piece in each.pieces),
+            special=tuple(special for each in found for special in each.special),
+            word_spans=tuple(spans),
+            word_texts=tuple(text for each in found for text in each.word_texts),
         )
 
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads inputs for one model."""
+    """Reads inputs for one model.
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
+    Args:
+        model: the user's module.
+        tokenizer: its tokenizer or processor, or None.
+        task: what it predicts.
+    """
+
+    model: Module
+    tokenizer: Any
     task: Task
 
-    def rows(self, inputs: Sequence[Any], position: Any, decoder: Any) -> list[Row]:
-        """A row for each of a list of inputs; positions and decoders are one for all, or a list.
-
-        Raises:
-            InputError: see :meth:`row`; the row is named.
-        """
-        many = list(inputs)
-        if not many:
-            raise InputError("the list of inputs is empty; pass at least one text")
-        positions = spread(position, len(many), "position")
-        several = is_many(decoder) or (isinstance(decoder, (list, tuple)) and any(each is None for each in decoder))
-        decoders = spread(decoder, len(many), "decoder") if several else [decoder] * len(many)
-        rows = zip(many, positions, decoders, strict=True)
-        return [self.row(each, at, written, f" (row {i} of the batch)") for i, (each, at, written) in enumerate(rows)]
-
-    def row(self, given: Any, position: Any = None, decoder: Any = None, where: str = "") -> Row:
-        """One input as a row.
-
-        Raises:
-            InputError: no tokens, too many, ids outside the vocabulary, or a position that is none.
-        """
-        try:
-            ids = self._ids(given, "input")
-            written = self._decoder_ids(decoder)
-            return Row(
-                tokens.describe(self.tokenizer, ids),
-                None if written is None else tokens.describe(self.tokenizer, written),
-                self._position(ids if written is None else written, position),
-                where,
-            )
-        except InputError as error:
-            raise InputError(f"{error}{where}") if where else error from None
-
-    def _ids(self, given: Any, name: str) -> list[int]:
-        ids, is_text = self._read(given, name)
-        size = self.model.get_input_embeddings().weight.shape[0]
-        wrong = next((i for i in ids if not 0 <= i < size), None)
-        if wrong is not None and is_text:
-            raise InputError(
-                f"the tokenizer makes token id {wrong}, the model's vocabulary ends at {size - 1}; "
-                "pass the model's own tokenizer"
-            )
-        if wrong is not None:
-            raise InputError(f"token id {wrong} is outside the model's vocabulary; pass ids 0 to {size - 1}")
-        if self.limit is not None and len(ids) > self.limit:
-            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self.limit}; shorten it")
-        return ids
+    @property
+    def text_tokenizer(self) -> Any:
+        """The tokenizer; a processor of images and texts holds one."""
+        return getattr(self.tokenizer, "tokenizer", None) or self.tokenizer
 
     @cached_property
     def limit(self) -> int | None:
         """The most tokens that the model takes, or None for any number."""
-        return tasks.context_length(self.model)
+        return tasks.context_length(self.model) if self.task.segments else None
 
-    def _read(self, given: Any, name: str) -> tuple[list[int], bool]:
-        """The ids, and whether the tokenizer made them."""
+    def rows(self, inputs: Any, decoder: Any = None) -> list[Row]:
+        """A row for each of several inputs; the decoder's text is one for all, or a list.
+
+        Raises:
+            InputError: see :meth:`row`; the row is named.
+        """
+        many = _each(inputs) if isinstance(inputs, Mapping) else list(inputs)
+        if not many:
+            raise InputError("the list of inputs is empty; pass at least one text")
+        several = is_many(decoder) or (isinstance(decoder, (list, tuple)) and any(each is None for each in decoder))
+        decoders = spread(decoder, len(many), "decoder") if several else [decoder] * len(many)
+        pairs = zip(many, decoders, strict=True)
+        return [self.row(each, written, f" (row {i} of the batch)") for i, (each, written) in enumerate(pairs)]
+
+    def row(self, given: Any, decoder: Any = None, where: str = "") -> Row:
+        """One input as a row.
+
+        Args:
+            given: a text; a pair of texts (a tuple of two: premise and hypothesis, question and context, or the two
+                texts to compare); for multiple choice ``(text, [choice, choice, …])``; token ids; chat messages; an
+                image; or what a tokenizer or processor returns.
+            decoder: what an encoder-decoder model has written so far: a text, or ids with the start token.
+            where: what an error adds.
+
+        Raises:
+            InputError: no tokens, too many, ids outside the vocabulary, or something that this model cannot take.
+        """
+        try:
+            written = self._decoder_ids(decoder)
+            segments, arguments = self._read(given)
+        except InputError as error:
+            raise InputError(f"{error}{where}") if where else error from None
+        if written is not None:
+            segments = (*segments, self._segment(self.task.segments[-1], {"input_ids": written}))
+        return Row(segments, arguments, where)
+
+    def position(self, row: Row, position: Any = None) -> int | None:
+        """Where the logits of a row are read, from 0; None where they belong to the whole of it.
+
+        Raises:
+            InputError: a position that is none, or one for a model whose logits have none.
+        """
+        try:
+            return self._position(row, position)
+        except InputError as error:
+            raise InputError(f"{error}{row.where}") if row.where else error from None
+
+    # -------------------------------------------------------------------------- what is passed
+
+    def _read(self, given: Any) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
+        """The segments but for the decoder's, and the other arguments."""
+        name = self.task.segments[0] if self.task.segments else "image"
+        if isinstance(given, Mapping) and not {"role", "content"} <= set(given):
+            if {"question", "context"} <= set(given):
+                return (self._segment(name, self._texts(given["question"], given["context"])),), {}
+            return self._processed(given, name)
+        if self.task is Task.MULTIPLE_CHOICE:
+            text, choices = _choices(given)
+            pairs = [self._texts(text, choice) for choice in choices]
+            return tuple(self._segment(f"{name} {i}", each) for i, each in enumerate(pairs)), {}
+        if self.task is Task.EMBEDDINGS:
+            if not (isinstance(given, (tuple, list)) and len(given) == 2):
+                raise InputError("a text encoder compares two texts; pass them as a tuple: (text, other)")
+            both = zip(self.task.segments, given, strict=True)
+            return tuple(self._segment(each, self._fields(one, each)) for each, one in both), {}
+        if not self.task.segments:
+            return (), self._image(given)
+        return (self._segment(name, self._fields(given, name)),), {}
+
+    def _fields(self, given: Any, name: str) -> dict[str, list[int]]:
+        """What a text, a pair of texts, chat messages or token ids are to the model, token by token."""
         if isinstance(given, str):
-            return tokens.encode(self.tokenizer, given), True
+            return tokens.encode(self.text_tokenizer, given)
+        if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
+            return self._texts(*given)
         if hasattr(given, "ndim"):  # a tensor or an array
             given = given[0] if given.ndim == 2 and len(given) == 1 else given
             if given.ndim != 1:
@@ -128,33 +181,115 @@ class Reader:
                     f"the {name} has shape {list(given.shape)}; pass the token ids of one text as a flat list"
                 )
             given = given.tolist()
-        if isinstance(given, Sequence):
+        if isinstance(given, Sequence) and not isinstance(given, bytes):
             if given and all(isinstance(message, Mapping) for message in given):
-                return tokens.encode_chat(self.tokenizer, given), True
+                return {"input_ids": tokens.encode_chat(self.text_tokenizer, given)}
             if not given:
                 raise InputError(f"the {name} has no token ids; pass at least one")
             ids = [whole_number(each) for each in given]
             whole = [i for i in ids if i is not None]
             if len(whole) == len(ids):
-                return whole, False
+                self._refuse_unknown(whole)
+                return {"input_ids": whole}
             other = type(given[ids.index(None)]).__name__
             raise InputError(
                 f"the {name} is a {type(given).__name__} that holds {other}; pass a text, token ids or chat messages"
             )
-        hint = ' (the "input_ids" in it)' if isinstance(given, Mapping) else ""
-        raise InputError(f"the {name} is {type(given).__name__}; pass a text, token ids{hint} or chat messages")
+        raise InputError(f"the {name} is {type(given).__name__}; pass a text, token ids or chat messages")
+
+    def _texts(self, text: Any, pair: Any) -> dict[str, list[int]]:
+        return tokens.encode(self.text_tokenizer, text, pair)
+
+    def _segment(self, name: str, fields: Mapping[str, Sequence[int]]) -> Segment:
+        """A segment, when the model can take it."""
+        ids = fields["input_ids"]
+        size = tasks.first_weight(self.model).shape[0]
+        wrong = next((i for i in ids if not 0 <= i < size), None)
+        if wrong is not None:
+            raise InputError(
+                f"the tokenizer makes token id {wrong}, the model's vocabulary ends at {size - 1}; "
+                "pass the model's own tokenizer"
+            )
+        if self.limit is not None and len(ids) > self.limit:
+            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self.limit}; shorten it")
+        others = {
+            each: tuple(values)
+            for each, values in fields.items()
+            if each != "input_ids" and len(values) == len(ids) and tasks.accepts(self.model, each)
+        }
+        return Segment(name, tokens.describe(self.text_tokenizer, ids), others)
+
+    def _refuse_unknown(self, ids: Sequence[int]) -> None:
+        size = tasks.first_weight(self.model).shape[0]
+        wrong = next((i for i in ids if not 0 <= i < size), None)
+        if wrong is not None:
+            raise InputError(f"token id {wrong} is outside the model's vocabulary; pass ids 0 to {size - 1}")
+
+    def _processed(self, given: Mapping[str, Any], name: str) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
+        """What a tokenizer or a processor returned for one input, carried as it is, without the padding."""
+        values = {key: _one(value) for key, value in given.items() if not key.startswith(NO_INPUT)}
+        arguments = {
+            key: value[None]
+            for key, value in values.items()
+            if isinstance(value, Tensor) and key not in tasks.MASKS and tasks.accepts(self.model, key)
+        }
+        found: tuple[Segment, ...] = ()
+        if "input_ids" in values:
+            ids, kept = _whole_numbers(values, "input_ids"), _whole_numbers(values, "attention_mask")
+            if ids.ndim != 1 or not len(ids):
+                raise InputError(f"the input_ids have shape {list(ids.shape)}; pass those of one input, or of a batch")
+            kept = torch.ones_like(ids) if kept.ndim == 0 else kept
+            if kept.shape != ids.shape:
+                raise InputError("the attention_mask and the input_ids differ in shape; pass both as they were made")
+            kept = kept.bool()
+            inside = kept.nonzero()[:, 0].tolist()
+            if not inside or inside != list(range(inside[0], inside[-1] + 1)):
+                raise InputError("the attention_mask hides tokens between others; leave these tokens out of the input")
+            per_token = {
+                key: [int(each) for each in torch.as_tensor(value)[kept]]
+                for key, value in values.items()
+                if key != "attention_mask" and _is_per_token(value, ids)
+            }
+            self._refuse_unknown(per_token["input_ids"])
+            found = (self._segment(name, per_token),)
+            arguments = {key: value for key, value in arguments.items() if key not in {*per_token, "attention_mask"}}
+        elif self.task.segments and not arguments:
+            raise InputError(
+                f"the {name} is {type(given).__name__} without input_ids; pass what the tokenizer returned, or a text"
+            )
+        return found, arguments
+
+    def _image(self, given: Any) -> dict[str, Tensor]:
+        """An image as its processor reads it; a floating-point tensor is taken as what a processor made."""
+        argument = self.task.arguments[0]
+        if isinstance(given, Tensor) and given.is_floating_point() and given.ndim in (3, 4):
+            one = given if given.ndim == 4 else given[None]
+            if len(one) == 1:
+                return {argument: one}
+        if self.tokenizer is None or not (hasattr(given, "ndim") or hasattr(given, "convert")):
+            raise InputError(
+                f"the image is {type(given).__name__}; pass pixel_values as the model takes them, a float tensor "
+                "[channels, rows, columns], or an image together with the model's processor as tokenizer"
+            )
+        try:
+            made = self.tokenizer(images=given, return_tensors="pt")
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the processor cannot read the image: {error}; pass pixel_values") from error
+        return {argument: made[argument]}
+
+    # ---------------------------------------------------------------------- decoder, position
 
     def _decoder_ids(self, decoder: Any) -> list[int] | None:
-        if self.task is not Task.SEQ2SEQ:
+        if "decoder" not in self.task.segments:
             if decoder is not None:
                 raise InputError(f"{type(self.model).__name__} has no decoder of its own; leave decoder out")
             return None
         if decoder is not None and not isinstance(decoder, str):
-            return self._ids(decoder, "decoder")
+            return self._fields(decoder, "decoder")["input_ids"]
         start = next(
             (
                 found
-                for config in (self.model.config, getattr(self.model, "generation_config", None))
+                for config in (getattr(self.model, "config", None), getattr(self.model, "generation_config", None))
                 for name in ("decoder_start_token_id", "bos_token_id")
                 if (found := getattr(config, name, None)) is not None
             ),
@@ -166,15 +301,20 @@ class Reader:
             return [start]
         if self.tokenizer is None:
             raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
-        written = self.tokenizer(text_target=decoder, add_special_tokens=False, verbose=False)["input_ids"]
-        return self._ids([start, *written], "decoder")
+        written = self.text_tokenizer(text_target=decoder, add_special_tokens=False, verbose=False)["input_ids"]
+        return [start, *written]
 
-    def _position(self, ids: list[int], position: Any) -> int | None:
-        if self.task is Task.CLASSIFICATION:
+    def _position(self, row: Row, position: Any) -> int | None:
+        if self.task.reads != "position":
             if position is not None:
-                raise InputError("a classifier's logits belong to the whole text; leave position out")
+                raise InputError(f"the logits of a {self.task.title} belong to the whole input; leave position out")
             return None
-        if position is None and self.task is Task.MASKED:
+        ids = row.segments[-1].tokens.ids
+        if position is None and self.task.default is None:
+            raise InputError(
+                f"a {self.task.title} predicts something for each token; pass position, the token that is meant"
+            )
+        if position is None and self.task.default == "mask":
             return self._mask_position(ids)
         at = -1 if position is None else whole_number(position)
         if at is None:
@@ -183,11 +323,12 @@ class Reader:
             raise InputError(f"position {at} is outside the {len(ids)} tokens; pass {-len(ids)} to {len(ids) - 1}")
         return at % len(ids)
 
-    def _mask_position(self, ids: list[int]) -> int:
-        mask = None if self.tokenizer is None else self.tokenizer.mask_token_id
+    def _mask_position(self, ids: Sequence[int]) -> int:
+        tokenizer = self.text_tokenizer
+        mask = None if tokenizer is None else tokenizer.mask_token_id
         found = [i for i, token in enumerate(ids) if token == mask]
         if len(found) != 1:
-            shown = "the mask token" if self.tokenizer is None else repr(self.tokenizer.mask_token)
+            shown = "the mask token" if tokenizer is None else repr(tokenizer.mask_token)
             raise InputError(
                 f"a masked language model is explained at {shown}, and the input has {len(found)} of it; "
                 "put exactly one in the text, or pass position"
@@ -195,88 +336,31 @@ class Reader:
         return found[0]
 
 
-BATCH_COST = 64
-"""What running a batch costs besides its tokens, in tokens: a forward pass has its overhead however little is in it."""
-
-TOKENS_PER_ROW = 64
-"""For each row a batch may have, the tokens it may have, padding included."""
-
-
-def batches(rows: Sequence[Row], batch_size: int) -> list[list[int]]:
-    """Which rows to run together: the indices of each batch, the longest rows first.
-
-    Rows of like length share a batch, so that padding is a small part of it. Of all ways to cut the rows in the order
-    of their length, this is the cheapest when a batch costs its tokens, padding included, and ``BATCH_COST`` more. A
-    batch has at most ``batch_size`` rows and, unless it is one row alone, ``TOKENS_PER_ROW * batch_size`` tokens: its
-    memory is bounded by that or by the longest row.
-    """
-    order = sorted(range(len(rows)), key=lambda i: rows[i].sizes, reverse=True)
-    sizes = [rows[i].sizes for i in order]
-    costs, cuts = [0], [0]  # of the first rows, as many as the index: the least cost, and where their last batch starts
-    for end in range(1, len(rows) + 1):
-        best = None
-        longest = longest_decoder = 0
-        for start in range(end - 1, max(end - batch_size, 0) - 1, -1):
-            longest, longest_decoder = max(longest, sizes[start][0]), max(longest_decoder, sizes[start][1])
-            padded = (end - start) * (longest + longest_decoder)
-            if best is not None and padded > TOKENS_PER_ROW * batch_size:
-                break
-            cost = costs[start] + padded + BATCH_COST
-            if best is None or cost < best[0]:
-                best = cost, start
-        assert best is not None
-        costs.append(best[0])
-        cuts.append(best[1])
-    found = []
-    end = len(rows)
-    while end:
-        found.append(order[cuts[end] : end])
-        end = cuts[end]
-    return found[::-1]
-
-
-def filled(batch: Sequence[int], batch_size: int) -> list[int]:
-    """The rows of a batch, the first again and again up to a size that code is compiled for: 1, 2, 4, 8, …
-
-    >>> filled([5, 4, 9], batch_size=32), filled([5, 4, 9], batch_size=3)
-    ([5, 4, 9, 5], [5, 4, 9])
-    """
-    size = min(1 << (len(batch) - 1).bit_length(), batch_size)
-    return [*batch, *[batch[0]] * (size - len(batch))]
-
-
-def widths(rows: Sequence[Row], limit: int | None) -> tuple[int, int]:
-    """How many tokens wide to pad rows, and their decoders: the next length that code is compiled for (16, 24, 32, 48,
-    64, 96, …), but not beyond the model's context."""
-    return tuple(_width(max(sizes), limit) for sizes in zip(*(row.sizes for row in rows), strict=True))  # type: ignore[return-value]
-
-
-def _width(longest: int, limit: int | None) -> int:
-    power = 1 << (max(longest, 16) - 1).bit_length()
-    width = power * 3 // 4 if 16 < longest <= power * 3 // 4 else power
-    return width if limit is None else min(width, limit)
-
-
-def shifts(rows: Sequence[Row], width: int, side: str) -> Tensor:
-    """``[B]``: how far padding moved each row to the right."""
-    return torch.tensor([width - row.sizes[0] if side == "left" else 0 for row in rows])
-
-
 def is_many(inputs: Any) -> bool:
-    """Whether the input is a list of inputs rather than one text, one list of ids or one chat.
+    """Whether the input is several inputs rather than one text, pair of texts, list of ids or chat.
 
-    >>> is_many("a text"), is_many([5, 7]), is_many([{"role": "user", "content": "hi"}])
+    >>> is_many("a text"), is_many(("a premise", "a hypothesis")), is_many([5, 7])
     (False, False, False)
-    >>> is_many(["a text"]), is_many([[5, 7], [5]]), is_many([])
-    (True, True, True)
+    >>> is_many(["a text"]), is_many([[5, 7], [5]]), is_many([]), is_many([("one", "two"), ("three", "four")])
+    (True, True, True, True)
+    >>> is_many([{"role": "user", "content": "hi"}]), is_many({"input_ids": [[5, 7], [5, 2]]})
+    (False, True)
     """
+    if isinstance(inputs, Mapping):
+        ids = inputs.get("input_ids", inputs.get("pixel_values"))
+        return ids is not None and len(ids) > 1 and getattr(ids, "ndim", 2) > 1 and hasattr(ids[0], "__len__")
     if hasattr(inputs, "ndim"):
         return bool(inputs.ndim == 2 and len(inputs) > 1)
-    if isinstance(inputs, str) or not isinstance(inputs, Sequence):
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence):
         return False
     if not inputs:
         return True
-    return not isinstance(inputs[0], (bool, float, Mapping)) and whole_number(inputs[0]) is None
+    first = inputs[0]
+    if isinstance(inputs, tuple) and len(inputs) == 2 and isinstance(first, str):
+        return False
+    if isinstance(first, Mapping):
+        return not ("role" in first or "content" in first)
+    return not isinstance(first, (bool, float)) and whole_number(first) is None
 
 
 def spread(value: Any, count: int, name: str) -> list[Any]:
@@ -292,3 +376,45 @@ def spread(value: Any, count: int, name: str) -> list[Any]:
             f"{name} is a list of {len(value)} for {count} inputs; pass one for all, or one for each input"
         )
     return list(value)
+
+
+def _each(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a tokenizer or processor returned for several inputs, one by one."""
+    count = len(batch.get("input_ids", batch.get("pixel_values", ())))
+    uneven = next((key for key, value in batch.items() if len(value) != count), None)
+    if uneven is not None:
+        raise InputError(f"{uneven} has {len(batch[uneven])} rows for {count} inputs; pass one input at a time")
+    return [{key: value[i] for key, value in batch.items()} for i in range(count)]
+
+
+def _one(value: Any) -> Any:
+    """A field of one input, without the dimension of a batch of one."""
+    if isinstance(value, Tensor) and value.ndim > 1 and len(value) == 1:
+        return value[0]
+    nested = isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
+    return value[0] if nested else value
+
+
+def _whole_numbers(values: Mapping[str, Any], name: str) -> Tensor:
+    """A field as a tensor of integers; one that is missing has no dimension."""
+    try:
+        found = torch.as_tensor(values.get(name, 0))
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.empty(0)
+    if found.numel() and (found.is_floating_point() or found.is_complex()):
+        raise InputError(f"the {name} are no list of whole numbers; pass what the tokenizer returned, or a text")
+    return found
+
+
+def _is_per_token(value: Any, ids: Tensor) -> bool:
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value) if isinstance(value, list) else None
+    return tensor is not None and tensor.shape == ids.shape and not tensor.is_floating_point()
+
+
+def _choices(given: Any) -> tuple[str, Sequence[str]]:
+    """The text and the choices of a multiple choice question."""
+    if isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[1], (tuple, list)):
+        text, choices = given
+        if isinstance(text, str) and len(choices) > 1 and all(isinstance(choice, str) for choice in choices):
+            return text, choices
+    raise InputError("a multiple choice model takes a text and at least two choices; pass (text, [choice, choice])")

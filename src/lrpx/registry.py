@@ -43,10 +43,16 @@ class Registry(Mapping[str, T], Generic[T]):
         self._origins: dict[str, str] = {}
 
     def add(self, name: str, thing: T, origin: str = "") -> None:
-        """Register a thing; one of the same ``origin`` (a module and a name in it) takes the place of its older self.
+        """Register a thing; what the same module registers again, as when it is run again, takes its own place.
+
+        Args:
+            name: how it is asked for.
+            thing: the thing.
+            origin: the module that registers it.
+
 
         Raises:
-            LRPxError: another thing has the name.
+            LRPxError: another module's has the name.
         """
         if name in self._found and (not origin or self._origins[name] != origin):
             raise self._error(f"there is a {self._kind} {name!r} already; give yours another name")

@@ -33,6 +33,8 @@ class Target(ABC):
 
     token: int | str | None = None
     name: ClassVar[str]
+    conserves: ClassVar[bool] = True
+    """Whether the relevance of the logits sums to the value, ``Σ z ∂z = value``; if not, a ledger measures the rest."""
 
     def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
         """The same target with every token as an index into ``logits`` ``[V]``.
@@ -110,6 +112,7 @@ class LogProb(Target):
     """The log-probability of a token: ``z_t − log Σ_v exp z_v``."""
 
     name: ClassVar[str] = "log-probability"
+    conserves: ClassVar[bool] = False
 
     def value(self, logits: Tensor) -> Tensor:
         """``log softmax(z)_t``, in float32 at least."""
@@ -135,6 +138,94 @@ class Margin(Target):
         others = logits.detach().clone()
         others[chosen] = -torch.inf
         return logits[chosen] - logits[int(others.argmax())]
+
+
+@dataclass(frozen=True)
+class Preferred(Contrast):
+    """The one of two tokens that the model prefers, less the other: ``|z_a − z_b|``, as a contrast (Arras 2025, §3.1).
+
+    >>> Preferred(0, 1).resolved(int, torch.tensor([1.0, 3.0]))
+    Contrast(token=1, other=0)
+    """
+
+    name: ClassVar[str] = "preferred"
+
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """The contrast; at a tie the first of the two is preferred."""
+        first, second = (_index(each, lookup, len(logits)) for each in (self.token, self.other))
+        pair = (first, second) if bool(logits[first] >= logits[second]) else (second, first)
+        return Contrast(*pair).resolved(lookup, logits)
+
+
+@dataclass(frozen=True)
+class Span(Target):
+    """The answer that an extractive question answering model points at: the logit of its start and that of its end.
+
+    Args:
+        token: the place of the first token, from 0; the best span's when None.
+        end: the place of the last token; the best after ``token`` when None.
+
+    The logits are ``[2T]``: of the start at each place, then of the end.
+
+    >>> Span().resolved(int, torch.tensor([0.0, 2.0, 1.0, 1.0, 0.0, 2.0]))
+    Span(token=1, end=2)
+    """
+
+    end: int | None = None
+    name: ClassVar[str] = "answer"
+
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """The span with its two places; the start is not behind the end."""
+        starts, ends = logits.chunk(2)
+        sums = starts[:, None] + ends[None, :]
+        places = torch.arange(len(starts), device=logits.device)
+        wanted = places[:, None] <= places[None, :]
+        for at, given, name in ((0, self.token, "start"), (1, self.end, "end")):
+            if given is not None:
+                chosen = places == _index(given, lookup, len(starts), name)
+                wanted = wanted & (chosen[:, None] if at == 0 else chosen[None, :])
+        if not bool(wanted.any()):
+            raise TargetError(f"the answer ends at {self.end}, before its start; pass an end that is not before it")
+        best = int(sums.masked_fill(~wanted, -torch.inf).argmax())
+        return Span(best // len(ends), best % len(ends))
+
+    def value(self, logits: Tensor) -> Tensor:
+        """``s_a + e_b``."""
+        assert self.end is not None
+        return logits[self._id] + logits[len(logits) // 2 + self.end]
+
+    def describe(self, names: Callable[[int], str]) -> str:
+        """For example ``answer from token 4 to 6``."""
+        return f"{self.name} from token {self._id} to {self.end}"
+
+
+@dataclass(frozen=True)
+class Similarity(Target):
+    """The cosine of two embeddings, ``a·b / (‖a‖ ‖b‖)``. Their lengths are constants, as the deviations of norms are,
+    and each of the two gets half of the product, as the uniform rule has it.
+
+    The logits are ``[2d]``: one embedding, then the other.
+
+    >>> Similarity().value(torch.tensor([1.0, 0.0, 3.0, 4.0]))
+    tensor(0.6000)
+    """
+
+    name: ClassVar[str] = "similarity"
+
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """Itself: there is no token in it."""
+        return self
+
+    def value(self, logits: Tensor) -> Tensor:
+        """The cosine."""
+        a, b = logits.chunk(2)
+        product: Tensor = (a @ b.detach() + a.detach() @ b) / 2
+        lengths: Tensor = torch.linalg.vector_norm(a.detach()) * torch.linalg.vector_norm(b.detach())
+        return product / lengths
+
+    def describe(self, names: Callable[[int], str]) -> str:
+        """``similarity of the two texts``."""
+        return f"{self.name} of the two texts"
 
 
 def whole_number(value: Any) -> int | None:

@@ -1,6 +1,7 @@
-"""What a model's logits are about: the next token, a masked token, a class, or a decoder's next token.
+"""What a model's logits are about, and where they are read: the tasks, as data, and what a model's class tells.
 
-The only place that knows Hugging Face's model classes, and it knows their mappings, not their families.
+The only place that knows Hugging Face's model classes, and it knows their mappings, not their families. A new task is a
+row of :class:`Task`.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import inspect
 import threading
 from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,56 +21,111 @@ from lrpx.errors import InputError, ModelError
 from lrpx.modules import named_modules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch.nn import Module
 
+    Read = Callable[[Any], Tensor]
 
-class Task(Enum):
-    """What a model predicts."""
 
-    CAUSAL = "causal language model"
-    MASKED = "masked language model"
-    CLASSIFICATION = "sequence classifier"
-    SEQ2SEQ = "encoder-decoder language model"
+MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
+"""The argument that says which tokens of another are none."""
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What there is to know of a task.
+
+    Args:
+        title: how messages call such a model.
+        mappings: transformers' auto mappings that list such models, without ``MODEL_FOR_`` and ``_MAPPING_NAMES``.
+        suffix: how classes that no mapping lists are called.
+        reads: where the logits are: a row at a ``"position"``; one row for the ``"whole"`` input; a start and an end
+            among the positions (``"span"``); nowhere, the hidden states of two texts are compared (``"embeddings"``).
+        default: the position that is meant when none is given: the ``"last"``, the ``"mask"``, or none.
+        logits: what the logits are of: ``"tokens"``, ``"classes"``, ``"choices"``, ``"places"`` in the text, or
+            nothing that has a name.
+        segments: the names of an input's parts; of several choices, of each.
+        arguments: the model's arguments that take the parts; relevance ends at their embeddings.
+        together: whether the parts are rows of one argument: ``[B, C, T]`` (``"choices"``), ``[2B, T]``
+            (``"pairs"``), or each in an argument of its own.
+    """
+
+    title: str
+    mappings: tuple[str, ...]
+    suffix: str | None
+    reads: Literal["position", "whole", "span", "embeddings"]
+    default: Literal["last", "mask"] | None
+    logits: Literal["tokens", "classes", "choices", "places"] | None
+    segments: tuple[str, ...] = ("input",)
+    arguments: tuple[str, ...] = ("input_ids",)
+    together: Literal["choices", "pairs"] | None = None
+
+
+class Task(_Facts, Enum):
+    """What a model predicts. A class that several mappings list has the first task here."""
+
+    SEQ2SEQ = (
+        "encoder-decoder language model", ("SEQ_TO_SEQ_CAUSAL_LM",), None, "position", "last", "tokens",
+        ("encoder", "decoder"), ("input_ids", "decoder_input_ids"),
+    )  # fmt: skip
+    CLASSIFICATION = (
+        "sequence classifier", ("SEQUENCE_CLASSIFICATION",), "ForSequenceClassification", "whole", None, "classes",
+    )  # fmt: skip
+    TOKEN_CLASSIFICATION = (
+        "token classifier", ("TOKEN_CLASSIFICATION",), "ForTokenClassification", "position", None, "classes",
+    )  # fmt: skip
+    QUESTION_ANSWERING = (
+        "extractive question answering model", ("QUESTION_ANSWERING",), "ForQuestionAnswering", "span", None, "places",
+    )  # fmt: skip
+    MULTIPLE_CHOICE = (
+        "multiple choice model", ("MULTIPLE_CHOICE",), "ForMultipleChoice", "whole", None, "choices",
+        ("choice",), ("input_ids",), "choices",
+    )  # fmt: skip
+    IMAGE_CLASSIFICATION = (
+        "image classifier", ("IMAGE_CLASSIFICATION",), "ForImageClassification", "whole", None, "classes",
+        (), ("pixel_values",),
+    )  # fmt: skip
+    MASKED = ("masked language model", ("MASKED_LM",), "ForMaskedLM", "position", "mask", "tokens")
+    CAUSAL = ("causal language model", ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT"), "ForCausalLM", "position", "last", "tokens")
+    EMBEDDINGS = (
+        "text encoder", ("TEXT_ENCODING",), None, "embeddings", None, None,
+        ("first", "second"), ("input_ids",), "pairs",
+    )  # fmt: skip
 
 
 def task_of(model: Module) -> Task:
     """The task of a Hugging Face model; see :func:`task_of_class`."""
-    return task_of_class(type(model))
+    task = task_of_class(type(model))
+    is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and accepts(model, "decoder_input_ids") else task
 
 
 def task_of_class(model_class: type) -> Task:
     """The task of a Hugging Face model class, by the auto mapping that lists it or a class it derives from.
 
     Raises:
-        ModelError: the class is in none of the four mappings.
+        ModelError: the class is in none of the mappings.
     """
     from transformers.models.auto import modeling_auto as auto
 
-    mappings = {
-        Task.SEQ2SEQ: auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-        Task.CLASSIFICATION: auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
-        Task.MASKED: auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-        Task.CAUSAL: auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    }
-    kinds = [kind.__name__ for kind in model_class.__mro__]
-    suffixes = {
-        Task.CLASSIFICATION: "ForSequenceClassification",
-        Task.MASKED: "ForMaskedLM",
-        Task.CAUSAL: "ForCausalLM",
-    }
-    for kind in kinds:
-        for task, mapping in mappings.items():
-            names = {n for value in mapping.values() for n in ([value] if isinstance(value, str) else value)}
-            if kind in names:
-                return task
-        for task, suffix in suffixes.items():
+    listed: dict[str, Task] = {}
+    for task in Task:
+        for mapping in task.mappings:
+            for value in getattr(auto, f"MODEL_FOR_{mapping}_MAPPING_NAMES").values():
+                for name in (value,) if isinstance(value, str) else value:
+                    listed.setdefault(name, task)
+    suffixes = {task.suffix: task for task in Task if task.suffix is not None}
+    for kind in (kind.__name__ for kind in model_class.__mro__):
+        if kind in listed:
+            return listed[kind]
+        for suffix, task in suffixes.items():
             if kind.endswith(suffix):
                 return task
+    titles = ", ".join(task.title for task in Task)
     raise ModelError(
-        f"{model_class.__name__} is not a causal, masked or encoder-decoder language model nor a sequence "
-        "classifier; load the class with the right head, or use lrpx.propagate(model, recipe), which takes any module"
+        f"{model_class.__name__} is none of these: {titles}; load the class with the right head, say which of them it "
+        "is with task=, or use lrpx.propagate(model, recipe), which takes any module"
     )
 
 
@@ -112,10 +169,13 @@ def active_dropout(model: Module) -> str | None:
     return next(found, None)
 
 
-def embedding_paths(model: Module, task: Task) -> set[str]:
-    """The paths of the token embedding, and of the decoder's where an encoder-decoder model has another."""
+def source_paths(model: Module, task: Task) -> set[str]:
+    """Where relevance ends: the path of the token embedding, and of the decoder's where an encoder-decoder model has
+    another; or the model's argument itself, for images."""
+    if not task.segments:
+        return set(task.arguments)
     path, module = input_embedding(model)
-    if task is not Task.SEQ2SEQ:
+    if len(task.arguments) == 1:
         return {path}
     # of the parts as well: where a tied embedding is offloaded, each part loads one of its own
     parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
@@ -124,9 +184,19 @@ def embedding_paths(model: Module, task: Task) -> set[str]:
 
 
 def input_device(model: Module) -> torch.device:
-    """Where token ids go: to the token embedding; to the CPU where that is offloaded, whose hooks then move them."""
-    device: torch.device = model.get_input_embeddings().weight.device  # type: ignore[operator]
+    """Where inputs go: to the token embedding, or the first weight; to the CPU where that is offloaded, whose hooks
+    then move them."""
+    device = first_weight(model).device
     return torch.device("cpu") if device.type == "meta" else device
+
+
+def first_weight(model: Module) -> Tensor:
+    """The weight that tells in which precision and where a model runs: the token embedding's, or the first."""
+    try:
+        weight = model.get_input_embeddings().weight  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        weight = None
+    return weight if isinstance(weight, Tensor) else next(model.parameters())
 
 
 def context_length(model: Module) -> int | None:
@@ -134,7 +204,7 @@ def context_length(model: Module) -> int | None:
 
     A tokenizer's ``model_max_length`` is advice, and no limit.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     positions = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
     return positions - _first_position(model) if isinstance(positions, int) and positions > 0 else None
 
@@ -155,8 +225,8 @@ def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:
         InputError: left padding would change what the model computes: a classifier reads its first token,
             or the model takes no position ids.
     """
-    if task is Task.CLASSIFICATION:
-        why = "may read its first token for the class, and padding on the left would be that token"
+    if task.reads != "position":
+        why = "may read its first token, and padding on the left would be that token"
     elif not accepts(model, "position_ids"):
         why = "takes no position_ids, so padding on the left would move its tokens"
     else:
@@ -165,36 +235,95 @@ def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:
 
 
 @contextmanager
-def only_rows(model: Module, positions: Tensor) -> Iterator[None]:
-    """Send only row ``positions[b]`` of each sequence ``b`` through the language-model head.
+def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Tensor | None) -> Iterator[Read]:
+    """Where the logits of a task are read.
 
-    The head's hidden states ``[B, T, d]`` become ``[B, 1, d]``, so the logits are ``[B, 1, V]``.
+    Args:
+        model: the model.
+        task: what it predicts.
+        inputs: what it is about to be called with.
+        positions: ``[B, n]``, for a task that reads at positions.
+
+    Yields:
+        What reads the logits ``[B, n, V]`` from the model's output.
     """
-    head = model.get_output_embeddings()  # type: ignore[operator]
-    if head is None:
-        yield
-        return
+    mask = inputs.get(MASKS["input_ids"])
+    if task.reads == "position":
+        assert positions is not None
+        with only_rows(model, positions) as read:
+            yield lambda output: read(_logits(output))
+    elif task.reads == "span":
+        yield lambda output: _span(output, mask)
+    elif task.reads == "embeddings":
+        yield lambda output: _embedded(output, mask)
+    else:
+        yield lambda output: _logits(output).unsqueeze(1)
 
+
+def _logits(output: Any) -> Tensor:
+    if isinstance(output, Tensor):
+        return output
+    found: Tensor = output["logits"] if "logits" in output else output[0]
+    return found
+
+
+def _span(output: Any, mask: Tensor | None) -> Tensor:
+    """``[B, 1, 2T]``: the logits of a span's start, then those of its end; none at padding."""
+    found = [output["start_logits"], output["end_logits"]]
+    if mask is not None:
+        found = [each.masked_fill(mask == 0, -torch.inf) for each in found]
+    return torch.cat(found, -1).unsqueeze(1)
+
+
+def _embedded(output: Any, mask: Tensor | None) -> Tensor:
+    """``[B, 1, 2d]``: the mean of each text's hidden states, of the two texts of a row one after the other."""
+    hidden = output["last_hidden_state"] if "last_hidden_state" in output else output[0]
+    kept = torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
+    weights = (kept / kept.sum(-1, keepdim=True)).to(hidden.dtype)
+    pooled = torch.einsum("bt,btd->bd", weights, hidden)
+    return pooled.reshape(len(hidden) // 2, 1, -1)
+
+
+@contextmanager
+def only_rows(model: Module, positions: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Send only the rows at ``positions`` ``[B, n]`` of each sequence through the language-model head.
+
+    The head's hidden states ``[B, T, d]`` become ``[B, n, d]``.
+
+    Yields:
+        What reads the logits ``[B, n, V]`` at the positions from those that the model gives, whether its head saw all
+        positions or only these.
+    """
     thread = threading.get_ident()
+    selected = False
 
     def select(_: Module, args: tuple[Any, ...]) -> Any:
+        nonlocal selected
         if threading.get_ident() != thread:
             return None
         hidden = args[0]
         if hidden.ndim != 3 or hidden.shape[0] != len(positions) or hidden.shape[1] == 1:
             return None
-        rows = torch.arange(len(positions), device=hidden.device)
-        return (hidden[rows, positions.to(hidden.device)].unsqueeze(1), *args[1:])
+        selected = True
+        return (_at(hidden, positions), *args[1:])
 
+    def read(logits: Tensor) -> Tensor:
+        return logits if selected or logits.shape[1] == positions.shape[1] == 1 else _at(logits, positions)
+
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None:
+        yield read
+        return
     handle = head.register_forward_pre_hook(select)
     try:
-        yield
+        yield read
     finally:
         handle.remove()
 
 
-def rows_of(logits: Tensor, positions: Tensor) -> Tensor:
-    """``[B, V]``: the logits at ``positions[b]``, whether the head saw all positions or only that one."""
-    if logits.shape[1] == 1:
-        return logits[:, 0]
-    return logits[torch.arange(len(positions), device=logits.device), positions.to(logits.device)]
+def _at(values: Tensor, positions: Tensor) -> Tensor:
+    """``[B, n, …]``: what stands at ``positions`` ``[B, n]`` of ``[B, T, …]``."""
+    rows = torch.arange(len(positions), device=values.device)
+    if positions.shape[1] == 1:
+        return values[rows, positions[:, 0].to(values.device)].unsqueeze(1)
+    return values[rows[:, None], positions.to(values.device)]

@@ -117,22 +117,25 @@ def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> T
     return Tokens(numbers, tuple(pieces), special, spans, tuple(texts))
 
 
-def encode(tokenizer: PreTrainedTokenizerBase | None, text: str) -> list[int]:
-    """The ids of a text, with the special tokens its tokenizer adds; ``[MASK]`` in the text is the mask.
+def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | None = None) -> dict[str, list[int]]:
+    """A text, or a pair of texts in one input, as its tokenizer gives it: ``"input_ids"`` with the special tokens that
+    the tokenizer adds, and what else it says of each token (``"token_type_ids"``); ``[MASK]`` in the text is the mask.
 
     Raises:
-        InputError: there is no tokenizer, or no text in the text.
+        InputError: there is no tokenizer, or no text in a text.
     """
     if tokenizer is None:
         raise InputError("there is no tokenizer to read the text with; pass token ids, or a tokenizer")
-    if not isinstance(text, str):
-        raise InputError(f"the text is {type(text).__name__}; pass a str, chat messages or token ids")
-    if not text.strip():
-        raise InputError("the text is empty; pass a text of at least one character that is not white space")
-    ids = _ids(tokenizer, text, InputError, special=True)
-    if len(ids) <= tokenizer.num_special_tokens_to_add():
+    texts = [text] if pair is None else [text, pair]
+    for each in texts:
+        if not isinstance(each, str):
+            raise InputError(f"the text is {type(each).__name__}; pass a str, chat messages or token ids")
+        if not each.strip():
+            raise InputError("the text is empty; pass a text of at least one character that is not white space")
+    fields = _fields(tokenizer, texts, InputError, special=True)
+    if len(fields["input_ids"]) <= tokenizer.num_special_tokens_to_add(pair is not None):
         raise InputError(f"the tokenizer makes no token of {text[:60]!r}; pass another text, or token ids")
-    return ids
+    return fields
 
 
 def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -243,12 +246,18 @@ def pad(
     return ids, mask
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxError], *, special: bool = False) -> list[int]:
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxError]) -> list[int]:
+    return _fields(tokenizer, [text], error)["input_ids"]
+
+
+def _fields(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], error: type[LRPxError], *, special: bool = False
+) -> dict[str, list[int]]:
     try:
-        encoding: Any = tokenizer(text, add_special_tokens=special, verbose=False)
+        encoding: Any = tokenizer(*texts, add_special_tokens=special, verbose=False)
     except (TypeError, ValueError) as cause:  # half a surrogate pair, for one
-        raise error(f"the tokenizer cannot read {text[:60]!r}; pass whole Unicode characters") from cause
-    return [int(number) for number in encoding["input_ids"]]
+        raise error(f"the tokenizer cannot read {texts[0][:60]!r}; pass whole Unicode characters") from cause
+    return {name: [int(number) for number in values] for name, values in encoding.items() if name != "attention_mask"}
 
 
 def _vocabulary_strings(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 from lrpx.data.agreement import Sample, read_agreement
 from lrpx.data.tokenised import tokenise
 from lrpx.errors import InputError, ModelError
-from lrpx.explainer import BUNDLED
+from lrpx.model import BUNDLED
 from lrpx.tasks import Task
 from lrpx.tokens import token_id
 

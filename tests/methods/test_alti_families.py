@@ -14,7 +14,8 @@ from lrpx.coverage.classes import choose
 from lrpx.coverage.tiny import tiny_model
 from lrpx.errors import MethodError
 from lrpx.methods import METHODS
-from lrpx.methods.backward import Batch
+from lrpx.model import BoundModel
+from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
 from lrpx.tasks import Task
 from tests import tiny
@@ -193,6 +194,9 @@ class Plain(nn.Module):
         super().__init__()
         self.embedding, self.head = nn.Embedding(31, 8), nn.Linear(8, 31)
 
+    def get_input_embeddings(self):
+        return self.embedding
+
     def get_output_embeddings(self):
         return self.head
 
@@ -249,6 +253,7 @@ def test_shares_have_no_ledger():
 
 
 def test_a_module_without_layers_is_refused():
-    batch = Batch({"input_ids": torch.tensor([IDS])}, torch.tensor([6]))
+    model = BoundModel(Plain(), task=Task.CAUSAL)
+    questions = Questions((model.reader.row(IDS),), (Question(0, 6, Logit(2)),))
     with pytest.raises(MethodError, match=r"no softmax attention over the tokens of its input.*use attnlrp or lrp"):
-        METHODS["alti-logit"].attribute(Plain(), Task.CAUSAL, batch, lambda logits: [Logit(2)])
+        METHODS["alti-logit"].attribute(model, questions)

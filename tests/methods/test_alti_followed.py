@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from lrpx.errors import MethodError
 from lrpx.methods import METHODS
-from lrpx.methods.backward import Batch
+from lrpx.model import BoundModel
+from lrpx.questions import Question, Questions
 from lrpx.targets import Contrast
 from lrpx.tasks import Task
 from tests.reference.models import randomise
@@ -129,12 +130,16 @@ def explained(spelling, ids=IDS, position=5, **options):
     randomise(model, 0)
     with torch.no_grad():
         expected = model(ids)["logits"][:, position]
-    batch = Batch({"input_ids": ids}, torch.tensor([position] * len(ids)))
-    scores = METHODS["alti-logit"].attribute(
-        model, Task.CAUSAL, batch, lambda logits: [Contrast(2, 7)] * len(logits), **options
-    )
-    torch.testing.assert_close(scores.logits, expected, rtol=0, atol=1e-14)
-    return scores
+    bound = BoundModel(model, task=Task.CAUSAL)
+    asked = tuple(Question(i, position, Contrast(2, 7)) for i in range(len(ids)))
+    questions = Questions(tuple(bound.reader.row(row) for row in ids), asked)
+    found = METHODS["alti-logit"].attribute(bound, questions, **options)
+    torch.testing.assert_close(found.answers.logits, expected, rtol=0, atol=1e-14)
+    return found
+
+
+def heads(found):
+    return torch.stack([part.values for part in found.parts["heads"]])
 
 
 SAME = {
@@ -153,11 +158,11 @@ SAME = {
 @pytest.mark.parametrize(("plain", "spelling"), [(one, other) for one, others in SAME.items() for other in others])
 def test_spelled_otherwise_it_is_the_same(plain, spelling):
     expected, found = explained(plain), explained(spelling)
-    torch.testing.assert_close(found.tokens, expected.tokens, rtol=0, atol=1e-12)
-    torch.testing.assert_close(found.heads, expected.heads, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.relevance, expected.relevance, rtol=0, atol=1e-12)
+    torch.testing.assert_close(heads(found), heads(expected), rtol=0, atol=1e-12)
     for row in IDS:
-        kinds = explained(plain, row[None], ledger=True).ledger.by_kind()
-        assert explained(spelling, row[None], ledger=True).ledger.by_kind() == pytest.approx(kinds, abs=1e-12)
+        kinds = explained(plain, row[None], ledger=True).ledgers[0].by_kind()
+        assert explained(spelling, row[None], ledger=True).ledgers[0].by_kind() == pytest.approx(kinds, abs=1e-12)
 
 
 @pytest.mark.parametrize("spelling", [*SAME, "a scaled stream", "the first token sees nothing"])
@@ -165,12 +170,13 @@ def test_spelled_otherwise_it_is_the_same(plain, spelling):
 def test_the_ledger_closes(spelling, position):
     for row in IDS:
         found = explained(spelling, row[None], position, ledger=True)
-        kinds = found.ledger.by_kind()
+        (ledger,), (relevance,) = found.ledgers, found.relevance
+        kinds = ledger.by_kind()
         assert {"tokens", "MLPs", "biases"} <= set(kinds) <= {"tokens", "attention", "MLPs", "biases"}
-        assert found.tokens.isfinite().all()
-        assert abs(found.ledger.difference) < 1e-12
-        assert float(found.heads.sum()) == pytest.approx(kinds.get("attention", 0.0), abs=1e-12)
-        assert float(found.tokens.sum() - found.heads.sum()) == pytest.approx(kinds["tokens"], abs=1e-12)
+        assert relevance.isfinite().all()
+        assert abs(ledger.difference) < 1e-12
+        assert float(heads(found).sum()) == pytest.approx(kinds.get("attention", 0.0), abs=1e-12)
+        assert float(relevance.sum() - heads(found).sum()) == pytest.approx(kinds["tokens"], abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from lrpx import Explainer, propagate
 from lrpx.coverage.checking import _everything_wide as everything_wide
 from lrpx.errors import MethodError, NonFiniteError
-from lrpx.methods import METHODS, alti_logit
-from lrpx.methods.backward import Batch
-from lrpx.methods.together import attribute_all
+from lrpx.methods import METHODS, alti_logit, attribute_all
+from lrpx.model import BoundModel
+from lrpx.questions import Question, Questions
 from lrpx.recipes import ALTI_LOGIT
 from lrpx.targets import Contrast
-from lrpx.tasks import Task
 from tests import tiny
 from tests.engine.samples import SAMPLES
 from tests.reference import models
@@ -231,20 +230,17 @@ def test_masked_models_at_one_position_a_row():
         same(many, explain(row, method="alti-logit", position=position))
 
 
-def contrast(logits):
-    return [Contrast(7, 2)] * len(logits)
-
-
 def test_methods_together_are_the_methods_alone():
-    model, batch = models.tiny_llama(), Batch({"input_ids": torch.tensor(ROWS[:1])}, torch.tensor([6]))
+    model = BoundModel(models.tiny_llama())
+    questions = Questions((model.reader.row(ROWS[0]),), (Question(0, 6, Contrast(7, 2)),))
     names = ["alti", "lrp", "logit", "gradient-l1", "alti-logit"]
-    together = attribute_all(names, model, Task.CAUSAL, batch, contrast)
+    together = attribute_all([METHODS[name] for name in names], model, questions)
     assert list(together) == names
-    for name, scores in together.items():
-        alone = METHODS[name].attribute(model, Task.CAUSAL, batch, contrast)
-        near(scores.tokens, alone.tokens, 1e-14)
-        assert torch.equal(scores.values, alone.values)
-        assert (scores.heads is None) == (name in ("alti", "lrp", "gradient-l1"))
+    for name, found in together.items():
+        alone = METHODS[name].attribute(model, questions)
+        near(found.relevance[0], alone.relevance[0], 1e-14)
+        assert torch.equal(found.answers.values, alone.answers.values)
+        assert ("heads" not in found.parts) == (name in ("alti", "lrp", "gradient-l1"))
 
 
 # ------------------------------------------------------------------------------- invariants

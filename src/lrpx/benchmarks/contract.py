@@ -228,7 +228,7 @@ def register(kind: B) -> B:
         kind.options()
     except (TypeError, NameError) as error:
         raise InputError(f"the fields of {kind.__name__} are no options: {error}") from error
-    BENCHMARKS.add(kind.name, kind, f"{kind.__module__}.{kind.__qualname__}")
+    BENCHMARKS.add(kind.name, kind, kind.__module__)
     return kind
 
 

@@ -1,27 +1,21 @@
-"""The methods: model + inputs + target → relevance of every token."""
+"""The methods: model + questions → relevance of every token. A method is one file; see :mod:`lrpx.methods.contract`."""
 
-from lrpx.methods.alti_logit import ALTI, ALTI_LOGIT, LOGIT, AltiLogit
-from lrpx.methods.backward import ATTNLRP, GRADIENT_L1, GRADIENT_L2_SQUARED, GRADIENT_X_INPUT, LRP, Backward
-
-Method = Backward | AltiLogit
-
-METHODS: dict[str, Method] = {
-    method.name: method
-    for method in (ATTNLRP, LRP, ALTI_LOGIT, LOGIT, ALTI, GRADIENT_X_INPUT, GRADIENT_L1, GRADIENT_L2_SQUARED)
-}
-"""Methods by the name that the command line and the explainer take."""
+from lrpx.methods import backward, alti_logit, gradients, leave_one_out  # noqa: F401, I001 - the order of METHODS
+from lrpx.methods.alti_logit import AltiLogit
+from lrpx.methods.backward import Backward
+from lrpx.methods.contract import ALIASES, METHODS, Found, Method, attribute_all, register
+from lrpx.methods.finding import find
+from lrpx.methods.leave_one_out import LeaveOneOut
 
 __all__ = [
-    "ALTI",
-    "ALTI_LOGIT",
-    "ATTNLRP",
-    "GRADIENT_L1",
-    "GRADIENT_L2_SQUARED",
-    "GRADIENT_X_INPUT",
-    "LOGIT",
-    "LRP",
+    "ALIASES",
     "METHODS",
     "AltiLogit",
     "Backward",
+    "Found",
+    "LeaveOneOut",
     "Method",
+    "attribute_all",
+    "find",
+    "register",
 ]

@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from lrpx import recipes, tasks
-from lrpx.engine.running import propagate
+from lrpx import recipes
 from lrpx.errors import MethodError
 from lrpx.ledger import Entry, Ledger
-from lrpx.methods.backward import Found, Options, explain_values, run_model
+from lrpx.methods.contract import Found, Method, register
+from lrpx.parts import Part as Named
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Collection, Hashable, Iterator, Sequence
 
-    from torch.nn import Module
-
-    from lrpx.engine.compiled import Compiler
     from lrpx.engine.heads import Part, Write
     from lrpx.engine.trace import Trace
-    from lrpx.methods.backward import Batch
+    from lrpx.model import BoundModel
+    from lrpx.passes import Pass
+    from lrpx.questions import Questions
     from lrpx.recipes import Recipe
-    from lrpx.targets import Target
 
 CHUNK = 2**23
 """So many numbers of ``T_ij`` are held at a time, over positions i, positions j and the width of the model."""
 
 
 @dataclass(frozen=True)
-class AltiLogit:
+class AltiLogit(Method):
     """ALTI-Logit and its two halves (Ferrando et al. 2022, 2023; Arras 2025, §2.1).
 
     The explained value is a sum along the residual stream: what the embedding puts there, what the heads of every layer
@@ -48,109 +46,141 @@ class AltiLogit:
         recipe: the rules.
         epsilon: added to every difference ``F_ij − y_i`` of a position that is attended to. The published code of the
             papers has 1e-6 there, by the default of a library function; here the distance is exact unless you ask.
+        label: how tables spell it.
     """
 
     name: str
     what: Literal["alti-logit", "logit", "alti"] = "alti-logit"
     recipe: Recipe = recipes.ALTI_LOGIT
     epsilon: float = 0.0
+    label: str = ""
 
-    def attribute(
-        self,
-        model: Module,
-        task: Task,
-        batch: Batch,
-        targets: Callable[[Tensor], Sequence[Target]],
-        *,
-        ledger: bool = False,
-        recompute: bool = False,
-        compiler: Compiler | None = None,
-    ) -> Found:
-        """Explain one value for each row of a batch; see :meth:`lrpx.methods.backward.Backward.attribute`.
+    tasks: ClassVar[frozenset[Task]] = frozenset(
+        {Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
+    )
 
-        ``recompute`` and ``compiler`` change nothing: the pass keeps the residual stream alone, and is not compiled.
+    def describe(self) -> str:
+        """Which of the three, the recipe, and ε if there is one."""
+        exact = f"; epsilon={self.epsilon}" if self.epsilon else ""
+        return f"{self.what}; {'; '.join(str(self.recipe).splitlines())}{exact}"
+
+    def pass_key(self) -> Hashable:
+        """The three share the pass and, of one ε, the contributions."""
+        return self.recipe, self.epsilon
+
+    def check(self, model: BoundModel) -> None:
+        """Refuse a model with more than one residual stream; see :meth:`Method.check`."""
+        if model.task is Task.SEQ2SEQ or getattr(model.config, "is_encoder_decoder", False):
+            kind = type(model.module).__name__
+            raise MethodError(
+                f"{self.name} follows one residual stream, and {kind} has an encoder's and a decoder's; use attnlrp or "
+                "lrp"
+            )
+        super().check(model)
+
+    def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
+        """See :meth:`Method.attribute <lrpx.methods.contract.Method.attribute>`. The pass keeps the residual stream
+        alone, and is not compiled.
 
         Raises:
             MethodError: the model has no residual stream that attention alone mixes positions of; says where and why.
         """
-        return self.together([self], model, task, batch, targets, Options(ledger, recompute, compiler))[0]
+        return self.together([self], model, questions, ledger=ledger)[0]
 
-    @staticmethod
     def together(
-        methods: Sequence[AltiLogit],
-        model: Module,
-        task: Task,
-        batch: Batch,
-        targets: Callable[[Tensor], Sequence[Target]],
-        options: Options,
+        self, methods: Sequence[AltiLogit], model: BoundModel, questions: Questions, *, ledger: bool = False
     ) -> list[Found]:
         """What several of these methods find, in one pass for all of them; see :meth:`attribute`."""
-        names = [method.name for method in methods]
-        if task is Task.SEQ2SEQ or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-            raise MethodError(
-                f"{names[0]} follows one residual stream, and {type(model).__name__} has an encoder's and a decoder's; "
-                "use attnlrp or lrp"
-            )
-        if options.ledger and any(method.what == "alti" for method in methods):
+        self.check(model)
+        if ledger and any(method.what == "alti" for method in methods):
             raise MethodError(
                 "alti gives shares, not parts of the explained value; leave ledger out, or use alti-logit"
             )
-        run = run_model(
-            propagate(model, methods[0].recipe, (), ledger=options.ledger, heads=True),
-            model,
-            **batch.inputs,
-            positions=batch.positions,
-        )
-        with torch.no_grad():  # inside the block only the model's own pass needs a graph
-            with run as (trace, logits):
-                chosen, values = explain_values(trace, logits, targets)
-            found, heads = _scores([method.what for method in methods], trace, methods[0].epsilon)
-        size, embedded = list(batch.inputs["input_ids"].shape), list(found[methods[0].what].shape)
+        streams: list[_Stream] = []
+        ledgers: list[Ledger] = []
+        with model.traced(questions, self.recipe, ledger=ledger, heads=True) as ran:
+            for _ in ran.explained():
+                with torch.no_grad():  # only the model's own pass needs a graph
+                    streams.append(_Stream.read(ran.trace))
+                    ledgers += [_ledger(ran.trace, ran.paths)] if ledger else []
+        with torch.no_grad():
+            found = _scores([method.what for method in methods], ran.trace, streams, self.epsilon)
+        size = list(ran.batch.inputs["input_ids"].shape)
+        embedded = list(found[self.what].shape[1:])
         if embedded != size:
             raise MethodError(f"the model embeds {embedded} tokens of an input of {size}; use attnlrp or lrp")
-        paths = tasks.embedding_paths(model, task)
+        heads = [stream.heads for stream in streams]
+        even = len({each.shape for stream in heads for each in stream}) == 1
+        drawn = [torch.stack(stream, 1).cpu() for stream in heads] if even else []
+        answers = ran.answers.detached()
         return [
             Found(
-                tokens=found[method.what].cpu(),
-                decoder_tokens=None,
-                logits=logits.detach().cpu(),
-                targets=chosen,
-                values=values.detach().cpu(),
-                ledger=_ledger(trace, paths) if options.ledger else None,
-                heads=None if heads is None or method.what == "alti" else heads.cpu(),
+                answers,
+                _by_question(ran, list(found[method.what].cpu())),
+                {"heads": tuple(Named("heads", each, ("layer", "head", "token")) for each in _by_question(ran, drawn))}
+                if even and method.what != "alti"
+                else {},
+                tuple(ledgers) if ledger else None,
             )
             for method in methods
         ]
 
 
-def _scores(what: Sequence[str], trace: Trace, epsilon: float) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The token relevance ``[B, T]`` of each method, and that of the heads ``[B, L, H, T]``, if all layers have as
-    many."""
+def _by_question(ran: Pass, rounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """``[…, T]`` for each question, from ``[B, …, W]`` of each round."""
+    found = [torch.empty(0)] * len(ran.questions)
+    for chosen, values in zip(ran.questions.rounds(), rounds, strict=True):
+        for i in chosen:
+            found[i] = ran.batch.of_row(ran.questions.asked[i].row, [values]).clone()
+    return tuple(found)
+
+
+@dataclass(frozen=True, eq=False)
+class _Stream:
+    """What one backward pass tells: the positions that the values are read from ``[B, I]``, what each head of each
+    layer writes from each token ``[B, H, T]``, and the relevance of the embedding ``[B, T]``."""
+
+    rows: Tensor
+    heads: list[Tensor]
+    embedding: Tensor
+
+    @classmethod
+    def read(cls, trace: Trace) -> _Stream:
+        writes = _writes(trace)
+        rows = _explained_rows(trace, writes)
+        heads = [head_relevance(trace, write, rows) for write in writes]
+        return cls(rows, heads, trace.relevance_of_beginning().sum(-1))
+
+
+def _writes(trace: Trace) -> list[Write]:
+    """What layers with attention add to the stream."""
     assert trace.heads is not None
-    writes = [write for write in trace.heads.writes if write.reads]
-    rows = _explained_rows(trace, writes)
-    heads = [head_relevance(trace, write, rows) for write in writes]
-    deltas = [each.sum(1) for each in heads]
-    embedding = trace.relevance_of_beginning().sum(-1)
-    found = {"logit": torch.stack(deltas).sum(0) + embedding}
+    return [write for write in trace.heads.writes if write.reads]
+
+
+def _scores(what: Sequence[str], trace: Trace, streams: Sequence[_Stream], epsilon: float) -> dict[str, Tensor]:
+    """The token relevance ``[R, B, T]`` of each method in each of ``R`` rounds. The contributions are made once for
+    all of them."""
+    writes = _writes(trace)
+    deltas = [torch.stack([stream.heads[layer].sum(1) for stream in streams]) for layer in range(len(writes))]
+    embedding = torch.stack([stream.embedding for stream in streams])
+    found = {"logit": torch.stack(list(deltas)).sum(0) + embedding}
     mixes = "alti-logit" in what or "alti" in what
     relevance = deltas[-1]
     shares = torch.zeros_like(embedding)
     if "alti" in what:
-        if rows.shape[1] != 1:
+        if any(stream.rows.shape[1] != 1 for stream in streams):
             raise MethodError("alti gives the shares of one position, and the explained value is read from several")
-        last = contributions(writes[-1], rows, epsilon)
-        shares = last[:, 0]
+        shares = torch.stack([contributions(writes[-1], stream.rows, epsilon)[:, 0] for stream in streams])
     for write, delta in zip(reversed(writes[:-1]), reversed(deltas[:-1]), strict=True) if mixes else ():
         below = delta
         mixed_shares = torch.zeros_like(shares)
         for positions, mixed in _in_chunks(write, epsilon):
-            relevance_there = torch.take_along_dim(relevance, positions, 1)
-            below = below + torch.einsum("bi,bij->bj", relevance_there, mixed)
-            mixed_shares += torch.einsum("bi,bij->bj", torch.take_along_dim(shares, positions, 1), mixed)
+            every = positions.expand(len(streams), *positions.shape)
+            below = below + torch.einsum("rbi,bij->rbj", torch.take_along_dim(relevance, every, 2), mixed)
+            mixed_shares += torch.einsum("rbi,bij->rbj", torch.take_along_dim(shares, every, 2), mixed)
         relevance, shares = below, mixed_shares
-    found |= {"alti-logit": relevance + embedding, "alti": shares}
-    return found, torch.stack(heads, 1) if len({each.shape for each in heads}) == 1 else None
+    return found | {"alti-logit": relevance + embedding, "alti": shares}
 
 
 def _explained_rows(trace: Trace, writes: Sequence[Write]) -> Tensor:
@@ -248,7 +278,7 @@ def _in_chunks(write: Write, epsilon: float) -> Iterator[tuple[Tensor, Tensor]]:
         yield rows, layer.contributions(rows)
 
 
-def _ledger(trace: Trace, paths: set[str]) -> Ledger:
+def _ledger(trace: Trace, paths: Collection[str]) -> Ledger:
     """Where every unit of the value went: the ledger of the stream, with what each layer wrote."""
     assert trace.heads is not None
     ledger = trace.ledger(paths)
@@ -263,6 +293,6 @@ def _ledger(trace: Trace, paths: set[str]) -> Ledger:
     return Ledger(tuple(entries), ledger.explained)
 
 
-ALTI_LOGIT = AltiLogit("alti-logit")
-LOGIT = AltiLogit("logit", "logit")
-ALTI = AltiLogit("alti", "alti")
+register(AltiLogit("alti-logit", label="ALTI-Logit"))
+register(AltiLogit("logit", "logit", label="Logit"))
+register(AltiLogit("alti", "alti", label="ALTI"))

@@ -2,72 +2,27 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from lrpx import recipes, tasks
-from lrpx.engine.running import propagate
-from lrpx.errors import MethodError, ModelError, NonFiniteError
-from lrpx.targets import Contrast, Logit, Margin
+from lrpx import recipes
+from lrpx.errors import MethodError, NonFiniteError
+from lrpx.methods.contract import Found, Method, register
+from lrpx.parts import Part
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Hashable, Sequence
 
-    from torch.nn import Module
+    from torch import Tensor
 
-    from lrpx.engine.compiled import Compiler
-    from lrpx.engine.trace import Source, Trace
     from lrpx.ledger import Ledger
+    from lrpx.model import BoundModel
+    from lrpx.passes import Pass
+    from lrpx.questions import Questions
     from lrpx.recipes import Recipe
-    from lrpx.targets import Target
-
-
-@dataclass(frozen=True)
-class Batch:
-    """``B`` padded rows: the model's keyword arguments, and ``[B]`` positions of the logits to read (None
-    for a classifier)."""
-
-    inputs: dict[str, Tensor]
-    positions: Tensor | None
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a method found for a batch.
-
-    Args:
-        tokens: ``[B, T]`` relevance of the input tokens; padding included.
-        decoder_tokens: ``[B, T']`` the same for the decoder's tokens of an encoder-decoder model.
-        logits: ``[B, V]`` the row of logits each target was read from.
-        targets: ``B`` targets with their tokens resolved.
-        values: ``[B]`` the explained values.
-        ledger: where every unit of the explained value went, if that was asked for.
-        heads: ``[B, L, H, T]``: what each attention head of each layer writes into the explained value from each
-            position, for methods that tell.
-    """
-
-    tokens: Tensor
-    decoder_tokens: Tensor | None
-    logits: Tensor
-    targets: Sequence[Target]
-    values: Tensor
-    ledger: Ledger | None = None
-    heads: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a pass is run: with a ledger, in the memory of one layer, as compiled code."""
-
-    ledger: bool = False
-    recompute: bool = False
-    compiler: Compiler | None = None
 
 
 def value_times_gradient(value: Tensor, gradient: Tensor) -> Tensor:
@@ -75,173 +30,123 @@ def value_times_gradient(value: Tensor, gradient: Tensor) -> Tensor:
     return (value.to(gradient.dtype) * gradient).sum(-1)
 
 
-def l1(_: Tensor, gradient: Tensor) -> Tensor:
-    """``‖∂x‖₁`` (Arras 2025, §2.4)."""
-    return gradient.abs().sum(-1)
-
-
-def squared_l2(_: Tensor, gradient: Tensor) -> Tensor:
-    """``‖∂x‖₂²`` (Arras 2025, §2.4)."""
-    return gradient.square().sum(-1)
-
-
 @dataclass(frozen=True)
-class Backward:
-    """One forward pass under a recipe, one backward pass, and a reduction over the embedding.
+class Backward(Method):
+    """One forward pass under a recipe, a backward pass for each question of a row, and a reduction over the embedding.
 
     Args:
         name: how results call it.
         recipe: the rules.
         reduce: from embeddings and their gradients ``[..., d]`` to scores ``[...]``.
+        label: how tables spell it.
     """
 
     name: str
     recipe: Recipe
     reduce: Callable[[Tensor, Tensor], Tensor] = value_times_gradient
+    label: str = ""
 
-    def attribute(
-        self,
-        model: Module,
-        task: Task,
-        batch: Batch,
-        targets: Callable[[Tensor], Sequence[Target]],
-        *,
-        ledger: bool = False,
-        recompute: bool = False,
-        compiler: Compiler | None = None,
-    ) -> Found:
-        """Explain one value for each row of a batch.
+    tasks: ClassVar[frozenset[Task]] = frozenset(Task)
 
-        Args:
-            model: a Hugging Face model.
-            task: what its logits are about.
-            batch: padded inputs.
-            targets: from logits ``[B, V]`` to ``B`` resolved targets.
-            ledger: also keep the ledger. A bias has one relevance for all rows, so give one row.
-            recompute: compute each layer again in the backward pass, in the memory of one.
-            compiler: runs the pass as compiled code, unless it is one with a ledger or checkpoints.
+    def describe(self) -> str:
+        """The recipe, line by line, and the reduction if it is not ``Σ x ⊙ ∂x``."""
+        reduced = "" if self.reduce is value_times_gradient else f"; {self.reduce.__module__}.{self.reduce.__name__}"
+        return "; ".join(str(self.recipe).splitlines()) + reduced
+
+    def pass_key(self) -> Hashable:
+        """Methods of one recipe differ in what they make of the gradient alone."""
+        return self.recipe
+
+    def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
+        """See :meth:`Method.attribute <lrpx.methods.contract.Method.attribute>`.
 
         Raises:
             MethodError: a ledger of a method whose scores are not in the units of the explained value.
             NonFiniteError: NaN or infinity in the logits or the relevance; names the first module.
             ModelError: the token embedding was not used, or the model cannot be compiled.
         """
-        options = Options(ledger, recompute, compiler)
-        return self.together([self], model, task, batch, targets, options)[0]
+        return self.together([self], model, questions, ledger=ledger)[0]
 
-    @staticmethod
     def together(
-        methods: Sequence[Backward],
-        model: Module,
-        task: Task,
-        batch: Batch,
-        targets: Callable[[Tensor], Sequence[Target]],
-        options: Options,
+        self, methods: Sequence[Backward], model: BoundModel, questions: Questions, *, ledger: bool = False
     ) -> list[Found]:
         """What methods of one recipe find, in one pass for all of them; see :meth:`attribute`."""
         for method in methods:
-            if options.ledger and method.reduce is not value_times_gradient:
+            if ledger and method.reduce is not value_times_gradient:
                 raise MethodError(
                     f"{method.name} does not measure in the units of the explained value, so no ledger can add up to "
                     "it; leave ledger out, or use attnlrp, lrp or gradient-x-input"
                 )
         try:
-            return _attribute(methods, model, task, batch, targets, (), options)
+            return self._found(methods, model, questions, ledger=ledger)
         except NonFiniteError:
             # once more, watching every module, so that the error can name the first one
-            return _attribute(methods, model, task, batch, targets, ("*",), replace(options, compiler=None))
+            return self._found(methods, model, questions, ledger=ledger, observe=("*",), plain=True)
 
-
-def _attribute(
-    methods: Sequence[Backward],
-    model: Module,
-    task: Task,
-    batch: Batch,
-    targets: Callable[[Tensor], Sequence[Target]],
-    observe: Sequence[str],
-    options: Options,
-) -> list[Found]:
-    paths = tasks.embedding_paths(model, task)
-    recipe = methods[0].recipe
-    kept = {"ledger": options.ledger, "recompute": options.recompute}
-
-    def forward(given: Mapping[str, Any]) -> AbstractContextManager[tuple[Trace, Tensor]]:
-        return run_model(propagate(model, recipe, observe, **kept), model, **given)
-
-    given = batch.inputs | {"positions": batch.positions}
-    compiler = None if any(kept.values()) else options.compiler
-    run = forward(given) if compiler is None else compiler.run(model, forward, given, frozenset(paths), recipe)
-    with run as (trace, logits):
-        chosen, values = explain_values(trace, logits, targets)
-    found = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
-    names = ("input_ids", "decoder_input_ids") if task is Task.SEQ2SEQ else ("input_ids",)
-    if len(found) != len(names):
-        raise ModelError(
-            f"the token embedding {min(paths)} was used {len(found)} times, not {len(names)}; "
-            "use lrpx.propagate(model, recipe) and read trace.sources"
-        )
-    pairs = [(source.value.detach(), trace.source_gradient(source)) for source in found]
-    results = []
-    for method in methods:
-        each = zip(names, found, pairs, strict=True)
-        scores = [_like(batch.inputs[name], source, method.reduce(*pair)) for name, source, pair in each]
-        results.append(
+    def _found(
+        self, methods: Sequence[Backward], model: BoundModel, questions: Questions, *, ledger: bool, **how: Any
+    ) -> list[Found]:
+        relevance: list[list[Tensor]] = [[torch.empty(0)] * len(questions) for _ in methods]
+        parts: dict[str, list[list[Part]]] = {}
+        ledgers: list[Ledger] = []
+        with model.traced(questions, self.recipe, ledger=ledger, **how) as ran:
+            for chosen in ran.explained():
+                for method, mine in zip(methods, relevance, strict=True):
+                    for i, found in zip(chosen, _of_tokens(ran, chosen, method.reduce), strict=True):
+                        mine[i] = found
+                ledgers += [ran.trace.ledger(ran.paths)] if ledger else []
+                _of_arguments(ran, chosen, methods, parts)
+        answers = ran.answers.detached()
+        if ledger:  # a round has one question then, the first of them first
+            assert len(questions.rows) == 1
+        return [
             Found(
-                tokens=scores[0].cpu(),
-                decoder_tokens=scores[1].cpu() if task is Task.SEQ2SEQ else None,
-                logits=logits.detach().cpu(),
-                targets=chosen,
-                values=values.detach().cpu(),
-                ledger=trace.ledger(paths) if options.ledger else None,
+                answers,
+                tuple(mine),
+                {name: tuple(each[at]) for name, each in parts.items()},
+                tuple(ledgers) if ledger else None,
             )
-        )
-    return results
+            for at, mine in enumerate(relevance)
+        ]
 
 
-def explain_values(
-    trace: Trace, logits: Tensor, targets: Callable[[Tensor], Sequence[Target]]
-) -> tuple[Sequence[Target], Tensor]:
-    """The targets of the logits ``[B, V]`` and their values ``[B]``, explained."""
-    trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
-    chosen = targets(logits.detach())
-    values = torch.stack([target.value(row) for target, row in zip(chosen, logits, strict=True)])
-    linear = all(isinstance(target, (Logit, Contrast, Margin)) for target in chosen)
-    trace.explain(values, None if linear else logits)
-    return chosen, values
+def _of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+    """``[T]`` for each of the chosen questions."""
+    if not ran.batch.arguments:
+        return [torch.empty(0)] * len(chosen)
+    scores = [reduce(source.value.detach(), ran.trace.source_gradient(source)) for source in ran.sources]
+    scores = [each.cpu() for each in ran.by_token(scores)]
+    return [ran.batch.of_row(ran.questions.asked[i].row, scores).clone() for i in chosen]
 
 
-@contextmanager
-def run_model(
-    block: AbstractContextManager[Trace], model: Module, positions: Tensor | None, **inputs: Any
-) -> Iterator[tuple[Trace, Tensor]]:
-    """Run a model inside ``block``: the trace, and the logits ``[B, V]`` at the positions."""
-    with ExitStack() as stack:
-        trace = stack.enter_context(block)
-        if positions is not None:
-            stack.enter_context(tasks.only_rows(model, positions))
-        output = model(**inputs)
-        logits = output["logits"] if "logits" in output else output[0]
-        yield trace, logits if positions is None else tasks.rows_of(logits, positions)
+def _of_arguments(
+    ran: Pass, chosen: Sequence[int], methods: Sequence[Backward], parts: dict[str, list[list[Part]]]
+) -> None:
+    """The relevance of inputs that are no tokens, such as pixels, as parts: ``parts[name][method][question]``."""
+    for source in ran.trace.sources:
+        (name, *_) = source.paths
+        if source.ids is not None or name not in ran.questions.rows[0].arguments:
+            continue
+        gradient = ran.trace.source_gradient(source)
+        for at, method in enumerate(methods):
+            called = "pixels" if name == "pixel_values" else name
+            mine = parts.setdefault(called, [[] for _ in methods])[at]
+            mine += [Part(called, torch.empty(0), ("place",))] * (len(ran.questions) - len(mine))
+            # a number is its own embedding: the reduction over a dimension of size one
+            scores = method.reduce(source.value.detach().unsqueeze(-1), gradient.unsqueeze(-1)).cpu()
+            for i in chosen:
+                row = ran.questions.asked[i].row if len(ran.questions.rows) > 1 else slice(None)
+                values = scores[row]
+                values = values[0] if isinstance(row, slice) and len(values) == 1 else values
+                mine[i] = Part(called, values, _axes(called, values.ndim))
 
 
-def _like(ids: Tensor, source: Source, scores: Tensor) -> Tensor:
-    """The scores ``[B, T]`` of the ids given to the model, which may turn them round or pad them further."""
-    looked_up = None if source.ids is None else source.ids.to(ids.device)
-    if looked_up is not None and not torch.equal(looked_up, ids):
-        if torch.equal(looked_up, ids.T):
-            return scores.T
-        if looked_up.ndim == 2 and torch.equal(looked_up[:, : ids.shape[1]], ids):
-            return scores[:, : ids.shape[1]]
-    if scores.shape != ids.shape:
-        raise ModelError(
-            f"the token embedding {source.paths[0]} was given ids of shape {list(scores.shape)} for an input of "
-            f"{list(ids.shape)}; use lrpx.propagate(model, recipe) and read trace.sources"
-        )
-    return scores
+def _axes(name: str, count: int) -> tuple[str, ...]:
+    """The axes of an argument of the model."""
+    if name == "pixels" and count == 3:
+        return "channel", "row", "column"
+    return tuple(f"dimension {i}" for i in range(count))
 
 
-ATTNLRP = Backward("attnlrp", recipes.ATTNLRP)
-LRP = Backward("lrp", recipes.LRP)
-GRADIENT_X_INPUT = Backward("gradient-x-input", recipes.GRADIENT)
-GRADIENT_L1 = Backward("gradient-l1", recipes.GRADIENT, l1)
-GRADIENT_L2_SQUARED = Backward("gradient-l2-squared", recipes.GRADIENT, squared_l2)
+register(Backward("attnlrp", recipes.ATTNLRP, label="AttnLRP"))
+register(Backward("lrp", recipes.LRP, label="LRP"))

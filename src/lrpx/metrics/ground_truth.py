@@ -47,8 +47,7 @@ def metric(
     """
 
     def register(measure: Measure) -> Measure:
-        origin = f"{measure.__module__}.{measure.__qualname__}"
-        METRICS.add(name, Metric(name, caption, *range, better, measure), origin)
+        METRICS.add(name, Metric(name, caption, *range, better, measure), measure.__module__)
         return measure
 
     return register

@@ -1,0 +1,406 @@
+"""A bound model: the user's module, and all that LRPx knows about it and does with it.
+
+What is above this floor asks questions; how a model is fed, padded, named and run is said here and below.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lrpx import tasks, tokens
+from lrpx.batching import Batch, batch_of, batches, widths
+from lrpx.engine import propagate
+from lrpx.engine.compiled import Compiler
+from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
+from lrpx.inputs import Reader
+from lrpx.loading import load_pretrained
+from lrpx.passes import Pass
+from lrpx.questions import Answers
+from lrpx.targets import Logit, Similarity, Span, Target
+from lrpx.tasks import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch.nn import Module
+
+    from lrpx.engine import Trace
+    from lrpx.questions import Questions
+    from lrpx.recipes import Recipe
+
+BUNDLED = resources.files("lrpx") / "bundled"
+"""The small language model that comes with the package."""
+
+LOOKED_AT = 1024
+"""How many numbers of each weight the fingerprint of a model looks at."""
+
+AT_A_TIME = 32
+"""The most rows that run together where nobody says how many."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a bound model is built from, as plain values, so that another process can build the same.
+
+    Args:
+        name: a name on the Hub or a folder; None for the bundled model.
+        dtype: ``"float32"``, …; ``"auto"`` is the checkpoint's own.
+        device: ``"cuda"``, ``"cpu"``, …; None for where transformers puts it.
+        padding_side, recompute, compile: as :class:`BoundModel` takes them.
+        options: what else transformers takes, such as ``{"attn_implementation": "eager"}``.
+
+    >>> Spec().build().name
+    'lrpx bundled model'
+    """
+
+    name: str | None = None
+    dtype: str = "auto"
+    device: str | None = None
+    padding_side: Literal["left", "right"] = "right"
+    recompute: bool = False
+    compile: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def build(self) -> BoundModel:
+        """Load the model and its tokenizer, with the class its config names, in eval mode.
+
+        Raises:
+            ModelError: the model cannot be found or loaded, or its class has no head to explain.
+            InputError: there is no such dtype.
+        """
+        name = str(BUNDLED if self.name is None else self.name)
+        module, tokenizer = load_pretrained(name, self.dtype, dict(self.options))
+        try:
+            module = module if self.device is None else module.to(self.device)
+        except (RuntimeError, AssertionError) as error:
+            first = str(error).splitlines()[0]
+            raise ModelError(
+                f"cannot move the model to device {self.device!r}: {first}; pass another device"
+            ) from error
+        how: dict[str, Any] = {"recompute": self.recompute, "compile": self.compile}
+        return BoundModel(module.eval(), tokenizer, padding_side=self.padding_side, spec=self, **how)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, for :meth:`from_dict`."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Spec:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            ModelError: it is no such thing.
+        """
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ModelError(f"this is no description of a model ({error}); pass what Spec.to_dict gave") from None
+
+
+class BoundModel:
+    """A user's module with its tokenizer, its task, and the ways to run it. The module is left as it is.
+
+    Args:
+        module: a model of transformers, or one of your own that takes ``input_ids`` and returns logits, in eval mode.
+        tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
+        task: what it predicts; by its class when None.
+        padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
+        recompute: compute each layer a second time in the backward pass, to need the memory of one layer only.
+        compile: run passes as compiled code.
+        spec: what it was built from, if it was.
+
+    Raises:
+        ModelError: the module is of a kind that has no task, or has no input embeddings.
+        InputError: an option of the wrong kind, or two that exclude each other.
+    """
+
+    def __init__(
+        self,
+        module: Module,
+        tokenizer: Any = None,
+        *,
+        task: Task | None = None,
+        padding_side: Literal["left", "right"] = "right",
+        recompute: bool = False,
+        compile: bool = False,
+        spec: Spec | None = None,
+    ) -> None:
+        if not isinstance(module, torch.nn.Module):
+            raise ModelError(
+                f"the model is {type(module).__name__}; pass a model, or use Explainer.from_pretrained(name_or_folder)"
+            )
+        for name, value in (("recompute", recompute), ("compile", compile)):
+            if not isinstance(value, bool):
+                raise InputError(f"{name} is {value!r}; pass True or False")
+        self.module = module
+        self.tokenizer = tokenizer
+        self.task = tasks.task_of(module) if task is None else task
+        if self.task.segments:
+            tasks.input_embedding(module)
+        if padding_side not in ("left", "right"):
+            raise InputError(f'padding_side is {padding_side!r}; pass "left" or "right"')
+        if compile and recompute:
+            raise InputError("compile and recompute exclude each other; pass one of them")
+        self.padding_side: Literal["left", "right"] = padding_side
+        self.recompute = recompute
+        self.spec = spec
+        self.compiler = Compiler() if compile else None
+        self.reader = Reader(module, tokenizer, self.task)
+
+    # ---------------------------------------------------------------------------- facts
+
+    @property
+    def config(self) -> Any:
+        """The model's configuration, or None."""
+        return getattr(self.module, "config", None)
+
+    @property
+    def name(self) -> str:
+        """How results call the model: its name on the Hub, its folder, or its class."""
+        name = str(getattr(self.config, "name_or_path", None) or type(self.module).__name__)
+        return "lrpx bundled model" if name == str(BUNDLED) else name
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of its files on the Hub, if they come from there."""
+        return getattr(self.config, "_commit_hash", None)
+
+    @property
+    def dtype(self) -> str:
+        """In which precision it runs: ``"float32"``."""
+        return str(tasks.first_weight(self.module).dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        """Where its inputs go: ``"cpu"``."""
+        return str(tasks.input_device(self.module))
+
+    @property
+    def limit(self) -> int | None:
+        """The most tokens that it takes, or None for any number."""
+        return self.reader.limit
+
+    @property
+    def random_part(self) -> str | None:
+        """What is in training mode, where dropout makes outputs random: the model, or a dropout by its path."""
+        return "the model" if self.module.training else tasks.active_dropout(self.module)
+
+    def accepts(self, argument: str) -> bool:
+        """Whether its forward pass takes an argument of this name."""
+        return tasks.accepts(self.module, argument)
+
+    def fingerprint(self) -> str:
+        """A digest of ``LOOKED_AT`` numbers of each of its weights, evenly spread, so that a model trained further is
+        not taken for the same one."""
+        digest = hashlib.sha256()
+        for name, weight in self.module.named_parameters():
+            digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
+            values: Tensor = weight.detach()
+            if type(values) is not torch.Tensor or values.is_meta:
+                continue  # quantised or offloaded: its numbers are not to be had in the plain way
+            some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
+            digest.update(some.view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
+
+    # ---------------------------------------------------------------------------- names
+
+    def index(self, text: str) -> int:
+        """The index of a logit, from a token's text or a class label.
+
+        Raises:
+            TargetError: there is no such token or class.
+        """
+        if self.task.logits == "tokens":
+            return tokens.token_id(self.reader.text_tokenizer, text)
+        if self.task.logits != "classes":
+            raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
+        labels = dict(getattr(self.config, "label2id", None) or {})
+        labels |= {label: index for index, label in (getattr(self.config, "id2label", None) or {}).items()}
+        if text not in labels:
+            raise TargetError(
+                f"there is no class {text!r}; pass one of {', '.join(map(repr, labels))}, or the index of a class"
+            )
+        return int(labels[text])
+
+    def label(self, index: int) -> str:
+        """What a logit is of: a token's text, or the label of a class."""
+        if self.task.logits == "classes":
+            return str((getattr(self.config, "id2label", None) or {}).get(index, index))
+        if self.task.logits != "tokens":
+            return str(index)
+        try:
+            return tokens.describe(self.reader.text_tokenizer, [index]).pieces[0]
+        except InputError:  # a model's vocabulary may be larger than its tokenizer's
+            return f"#{index}"
+
+    def default_target(self) -> Target:
+        """What is explained when nobody says: the model's own prediction."""
+        if self.task.reads == "embeddings":
+            return Similarity()
+        return Span() if self.task.reads == "span" else Logit()
+
+    # -------------------------------------------------------------------------- batches
+
+    @cached_property
+    def can_batch(self) -> bool:
+        """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier also
+        needs to know the padding token to find each row's last one, and XLNet's takes the last of all."""
+        if not self.task.segments:
+            return True
+        if not self.accepts("attention_mask"):
+            return self.task is Task.CAUSAL and self.padding_side == "right"
+        takes_last = getattr(self.config, "summary_type", None) == "last"
+        return self.task.reads != "whole" or (self._pad_id is not None and not takes_last)
+
+    @property
+    def pads_up(self) -> bool:
+        """Whether rows are padded up to the sizes that code is compiled for."""
+        return self.compiler is not None and self.can_batch and self.task.together is None
+
+    @property
+    def _pad_id(self) -> int | None:
+        config = self.config
+        found = None if config is None else getattr(config.get_text_config(), "pad_token_id", None)
+        return found if isinstance(found, int) and found >= 0 else None
+
+    def batch(self, questions: Questions) -> Batch:
+        """The rows of some questions as the model takes them."""
+        with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
+            width = widths(questions.rows, self.limit) if self.pads_up else ()
+            how: dict[str, Any] = {"pad_id": self._pad_id or 0, "side": self.padding_side, "width": width}
+            return batch_of(questions.rows, self.module, self.task, **how)
+
+    # -------------------------------------------------------------------------- running
+
+    def ask(self, questions: Questions) -> Answers:
+        """What the model says, without a graph.
+
+        Raises:
+            TargetError: a target is no token or class.
+            NonFiniteError: NaN or infinity in the logits.
+        """
+        batch = self.batch(questions)
+        with torch.no_grad(), self._reading(batch, batch.positions(questions)) as read:
+            answers = self._answers(questions, read(self.module(**batch.inputs)))
+        _refuse_non_finite(answers.logits)
+        return answers.detached()
+
+    def values(
+        self,
+        questions: Questions,
+        *,
+        attention_mask: Sequence[Tensor] | None = None,
+        embeddings: Sequence[Tensor] | None = None,
+        batch_size: int = AT_A_TIME,
+    ) -> Tensor:
+        """``[K]``: the values of questions whose targets are resolved, without a graph, perhaps of changed inputs.
+
+        Rows run together as :func:`~lrpx.batching.batches` has it, so there may be as many as you like.
+
+        Args:
+            questions: each about a row of its own (:meth:`~lrpx.questions.Questions.alone`).
+            attention_mask: for each row ``[T]`` of its first segment, 0 at tokens that no other shall see.
+            embeddings: for each row ``[T, d]``, what stands in the place of its first segment's embeddings.
+            batch_size: the most rows run together.
+
+        Raises:
+            ModelError: the model does not take what is to be changed.
+        """
+        for name, given in (("attention_mask", attention_mask), ("inputs_embeds", embeddings)):
+            if given is not None and not self.accepts(name):
+                raise ModelError(f"{type(self.module).__name__} takes no {name}; use a method that does not need it")
+        found: dict[int, Tensor] = {}
+        for group in batches(questions.rows, batch_size if self.can_batch else 1):
+            some = questions.about(group)
+            batch = self.batch(some)
+            if attention_mask is not None:
+                batch = batch.changed("attention_mask", [attention_mask[i] for i in group])
+            if embeddings is not None:
+                batch = batch.changed("inputs_embeds", [embeddings[i] for i in group])
+            with torch.no_grad(), self._reading(batch, batch.positions(some)) as read:
+                values = self._answers(some, read(self.module(**batch.inputs))).values.cpu()
+            mine = [i for i, question in enumerate(questions.asked) if question.row in group]
+            found.update(zip(mine, values, strict=True))
+        return torch.stack([found[i] for i in range(len(questions))])
+
+    @contextmanager
+    def traced(
+        self,
+        questions: Questions,
+        recipe: Recipe,
+        *,
+        observe: Sequence[str] = (),
+        ledger: bool = False,
+        heads: bool = False,
+        plain: bool = False,
+    ) -> Iterator[Pass]:
+        """One forward pass under a recipe, ready to be explained: ``for round in ran.explained(): …``.
+
+        Args:
+            questions: what is asked.
+            recipe: the rules.
+            observe, ledger, heads: as :func:`~lrpx.propagate` takes them.
+            plain: whether to run without compiled code, whatever the model was bound with.
+
+        Raises:
+            TargetError: a target is no token or class.
+            NonFiniteError: NaN or infinity in the logits; names the first observed module.
+            ModelError: the model cannot be compiled.
+        """
+        batch = self.batch(questions)
+        how: dict[str, Any] = {"ledger": ledger, "recompute": self.recompute, "heads": heads}
+
+        @contextmanager
+        def forward(given: Mapping[str, Any]) -> Iterator[tuple[Trace, Tensor]]:
+            changed = replace(batch, inputs={name: given[name] for name in batch.inputs})
+            with ExitStack() as stack:
+                trace = stack.enter_context(propagate(self.module, recipe, observe, **how))
+                read = stack.enter_context(self._reading(changed, given["positions"]))
+                yield trace, read(self.module(**changed.inputs))
+
+        with torch.inference_mode(False):
+            given = batch.inputs | {"positions": batch.positions(questions)}
+        paths = frozenset(tasks.source_paths(self.module, self.task))
+        run: AbstractContextManager[tuple[Trace, Tensor]]
+        if self.compiler is None or plain or ledger or heads:
+            run = forward(given)
+        else:
+            run = self.compiler.run(self.module, forward, given, paths, recipe)
+        with run as (trace, logits):
+            trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
+            yield Pass(questions, batch, trace, self._answers(questions, logits), paths)
+
+    def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
+        return tasks.reading(self.module, self.task, batch.inputs, positions)
+
+    def _answers(self, questions: Questions, slots: Tensor) -> Answers:
+        """The answers, from the logits ``[B, n, V]``."""
+        logits = slots.flatten(0, 1)
+        places = questions.slots(slots.shape[1])
+        if places != list(range(len(logits))):
+            logits = logits[torch.tensor(places, device=logits.device)]
+        seen = logits.detach()
+        targets = tuple(self._resolved(questions, i, seen[i]) for i in range(len(questions)))
+        values = torch.stack([target.value(row) for target, row in zip(targets, logits, strict=True)])
+        return Answers(logits, targets, values)
+
+    def _resolved(self, questions: Questions, question: int, logits: Tensor) -> Target:
+        try:
+            return questions.asked[question].target.resolved(self.index, logits)
+        except TargetError as error:
+            where = questions.row_of(question).where
+            raise TargetError(f"{error}{where}") if where else error from None
+
+
+def _refuse_non_finite(logits: Tensor) -> None:
+    if not logits.masked_fill(logits == -torch.inf, 0.0).isfinite().all():
+        raise NonFiniteError("NaN or infinity in the logits; check the model's weights, or try dtype float32")

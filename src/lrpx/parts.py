@@ -1,0 +1,215 @@
+"""Parts of a result: numbers with named axes, such as heads ("layer", "head", "token"), which nobody can overwrite."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One way to spread the explained value: a number for each place along some named axes.
+
+    Two are equal when every field is, the values bit for bit.
+
+    Args:
+        name: what the numbers belong to, such as ``"tokens"`` or ``"heads"``.
+        values: a number for each place, one dimension an axis, in the units of the explained value. They are copied,
+            and the part's own cannot be written into: ``values.clone()`` gives numbers to work on.
+        axes: the name of each dimension. ``"token"`` is the axis of the attribution's tokens, which
+            :meth:`Attribution.words() <lrpx.Attribution.words>` sums over the tokens of a word.
+        labels: for some of the axes, how each place along it is called.
+
+    Raises:
+        MethodError: the name, the axes or the labels do not fit the values, or the values are no floating-point tensor.
+
+    >>> part = Part("heads", torch.tensor([[1.0, 2.0, 4.0], [0.5, 0.5, 0.5]]), ("head", "token"))
+    >>> part.shape
+    {'head': 2, 'token': 3}
+    >>> part.grouped("token", [(0, 1), (1, 3)]).values
+    tensor([[1.0000, 6.0000],
+            [0.5000, 1.0000]])
+    >>> part.summed("token").values
+    tensor([7.0000, 1.5000])
+    """
+
+    name: str
+    values: Tensor
+    axes: tuple[str, ...]
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise MethodError(f"a part is called {self.name!r}; give it a name, such as 'heads'")
+        values = self.values
+        if not isinstance(values, Tensor) or values.layout != torch.strided or not values.is_floating_point():
+            raise MethodError(f"the values of part {self.name!r} are no floating-point tensor; pass one, not sparse")
+        if isinstance(self.axes, str) or not all(isinstance(axis, str) and axis for axis in self.axes):
+            raise MethodError(f"the axes of part {self.name!r} are {self.axes!r}; pass a tuple of names: ('token',)")
+        axes = tuple(self.axes)
+        if not axes or len(axes) != values.ndim or len(set(axes)) != len(axes):
+            raise MethodError(
+                f"part {self.name!r} has {values.ndim} dimensions and the axes {axes}; name each dimension once"
+            )
+        sizes = dict(zip(axes, values.shape, strict=True))
+        labels = {}
+        for axis, names in dict(self.labels).items():
+            if axis not in sizes:
+                raise MethodError(f"part {self.name!r} has labels along {axis!r}; its axes are {', '.join(axes)}")
+            if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+                raise MethodError(f"the labels of part {self.name!r} along {axis!r} are no texts; pass a list of them")
+            if len(names) != sizes[axis]:
+                raise MethodError(
+                    f"part {self.name!r} has {len(names)} labels along {axis!r} for {sizes[axis]} places; "
+                    "pass one for each"
+                )
+            labels[axis] = tuple(names)
+        object.__setattr__(self, "values", frozen(values))
+        object.__setattr__(self, "axes", axes)
+        object.__setattr__(self, "labels", MappingProxyType(labels))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Part):
+            return NotImplemented
+        described = (self.name, self.axes, self.labels, self.values.dtype)
+        return described == (other.name, other.axes, other.labels, other.values.dtype) and torch.equal(
+            self.values, other.values
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{axis}: {size}" for axis, size in self.shape.items())
+        return f"Part({self.name!r}, {sizes}, {str(self.values.dtype).removeprefix('torch.')})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Part, (self.name, self.values.clone(), self.axes, dict(self.labels))
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The number of places along each axis."""
+        return dict(zip(self.axes, self.values.shape, strict=True))
+
+    def grouped(self, axis: str, spans: Sequence[tuple[int, int]]) -> Part:
+        """The same part with an axis summed over half-open ranges of it; their labels are joined.
+
+        A part without that axis stays as it is.
+        """
+        if axis not in self.axes:
+            return self
+        at = self.axes.index(axis)
+        sums = [self.values.narrow(at, start, end - start).sum(at) for start, end in spans]
+        none = self.values.narrow(at, 0, 0)
+        labels = dict(self.labels)
+        if axis in labels:
+            labels[axis] = tuple("".join(labels[axis][start:end]) for start, end in spans)
+        return Part(self.name, torch.stack(sums, at) if sums else none, self.axes, labels)
+
+    def summed(self, axis: str) -> Part:
+        """The same part without an axis, its places summed.
+
+        Raises:
+            MethodError: there is no such axis, or it is the only one.
+        """
+        if axis not in self.axes or len(self.axes) == 1:
+            raise MethodError(f"part {self.name!r} has the axes {', '.join(self.axes)}; pass one of several")
+        rest = {name: names for name, names in self.labels.items() if name != axis}
+        kept = tuple(name for name in self.axes if name != axis)
+        return Part(self.name, self.values.sum(self.axes.index(axis)), kept, rest)
+
+
+# ------------------------------------------------------------------------ numbers that stay
+
+
+class Frozen(Tensor):
+    """A tensor that can be read like any other and not be written into.
+
+    Whatever torch does with it is done with a copy, so that nothing can reach the numbers; and what would have changed
+    the copy is an error, for else the change would be lost without a word. Results are plain tensors; views of it
+    (``x[1:]``, ``x.T``, ``x.detach()``) are frozen as well, and so are NumPy arrays.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a torch function on plain copies.
+
+        Raises:
+            MethodError: the function writes into a frozen tensor.
+        """
+        kwargs = {} if kwargs is None else kwargs
+        copies: list[Tensor] = []
+        look = func.__name__ in ("__get__", "data_ptr")  # these do not write, and of data_ptr a copy would be gone
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, Frozen):
+                value = value.as_subclass(Tensor)
+                if not look:
+                    with torch.inference_mode(False):  # where a tensor knows how often it was changed
+                        value = value.clone()
+                copies.append(value)
+            return value
+
+        def kept(value: Any) -> Any:
+            if isinstance(value, Tensor):
+                return value.as_subclass(Frozen) if any(_shares(value, copy) for copy in copies) else value
+            if type(value).__module__ == "numpy" and hasattr(value, "setflags"):
+                value.setflags(write=False)
+            return value
+
+        if _is_written(func.__name__, args, kwargs):
+            raise _refusal()
+        with torch._C.DisableTorchFunctionSubclass():
+            given = tree_map(copied, (args, dict(kwargs)))
+            before = [copy._version for copy in copies]
+            result = func(*given[0], **given[1])
+            if [copy._version for copy in copies] != before:
+                raise _refusal()
+            return tree_map(kept, result)
+
+
+def frozen(values: Tensor) -> Tensor:
+    """A copy of a tensor, without its graph, that cannot be written into."""
+    if isinstance(values, Frozen):
+        return values
+    with torch.inference_mode(False):
+        return values.detach().clone().as_subclass(Frozen)
+
+
+def _is_written(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a function of that name writes into a frozen argument: ``x.mul_(2)``, ``x[0] = 5``, ``out=x``."""
+    named = name in ("__setitem__", "__set__", "__delete__", "__ilshift__", "__irshift__")
+    if named or (name.endswith("_") and not name.endswith("__")):
+        first = args[0] if args else kwargs.get("input")
+        return any(isinstance(each, Frozen) for each in (first if isinstance(first, list | tuple) else [first]))
+    out = kwargs.get("out")
+    return any(isinstance(each, Frozen) for each in (out if isinstance(out, list | tuple) else [out]))
+
+
+def _shares(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same memory."""
+    if one is other:
+        return True
+    if one.layout != torch.strided or other.layout != torch.strided:
+        return False
+    memory = one.untyped_storage().data_ptr()
+    return memory != 0 and memory == other.untyped_storage().data_ptr()
+
+
+def _refusal() -> MethodError:
+    return MethodError("a result cannot be written into; work on a copy of its numbers: a.relevance.clone()")
