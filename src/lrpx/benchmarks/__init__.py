@@ -9,17 +9,18 @@ except ImportError as error:
     raise MissingExtraError("the benchmarks need pyarrow and polars: pip install 'lrpx[benchmarks]'") from error
 
 from lrpx.benchmarks import agreement as _agreement  # noqa: F401 - registers itself
-from lrpx.benchmarks.contract import BENCHMARKS, Benchmark, Case, Dropped, Samples, Source, find, register
-from lrpx.benchmarks.ground_truth import Group, GroundTruth, Words
+from lrpx.benchmarks.contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
+from lrpx.benchmarks.ground_truth import GroundTruth, Group, Words
 from lrpx.benchmarks.running import Run
+from lrpx.data.agreement import Dropped
 
 __all__ = [
     "BENCHMARKS",
     "Benchmark",
     "Case",
     "Dropped",
-    "Group",
     "GroundTruth",
+    "Group",
     "Run",
     "Samples",
     "Source",

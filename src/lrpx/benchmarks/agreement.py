@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path  # noqa: TC003 - the fields' types are read
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import pyarrow as pa
 
-from lrpx.benchmarks.contract import Case, Dropped, Samples, Source, register
-from lrpx.benchmarks.ground_truth import Group, GroundTruth, Words
-from lrpx.data.agreement import Sample, read_agreement
+from lrpx.benchmarks.contract import Case, Samples, Source, register
+from lrpx.benchmarks.ground_truth import GroundTruth, Group, Words
+from lrpx.data.agreement import Dropped, Sample, read_agreement
 from lrpx.data.tokenised import TokenSample, tokenise
 from lrpx.errors import DataError, InputError
 from lrpx.questions import Question, Questions
@@ -42,9 +42,7 @@ class Agreement(GroundTruth[TokenSample]):
         limit: take the first so many samples.
     """
 
-    data: Annotated[
-        list[Path], "Sentences: a .tsv (Goldberg 2019) or a .conllu treebank; as often as you like."
-    ]
+    data: Annotated[list[Path], "Sentences: a .tsv (Goldberg 2019) or a .conllu treebank; as often as you like."]
     parser: Annotated[str | None, "The spaCy pipeline that finds the subjects in a .tsv."] = None
     parses: Annotated[Path | None, "The parses of a .tsv instead, as a CoNLL-U file."] = None
     only: Annotated[Path | None, "A text file of the sample ids to take, one a line."] = None
@@ -64,7 +62,9 @@ class Agreement(GroundTruth[TokenSample]):
         toward="the preferred form",
         paper="Arras et al. 2025",
     )
-    group: ClassVar[Group | None] = Group("attractors", "attractors", "Nouns of the other number between subject and verb")
+    group: ClassVar[Group | None] = Group(
+        "attractors", "attractors", "Nouns of the other number between subject and verb"
+    )
     more: ClassVar[Mapping[str, pa.DataType]] = {
         "right": pa.string(), "wrong": pa.string(), "attractors": pa.int32(),
     }  # fmt: skip

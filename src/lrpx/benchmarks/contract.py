@@ -15,7 +15,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin, get_type_hints
 
-from lrpx.data.agreement import Dropped
 from lrpx.errors import DataError, InputError, ModelError
 from lrpx.registry import Registry
 from lrpx.scripts import from_script, is_script
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from torch import Tensor
 
+    from lrpx.data.agreement import Dropped
     from lrpx.metrics import Metric
-    from lrpx.model import Answers, BoundModel
-    from lrpx.questions import Questions
+    from lrpx.model import BoundModel
+    from lrpx.questions import Answers, Questions
     from lrpx.runs import Store
     from lrpx.tasks import Task
 
@@ -146,7 +146,7 @@ class Benchmark(ABC, Generic[S]):
             alone = type("_", (), {"__annotations__": {each.name: each.type}, "__module__": owner.__module__})
             kind, *said = get_args(get_type_hints(alone, include_extras=True)[each.name]) or (None,)
             if len(said) != 1 or not isinstance(said[0], str):
-                raise TypeError(f"say what {each.name} is: {each.name}: Annotated[Path, \"A file of …\"]")
+                raise TypeError(f'say what {each.name} is: {each.name}: Annotated[Path, "A file of …"]')
             found[each.name] = kind, said[0]
         return found
 

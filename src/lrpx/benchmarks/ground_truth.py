@@ -89,7 +89,7 @@ class GroundTruth(Benchmark[S]):
     """What a row says of the prediction, beside ``correct``."""
 
     @property
-    def facts(self) -> pa.Schema:  # type: ignore[override]
+    def facts(self) -> pa.Schema:
         """``id``, ``tokens``, ``ground_truth``, ``position`` and :attr:`more`."""
         every = {
             "id": pa.string(),

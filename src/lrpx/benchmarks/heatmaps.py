@@ -118,9 +118,7 @@ def choose(
     return tuple(Chosen(title, how, tuple(found[name] for name in ids)) for title, how, ids in kinds if ids)
 
 
-def _heatmap(
-    benchmark: GroundTruth[Any], row: Mapping[str, Any], methods: Sequence[str], metric: Metric
-) -> Heatmap:
+def _heatmap(benchmark: GroundTruth[Any], row: Mapping[str, Any], methods: Sequence[str], metric: Metric) -> Heatmap:
     lines = (
         Line(name, pieces(row["tokens"], row[f"relevance/{name}"]), row[f"{metric.name}/{name}"]) for name in methods
     )

@@ -88,7 +88,9 @@ def terminal(found: Summary) -> Group:
     heads = (Column(f"{metric.name} {metric.arrow}", justify="right") for metric in found.metrics)
     table = Table(Column("method", no_wrap=True), *heads)
     for method in found.methods:
-        table.add_row(Text(one_line(found.labels[method])), *(_cell(found, each.name, method) for each in found.metrics))
+        table.add_row(
+            Text(one_line(found.labels[method])), *(_cell(found, each.name, method) for each in found.metrics)
+        )
     table.add_section()
     chances = (found.chance[metric.name] for metric in found.metrics)
     table.add_row(BASELINE, *(f"{figure(chance.mean)} ±{figure(chance.std)}" for chance in chances))
@@ -129,6 +131,7 @@ def _context(benchmark: GroundTruth[Any], found: Summary, record: Mapping[str, A
         for method in found.best(metric.name):
             leaders[method].append(metric.name)
     told = {name: value for name, value in record.items() if name not in UNTOLD}
+    told["settings"] = {name: value for name, value in record["settings"].items() if name != "metrics"}
     data = [fact for name in ("counts", "statistics") for fact in _facts(told.pop(name, {}))]
     command = {"command": told.pop("command")} if "command" in told else {}
     pairs = len(found.methods) * (len(found.methods) - 1) // 2

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from lrpx.batching import batches
-from lrpx.benchmarks.contract import Benchmark, Case, Dropped, Samples, Source, find
+from lrpx.benchmarks.contract import Benchmark, Case, Samples, Source, find
+from lrpx.data.agreement import Dropped
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, ResultFileError
 from lrpx.methods import METHODS, attribute_all
 from lrpx.methods import find as find_method
@@ -80,7 +81,9 @@ class Run:
         self.batch_size = batch_size
         self.size = part
         self._check()
-        self._given = [each if isinstance(each, str) else method.name for each, method in zip(given, self.methods, strict=True)]
+        self._given = [
+            each if isinstance(each, str) else method.name for each, method in zip(given, self.methods, strict=True)
+        ]
         self._named = named
         self._source: Source | None = None
 
@@ -254,8 +257,8 @@ class Run:
         )
         try:
             found = attribute_all(self.methods, self.model, together)
-            for method, each in found.items():
-                if not all(bool(relevance.isfinite().all()) for relevance in each.relevance):
+            for method, made in found.items():
+                if not all(bool(relevance.isfinite().all()) for relevance in made.relevance):
                     raise NonFiniteError(f"the relevance of {method} is not finite; use another dtype, such as float32")
         except NonFiniteError as error:
             if len(samples) == 1:
@@ -374,7 +377,9 @@ def _source(folder: Path, benchmark: Benchmark[Any]) -> Source:
         return Source(rows, tuple(Dropped(**each) for each in mine), notes)
     source = benchmark.read()
     if not source.rows.schema.equals(benchmark.source):
-        raise InputError(f"{benchmark.name} reads other columns than its source says; make them {benchmark.source.names}")
+        raise InputError(
+            f"{benchmark.name} reads other columns than its source says; make them {benchmark.source.names}"
+        )
     _keep_dropped(folder, source.dropped, ["source"] * len(source.dropped), of)
     write_table(path, source.rows, of, {NOTES: json.dumps(dict(source.notes))})
     return source
@@ -387,4 +392,3 @@ def _keep_dropped(folder: Path, dropped: Sequence[Dropped], stages: Sequence[str
         for stage, each in zip(stages, dropped, strict=True)
     ]
     write_table(folder / "dropped.parquet", pa.Table.from_pylist(rows, DROPPED), of)
-

@@ -43,4 +43,3 @@ def find(given: Any) -> Method:
     if given.endswith(".json"):
         return find(Recipe.load(given))
     return METHODS[ALIASES.get(given, given)]
-
