@@ -1,7 +1,7 @@
 """Subject-verb agreement (Arras et al. 2025, §3 and App. B): do the methods find the subject behind the verb's number?
 
-Explained is ``logit_p − logit_o``, where ``p`` is the form that the model prefers of the two and ``o`` the other (§3.1);
-so a wrong prediction is explained as well.
+Explained is ``logit_p − logit_o``, where ``p`` is the form that the model prefers of the two and ``o`` the other
+(§3.1); so a wrong prediction is explained as well.
 """
 
 from __future__ import annotations
@@ -156,8 +156,7 @@ class Agreement(GroundTruth[TokenSample]):
 
     def ask(self, sample: TokenSample, model: BoundModel) -> Questions:
         """The form that the model prefers, against the other."""
-        row = model.reader.row(sample.ids, where=f" (sample {sample.sample.id})")
-        return Questions((row,), (Question(0, sample.position, Preferred(sample.right, sample.wrong)),))
+        return Questions((model.reader.row(sample.ids),), (Question(0, sample.position, Preferred(sample.right, sample.wrong)),))
 
     def predicted(self, case: Case[TokenSample]) -> dict[str, Any]:
         """Whether the right form has the larger logit (Table 3)."""

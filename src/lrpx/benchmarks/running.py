@@ -130,6 +130,11 @@ class Run:
         )
 
     @property
+    def digest(self) -> str:
+        """Of the settings; every part carries it."""
+        return digest(self.benchmark.name, self.settings)
+
+    @property
     def spec(self) -> dict[str, Any]:
         """All that another process needs to make the parts of this run, as plain JSON values.
 
@@ -241,10 +246,14 @@ class Run:
         return self.samples.kept[number * self.size : (number + 1) * self.size]
 
     def _ask(self, sample: Any) -> Questions:
-        asked = self.benchmark.ask(sample, self.model)
+        where = f" (sample {self._id(sample)})"
+        try:
+            asked = self.benchmark.ask(sample, self.model)
+        except InputError as error:
+            raise InputError(f"{error}{where}") from error
         if len(asked.rows) != 1:
             raise InputError(f"{self.benchmark.name} asks about {len(asked.rows)} rows at once; ask about one a sample")
-        return replace(asked, rows=(replace(asked.rows[0], where=f" (sample {self._id(sample)})"),))
+        return replace(asked, rows=(replace(asked.rows[0], where=where),))
 
     def _id(self, sample: Any) -> str:
         return str(self.benchmark.facts_of(sample)["id"])

@@ -33,6 +33,8 @@ RECORD: Final = "run.json"
 ROWS: Final = "rows"
 """The folder of the parts."""
 LOCK: Final = ".lock"
+LONGEST: Final = 120
+"""Characters of a setting in a message."""
 FORMAT: Final = 2
 """Of the folder; it is one of the settings' digest, so that no other format is read as this one."""
 
@@ -221,13 +223,11 @@ def _continued(folder: Path, kind: str, settings: Mapping[str, Any], versions: M
         raise ResultFileError(
             f"{folder} holds a run of {record['kind']}, not of {kind}; name another folder with --out"
         )
-    before = record["settings"]
-    for name in [*settings, *before]:
-        if new["settings"].get(name) != before.get(name):
-            raise ResultFileError(
-                f"{folder} holds a run with another setting: {name} was {_shown(before.get(name))} and is "
-                f"{_shown(settings.get(name))} now; name another folder with --out"
-            )
+    for name, was, now in _differences(record["settings"], new["settings"]):
+        raise ResultFileError(
+            f"{folder} holds a run with another setting: {name} was {was} and is {now} now; name another folder with "
+            "--out"
+        )
     for package, version in new["versions"].items():
         listed = str(record["versions"].get(package, version)).split(", ")
         new["versions"][package] = ", ".join(listed if version in listed else [*listed, version])
@@ -244,9 +244,26 @@ def _check(record: Any) -> None:
         raise ValueError("its digest is not that of its settings")
 
 
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 120 else f"{text[:117]}…"
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """What differs in two settings: its name, and both values, shown where they begin to differ."""
+    for name in [*now, *(name for name in before if name not in now)]:
+        was, one = before.get(name), now.get(name)
+        if was == one:
+            continue
+        if isinstance(was, dict) and isinstance(one, dict):
+            yield from ((f"{name} {inner}", a, b) for inner, a, b in _differences(was, one))
+            continue
+        a, b = (json.dumps(value, ensure_ascii=False) for value in (was, one))
+        alike = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), 0)
+        yield name, *(_shown(a, alike - 40), _shown(b, alike - 40))
+
+
+def _shown(text: str, start: int) -> str:
+    """A text in one line; a long one from there on, and not all of it."""
+    if len(text) <= LONGEST:
+        return text
+    start = max(0, start)
+    return ("…" if start else "") + text[start : start + LONGEST] + ("…" if start + LONGEST < len(text) else "")
 
 
 def _line(error: Exception) -> str:
