@@ -32,7 +32,6 @@ from lrpx.model import Spec
 
 if TYPE_CHECKING:
     import argparse
-
     from collections.abc import Sequence
 
     from servers import Fleet
@@ -42,9 +41,7 @@ if TYPE_CHECKING:
 SHAPE = "bundled"
 
 
-def prepared(
-    options: argparse.Namespace, model: BoundModel, folder: Path, methods: Sequence[str], limit: int
-) -> Run:
+def prepared(options: argparse.Namespace, model: BoundModel, folder: Path, methods: Sequence[str], limit: int) -> Run:
     """A run with its samples read, and kept in a folder for the next."""
     benchmark = Agreement(options.data, parser=options.parser, parses=options.parses, limit=limit)
     run = Run(benchmark, model, methods, batch_size=options.batch_size)
@@ -123,7 +120,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=256, help="in the first table")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", nargs="+", type=int, default=[1000, 4000, 14000], help="in the second table")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(Agreement.methods), help="in the second table")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(Agreement.methods), help="in the second table"
+    )
     parser.add_argument("--batch-size", type=int, default=32)
     add_subjects(parser, ["lrpx attnlrp", "LXT efficient"])
     options = parser.parse_args()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lrpx.benchmarks.summary import Summary
+    from lrpx.metrics import Metric
 
 BENCHMARK = Agreement([])
 METHODS = ("lrp", "attnlrp", "gradient-l1", "gradient-l2-squared", "gradient-x-input")
@@ -65,7 +66,13 @@ def explained() -> tuple[dict[str, Any], ...]:
 
 
 def row(
-    name: str, tokens: Sequence[str], truth: Sequence[int], relevance: Any, facts: dict[str, Any], seed: int
+    name: str,
+    tokens: Sequence[str],
+    truth: Sequence[int],
+    relevance: Any,
+    facts: dict[str, Any],
+    seed: int,
+    metrics: Sequence[Metric] = tuple(METRICS.values()),
 ) -> dict[str, Any]:
     """One row, with the metrics of its relevance."""
     inside = [at in truth for at in range(len(tokens))]
@@ -78,13 +85,18 @@ def row(
         **facts,
     }
     draws = np.random.default_rng(seed).uniform(-1, 1, (10, len(tokens)))
-    for metric, measure in METRICS.items():
-        made |= {f"{metric}/{m}": measure(each, inside) for m, each in relevance.items()}
-        made[f"{metric}/random"] = [measure(draw, inside) for draw in draws]
+    for metric in metrics:
+        made |= {f"{metric.name}/{m}": metric(each, inside) for m, each in relevance.items()}
+        made[f"{metric.name}/random"] = [metric(draw, inside) for draw in draws]
     return made | {f"relevance/{m}": [float(value) for value in each] for m, each in relevance.items()}
 
 
-def random_rows(count: int, methods: Sequence[str] = METHODS, seed: int = 0) -> list[dict[str, Any]]:
+def random_rows(
+    count: int,
+    methods: Sequence[str] = METHODS,
+    seed: int = 0,
+    metrics: Sequence[Metric] = tuple(METRICS.values()),
+) -> list[dict[str, Any]]:
     """Rows of random relevance, which the first method has a little more of on the subject."""
     rng = np.random.default_rng(seed)
     found = []
@@ -95,13 +107,20 @@ def random_rows(count: int, methods: Sequence[str] = METHODS, seed: int = 0) -> 
         relevance[methods[0]][truth] += 1.0
         facts = {"right": "are", "wrong": "is", "attractors": int(rng.integers(1, 4))}
         facts["logit_difference"] = float(rng.normal(1.0))
-        found.append(row(f"random:{number}", [f" t{at}" for at in range(length)], truth, relevance, facts, number))
+        found.append(
+            row(f"random:{number}", [f" t{at}" for at in range(length)], truth, relevance, facts, number, metrics)
+        )
     return found
 
 
-def write(folder: Path, found: Sequence[dict[str, Any]], methods: Sequence[str] = METHODS, **more: Any) -> Path:
+def write(
+    folder: Path,
+    found: Sequence[dict[str, Any]],
+    methods: Sequence[str] = METHODS,
+    metrics: Sequence[Metric] = tuple(METRICS.values()),
+    **more: Any,
+) -> Path:
     """A run's folder with these rows, in two parts."""
-    metrics = list(METRICS.values())
     settings = {
         "model": more.pop("model", "openai-community/gpt2"),
         "data": [{"file": "dev.tsv", "bytes": 1234, "sha256": "ab" * 32}],
@@ -120,7 +139,7 @@ def write(folder: Path, found: Sequence[dict[str, Any]], methods: Sequence[str] 
         store.note(**notes | more)
         half = (len(found) + 1) // 2
         for number, part in enumerate(filter(None, (found[:half], found[half:]))):
-            store.keep(f"{number:05}", pa.Table.from_pylist(part, BENCHMARK.columns(methods, metrics)))
+            store.keep(f"{number:05}", pa.Table.from_pylist(part, BENCHMARK.columns(methods, list(metrics))))
     return folder
 
 

@@ -65,7 +65,7 @@ def test_a_part_is_the_same_again_and_in_any_order(run):
     run.part(3)
     assert run.part(1).equals(first)
     for number in (-1, 4):
-        with pytest.raises(InputError, match="there is no part .* the 12 samples have parts 0 to 3"):
+        with pytest.raises(InputError, match=r"there is no part .* the 12 samples have parts 0 to 3"):
             run.part(number)
 
 

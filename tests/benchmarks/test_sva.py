@@ -19,6 +19,7 @@ from lrpx.benchmarks import Run
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.benchmarks.ground_truth import draws
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
+from lrpx.methods import METHODS as REGISTERED
 from lrpx.model import BUNDLED
 from tests import tiny
 
@@ -286,6 +287,49 @@ def test_the_command_shows_the_table_and_names_the_files(run, tmp_path):
         assert str(out / name) in text.replace("\n", "")
         assert (out / name).stat().st_size
     assert json.loads((out / "run.json").read_text())["command"].startswith("lrpx benchmark sva --data ")
+
+
+SCRIPT = """
+from dataclasses import dataclass
+import torch
+from lrpx.methods import Found, Method, register
+
+@register
+@dataclass(frozen=True)
+class First(Method):
+    name: str = "first"
+    label: str = "The <first>"
+
+    def describe(self):
+        return "the first token, %s"
+
+    def attribute(self, model, questions, *, ledger=False):
+        lengths = [questions.row_of(i).lengths[0] for i in range(len(questions))]
+        return Found(model.ask(questions), tuple(1.0 * (torch.arange(n) == 1) for n in lengths))
+"""
+
+
+def test_a_method_in_a_script_stands_in_rows_and_reports(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(REGISTERED, "_found", dict(REGISTERED))
+    script, out = tmp_path / "first.py", tmp_path / "out"
+    script.write_text(SCRIPT % "once")
+    command = ("benchmark", "sva", "--data", SENTENCES, "--methods", f"{script},lrp", "--out", out)
+    code, text, err = run(*command)
+    assert (code, err) == (0, "")
+    assert "The <first>" in text
+    frame = pl.read_parquet(out / "rows" / "*.parquet")
+    assert all(each == [0.0, 1.0, *[0.0] * (len(each) - 2)] for each in frame["relevance/first"].to_list())
+    found = frame["ground_truth"].list.contains(1).to_list()
+    assert [value == 1.0 for value in frame["MRR/first"]] == found
+    assert set(found) == {True, False}
+    assert r"| The \<first\> |" in (out / "table.md").read_text()
+    assert "The &lt;first&gt;" in (out / "report.html").read_text()
+    assert r"{The \textless{}first\textgreater{}}" in (out / "table.tex").read_text()
+    # the same name, another method
+    script.write_text(SCRIPT % "twice")
+    code, _, err = run(*command)
+    assert code == 2
+    assert 'described first was "the first token, once" and is "the first token, twice" now' in err
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,9 @@ class Agreement(GroundTruth[TokenSample]):
 
     def ask(self, sample: TokenSample, model: BoundModel) -> Questions:
         """The form that the model prefers, against the other."""
-        return Questions((model.reader.row(sample.ids),), (Question(0, sample.position, Preferred(sample.right, sample.wrong)),))
+        return Questions(
+            (model.reader.row(sample.ids),), (Question(0, sample.position, Preferred(sample.right, sample.wrong)),)
+        )
 
     def predicted(self, case: Case[TokenSample]) -> dict[str, Any]:
         """Whether the right form has the larger logit (Table 3)."""
