@@ -296,40 +296,40 @@ from lrpx.methods import Found, Method, register
 
 @register
 @dataclass(frozen=True)
-class First(Method):
-    name: str = "first"
-    label: str = "The <first>"
+class Third(Method):
+    name: str = "third"
+    label: str = "The <third>"
 
     def describe(self):
-        return "the first token, %s"
+        return "the third token, %s"
 
     def attribute(self, model, questions, *, ledger=False):
         lengths = [questions.row_of(i).lengths[0] for i in range(len(questions))]
-        return Found(model.ask(questions), tuple(1.0 * (torch.arange(n) == 1) for n in lengths))
+        return Found(model.ask(questions), tuple(1.0 * (torch.arange(n) == 2) for n in lengths))
 """
 
 
 def test_a_method_in_a_script_stands_in_rows_and_reports(run, tmp_path, monkeypatch):
     monkeypatch.setattr(REGISTERED, "_found", dict(REGISTERED))
-    script, out = tmp_path / "first.py", tmp_path / "out"
+    script, out = tmp_path / "third.py", tmp_path / "out"
     script.write_text(SCRIPT % "once")
     command = ("benchmark", "sva", "--data", SENTENCES, "--methods", f"{script},lrp", "--out", out)
     code, text, err = run(*command)
     assert (code, err) == (0, "")
-    assert "The <first>" in text
+    assert "The <third>" in text
     frame = pl.read_parquet(out / "rows" / "*.parquet")
-    assert all(each == [0.0, 1.0, *[0.0] * (len(each) - 2)] for each in frame["relevance/first"].to_list())
-    found = frame["ground_truth"].list.contains(1).to_list()
-    assert [value == 1.0 for value in frame["MRR/first"]] == found
+    assert all(each == [0.0, 0.0, 1.0, *[0.0] * (len(each) - 3)] for each in frame["relevance/third"].to_list())
+    found = frame["ground_truth"].list.contains(2).to_list()
+    assert [value == 1.0 for value in frame["MRR/third"]] == found
     assert set(found) == {True, False}
-    assert r"| The \<first\> |" in (out / "table.md").read_text()
-    assert "The &lt;first&gt;" in (out / "report.html").read_text()
-    assert r"{The \textless{}first\textgreater{}}" in (out / "table.tex").read_text()
+    assert r"| The \<third\> |" in (out / "table.md").read_text()
+    assert "The &lt;third&gt;" in (out / "report.html").read_text()
+    assert r"{The \textless{}third\textgreater{}}" in (out / "table.tex").read_text()
     # the same name, another method
     script.write_text(SCRIPT % "twice")
     code, _, err = run(*command)
     assert code == 2
-    assert 'described first was "the first token, once" and is "the first token, twice" now' in err
+    assert 'described third was "the third token, once" and is "the third token, twice" now' in err
 
 
 @pytest.mark.parametrize(
