@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lrpx.errors import LRPxError
-    from lrpx.registry import Registry
 
 T = TypeVar("T")
 
@@ -24,7 +25,7 @@ def is_script(given: str) -> bool:
     return given.endswith(".py") or ".py:" in given
 
 
-def from_script(given: str, registry: Registry[T], kind: str, error: type[LRPxError]) -> T:
+def from_script(given: str, registry: Mapping[str, T], kind: str, error: type[LRPxError]) -> T:
     """What a script registers; the script is run.
 
     Args:

@@ -82,7 +82,8 @@ class Run:
         self.size = part
         self._check()
         self._given = [
-            each if isinstance(each, str) else method.name for each, method in zip(given, self.methods, strict=True)
+            str(each) if isinstance(each, (str, Path)) else method.name
+            for each, method in zip(given, self.methods, strict=True)
         ]
         self._named = named
         self._source: Source | None = None
@@ -365,7 +366,11 @@ class Kept:
 
 def _metric(given: str, known: Mapping[str, Metric]) -> Metric:
     """A metric by its name, or the one that a script registers."""
-    return from_script(given, known, "metric", InputError) if is_script(given) else known[given]  # type: ignore[arg-type]
+    if is_script(given):
+        return from_script(given, known, "metric", InputError)
+    if given not in known:
+        raise InputError(f"there is no metric {given!r}; the metrics are {', '.join(known)}")
+    return known[given]
 
 
 # ------------------------------------------------------------------------- what was read
