@@ -6,6 +6,7 @@ import dataclasses
 import json
 import pickle
 import struct
+import sys
 from itertools import pairwise
 
 import pytest
@@ -15,16 +16,22 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import lrpx
-from lrpx.attribution import FORMAT, Attribution, Explained, Prediction, Provenance, scale
-from lrpx.errors import InputError, ResultFileError
+from lrpx.attribution import Attribution, Explained, Prediction, Provenance, Token, scale
+from lrpx.errors import InputError, MissingExtraError, ResultError, ResultFileError
 from lrpx.ledger import KINDS, Entry, Ledger
+from lrpx.parts import Part, Parts
+from lrpx.saving import FORMAT, metadata
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(["\0", "🙂[1/2]", "é", "</b>"])
 NUMBERS = st.floats(-1e30, 1e30)
 ENTRIES = st.builds(Entry, st.sampled_from(KINDS), TEXTS, NUMBERS)
 
 
-def attribution(tokens=("The", " key", "s", " are"), relevance=(0.5, -1.0, 2.0, 0.25), **fields):
+def of_tokens(relevance):
+    return Part("tokens", torch.as_tensor(relevance, dtype=torch.float64), ("token",))
+
+
+def attribution(tokens=("The", " key", "s", " are"), relevance=(0.5, -1.0, 2.0, 0.25), parts=(), **fields):
     count = len(tokens)
     default = {
         "explained": Explained("logit of ' are'", 1.75, count - 1),
@@ -36,10 +43,30 @@ def attribution(tokens=("The", " key", "s", " are"), relevance=(0.5, -1.0, 2.0, 
         "special": (False,) * count,
         "segments": (("input", 0, count),),
     }
-    return Attribution(tuple(tokens), torch.tensor(relevance, dtype=torch.float64), **default | fields)
+    return Attribution(tuple(tokens), Parts([of_tokens(relevance), *parts]), **default | fields)
+
+
+def with_relevance(a, relevance):
+    return dataclasses.replace(a, parts=Parts([Part("tokens", relevance, ("token",))]))
 
 
 KEYS = attribution(word_spans=((0, 1), (1, 3), (3, 4)), word_texts=("The", " keys", " are"))
+
+
+AXES = [("layer", "head", "token"), ("token", "neuron"), ("answer token", "token"), ("row", "column", "channel")]
+
+
+@st.composite
+def more_parts(draw, count):
+    """Parts beside the tokens, with that axis anywhere or nowhere, and names along others."""
+    parts = []
+    for name, axes in zip("abc", draw(st.lists(st.sampled_from(AXES), max_size=3)), strict=False):
+        sizes = [count if axis == "token" else draw(st.integers(0, 3)) for axis in axes]
+        values = torch.randn(sizes, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+        dtype = draw(st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+        labels = {axis: draw(st.lists(TEXTS, min_size=n, max_size=n)) for axis, n in zip(axes, sizes, strict=True)}
+        parts.append(Part(name, values.to(dtype), axes, draw(st.sampled_from([{}, labels]))))
+    return parts
 
 
 @st.composite
@@ -51,6 +78,7 @@ def attributions(draw):
     return attribution(
         tokens,
         draw(st.lists(NUMBERS, min_size=count, max_size=count)),
+        parts=draw(more_parts(count)),
         explained=Explained(draw(TEXTS), draw(NUMBERS), draw(st.none() | st.integers(0, 10))),
         word_spans=spans,
         word_texts=tuple("".join(tokens[a:b]) for a, b in spans),
@@ -69,13 +97,16 @@ def test_a_saved_attribution_loads_as_it_was(tmp_path, made):
     made.save(tmp_path / "a.safetensors")
     loaded = lrpx.Attribution.load(str(tmp_path / "a.safetensors"))
     assert loaded == made
-    assert dataclasses.replace(loaded, relevance=made.relevance) == made
-    assert json.loads(json.dumps(made.to_dict()))["relevance"] == made.relevance.tolist()
+    assert list(loaded.parts) == list(made.parts)
+    plain = json.loads(json.dumps(made.to_dict()))
+    for name, part in made.parts.items():
+        assert plain["parts"][name]["values"] == part.values.tolist()
+        assert plain["parts"][name]["axes"] == list(part.axes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_the_precision_is_kept(tmp_path, dtype):
-    made = dataclasses.replace(KEYS, relevance=KEYS.relevance.to(dtype))
+    made = with_relevance(KEYS, KEYS.relevance.to(dtype))
     made.save(tmp_path / "a")
     assert lrpx.Attribution.load(tmp_path / "a").relevance.dtype == dtype
     assert lrpx.Attribution.load(tmp_path / "a") == made != KEYS
@@ -111,8 +142,8 @@ def test_other_files_are_refused(tmp_path):
         (tmp_path / "a").write_bytes(content)
         with pytest.raises(ResultFileError, match="is not a readable LRPx result"):
             lrpx.Attribution.load(tmp_path / "a")
-    for metadata in (None, {"format": "pt"}):
-        save_file({"weight": torch.ones(2)}, tmp_path / "a", metadata)
+    for other in (None, {"format": "pt"}):
+        save_file({"weight": torch.ones(2)}, tmp_path / "a", other)
         with pytest.raises(ResultFileError, match="is not a readable LRPx result"):
             lrpx.Attribution.load(tmp_path / "a")
 
@@ -130,33 +161,37 @@ def test_a_pickle_is_never_run(tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def written(tmp_path, metadata, relevance=KEYS.relevance):
-    text = metadata if isinstance(metadata, str) else json.dumps(metadata)
-    save_file({"relevance": relevance}, tmp_path / "a", {"lrpx": text})
+def written(tmp_path, fields, **tensors):
+    text = fields if isinstance(fields, str) else json.dumps(fields)
+    save_file({"tokens": KEYS.relevance.clone()} | tensors, tmp_path / "a", {"lrpx": text})
     return tmp_path / "a"
 
 
-@pytest.mark.parametrize("version", [FORMAT + 1, 10**40, "1", None, [1], True, 1.0])
+@pytest.mark.parametrize("version", [FORMAT + 1, 10**40, "2", None, [2], True, 2.0])
 def test_a_newer_format_says_so(tmp_path, version):
-    path = written(tmp_path, KEYS._metadata() | {"format": version})
-    with pytest.raises(ResultFileError, match=r"has result format .*reads up to 1; upgrade lrpx"):
+    path = written(tmp_path, metadata(KEYS) | {"format": version})
+    with pytest.raises(ResultFileError, match=r"has result format .*reads format 2; upgrade lrpx"):
         lrpx.Attribution.load(path)
+
+
+def test_an_older_format_says_so(tmp_path):
+    save_file({"relevance": torch.ones(4)}, tmp_path / "a", {"lrpx": json.dumps({"format": 1, "tokens": ["a"] * 4})})
+    with pytest.raises(ResultFileError, match=r"has result format 1, this lrpx reads format 2; make it again"):
+        lrpx.Attribution.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 1}', '{"format": 1, "tokens": null}'],
+    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 2}', '{"format": 2, "tokens": null}'],
 )
 def test_hostile_json_is_refused(tmp_path, text):
     with pytest.raises(ResultFileError):
         lrpx.Attribution.load(written(tmp_path, text))
 
 
-@pytest.mark.parametrize(
-    "field", [f.name for f in dataclasses.fields(Attribution) if f.name not in ("relevance", "heads")]
-)
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Attribution)])
 def test_a_field_that_is_missing_or_of_another_type_is_refused(tmp_path, field):
-    whole = KEYS._metadata()
+    whole = metadata(KEYS)
     path = written(tmp_path, {name: value for name, value in whole.items() if name != field})
     with pytest.raises(ResultFileError, match=f"lacks a part.*{field}"):
         lrpx.Attribution.load(path)
@@ -230,12 +265,12 @@ ENTRY = {"kind": "tokens", "name": "wte", "value": 1.0}
 )
 def test_a_ledger_that_is_none_is_refused(tmp_path, ledger):
     with pytest.raises(ResultFileError, match=r"holds a wrong one"):
-        lrpx.Attribution.load(written(tmp_path, KEYS._metadata() | {"ledger": ledger}))
+        lrpx.Attribution.load(written(tmp_path, metadata(KEYS) | {"ledger": ledger}))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400])
 def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
-    whole = KEYS._metadata()
+    whole = metadata(KEYS)
     for field, name in (("explained", "value"), ("prediction", "probability")):
         with pytest.raises(ResultFileError, match=r"holds a wrong one"):
             lrpx.Attribution.load(written(tmp_path, whole | {field: whole[field] | {name: number}}))
@@ -246,8 +281,40 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
     [torch.ones(3), torch.ones(4, 1), torch.ones(()), torch.ones(4, dtype=torch.int64), torch.ones(0)],
 )
 def test_relevance_that_does_not_fit_the_tokens_is_refused(tmp_path, relevance):
-    with pytest.raises(ResultFileError, match="relevance is not 4 floating-point numbers"):
-        lrpx.Attribution.load(written(tmp_path, KEYS._metadata(), relevance))
+    with pytest.raises(ResultFileError, match=r"holds a wrong one.*(part|fit 4 tokens)"):
+        lrpx.Attribution.load(written(tmp_path, metadata(KEYS), tokens=relevance))
+
+
+TOKENS = {"tokens": {"axes": ["token"], "labels": {}}}
+
+
+@pytest.mark.parametrize(
+    ("parts", "tensors"),
+    [
+        ({}, {}),
+        ({"heads": {"axes": ["head", "token"], "labels": {}}}, {}),
+        (TOKENS, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": {}}}, {}),
+        (TOKENS | {"heads": {"axes": ["head", "token"]}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": {}, "name": "h"}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": {}, "values": []}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": "ht", "labels": {}}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", 7], "labels": {}}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "<b>"], "labels": {}}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": []}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": {"head": "x"}}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": {"head": [7]}}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": {"layer": ["x"]}}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": {"axes": ["head", "token"], "labels": {}}}, {"heads": torch.ones(4, 1)}),
+        (TOKENS | {"heads": {"axes": ["head", "head"], "labels": {}}}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": None}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"heads": [["head", "token"], {}]}, {"heads": torch.ones(1, 4)}),
+        (TOKENS | {"</td>": {"axes": ["head", "token"], "labels": {}}}, {"</td>": torch.ones(1, 4)}),
+    ],
+)
+def test_parts_that_do_not_fit_their_tensors_are_refused(tmp_path, parts, tensors):
+    with pytest.raises(ResultFileError, match=r"holds a wrong one"):
+        lrpx.Attribution.load(written(tmp_path, metadata(KEYS) | {"parts": parts}, **tensors))
 
 
 # -------------------------------------------------------------------------------- grouping
@@ -268,13 +335,40 @@ def test_words_and_spans_conserve_the_sum_and_the_text(made, data):
     spans = list(pairwise(cuts))[::2]
     for grouped in (made.words(), made.spans(spans), made.spans([])):
         assert float(grouped.relevance.sum()) == pytest.approx(float(made.relevance.sum()), rel=1e-9, abs=1e17)
+        assert list(grouped.parts) == list(made.parts)
+        for name, part in grouped.parts.items():
+            check_grouping(part, made.parts[name], grouped.tokens)
         assert "".join(grouped.tokens) == "".join(made.tokens)
         assert len(grouped) == len(grouped.relevance) == len(grouped.special) == len(grouped.word_spans)
         (_, a, b), (_, c, d) = grouped.segments
         assert a == 0
         assert b == c
         assert d == len(grouped)
-    assert made.spans([]).relevance.equal(made.relevance)
+    assert made.spans([]).parts == made.parts
+
+
+def check_grouping(part, before, tokens):
+    """Every axis but the tokens' is as it was, and so is each sum over the tokens, to the precision of the part."""
+    assert (part.name, part.axes, part.values.dtype) == (before.name, before.axes, before.values.dtype)
+    if "token" not in part.axes:
+        assert part == before
+        return
+    at = part.axes.index("token")
+    assert part.shape == before.shape | {"token": len(tokens)}
+    size = before.values.double().abs().sum(at)
+    error = (part.values.double().sum(at) - before.values.double().sum(at)).abs()
+    assert bool((error <= torch.finfo(part.values.dtype).eps * before.shape["token"] * size).all())
+    assert all(part.labels[axis] == before.labels[axis] for axis in before.labels if axis != "token")
+
+
+def test_heads_are_grouped_with_their_tokens():
+    heads = torch.arange(24.0).reshape(2, 3, 4)
+    made = dataclasses.replace(
+        KEYS, parts=Parts([*KEYS.parts.values(), Part("heads", heads, ("layer", "head", "token"))])
+    )
+    for grouped in (made.words(), made.spans([(1, 3)])):
+        assert grouped.parts["heads"].values.shape == (2, 3, 3)
+        assert grouped.parts["heads"].values[1, 2].tolist() == [20.0, 21.0 + 22.0, 23.0]
 
 
 def test_segments_follow_the_grouping():
@@ -300,7 +394,7 @@ def test_overlapping_spans_are_refused():
 
 
 def test_an_attribution_made_without_words_says_so():
-    bare = Attribution(KEYS.tokens, KEYS.relevance, KEYS.explained, KEYS.prediction, KEYS.provenance)
+    bare = Attribution(KEYS.tokens, KEYS.parts, KEYS.explained, KEYS.prediction, KEYS.provenance)
     with pytest.raises(InputError, match=r"has no word_spans; pass the ranges to spans\(\)"):
         bare.words()
     assert bare.spans([(1, 3)]).tokens == ("The", " keys", " are")
@@ -315,9 +409,92 @@ def test_it_is_frozen_and_compares_by_value():
     again = attribution(word_spans=KEYS.word_spans, word_texts=KEYS.word_texts)
     assert again == KEYS
     assert KEYS in [again]
-    assert dataclasses.replace(again, relevance=again.relevance + 1) != KEYS
+    assert with_relevance(again, again.relevance + 1) != KEYS
+    assert with_relevance(again, again.relevance.float()) != KEYS
     assert dataclasses.replace(again, ids=(9, 9, 9, 9)) != KEYS
     assert KEYS != "text"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(KEYS)
+
+
+def test_a_part_must_fit_the_tokens():
+    with pytest.raises(ResultError, match=r"heads \[head 1 × token 3\] does not fit 4 tokens; give it a number"):
+        attribution(parts=[Part("heads", torch.ones(1, 3), ("head", "token"))])
+    with pytest.raises(ResultError, match=r"there is no part 'tokens'; this result has heads"):
+        dataclasses.replace(KEYS, parts=Parts([Part("heads", torch.ones(4), ("token",))]))
+    with pytest.raises(ResultError, match=r"is not of tokens alone; give it the axes \('token',\)"):
+        dataclasses.replace(KEYS, parts=Parts([Part("tokens", torch.ones(4, 1), ("token", "head"))]))
+    with pytest.raises(ResultError, match=r"the parts are list; pass Parts"):
+        dataclasses.replace(KEYS, parts=[of_tokens([1.0] * 4)])
+
+
+def test_the_repr_is_short():
+    long = attribution(["word "] * 3000, [1.0] * 3000, parts=[Part("heads", torch.ones(2, 3, 3000), AXES[0])])
+    assert repr(KEYS) == "Attribution('The keys are', logit of ' are' = +1.75, lrp, Parts(tokens [token 4]))"
+    assert len(repr(long)) < 200
+    assert repr(long).endswith("Parts(tokens [token 3000], heads [layer 2 × head 3 × token 3000]))")
+    hostile = attribution(["\x1b[2J\n\u202e"], [1.0], explained=Explained("\x1b[2J\n", 1.0, 0))
+    assert repr(hostile).isprintable()
+
+
+def test_iterating_gives_the_tokens():
+    made = attribution(
+        special=(False, True, False, False), ids=(5, 6, 7, 8), segments=(("encoder", 0, 2), ("decoder", 2, 3))
+    )
+    assert list(made) == [
+        Token("The", 0.5, 0, 5, False, "encoder"),
+        Token(" key", -1.0, 1, 6, True, "encoder"),
+        Token("s", 2.0, 2, 7, False, "decoder"),
+        Token(" are", 0.25, 3, 8, False, ""),
+    ]
+    assert [token.text for token in made.spans([(1, 3)])] == ["The", " keys", " are"]
+    assert {token.id for token in made.spans([(1, 3)])} == {None}
+
+
+HEADS = Part("heads", torch.arange(24.0).reshape(2, 3, 4), AXES[0], {"head": ["a", "b", "c"]})
+
+
+@pytest.mark.parametrize("library", ["polars", "pandas"])
+def test_a_part_is_a_table_of_the_library_that_is_there(monkeypatch, library):
+    pytest.importorskip(library)
+    monkeypatch.setitem(sys.modules, {"polars": "pandas", "pandas": "polars"}[library], None)
+    made = attribution(parts=[HEADS])
+    table = made.to_dataframe()
+    assert type(table).__module__.split(".")[0] == library
+    assert list(table.columns) == ["token", "token text", "relevance"]
+    assert list(table["token"]) == [0, 1, 2, 3]
+    assert list(table["token text"]) == list(made.tokens)
+    assert list(table["relevance"]) == made.relevance.tolist()
+    heads = made.to_dataframe("heads")
+    assert list(heads.columns) == ["layer", "head", "head text", "token", "token text", "relevance"]
+    assert len(heads) == 24
+    for layer, head, name, token, text, value in zip(*(list(heads[column]) for column in heads.columns), strict=True):
+        assert value == HEADS.values[layer, head, token]
+        assert name == "abc"[head]
+        assert text == made.tokens[token]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_table_has_the_numbers_of_every_precision(dtype):
+    pytest.importorskip("polars")
+    made = with_relevance(attribution(["\ud800", "b"], [1, 2]), torch.tensor([0.1, 3.0], dtype=dtype))
+    assert made.to_dataframe()["relevance"].to_list() == made.relevance.tolist()
+    assert made.to_dataframe()["token text"].to_list() == ["\\ud800", "b"]
+
+
+def test_a_table_without_a_library_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingExtraError, match="a table needs polars or pandas: pip install polars"):
+        KEYS.to_dataframe()
+    with pytest.raises(ResultError, match="there is no part 'heads'; this result has tokens"):
+        KEYS.to_dataframe("heads")
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused():
+    made = attribution(parts=[Part("odd", torch.ones(4, 1), ("token", "token text"))])
+    with pytest.raises(ResultError, match="two columns of one name; rename its axes"):
+        made.to_dataframe("odd")
 
 
 @given(st.lists(NUMBERS, max_size=6))

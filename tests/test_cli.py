@@ -28,7 +28,7 @@ def test_the_numbers_are_the_librarys(run, tmp_path):
     assert code == 0
     found = json.loads((tmp_path / "a.json").read_text())
     wanted = lrpx.Explainer.from_pretrained()(DOORS[0], " are", " is", "lrp")
-    assert found["relevance"] == pytest.approx(wanted.relevance.tolist(), rel=1e-6)
+    assert found["parts"]["tokens"]["values"] == pytest.approx(wanted.relevance.tolist(), rel=1e-6)
     assert tuple(found["tokens"]) == wanted.tokens
     assert found["prediction"]["text"] == wanted.prediction.text
 

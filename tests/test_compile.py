@@ -252,7 +252,13 @@ def test_other_numbers_are_refused():
         Explainer(model, compile=True)(ROWS[0])
 
 
-def test_checkpoints_are_refused():
+def test_several_questions_of_a_row(compiled_llama):
+    plain = Explainer(llama())
+    for position, found in zip([6, 2, 0], compiled_llama(ROWS[0], 7, position=[6, 2, 0]), strict=True):
+        assert_same(found, plain(ROWS[0], 7, position=position), 1e-9)
+
+
+def test_recomputing_is_refused():
     with pytest.raises(InputError, match="compile and recompute exclude each other"):
         Explainer(llama(), compile=True, recompute=True)
 

@@ -159,7 +159,7 @@ def test_a_method_by_name_by_object_and_by_recipe_is_the_same():
     own = lrpx.ATTNLRP.at(layers=1, use=lrpx.LRP)
     a = explain(IDS, method=own)
     assert a.provenance.method == own.name
-    assert a.provenance.recipe == str(own)
+    assert a.provenance.recipe == own.describe()
     assert not torch.equal(a.relevance, by_name.relevance)
     norm = explain(IDS, method=Backward("own", lrpx.GRADIENT, l1))
     assert norm.provenance.method == "own"

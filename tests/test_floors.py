@@ -16,6 +16,7 @@ FLOORS = {
     "errors": 0,
     "ledger": 0,
     "modules": 0,
+    "files": 1,
     "registry": 1,
     "scripts": 1,
     "rules": 1,
@@ -25,9 +26,11 @@ FLOORS = {
     "metrics": 2,
     "recipes": 2,
     "attribution": 2,
+    "tasks": 2,
+    "recipe_files": 3,
+    "saving": 3,
     "views": 3,
     "data": 3,
-    "tasks": 2,
     "engine": 3,
     "inputs": 3,
     "loading": 3,
@@ -42,8 +45,8 @@ FLOORS = {
     "coverage": 10,
     "cli": 11,
 }
-ENTRANCES = {"attribution": {"views"}}
-"""Imports upwards inside a function, so that a value can show itself: of a module, to these."""
+ENTRANCES = {"attribution": {"saving", "views"}, "recipes": {"recipe_files"}}
+"""Imports upwards inside a function, so that a value can show and save itself: of a module, to these."""
 FILES = [path for path in sorted(ROOT.rglob("*.py")) if path != ROOT / "__init__.py"]
 
 
@@ -82,6 +85,32 @@ def test_imports_only_go_down(path):
         other = part(module)
         allowed = other == own or FLOORS[other] < FLOORS[own] or (inside and other in ENTRANCES.get(own, ()))
         assert allowed, f"{own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
+
+
+def within(folder, tree):
+    """Every module of a folder of the package that is imported, whichever way it is written."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (
+                [f"{node.module}.{n.name}" for n in node.names] if node.module == f"lrpx.{folder}" else [node.module]
+            )
+
+
+@pytest.mark.parametrize("folder", ["views"])
+def test_the_files_of_a_folder_import_each_other_in_no_circle(folder):
+    files = {f"lrpx.{folder}.{path.stem}": path for path in (ROOT / folder).glob("*.py")}
+    needs = {name: set(within(folder, ast.parse(path.read_text(encoding="utf-8")))) for name, path in files.items()}
+    assert any(needs.values())
+
+    def reached(name, before=()):
+        assert name not in before, f"a circle: {' -> '.join((*before, name))}"
+        for used in needs[name] & files.keys():
+            reached(used, (*before, name))
+
+    for name in files:
+        reached(name)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())

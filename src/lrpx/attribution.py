@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import safetensors
 import torch
-from safetensors.torch import save_file
 
-from lrpx.errors import InputError, ResultFileError
-from lrpx.ledger import KINDS, Entry, Ledger
+from lrpx.errors import InputError, MissingExtraError, ResultError
+from lrpx.files import write_text
+from lrpx.parts import Parts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
-FORMAT = 1
+    from lrpx.ledger import Ledger
+    from lrpx.parts import Part
+
+
+TOKEN = "token"
+"""The name of the axis that the tokens of an attribution lie along."""
+
+_SHORT = 50
 
 
 @dataclass(frozen=True)
@@ -61,15 +67,39 @@ class Provenance:
     versions: Mapping[str, str]
 
 
-@dataclass(frozen=True, eq=False)
-class Attribution:
-    """Relevance of every input token for one explained value.
+@dataclass(frozen=True)
+class Token:
+    """One token of an attribution, or one group of them.
 
-    Two are equal when every field is, the relevance bit for bit.
+    Args:
+        text: as a person reads it, with the white space before it.
+        relevance: in the units of the explained value.
+        index: its place, from 0.
+        id: in the vocabulary; None for a group.
+        special: whether the tokenizer or the template added it.
+        segment: the name of the segment that holds it, such as ``"encoder"``; empty for none.
+    """
+
+    text: str
+    relevance: float
+    index: int
+    id: int | None
+    special: bool
+    segment: str
+
+
+@dataclass(frozen=True, repr=False)
+class Attribution:
+    """Relevance of every input token for one explained value, and of whatever else the method tells.
+
+    Two are equal when every field is, the numbers bit for bit. ``for token in a`` gives a :class:`Token` each.
 
     Args:
         tokens: ``T`` pieces of text as a person reads them, each with the white space before it.
-        relevance: ``[T]``, on the CPU, in the units of the explained value (logits, or log-probability).
+        parts: the numbers by name. ``"tokens"`` is always there, with the axis ``"token"`` of length ``T``, on the CPU,
+            in the units of the explained value (logits, or log-probability). A method that tells more adds more, each
+            with named axes: ``"heads"`` ("layer", "head", "token") is what each attention head of each layer writes
+            into the explained value from each token (ALTI-Logit, Logit).
         explained: what was explained: how it reads, its value, where it was read.
         prediction: the model's own prediction at the explained position.
         provenance: model, recipe, versions, precision.
@@ -80,12 +110,13 @@ class Attribution:
         segments: named half-open ranges of tokens, such as the encoder's and the decoder's; one segment
             ``("input", 0, T)`` for everything else.
         ledger: where every unit of the explained value went, or None when it was not asked for.
-        heads: ``[L, H, T]``, what each attention head of each layer writes into the explained value from each token,
-            for methods that tell (ALTI-Logit, Logit); None for the others.
+
+    Raises:
+        ResultError: there is no part of the tokens, or a part has another number of tokens.
     """
 
     tokens: tuple[str, ...]
-    relevance: Tensor
+    parts: Parts
     explained: Explained
     prediction: Prediction
     provenance: Provenance
@@ -95,21 +126,43 @@ class Attribution:
     special: tuple[bool, ...] = ()
     segments: tuple[tuple[str, int, int], ...] = ()
     ledger: Ledger | None = None
-    heads: Tensor | None = field(default=None, repr=False)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.parts, Parts):
+            raise ResultError(f"the parts are {type(self.parts).__name__}; pass Parts([Part('tokens', …), …])")
+        if self.parts["tokens"].axes != (TOKEN,):
+            raise ResultError(f"the part {self.parts['tokens']} is not of tokens alone; give it the axes ('token',)")
+        for part in self.parts.values():
+            if part.shape.get(TOKEN, len(self.tokens)) != len(self.tokens):
+                raise ResultError(f"the part {part} does not fit {len(self.tokens)} tokens; give it a number for each")
+
+    @property
+    def relevance(self) -> Tensor:
+        """``[T]``: the relevance of the tokens, the values of the part of that name; not to be written into."""
+        return self.parts["tokens"].values
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Attribution):
-            return NotImplemented
-        mine, others = self._tensors(), other._tensors()
-        alike = mine.keys() == others.keys() and all(_equal(mine[name], others[name]) for name in mine)
-        return alike and self._metadata() == other._metadata()
+    def __iter__(self) -> Iterator[Token]:
+        within = {i: name for name, start, end in reversed(self.segments) for i in range(start, end)}
+        for i, (text, relevance) in enumerate(zip(self.tokens, self.relevance.tolist(), strict=True)):
+            yield Token(
+                text=text,
+                relevance=relevance,
+                index=i,
+                id=self.ids[i] if i < len(self.ids) else None,
+                special=i < len(self.special) and self.special[i],
+                segment=within.get(i, ""),
+            )
 
-    def _tensors(self) -> dict[str, Tensor]:
-        named = {"relevance": self.relevance} | ({} if self.heads is None else {"heads": self.heads})
-        return {name: value.contiguous() for name, value in named.items()}
+    def __repr__(self) -> str:
+        text = "".join(self.tokens).strip()
+        text = repr(text if len(text) <= _SHORT else text[: _SHORT - 1] + "…")
+        what, value = repr(self.explained.description)[1:-1], self.explained.value
+        return f"Attribution({text}, {what} = {value:+.4g}, {self.provenance.method}, {self.parts})"
 
     def words(self) -> Attribution:
         """The same relevance, summed over the tokens of each word.
@@ -148,8 +201,7 @@ class Attribution:
         return replace(
             self,
             tokens=tuple(texts),
-            relevance=torch.stack([self.relevance[a:b].sum() for a, b in spans]),
-            heads=None if self.heads is None else torch.stack([self.heads[..., a:b].sum(-1) for a, b in spans], -1),
+            parts=Parts(part.grouped(TOKEN, spans) for part in self.parts.values()),
             ids=(),
             word_spans=tuple((i, i + 1) for i in range(len(spans))),
             word_texts=tuple(texts),
@@ -159,53 +211,66 @@ class Attribution:
             ),
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types, relevance included."""
-        return self._metadata() | {name: value.tolist() for name, value in self._tensors().items()}
+    def labels(self, part: Part) -> dict[str, Sequence[str]]:
+        """How the places along the axes of a part are called: the part's own labels, and the tokens' texts."""
+        return ({TOKEN: self.tokens} if TOKEN in part.axes else {}) | dict(part.labels)
 
-    def _metadata(self) -> dict[str, Any]:
-        plain = asdict(replace(self, relevance=torch.empty(0), heads=None))
-        del plain["relevance"], plain["heads"]
-        return {"format": FORMAT} | plain
+    def to_dataframe(self, part: str = "tokens") -> Any:
+        """A part as a table of polars or else pandas, whichever is installed.
+
+        One row a value. Each axis has a column of its name that counts its places from 0, ``"layer"``, and one of their
+        texts where they have any, ``"token text"``; the values are in the column ``"relevance"``.
+
+        Raises:
+            MissingExtraError: neither polars nor pandas is installed.
+            ResultError: there is no such part.
+        """
+        chosen = self.parts[part]
+        library = _dataframes()
+        values = chosen.values.clone()
+        wide = torch.promote_types(values.dtype, torch.float32)  # the libraries know no smaller ones
+        places = torch.meshgrid(*(torch.arange(size) for size in values.shape), indexing="ij")
+        labels = self.labels(chosen)
+        columns: dict[str, Any] = {}
+        for axis, indices in zip(chosen.axes, places, strict=True):
+            columns[axis] = indices.flatten().numpy()
+            if axis in labels:
+                texts = [text.encode(errors="backslashreplace").decode() for text in labels[axis]]
+                columns[f"{axis} text"] = [texts[i] for i in columns[axis].tolist()]
+        columns["relevance"] = values.to("cpu", wide).flatten().numpy()
+        if len(columns) != len(chosen.axes) + len(labels) + 1:
+            raise ResultError(f"the table of part {chosen} has two columns of one name; rename its axes")
+        return library.DataFrame(columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, the numbers of every part included."""
+        from lrpx.saving import metadata
+
+        plain = metadata(self)
+        for name, part in self.parts.items():
+            plain["parts"][name]["values"] = part.values.tolist()
+        return plain
 
     def save(self, path: str | Path) -> None:
-        """Write a safetensors file: relevance and heads as tensors, the rest as JSON metadata."""
-        try:
-            save_file(self._tensors(), path, {"lrpx": json.dumps(self._metadata())})
-        except (OSError, safetensors.SafetensorError) as error:
-            raise ResultFileError(f"cannot write {path}: {error}; check the folder exists") from error
+        """Write a safetensors file: every part as a tensor, the rest as JSON metadata.
+
+        Raises:
+            ResultFileError: the folder is missing or cannot be written to.
+        """
+        from lrpx.saving import write
+
+        write(self, path)
 
     @classmethod
     def load(cls, path: str | Path) -> Attribution:
         """Read what :meth:`save` wrote.
 
         Raises:
-            ResultFileError: the file is missing, truncated, not an LRPx result, or of a newer format.
+            ResultFileError: the file is missing, truncated, not an LRPx result, or of another format.
         """
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            fields = json.loads(metadata["lrpx"])
-            version = fields["format"]
-        except FileNotFoundError as error:
-            raise ResultFileError(f"there is no file {path}; check the path") from error
-        except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ResultFileError(
-                f"{path} is not a readable LRPx result ({type(error).__name__}: {error}); "
-                "it may be truncated: save it again"
-            ) from error
-        if type(version) is not int or version > FORMAT:
-            raise ResultFileError(
-                f"{path} has result format {version!r}, this lrpx reads up to {FORMAT}; upgrade lrpx to read it"
-            )
-        try:
-            return _from_fields(fields, tensors.get("relevance"), tensors.get("heads"))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise ResultFileError(
-                f"{path} lacks a part of an LRPx result, or holds a wrong one ({type(error).__name__}: {error}); "
-                "save it again"
-            ) from error
+        from lrpx.saving import read
+
+        return read(path)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One self-contained page; also written to ``path`` when given."""
@@ -232,11 +297,6 @@ class Attribution:
         return heatmap(self)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same in type and in every bit."""
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
 def _group_at(starts: Mapping[int, int], spans: Sequence[tuple[int, int]], token: int) -> int:
     """The group that begins at, or holds, a token."""
     if token in starts:
@@ -244,82 +304,15 @@ def _group_at(starts: Mapping[int, int], spans: Sequence[tuple[int, int]], token
     return next(group for group, (a, b) in enumerate(spans) if a <= token < b)
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Write a text file.
-
-    Raises:
-        ResultFileError: the folder is missing or cannot be written to.
-    """
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise ResultFileError(f"cannot write {path}: there is no folder {folder}; create it first")
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResultFileError(f"cannot write {path}: {error.strerror}; choose another path") from error
-
-
-def _from_fields(fields: Mapping[str, Any], relevance: Tensor | None, heads: Tensor | None) -> Attribution:
-    """The attribution of a file's JSON.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError, OverflowError: a field is missing, of another type, or does
-            not fit.
-    """
-    tokens = _typed(fields["tokens"], str)
-    count = len(tokens)
-    if relevance is None or relevance.shape != (count,) or not relevance.is_floating_point():
-        raise ValueError(f"relevance is not {count} floating-point numbers")
-    if heads is not None and not (heads.ndim == 3 and heads.shape[-1] == count and heads.is_floating_point()):
-        raise ValueError(f"heads are not layers × heads × {count} floating-point numbers")
-    spans = tuple((a, b) for a, b in fields["word_spans"])
-    words = _typed(fields["word_texts"], str)
-    ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
-    segments = tuple((name, a, b) for name, a, b in fields["segments"])
-    ledger = None if fields["ledger"] is None else _ledger(**fields["ledger"])
-    explained, prediction = Explained(**fields["explained"]), Prediction(**fields["prediction"])
-    provenance = Provenance(**fields["provenance"])
-    _typed([explained.description, prediction.text, *(name for name, _, _ in segments)], str)
-    _typed([provenance.model, provenance.method, provenance.recipe, provenance.dtype, provenance.device], str)
-    _typed([*provenance.versions, *provenance.versions.values()], str)
-    _finite([explained.value, prediction.probability])
-    _typed([prediction.id, *([] if explained.position is None else [explained.position])], int)
-    ranges = [*spans, *((a, b) for _, a, b in segments)]
-    if not all(type(a) is type(b) is int and 0 <= a <= b <= count for a, b in ranges):
-        raise ValueError(f"a range of tokens is none of {count}")
-    if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
-        raise ValueError("the lists differ in length")
-    return Attribution(
-        tokens, relevance, explained, prediction, provenance, ids, spans, words, special, segments, ledger, heads
-    )
-
-
-def _ledger(entries: list[dict[str, Any]], explained: float) -> Ledger:
-    """The ledger of a file's JSON; raises as :func:`_from_fields` does."""
-    if not isinstance(entries, list):
-        raise TypeError("the ledger's entries are not a list")
-    ledger = Ledger(tuple(Entry(**entry) for entry in entries), explained)
-    _typed([entry.name for entry in ledger.entries], str)
-    _finite([ledger.explained, *(entry.value for entry in ledger.entries)])
-    unknown = {entry.kind for entry in ledger.entries} - set(KINDS)
-    if unknown:
-        raise ValueError(f"the ledger has entries of kind {min(unknown)!r}")
-    return ledger
-
-
-def _finite(numbers: list[Any]) -> None:
-    """Refuse what is no number, or none that is finite."""
-    if not all(math.isfinite(number) for number in _typed(numbers, (int, float))):
-        raise ValueError("a number is not finite")
-
-
-def _typed(values: Any, kind: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """A JSON list as a tuple, when each of its items is of a kind; a bool is no number."""
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if not isinstance(values, list) or not all(type(value) in kinds for value in values):
-        names = " or ".join(each.__name__ for each in kinds)
-        raise TypeError(f"not a list of {names}: {str(values)[:60]}")
-    return tuple(values)
+def _dataframes() -> Any:
+    """The library that makes tables: polars, or else pandas."""
+    for name in ("polars", "pandas"):
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+    raise MissingExtraError("a table needs polars or pandas: pip install polars")
 
 
 def scale(relevance: Tensor) -> tuple[float, int | None]:

@@ -21,8 +21,8 @@ from typer.core import TyperGroup
 
 import lrpx
 import lrpx.errors
-from lrpx.attribution import write_text
 from lrpx.errors import LRPxError
+from lrpx.files import write_text
 from lrpx.methods import METHODS
 
 if TYPE_CHECKING:

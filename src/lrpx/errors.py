@@ -43,5 +43,11 @@ class MissingExtraError(LRPxError, ImportError):
     """A package that only some commands need is not installed; says how to install it."""
 
 
+class ResultError(LRPxError, ValueError, KeyError):
+    """A result has no such part, its parts do not fit together, or it was to be written into."""
+
+    __str__ = Exception.__str__  # a KeyError's is the text in quotes
+
+
 class ResultFileError(LRPxError, ValueError):
     """A result file cannot be read or written."""

@@ -17,6 +17,7 @@ from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.inputs import is_many, spread
 from lrpx.methods import find
 from lrpx.model import AT_A_TIME, BoundModel, Spec
+from lrpx.parts import Part, Parts
 from lrpx.questions import Question, Questions
 from lrpx.targets import Contrast, Logit, Target, whole_number
 
@@ -297,10 +298,10 @@ class Explainer:
         for length in row.lengths:
             ends.append(ends[-1] + length)
         segments = zip((segment.name for segment in row.segments), pairwise(ends), strict=True)
-        heads = found.parts.get("heads")
+        parts = [Part("tokens", found.relevance[i], ("token",)), *(each[i] for each in found.parts.values())]
         return Attribution(
             tokens=described.pieces,
-            relevance=found.relevance[i],
+            parts=Parts(parts),
             explained=Explained(
                 found.answers.targets[i].describe(self.bound.label), float(found.answers.values[i]), question.position
             ),
@@ -312,7 +313,6 @@ class Explainer:
             special=described.special,
             segments=tuple((name, a, b) for name, (a, b) in segments),
             ledger=None if found.ledgers is None else found.ledgers[i],
-            heads=None if heads is None else heads[i].values,
         )
 
     def _predictions(self, logits: Tensor) -> list[Prediction]:

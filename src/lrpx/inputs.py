@@ -348,7 +348,8 @@ def is_many(inputs: Any) -> bool:
     """
     if isinstance(inputs, Mapping):
         ids = inputs.get("input_ids", inputs.get("pixel_values"))
-        return ids is not None and len(ids) > 1 and getattr(ids, "ndim", 2) > 1 and hasattr(ids[0], "__len__")
+        nested = isinstance(ids, list) and bool(ids) and hasattr(ids[0], "__len__")
+        return (nested or getattr(ids, "ndim", 0) > 1) and len(ids) > 1
     if hasattr(inputs, "ndim"):
         return bool(inputs.ndim == 2 and len(inputs) > 1)
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence):
@@ -400,8 +401,8 @@ def _whole_numbers(values: Mapping[str, Any], name: str) -> Tensor:
     try:
         found = torch.as_tensor(values.get(name, 0))
     except (TypeError, ValueError, RuntimeError):
-        found = torch.empty(0)
-    if found.numel() and (found.is_floating_point() or found.is_complex()):
+        found = None
+    if found is None or (found.numel() and (found.is_floating_point() or found.is_complex())):
         raise InputError(f"the {name} are no list of whole numbers; pass what the tokenizer returned, or a text")
     return found
 

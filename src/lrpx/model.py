@@ -314,6 +314,7 @@ class BoundModel:
 
         Raises:
             ModelError: the model does not take what is to be changed.
+            NonFiniteError: NaN or infinity in a value.
         """
         for name, given in (("attention_mask", attention_mask), ("inputs_embeds", embeddings)):
             if given is not None and not self.accepts(name):
@@ -330,7 +331,14 @@ class BoundModel:
                 values = self._answers(some, read(self.module(**batch.inputs))).values.cpu()
             mine = [i for i, question in enumerate(questions.asked) if question.row in group]
             found.update(zip(mine, values, strict=True))
-        return torch.stack([found[i] for i in range(len(questions))])
+        every = torch.stack([found[i] for i in range(len(questions))])
+        if not every.isfinite().all():
+            changed = "" if attention_mask is None else ", as where a token that sees only itself is hidden"
+            raise NonFiniteError(
+                f"{type(self.module).__name__} answers NaN or infinity to a changed input{changed}; use another "
+                "method, or try dtype float32"
+            )
+        return every
 
     @contextmanager
     def traced(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from lrpx.errors import MethodError
+from lrpx.errors import ResultError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+_NAME = re.compile(r"[^\W\d_][\w ./:-]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +27,7 @@ class Part:
     Two are equal when every field is, the values bit for bit.
 
     Args:
-        name: what the numbers belong to, such as ``"tokens"`` or ``"heads"``.
+        name: what the numbers belong to, such as ``"tokens"`` or ``"heads"``; letters, digits, spaces, ``_./:-``.
         values: a number for each place, one dimension an axis, in the units of the explained value. They are copied,
             and the part's own cannot be written into: ``values.clone()`` gives numbers to work on.
         axes: the name of each dimension. ``"token"`` is the axis of the attribution's tokens, which
@@ -31,7 +35,7 @@ class Part:
         labels: for some of the axes, how each place along it is called.
 
     Raises:
-        MethodError: the name, the axes or the labels do not fit the values, or the values are no floating-point tensor.
+        ResultError: the name, the axes or the labels do not fit the values, or the values are no floating-point tensor.
 
     >>> part = Part("heads", torch.tensor([[1.0, 2.0, 4.0], [0.5, 0.5, 0.5]]), ("head", "token"))
     >>> part.shape
@@ -49,27 +53,27 @@ class Part:
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
-            raise MethodError(f"a part is called {self.name!r}; give it a name, such as 'heads'")
+        if not _is_name(self.name):
+            raise ResultError(f"a part is called {self.name!r}; pass a name, such as 'heads'")
         values = self.values
         if not isinstance(values, Tensor) or values.layout != torch.strided or not values.is_floating_point():
-            raise MethodError(f"the values of part {self.name!r} are no floating-point tensor; pass one, not sparse")
-        if isinstance(self.axes, str) or not all(isinstance(axis, str) and axis for axis in self.axes):
-            raise MethodError(f"the axes of part {self.name!r} are {self.axes!r}; pass a tuple of names: ('token',)")
-        axes = tuple(self.axes)
+            raise ResultError(f"the values of part {self.name!r} are no floating-point tensor; pass one, not sparse")
+        axes = self.axes if isinstance(self.axes, str) else tuple(self.axes)
+        if isinstance(axes, str) or not all(map(_is_name, axes)):
+            raise ResultError(f"the axes of part {self.name!r} are {axes!r}; pass a tuple of names: ('token',)")
         if not axes or len(axes) != values.ndim or len(set(axes)) != len(axes):
-            raise MethodError(
+            raise ResultError(
                 f"part {self.name!r} has {values.ndim} dimensions and the axes {axes}; name each dimension once"
             )
         sizes = dict(zip(axes, values.shape, strict=True))
         labels = {}
         for axis, names in dict(self.labels).items():
             if axis not in sizes:
-                raise MethodError(f"part {self.name!r} has labels along {axis!r}; its axes are {', '.join(axes)}")
+                raise ResultError(f"part {self.name!r} has labels along {axis!r}; its axes are {', '.join(axes)}")
             if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-                raise MethodError(f"the labels of part {self.name!r} along {axis!r} are no texts; pass a list of them")
+                raise ResultError(f"the labels of part {self.name!r} along {axis!r} are no texts; pass a list of them")
             if len(names) != sizes[axis]:
-                raise MethodError(
+                raise ResultError(
                     f"part {self.name!r} has {len(names)} labels along {axis!r} for {sizes[axis]} places; "
                     "pass one for each"
                 )
@@ -89,8 +93,10 @@ class Part:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        sizes = ", ".join(f"{axis}: {size}" for axis, size in self.shape.items())
-        return f"Part({self.name!r}, {sizes}, {str(self.values.dtype).removeprefix('torch.')})"
+        return f"Part({self}, {str(self.values.dtype).removeprefix('torch.')})"
+
+    def __str__(self) -> str:
+        return f"{self.name} [{' × '.join(f'{axis} {size}' for axis, size in self.shape.items())}]"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Part, (self.name, self.values.clone(), self.axes, dict(self.labels))
@@ -107,9 +113,9 @@ class Part:
         """
         if axis not in self.axes:
             return self
-        at = self.axes.index(axis)
-        sums = [self.values.narrow(at, start, end - start).sum(at) for start, end in spans]
-        none = self.values.narrow(at, 0, 0)
+        at, values = self.axes.index(axis), self.values.clone()
+        sums = [values.narrow(at, start, end - start).sum(at) for start, end in spans]
+        none = values.narrow(at, 0, 0)
         labels = dict(self.labels)
         if axis in labels:
             labels[axis] = tuple("".join(labels[axis][start:end]) for start, end in spans)
@@ -119,13 +125,55 @@ class Part:
         """The same part without an axis, its places summed.
 
         Raises:
-            MethodError: there is no such axis, or it is the only one.
+            ResultError: there is no such axis, or it is the only one.
         """
         if axis not in self.axes or len(self.axes) == 1:
-            raise MethodError(f"part {self.name!r} has the axes {', '.join(self.axes)}; pass one of several")
+            raise ResultError(f"part {self.name!r} has the axes {', '.join(self.axes)}; pass one of several")
         rest = {name: names for name, names in self.labels.items() if name != axis}
         kept = tuple(name for name in self.axes if name != axis)
         return Part(self.name, self.values.sum(self.axes.index(axis)), kept, rest)
+
+
+def _is_name(given: Any) -> bool:
+    return isinstance(given, str) and _NAME.fullmatch(given) is not None
+
+
+class Parts(Mapping[str, Part]):
+    """The parts of a result by name, in order: ``a.parts["heads"].values``.
+
+    Raises:
+        ResultError: two parts have one name.
+
+    >>> Parts([Part("tokens", torch.ones(2), ("token",))])
+    Parts(tokens [token 2])
+    """
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        given = tuple(parts)
+        if not all(isinstance(part, Part) for part in given):
+            raise ResultError("what was passed is no list of parts; pass Part(name, values, axes) objects")
+        self._parts = {part.name: part for part in given}
+        if len(self._parts) != len(given):
+            raise ResultError(f"two parts have one name in {', '.join(part.name for part in given)}; rename one")
+
+    def __getitem__(self, name: str) -> Part:
+        """The part of that name.
+
+        Raises:
+            ResultError: there is none.
+        """
+        if name not in self._parts:
+            raise ResultError(f"there is no part {name!r}; this result has {', '.join(self._parts) or 'none'}")
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"Parts({', '.join(map(str, self.values()))})"
 
 
 # ------------------------------------------------------------------------ numbers that stay
@@ -150,7 +198,7 @@ class Frozen(Tensor):
         """Run a torch function on plain copies.
 
         Raises:
-            MethodError: the function writes into a frozen tensor.
+            ResultError: the function writes into a frozen tensor.
         """
         kwargs = {} if kwargs is None else kwargs
         copies: list[Tensor] = []
@@ -182,6 +230,14 @@ class Frozen(Tensor):
                 raise _refusal()
             return tree_map(kept, result)
 
+    def set_(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refused, like every other method that writes; torch does not pass this one on.
+
+        Raises:
+            ResultError: always.
+        """
+        raise _refusal()
+
 
 def frozen(values: Tensor) -> Tensor:
     """A copy of a tensor, without its graph, that cannot be written into."""
@@ -211,5 +267,5 @@ def _shares(one: Tensor, other: Tensor) -> bool:
     return memory != 0 and memory == other.untyped_storage().data_ptr()
 
 
-def _refusal() -> MethodError:
-    return MethodError("a result cannot be written into; work on a copy of its numbers: a.relevance.clone()")
+def _refusal() -> ResultError:
+    return ResultError("a result cannot be written into; work on a copy of its numbers: a.relevance.clone()")

@@ -3,27 +3,62 @@
 >>> from lrpx.rules import Gamma
 >>> ATTNLRP.at(layers=range(7, 100), use=LRP).name
 'attnlrp, layers 7-99: lrp'
->>> ATTNLRP.at("*.mlp", linear=Gamma(0.25)).name
-'attnlrp, *.mlp: linear=Gamma(gamma=0.25)'
+>>> print(ATTNLRP.at("*.mlp", linear=Gamma(0.25)))
+attnlrp, *.mlp: linear=Gamma(gamma=0.25)
+the rules of AttnLRP (Achtibat et al. 2024), and others in some modules
+  linear       unmodified
+  convolution  unmodified
+  activation   identity
+  product      uniform
+  matmul       uniform
+  softmax      unmodified
+  norm         constant
+  *.mlp        linear=Gamma(gamma=0.25)
+an operation without a rule is refused
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrpx import rules
 from lrpx.errors import MethodError
+from lrpx.targets import whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Callable
+    from pathlib import Path
 
     from lrpx.rules import Rule
 
-KINDS = ("linear", "convolution", "activation", "product", "matmul", "softmax", "norm")
+INPUTS = {
+    "linear": ("x", "weight", "bias"),
+    "convolution": ("x", "weight", "bias"),
+    "activation": ("x",),
+    "product": ("gate", "signal"),
+    "matmul": ("a", "b"),
+    "softmax": ("x",),
+    "norm": ("x",),
+}
+"""Each kind of operation, and what its rule is called with after the operation itself."""
+
+KINDS = tuple(INPUTS)
+
+_SUGGESTED = {
+    "linear": "rules.Gamma(0.25)",
+    "convolution": "rules.Gamma(0.25)",
+    "activation": "rules.identity",
+    "product": "rules.uniform",
+    "matmul": "rules.uniform",
+    "softmax": "rules.constant",
+    "norm": "rules.constant",
+}
 
 QUANTISED_LINEARS = frozenset({"bitsandbytes.autograd._functions"})
 """Modules of autograd functions that are linear layers, with the gradient of the weights they stand for."""
@@ -31,12 +66,52 @@ QUANTISED_LINEARS = frozenset({"bitsandbytes.autograd._functions"})
 
 @dataclass(frozen=True)
 class Override:
-    """Other rules for the modules whose path matches ``path`` and whose layer index is in ``layers``."""
+    """Other rules for the modules whose path matches ``path`` and whose layer index is in ``layers``.
+
+    Args:
+        path: shell pattern on the module's path.
+        layers: only in the layers of these indices; None for all. Kept as an ascending range or tuple, where it can be
+            listed.
+        rules: pairs of a kind of operation and its rule; kept in the order of :data:`KINDS`.
+
+    Raises:
+        MethodError: a path, layers, a kind or a rule that is none.
+    """
 
     path: str
     layers: Container[int] | None
     rules: tuple[tuple[str, Rule], ...]
-    description: str
+
+    def __post_init__(self) -> None:
+        _check_name(self.path, "the path of an override", "'*.mlp'")
+        chosen = dict(self.rules)
+        for kind, rule in chosen.items():
+            _check_rule(kind, rule)
+        if not chosen:
+            raise MethodError("nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant")
+        object.__setattr__(self, "rules", tuple((kind, chosen[kind]) for kind in KINDS if kind in chosen))
+        object.__setattr__(self, "layers", _listed(self.layers))
+
+    @property
+    def where(self) -> str:
+        """The modules, ``"*.mlp layers 0-1"``."""
+        where = [] if self.path == "*" else [self.path]
+        return " ".join(where + ([] if self.layers is None else [_layers_name(self.layers)])) or "*"
+
+    @property
+    def what(self) -> str:
+        """The rules; of all kinds, by the named recipe that is nearest: ``"lrp, linear=Gamma(gamma=0.25)"``."""
+        chosen = dict(self.rules)
+        if len(chosen) < len(KINDS):
+            return ", ".join(_given(kind, rule) for kind, rule in self.rules)
+        near = min(_NAMED, key=lambda recipe: sum(recipe.rule(kind) != chosen[kind] for kind in KINDS))
+        others = [_given(kind, rule) for kind, rule in self.rules if rule != near.rule(kind)]
+        return ", ".join([near.name, *others])
+
+    @property
+    def description(self) -> str:
+        """Both: ``"*.mlp layers 0-1: norm=unmodified"``."""
+        return f"{self.where}: {self.what}"
 
     def covers(self, path: str, layer: int | None) -> bool:
         """Whether the override begins at the module at ``path``, in the layer of that index."""
@@ -45,7 +120,7 @@ class Override:
         return fnmatchcase(path, self.path)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Recipe:
     """A rule for each kind of operation.
 
@@ -60,6 +135,9 @@ class Recipe:
         norm: the standard deviation (or root mean square, or length) that a norm divides by.
         strict: refuse an operation that is neither known to be linear nor has a rule.
         overrides: other rules for some modules; made by :meth:`at`.
+
+    Raises:
+        MethodError: a rule that cannot be called as :data:`INPUTS` has it, or another field that is none.
     """
 
     name: str
@@ -71,7 +149,20 @@ class Recipe:
     softmax: Rule = rules.unmodified
     norm: Rule = rules.unmodified
     strict: bool = True
-    overrides: tuple[Override, ...] = field(default=())
+    overrides: tuple[Override, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_name(self.name, "the name of a recipe", "'my-recipe'")
+        for kind in KINDS:
+            _check_rule(kind, self.rule(kind))
+        if not isinstance(self.strict, bool):
+            raise MethodError(f"strict is {self.strict!r}; pass True or False")
+        if not isinstance(self.overrides, tuple) or not all(isinstance(each, Override) for each in self.overrides):
+            raise MethodError("the overrides are no tuple of them; make them by .at(path, softmax=rules.constant)")
+
+    def rule(self, kind: str) -> Rule:
+        """The rule of a kind of operation, where no override covers it."""
+        return getattr(self, kind)  # type: ignore[no-any-return]
 
     def at(
         self,
@@ -90,37 +181,50 @@ class Recipe:
             kinds: rules by kind of operation: ``linear=Gamma(0.25)``.
 
         Raises:
-            MethodError: an unknown kind of operation, or nothing to change.
+            MethodError: an unknown kind of operation, a rule, layers or a path that is none, or nothing to change.
         """
-        unknown = set(kinds) - set(KINDS)
-        if unknown:
-            raise MethodError(f"no kind of operation is called {unknown.pop()!r}; the kinds are {', '.join(KINDS)}")
-        if use is None and not kinds:
-            raise MethodError("nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant")
-        ends = (layers.start, layers.stop) if isinstance(layers, slice) else (layers,)
-        if any(isinstance(end, int) and end < 0 for end in ends):
-            raise MethodError("a recipe does not know how many layers a model has; count layers from 0 upwards")
-        if isinstance(layers, slice):
-            layers = range(layers.start or 0, sys.maxsize if layers.stop is None else layers.stop, layers.step or 1)
-        elif isinstance(layers, int):
-            layers = (layers,)
-        taken = {} if use is None else {kind: getattr(use, kind) for kind in KINDS}
-        what = ", ".join(([use.name] if use else []) + [f"{kind}={rule_name(rule)}" for kind, rule in kinds.items()])
-        where = [] if path == "*" else [path]
-        where += [] if layers is None else [_layers_name(layers)]
-        override = Override(path, layers, tuple((taken | kinds).items()), f"{' '.join(where) or '*'}: {what}")
-        return replace(
-            self,
-            name=f"{self.name}, {override.description}",
-            overrides=(*self.overrides, override),
-        )
+        if use is not None and not isinstance(use, Recipe):
+            raise MethodError(f"use is {type(use).__name__}; pass a recipe, such as lrpx.LRP")
+        taken = {} if use is None else {kind: use.rule(kind) for kind in KINDS}
+        override = Override(path, layers, tuple((taken | kinds).items()))  # type: ignore[arg-type]
+        return replace(self, name=f"{self.name}, {override.description}", overrides=(*self.overrides, override))
+
+    def save(self, path: str | Path) -> None:
+        """Write the recipe as a JSON file, which :meth:`load` reads and an editor can change.
+
+        A rule of your own is written as its name, ``"package.module:name"``: a function, or a frozen dataclass whose
+        parameters are numbers or texts.
+
+        Raises:
+            MethodError: a rule or the layers cannot be written, such as a lambda.
+            ResultFileError: the folder is missing or cannot be written to.
+        """
+        from lrpx.recipe_files import write
+
+        write(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path, own: Collection[Callable[..., Any]] = ()) -> Recipe:
+        """Read a recipe from a JSON file. Nothing that the file names is imported or run.
+
+        Args:
+            path: of the file.
+            own: the rules of your own that the file may name: functions, and classes of rules.
+
+        Raises:
+            MethodError: there is no such file, it is no recipe, or it names a rule that is neither LRPx's nor in
+                ``own``.
+        """
+        from lrpx.recipe_files import read
+
+        return read(path, own)
 
     def rule_modules(self) -> frozenset[str]:
         """The Python modules whose autograd functions are rules: where the recipe's rules come from, and packages of
         quantised linears where these need no rule."""
         mine = [rule for kind in KINDS for rule in self._rules(kind)]
         quantised = QUANTISED_LINEARS if all(r is rules.unmodified for r in self._rules("linear")) else frozenset()
-        return frozenset({rules.__name__} | {rule.__module__ for rule in mine}) | quantised
+        return frozenset({rules.__name__} | {_unwrapped(rule).__module__ for rule in mine}) | quantised
 
     def has_gates(self) -> bool:
         """Whether a product's relevance may go to the signal alone, so that the gate must be known."""
@@ -138,21 +242,138 @@ class Recipe:
         """The same recipe with some rules exchanged everywhere."""
         return replace(self, **dict[str, Any](changed))
 
+    def describe(self) -> str:
+        """All rules on one line, the overrides' too; what the provenance of a result holds."""
+        rows = " ".join(_given(kind, self.rule(kind)) for kind in KINDS)
+        return "; ".join([rows, *(override.description for override in self.overrides)])
+
     def __str__(self) -> str:
-        rows = [f"{kind}={rule_name(getattr(self, kind))}" for kind in KINDS]
-        return "; ".join([" ".join(rows)] + [override.description for override in self.overrides])
+        family = next((words for recipe, words in _FAMILIES if self._has_rules_of(recipe)), None)
+        lines = [] if family is None else [f"the rules of {family}"]
+        if self.overrides:
+            lines = [f"{line}, and others in some modules" for line in lines]
+        rows = {kind: _shown(self.rule(kind)) for kind in KINDS}
+        table = [*rows.items(), *((each.where, each.what) for each in self.overrides)]
+        width = max(len(name) for name, _ in table)
+        lines += [f"  {name:{width}}  {what}" for name, what in table]
+        unknown = "is refused" if self.strict else "keeps its plain gradient"
+        return "\n".join([self.name, *lines, f"an operation without a rule {unknown}"])
+
+    def __repr__(self) -> str:
+        changed = [_given(kind, self.rule(kind)) for kind in KINDS if self.rule(kind) is not rules.unmodified]
+        return f"<Recipe {self.name!r}: {', '.join(changed) or 'plain gradient'}>"
+
+    def _has_rules_of(self, other: Recipe) -> bool:
+        return all(self.rule(kind) == other.rule(kind) for kind in KINDS)
 
 
 def rule_name(rule: Rule) -> str:
-    """How a rule is called: a function's name, or a dataclass with its parameters."""
-    rule = rule.func if isinstance(rule, partial) else rule
+    """How a rule is called: a function's name, or a dataclass with its parameters.
+
+    >>> from lrpx.rules import Gamma
+    >>> rule_name(rules.identity), rule_name(Gamma(0.25))
+    ('identity', 'Gamma(gamma=0.25)')
+    """
+    rule = _unwrapped(rule)
+    if type(rule).__repr__ is object.__repr__:  # it has an address in it
+        return type(rule).__name__
     return getattr(rule, "__name__", None) or repr(rule)
 
 
+def _unwrapped(rule: Any) -> Any:
+    """The rule within a partial, which is of no module of its own."""
+    return _unwrapped(rule.func) if isinstance(rule, partial) else rule
+
+
+def _shown(rule: Rule) -> str:
+    """A rule with all its parameters, a partial's too."""
+    if not isinstance(rule, partial):
+        return rule_name(rule)
+    given = [*map(repr, rule.args), *(f"{name}={value!r}" for name, value in rule.keywords.items())]
+    return f"{_shown(rule.func)}({', '.join(given)})"
+
+
+def _given(kind: str, rule: Rule) -> str:
+    return f"{kind}={_shown(rule)}"
+
+
+def _check_name(name: Any, what: str, example: str) -> None:
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise MethodError(f"{what} is {name!r}; pass a text, such as {example}")
+
+
+def _check_rule(kind: Any, rule: Any) -> None:
+    """Refuse what cannot be called as a rule of a kind of operation is."""
+    if kind not in KINDS:
+        raise MethodError(f"no kind of operation is called {kind!r}; the kinds are {', '.join(KINDS)}")
+    if isinstance(rule, type):
+        raise MethodError(f"the rule for {kind} is the class {rule.__name__}; pass one of it: {rule.__name__}(…)")
+    if not callable(rule):
+        raise MethodError(f"the rule for {kind} is {rule!r}; pass a rule, such as {kind}={_SUGGESTED[kind]}")
+    if type(rule).__hash__ is None:
+        raise MethodError(
+            f"the rule for {kind} is {rule_name(rule)}, which cannot be hashed; make it a @dataclass(frozen=True)"
+        )
+    try:
+        signature = inspect.signature(rule)
+    except (TypeError, ValueError):  # of some functions in C
+        return
+    try:
+        signature.bind(None, *INPUTS[kind])
+    except TypeError as error:
+        raise MethodError(
+            f"the rule for {kind} is {rule_name(rule)}, which cannot be called as rule(op, {', '.join(INPUTS[kind])}) "
+            f"({error}); pass another, such as {kind}={_SUGGESTED[kind]}"
+        ) from None
+
+
+def _listed(layers: Any) -> Container[int] | None:
+    """Layers as an ascending range or tuple, where they can be listed; else the container itself.
+
+    Raises:
+        MethodError: they are no layers, or counted from the end.
+    """
+    if layers is None:
+        return None
+    refusal = f"the layers are {layers!r}; pass an index, a range, a slice or a list of indices"
+    if isinstance(layers, slice):
+        ends = (layers.start, layers.stop, layers.step)
+        start, stop, step = (given if given is None else whole_number(given) for given in ends)
+        if (start, stop, step) != ends or (step is not None and step < 1):
+            raise MethodError(refusal)
+        if min(start or 0, stop or 0) < 0:
+            raise MethodError(FROM_ZERO)
+        return range(start or 0, sys.maxsize if stop is None else stop, step or 1)
+    if whole_number(layers) is not None:
+        layers = (layers,)
+    if isinstance(layers, range):
+        layers = layers if layers.step > 0 else layers[::-1]
+        lowest = layers[0] if layers else 0
+    elif isinstance(layers, Collection) and not isinstance(layers, (str, bytes, Mapping)):
+        indices = {whole_number(layer) for layer in layers}
+        if None in indices:
+            raise MethodError(refusal)
+        layers = tuple(sorted(index for index in indices if index is not None))
+        lowest = layers[0] if layers else 0
+    elif isinstance(layers, Container) and not isinstance(layers, (str, bytes, Mapping)):
+        return layers
+    else:
+        raise MethodError(refusal)
+    if lowest < 0:
+        raise MethodError(FROM_ZERO)
+    return layers  # type: ignore[no-any-return]
+
+
+FROM_ZERO = "a recipe does not know how many layers a model has; count layers from 0 upwards"
+
+
 def _layers_name(layers: Container[int]) -> str:
-    if isinstance(layers, range) and layers.step == 1:
-        return f"layers {layers.start}-" + ("" if layers.stop == sys.maxsize else str(layers.stop - 1))
-    return f"layers {layers}"
+    if isinstance(layers, range) and layers:
+        last = "" if layers.stop == sys.maxsize else str(layers[-1])
+        return f"layers {layers.start}-{last}" + ("" if layers.step == 1 else f" by {layers.step}")
+    if isinstance(layers, range | tuple):
+        return f"layers {', '.join(map(str, layers)) or 'none'}"
+    return f"layers in {type(layers).__name__}"
 
 
 GRADIENT = Recipe("gradient", strict=False)
@@ -166,7 +387,8 @@ LRP = Recipe(
     softmax=rules.constant,
     norm=rules.constant,
 )
-"""LRP for transformers with attention weights as constants, also called CP-LRP (Ali et al. 2022; Arras 2025)."""
+"""CP-LRP: LRP for transformers with attention weights as constants (Ali et al. 2022; Arras 2025). Its name in tables
+and on the command line is ``lrp``."""
 
 ATTNLRP = Recipe(
     "attnlrp",
@@ -177,6 +399,14 @@ ATTNLRP = Recipe(
     norm=rules.constant,
 )
 """AttnLRP (Achtibat et al. 2024): relevance also flows to queries and keys."""
+
+_NAMED = (GRADIENT, LRP, ATTNLRP)
+_FAMILIES = (
+    (GRADIENT, "no method: the plain gradient"),
+    (LRP, "CP-LRP, LRP with attention weights as constants (Ali et al. 2022)"),
+    (ATTNLRP, "AttnLRP (Achtibat et al. 2024)"),
+)
+"""How a recipe with the same rules says what they are."""
 
 ALTI_LOGIT = LRP.at(
     layers=slice(0, None),

@@ -96,17 +96,17 @@ def test_every_unit_of_the_value_has_its_place(name, implementation, contrast):
     assert abs(found.ledger.difference) < scale
     assert set(kinds) <= {"tokens", "positions", "token types", "attention", "MLPs", "biases"}
     assert {"tokens", "attention", "MLPs"} <= set(kinds)
-    assert abs(float(found.heads.sum()) - kinds["attention"]) < scale
+    assert abs(float(found.parts["heads"].values.sum()) - kinds["attention"]) < scale
     entries = [e.value for e in found.ledger.entries if e.kind == "attention"]
     if name != "albert":  # its layers are one module
-        by_layer = found.heads.sum((1, 2)) - torch.tensor(entries, dtype=torch.float64)
+        by_layer = found.parts["heads"].values.sum((1, 2)) - torch.tensor(entries, dtype=torch.float64)
         assert float(by_layer.abs().max()) < scale
     first = [e.value for e in found.ledger.entries if BEFORE_THE_LAYERS.fullmatch(e.name)]
     outside = kinds["MLPs"] + kinds.get("biases", 0.0) - sum(first)
     assert abs(float(found.relevance.sum()) + outside - value) < scale
     if name in DECODERS:
         assert (found.relevance[7:] == 0).all()
-        assert (found.heads[..., 7:] == 0).all()
+        assert (found.parts["heads"].values[..., 7:] == 0).all()
 
 
 @pytest.mark.parametrize("name", [name for name, _ in FUSED if name != "falcon alibi"])  # there they differ themselves
@@ -114,7 +114,7 @@ def test_fused_attention_gives_the_same(name):
     with everything_wide():
         fused, eager = (explained(build(name, implementation), target=2) for implementation in ("sdpa", "eager"))
     torch.testing.assert_close(fused.relevance, eager.relevance, rtol=0, atol=1e-9)
-    torch.testing.assert_close(fused.heads, eager.heads, rtol=0, atol=1e-9)
+    torch.testing.assert_close(fused.parts["heads"].values, eager.parts["heads"].values, rtol=0, atol=1e-9)
 
 
 @pytest.mark.filterwarnings("ignore")  # transformers' own, of sizes that no one would choose
@@ -139,7 +139,7 @@ def test_other_ways_to_write_a_model(name):
     kinds = found.ledger.by_kind()
     assert set(kinds) <= {"tokens", "positions", "token types", "attention", "MLPs", "biases"}
     assert abs(found.ledger.difference) < 1e-9 * found.ledger.scale
-    assert float(found.heads.sum()) == pytest.approx(kinds["attention"], abs=1e-9 * found.ledger.scale)
+    assert float(found.parts["heads"].values.sum()) == pytest.approx(kinds["attention"], abs=1e-9 * found.ledger.scale)
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "gpt_neox", "bert"])
@@ -161,7 +161,7 @@ def test_a_classifier_may_read_the_mean_of_all_positions(ids):
             alone = explain(list(one.ids), 2, 1, method="alti-logit", ledger=True)
             kinds = alone.ledger.by_kind()
             assert abs(alone.ledger.difference) < 1e-9
-            assert float(alone.heads.sum()) == pytest.approx(kinds["attention"], abs=1e-9)
+            assert float(alone.parts["heads"].values.sum()) == pytest.approx(kinds["attention"], abs=1e-9)
             assert float(alone.relevance.sum()) == pytest.approx(kinds["attention"] + kinds["tokens"], abs=1e-9)
             torch.testing.assert_close(one.relevance, alone.relevance, rtol=0, atol=1e-9)
     with pytest.raises(MethodError, match=r"alti gives the shares of one position"):

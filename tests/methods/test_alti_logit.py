@@ -71,9 +71,9 @@ def test_relevance_and_heads_are_the_twins(name, position, target, contrast):
             near(found.relevance, of_tokens)
             near(found.explained.value, expected.value)
             if method == "alti":
-                assert found.heads is None
+                assert list(found.parts) == ["tokens"]
             else:
-                near(found.heads, expected.heads)
+                near(found.parts["heads"].values, expected.heads)
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -82,7 +82,7 @@ def test_relevance_of_stock_models_is_the_twins(name):
     expected, relevance = twin_of(name, model, 4, 2, 1)
     for method, of_tokens in relevance.items():
         near(explained(name, model, method, 4, 2, 1).relevance, of_tokens, 1e-6)
-    near(explained(name, model, "logit", 4, 2, 1).heads, expected.heads, 1e-6)
+    near(explained(name, model, "logit", 4, 2, 1).parts["heads"].values, expected.heads, 1e-6)
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -197,9 +197,9 @@ def same(many, single):
     assert many.explained.description == single.explained.description
     near(many.explained.value, single.explained.value)
     near(many.relevance, single.relevance)
-    assert (many.heads is None) == (single.heads is None)
-    if many.heads is not None:
-        near(many.heads, single.heads)
+    assert list(many.parts) == list(single.parts)
+    for name in many.parts:
+        near(many.parts[name].values, single.parts[name].values)
 
 
 CAUSAL = [models.tiny_llama, models.tiny_gpt2, tiny.opt, tiny.bloom, tiny.neox]
@@ -275,8 +275,8 @@ def test_any_llama_closes(groups, shared, width, layers, ids, data):
         shares = Explainer(model)(ids, target, method="alti", position=position).relevance
     kinds = found.ledger.by_kind()
     assert abs(found.ledger.difference) <= 1e-9 * found.ledger.scale
-    assert found.heads.shape == (layers, heads, len(ids))
-    near(found.heads.sum(), kinds["attention"])
+    assert found.parts["heads"].values.shape == (layers, heads, len(ids))
+    near(found.parts["heads"].values.sum(), kinds["attention"])
     near(found.relevance.sum(), kinds["attention"] + kinds["tokens"])
     assert (found.relevance[position + 1 :] == 0).all()
     assert (shares >= 0).all()

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from view_samples import hostile, long_text, sentence, sink, translation, wide
+from view_samples import hostile, long_text, parts, sentence, sink, translation, wide
 
 from lrpx.views.colour import contrast
 from lrpx.views.html import fragment, page
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
     reason="needs chromium and chromedriver on the PATH (Debian: apt-get install chromium chromium-driver)",
 )
 
-SAMPLES = [sentence, sink, wide, translation, hostile]
+SAMPLES = [sentence, sink, wide, translation, hostile, parts]
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -155,6 +155,30 @@ def test_the_keyboard_reaches_the_numbers(opened, view):
     focused = driver.switch_to.active_element
     assert focused.text == "keys"
     assert tip(driver, focused).startswith('"+1.427 ')
+
+
+def test_pointing_at_a_cell_shows_its_place_and_number(opened):
+    from selenium.webdriver import ActionChains
+
+    driver = opened(page(parts()))
+    cell = driver.find_elements("css selector", ".lrpx-c")[5]
+    said = cell.find_element("css selector", "span")
+    assert said.size["width"] <= 1
+    ActionChains(driver).move_to_element(cell).perform()
+    assert said.text == "layer 0, head 5: −0.850"
+    assert said.size["width"] > 100
+    red, _, blue = rgb(cell.value_of_css_property("background-color").replace("rgba", "rgb").replace(", 1)", ")"))
+    assert blue > red
+
+
+@pytest.mark.parametrize("width", [320, 860])
+def test_the_cells_of_a_grid_are_seen(opened, width):
+    driver = opened(page(parts()), width=width)
+    boxes = driver.execute_script(
+        "return [...document.querySelectorAll('.lrpx-c')].map(e => [e.offsetWidth, e.offsetHeight])"
+    )
+    assert min(across for across, _ in boxes) >= 3
+    assert min(down for _, down in boxes) >= 8
 
 
 @pytest.mark.parametrize("width", [320, 860, 1600])

@@ -7,11 +7,13 @@ import time
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from view_samples import HOSTILE, attribution, hostile, long_text, sentence, sink, translation, wide
+from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
 
 from lrpx.ledger import Entry, Ledger
+from lrpx.parts import Part
 from lrpx.views.html import STEPS, fragment, page
 from lrpx.views.picture import one_line, picture, visible
 
@@ -24,7 +26,7 @@ ATTRIBUTES = set(
     "lang charset http-equiv content name class id dir tabindex aria-description aria-label aria-hidden role "
     "aria-level href scope viewbox preserveaspectratio x y width height".split()
 )
-SAMPLES = [sentence, sink, wide, translation, hostile]
+SAMPLES = [sentence, sink, wide, translation, hostile, parts]
 
 
 class Reader(HTMLParser):
@@ -92,7 +94,7 @@ def test_tokens_read_back_as_they_are_shown(view, sample):
     a = sample()
     shown, back = picture(a), read(view(a))
     assert back.tokens == [visible(token)[1] for token in a.tokens]
-    assert back.texts == ["".join(p.before + p.text + p.after for p in row.pieces) for row in shown.rows]
+    assert back.texts == ["".join(p.before + p.text + p.after for p in segment.pieces) for segment in shown.segments]
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -217,6 +219,29 @@ def test_ledgers_at_the_edge(ledger):
         )
 
 
+def test_a_part_of_several_axes_is_a_table_of_its_cells():
+    text = re.sub(r"\s+", " ", read(page(parts())).all)
+    heads = parts().parts["heads"].summed("token")
+    assert "Heads: layer × head Summed over token. Strongest: layer 0, head 5 −0.850, layer 2, head 0 −0.751," in text
+    for (layer, head), value in zip(
+        ((i, j) for i in range(4) for j in range(8)), heads.values.flatten().tolist(), strict=True
+    ):
+        assert f"layer {layer}, head {head}: {value:+.3f}".replace("-", "−") in text
+    assert "Pixels: row × column Summed over channel; row in blocks of 2; column in blocks of 3." in text
+    assert "Answer: answer token × token Strongest:" in text
+    assert page(parts()).count('<td class="lrpx-c') == 4 * 8 + 35 * 50 + len(HOSTILE) ** 2
+    assert "lrpx-c" not in fragment(parts()).partition("</style>")[2]
+
+
+@pytest.mark.parametrize("values", [torch.zeros(2, 3, 2), torch.full((2, 3, 2), 1e-300, dtype=torch.float64)])
+def test_parts_at_the_edge(values):
+    a = attribution(["a", "b"], [0.0, 1.0], parts=(Part("heads", values, ("layer", "head", "token")),))
+    assert page(a).count('<td class="lrpx-c') == 6
+    assert ("Strongest: none." in read(page(a)).all) == (float(values.sum()) == 0)
+    nothing = attribution([], [], parts=(Part("heads", torch.ones(2, 3, 0), ("layer", "head", "token")),))
+    assert '<td class="lrpx-c' not in page(nothing)
+
+
 def test_the_page_holds_its_provenance():
     back = read(page(sentence()))
     for fact in ("607a30d783dfa663caf39e06633721c8d4cfcd7e", "AttnLRP", "float32", "2.13.0", "5.23.0"):
@@ -282,6 +307,7 @@ def test_no_text_breaks_out(tokens, description, name):
         predicted=description,
         segments=((name, 0, 1), (name, 1, len(tokens))) if len(tokens) > 1 else None,
         ledger=Ledger((Entry("biases", name, 1.0),), 1.0),
+        parts=(Part("answer", torch.ones(1, len(tokens)), ("answer token", "token"), {"answer token": [name]}),),
     )
     for view in (page, fragment):
         text = view(a)
@@ -289,5 +315,6 @@ def test_no_text_breaks_out(tokens, description, name):
         assert back.tokens == [visible(token)[1] for token in tokens]
         assert one_line(description) in back.all
         assert view is fragment or one_line(name) in back.all
+        assert view is fragment or not tokens or f"answer token {one_line(name).strip()}, token " in back.all
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
         text.encode()

@@ -8,18 +8,20 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from view_samples import HOSTILE, attribution, hostile, long_text, sentence, sink, translation, wide
+from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
 
 from lrpx.ledger import Entry, Ledger
+from lrpx.parts import Part
 from lrpx.views.colour import INK, PAPER, colour, contrast, hexadecimal, ink
 from lrpx.views.picture import number, picture, visible
 
 COLOUR_CODE = re.compile(r"\x1b\[[\d;]*m")
-SAMPLES = [sentence, sink, wide, translation, hostile]
+SAMPLES = [sentence, sink, wide, translation, hostile, parts]
 
 
 class Terminal(io.StringIO):
@@ -245,7 +247,7 @@ def test_words_of_other_scripts_stay_as_they_are():
 
 def test_tokens_outside_the_segments_are_shown():
     a = attribution(["a", "b", "c", "d"], [1.0, 1.0, 1.0, 1.0], segments=(("middle", 1, 3),))
-    assert [(row.name, len(row.pieces)) for row in picture(a).rows] == [("", 1), ("middle", 2), ("", 1)]
+    assert [(segment.name, len(segment.pieces)) for segment in picture(a).segments] == [("", 1), ("middle", 2), ("", 1)]
 
 
 def test_the_colour_map_is_monotone_and_readable():
@@ -263,3 +265,35 @@ def test_the_colour_map_is_monotone_and_readable():
 def test_shares_need_a_value():
     assert picture(attribution(["a"], [1.0], value=0.0)).pieces[0].share is None
     assert picture(attribution(["a"], [1.0], value=4.0)).pieces[0].share == 0.25
+
+
+def test_a_part_of_several_axes_is_drawn_in_colour_with_its_strongest_places():
+    text = drawn(parts(), width=100)
+    lines = plain(text).splitlines()
+    at = lines.index("heads: layer × head  summed over token")
+    assert [line.strip() for line in lines[at + 1 : at + 5]] == ["0", "1", "2", "3"]
+    assert lines[at + 5].split() == ["layer", "0,", "head", "5", "-0.850"]
+    red, green, blue = colour(-1.0, dark=True)
+    assert f"48;2;{red};{green};{blue}m  " in text.splitlines()[at + 1]
+    assert "pixels: row × column  summed over channel; row in blocks of 2; column in blocks of 4" in lines
+
+
+def test_without_colours_a_part_is_its_strongest_places():
+    lines = drawn(parts(), width=100, colours=False).splitlines()
+    at = lines.index("heads: layer × head  summed over token")
+    assert lines[at + 1].split() == ["layer", "0,", "head", "5", "-0.850"]
+    assert next(line for line in lines[at + 5 :] if line).startswith("pixels")
+
+
+@pytest.mark.parametrize("width", [20, 30, 60, 100, 200])
+@pytest.mark.parametrize("colours", [True, False])
+def test_parts_are_no_wider_than_the_console(width, colours):
+    assert max(cell_len(line) for line in plain(drawn(parts(), width, colours)).splitlines()) <= width
+
+
+def test_a_part_is_drawn_in_ascii_where_that_is_all_there_is():
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    heads = Part("heads", torch.ones(2, 3, 2), ("layer", "head", "token"))
+    Console(file=file, width=60).print(attribution(["a", "b"], [1.0, 2.0], parts=(heads,)))
+    file.flush()
+    assert b"heads: layer x head  summed over token" in file.buffer.getvalue()

@@ -6,6 +6,7 @@ import torch
 
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.ledger import Entry, Ledger
+from lrpx.parts import Part, Parts
 
 PROVENANCE = Provenance(
     model="openai-community/gpt2",
@@ -61,11 +62,12 @@ def attribution(
     special: tuple[bool, ...] | None = None,
     ledger: Ledger | None = None,
     predicted: str = " are",
+    parts: tuple[Part, ...] = (),
 ) -> Attribution:
     count = len(tokens)
     return Attribution(
         tokens=tuple(tokens),
-        relevance=torch.tensor(relevance, dtype=torch.float64),
+        parts=Parts([Part("tokens", torch.tensor(relevance, dtype=torch.float64), ("token",)), *parts]),
         explained=Explained(description, sum(relevance) if value is None else value, count - 1),
         prediction=Prediction(predicted, 389, 0.4317),
         provenance=PROVENANCE,
@@ -158,6 +160,24 @@ def hostile() -> Attribution:
                 *(Entry("rule residue", name, 0.01) for name in HOSTILE),
             ),
             explained=5.0,
+        ),
+    )
+
+
+def parts() -> Attribution:
+    """Heads, an image, and an answer whose tokens try to break out of the view."""
+    made = torch.Generator().manual_seed(0)
+    heads = torch.randn(4, 8, len(HOSTILE), generator=made, dtype=torch.float64) ** 3 / 50
+    image = torch.randn(70, 150, 3, generator=made)
+    answer = torch.randn(len(HOSTILE), len(HOSTILE), generator=made)
+    return attribution(
+        HOSTILE,
+        heads.sum((0, 1)).tolist(),
+        value=5.0,
+        parts=(
+            Part("heads", heads, ("layer", "head", "token")),
+            Part("pixels", image, ("row", "column", "channel"), {"channel": ["red", "green", "blue"]}),
+            Part("answer", answer, ("answer token", "token"), {"answer token": HOSTILE}),
         ),
     )
 

@@ -62,7 +62,7 @@ class AltiLogit(Method):
     def describe(self) -> str:
         """Which of the three, the recipe, and ε if there is one."""
         exact = f"; epsilon={self.epsilon}" if self.epsilon else ""
-        return f"{self.what}; {'; '.join(str(self.recipe).splitlines())}{exact}"
+        return f"{self.what}; {self.recipe.describe()}{exact}"
 
     def pass_key(self) -> Hashable:
         """The three share the pass and, of one ε, the contributions."""

@@ -49,9 +49,9 @@ class Backward(Method):
     tasks: ClassVar[frozenset[Task]] = frozenset(Task)
 
     def describe(self) -> str:
-        """The recipe, line by line, and the reduction if it is not ``Σ x ⊙ ∂x``."""
+        """The recipe, and the reduction if it is not ``Σ x ⊙ ∂x``."""
         reduced = "" if self.reduce is value_times_gradient else f"; {self.reduce.__module__}.{self.reduce.__name__}"
-        return "; ".join(str(self.recipe).splitlines()) + reduced
+        return self.recipe.describe() + reduced
 
     def pass_key(self) -> Hashable:
         """Methods of one recipe differ in what they make of the gradient alone."""

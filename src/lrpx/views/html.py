@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from lrpx.views import picture as pictures
 from lrpx.views.colour import INK, PAPER, RGB, colour, hexadecimal, ink
+from lrpx.views.grid import grids
 from lrpx.views.picture import one_line, percent, picture, share
 from lrpx.views.waterfall import waterfall
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from lrpx.attribution import Attribution
+    from lrpx.views.grid import Cell
     from lrpx.views.picture import Piece
 
 STEPS: Final = 32
@@ -37,10 +39,13 @@ _NO_BREAK = "\N{NO-BREAK SPACE}"
 def page(a: Attribution) -> str:
     """One self-contained HTML page; it loads nothing and runs nothing.
 
-    Heatmap, numbers of every token, strongest tokens, ledger and provenance; light, dark, narrow, print.
+    Heatmap, numbers of every token, strongest tokens, a grid of every other part, ledger and provenance; light, dark,
+    narrow, print.
     """
-    context = _context(a)
-    sheet = style(context["shown"].pieces, whole_page=True)
+    drawn = grids(a)
+    context = _context(a) | {"grids": drawn}
+    coloured = [*context["shown"].pieces, *(cell for grid in drawn for cell in grid.cells)]
+    sheet = style(coloured, whole_page=True)
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
     html = environment().get_template("page.html.j2")
     return html.render(context, scope="lrpx", style=Markup(sheet), style_hash=digest, whole_page=True)
@@ -88,7 +93,7 @@ def _provenance(a: Attribution) -> list[tuple[str, str]]:
     return [(one_line(name), one_line(fact)) for name, fact in facts.items()]
 
 
-def style(pieces: Iterable[Piece], *, whole_page: bool, scope: str = "lrpx") -> str:
+def style(pieces: Iterable[Piece | Cell], *, whole_page: bool, scope: str = "lrpx") -> str:
     """The style sheet of a page or a fragment, with a class for each shade that these pieces have.
 
     Args:
@@ -112,7 +117,7 @@ def style(pieces: Iterable[Piece], *, whole_page: bool, scope: str = "lrpx") -> 
     )
 
 
-def _level(piece: Piece) -> int:
+def _level(piece: Piece | Cell) -> int:
     return round(piece.ratio * STEPS)
 
 

@@ -16,7 +16,7 @@ from lrpx.attribution import scale
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lrpx.attribution import Attribution
+    from lrpx.attribution import Attribution, Token
 
 EMPTY = "∅"
 _JOINERS = "\u200c\u200d"  # Persian and Indic spelling and emoji families need them
@@ -47,7 +47,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Row:
+class Segment:
     """A segment, such as the encoder's tokens; ``name`` is empty for tokens in no segment."""
 
     name: str
@@ -61,15 +61,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Picture:
-    """All pieces in their rows, and the colour scale they share."""
+    """All pieces in their segments, and the colour scale they share."""
 
-    rows: tuple[Row, ...]
+    segments: tuple[Segment, ...]
     limit: float
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """Every piece, in reading order."""
-        return tuple(piece for row in self.rows for piece in row.pieces)
+        return tuple(piece for segment in self.segments for piece in segment.pieces)
 
     @property
     def sink(self) -> Piece | None:
@@ -104,25 +104,25 @@ class Picture:
 def picture(a: Attribution) -> Picture:
     """Lay out an attribution: clean text, colour ratios, shares, segments."""
     limit, sink = scale(a.relevance)
-    values = [float(value) for value in a.relevance.tolist()]
+    tokens = tuple(a)
 
-    def piece(i: int) -> Piece:
-        before, text, after = visible(a.tokens[i])
+    def piece(token: Token) -> Piece:
+        before, text, after = visible(token.text)
         return Piece(
-            index=i,
+            index=token.index,
             before=before,
             text=text,
             after=after,
-            relevance=values[i],
-            ratio=max(-1.0, min(1.0, values[i] / limit)) if limit else 0.0,
-            share=share(values[i], a.explained.value),
-            id=a.ids[i] if i < len(a.ids) else None,
-            special=i < len(a.special) and a.special[i],
-            sink=i == sink,
+            relevance=token.relevance,
+            ratio=share_of_scale(token.relevance, limit),
+            share=share(token.relevance, a.explained.value),
+            id=token.id,
+            special=token.special,
+            sink=token.index == sink,
         )
 
-    rows = (Row(name, tuple(piece(i) for i in range(start, end))) for name, start, end in _ranges(a))
-    return Picture(tuple(rows), limit)
+    segments = (Segment(name, tuple(map(piece, tokens[start:end]))) for name, start, end in _ranges(a))
+    return Picture(tuple(segments), limit)
 
 
 def _ranges(a: Attribution) -> Iterator[tuple[str, int, int]]:
@@ -136,6 +136,15 @@ def _ranges(a: Attribution) -> Iterator[tuple[str, int, int]]:
             reached = end
     if reached < len(a):
         yield "", reached, len(a)
+
+
+def share_of_scale(value: float, limit: float) -> float:
+    """A value as a share of the colour limit, at most 1 in size; 0 where there is no limit.
+
+    >>> share_of_scale(-1.0, 2.0), share_of_scale(9.0, 2.0), share_of_scale(0.0, 0.0)
+    (-0.5, 1.0, 0.0)
+    """
+    return max(-1.0, min(1.0, value / limit)) if limit else 0.0
 
 
 def share(part: float, whole: float) -> float | None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lrpx.views.colour import INK, PAPER, colour, hexadecimal, ink
+from lrpx.views.grid import LARGEST, grids
 from lrpx.views.picture import number, one_line, percent, picture, share
 from lrpx.views.waterfall import waterfall
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from lrpx.attribution import Attribution
-    from lrpx.views.picture import Picture, Piece, Row
+    from lrpx.views.grid import Grid
+    from lrpx.views.picture import Picture, Piece, Segment
     from lrpx.views.waterfall import Waterfall
 
 _STRONGEST = 6
@@ -29,6 +31,7 @@ _LARGEST = 4
 _BAR_CELLS = 16
 _FALL_CELLS = 24
 _LEGEND_HALF = 8
+_CELL = 2
 _WIDEST_TOKEN = 24
 _LIGHT_BACKGROUNDS = ("7", "15")
 
@@ -42,10 +45,10 @@ def line(a: Attribution) -> str:
     console = Console(force_jupyter=False, highlight=False)
     shown, coloured = picture(a), _shows_colour(console)
     text = Text(f"{one_line(a.explained.description)} = {number(a.explained.value)}:  ")
-    for row in shown.rows:
-        if len(shown.rows) > 1:
-            text.append(f" {row.name or 'other'}: ")
-        text.append(_tokens(row, _is_dark(), flat=True) if coloured else _numbered(shown, row, flat=True))
+    for segment in shown.segments:
+        if len(shown.segments) > 1:
+            text.append(f" {segment.name or 'other'}: ")
+        text.append(_tokens(segment, _is_dark(), flat=True) if coloured else _numbered(shown, segment, flat=True))
     if coloured and (sink := shown.sink):
         text.append(f"  {_quoted(sink)} alone: {number(sink.relevance)}")
     with console.capture() as captured:
@@ -54,7 +57,7 @@ def line(a: Attribution) -> str:
 
 
 def heatmap(a: Attribution) -> Heatmap:
-    """A renderable for ``rich``: header, tokens on their colours, legend, strongest tokens, ledger."""
+    """A renderable for ``rich``: header, tokens on their colours, legend, strongest tokens, other parts, ledger."""
     return Heatmap(a)
 
 
@@ -69,10 +72,10 @@ class Heatmap:
         a, shown = self.attribution, picture(self.attribution)
         coloured, dark = _shows_colour(console), _is_dark()
         yield _header(a)
-        for row in shown.rows:
-            several = len(shown.rows) > 1
-            yield Text(f"{row.name or 'other'}  {number(row.total)}", "bold") if several else Text()
-            tokens = _tokens(row, dark) if coloured else _numbered(shown, row)
+        for segment in shown.segments:
+            several = len(shown.segments) > 1
+            yield Text(f"{segment.name or 'other'}  {number(segment.total)}", "bold") if several else Text()
+            tokens = _tokens(segment, dark) if coloured else _numbered(shown, segment)
             tokens.overflow = "fold"
             yield Padding(tokens, (0, 1), style=_card(dark)) if coloured else tokens
         yield Text()
@@ -82,6 +85,9 @@ class Heatmap:
             yield _sink_note(shown, sink)
         yield Text()
         yield _strongest(shown, ascii_only=options.ascii_only)
+        for grid in grids(a, largest=max(1, min(LARGEST, (options.max_width - _WIDEST_TOKEN) // _CELL))):
+            yield Text()
+            yield _cells(grid, dark if coloured else None, ascii_only=options.ascii_only)
         if fall := waterfall(a):
             yield Text()
             yield _ledger(fall, ascii_only=options.ascii_only)
@@ -100,10 +106,10 @@ def _card(dark: bool) -> Style:
     return Style(color=hexadecimal(INK[dark]), bgcolor=hexadecimal(PAPER[dark]))
 
 
-def _tokens(row: Row, dark: bool, *, flat: bool = False) -> Text:
-    """The tokens of a row on their colours; ``flat`` leaves out the line breaks."""
+def _tokens(segment: Segment, dark: bool, *, flat: bool = False) -> Text:
+    """The tokens of a segment on their colours; ``flat`` leaves out the line breaks."""
     text = Text(style=_card(dark))
-    for piece in row.pieces:
+    for piece in segment.pieces:
         background = colour(piece.ratio, dark=dark)
         style = Style(
             color=hexadecimal(ink(background)),
@@ -116,9 +122,9 @@ def _tokens(row: Row, dark: bool, *, flat: bool = False) -> Text:
     return text
 
 
-def _numbered(shown: Picture, row: Row, *, flat: bool = False) -> Text:
-    """The tokens of a row, each followed by its number."""
-    words = (f"{_flat(p.text)}[{shown.number(p.relevance)}]{'' if flat else p.after}" for p in row.pieces)
+def _numbered(shown: Picture, segment: Segment, *, flat: bool = False) -> Text:
+    """The tokens of a segment, each followed by its number."""
+    words = (f"{_flat(p.text)}[{shown.number(p.relevance)}]{'' if flat else p.after}" for p in segment.pieces)
     return Text(" ".join(words).replace("\n ", "\n"))
 
 
@@ -187,6 +193,29 @@ def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
             Text(percent(piece.share), "dim"),
         )
     return table
+
+
+def _cells(grid: Grid, dark: bool | None, *, ascii_only: bool) -> RenderableType:
+    """A part of several axes on its colours, and its strongest places by name; without colours these alone."""
+    note = f"  {grid.note}" if grid.note else ""
+    name = grid.title.replace("×", "x") if ascii_only else grid.title
+    title = Text(overflow="fold").append(name, "bold").append(note, "dim")
+    names = Table.grid(padding=(0, 2))
+    names.add_column(overflow="fold")
+    names.add_column(justify="right", no_wrap=True)
+    for cell in grid.strongest(_LARGEST):
+        names.add_row(Text(cell.place, "dim"), Text(grid.number(cell.value)))
+    if dark is None:
+        return Group(title, names)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(max_width=_WIDEST_TOKEN - 1, no_wrap=True, overflow="ellipsis", justify="right")
+    table.add_column(no_wrap=True, overflow="crop")
+    for label, row in zip(grid.row_labels, grid.rows, strict=True):
+        line = Text()
+        for cell in row:
+            line.append(" " * _CELL, Style(bgcolor=hexadecimal(colour(cell.ratio, dark=dark))))
+        table.add_row(Text(label, "dim"), line)
+    return Group(title, table, names)
 
 
 def _ledger(fall: Waterfall, *, ascii_only: bool) -> RenderableType:

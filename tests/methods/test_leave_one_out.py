@@ -1,0 +1,107 @@
+"""Leave-one-out: against its slow twin, in batches, and where it does not apply."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lrpx import Contrast, Explainer, LogProb
+from lrpx.errors import MethodError, NonFiniteError
+from lrpx.methods import METHODS, LeaveOneOut
+from tests import tiny
+from tests.reference import models
+from tests.reference.leave_one_out import deleted, leave_one_out
+
+IDS = [3, 14, 15, 9, 26, 5, 7]
+ROWS = [IDS, [8, 9], [4, 11, 20], [6, 2, 1, 30, 12]]
+
+
+def near(found, expected):
+    torch.testing.assert_close(found.double(), expected.double(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2, tiny.opt, tiny.neox])
+@pytest.mark.parametrize("position", [6, 3])
+def test_causal_models(build, position):
+    model = build()
+    found = Explainer(model)(IDS, 7, 2, "leave-one-out", position=position)
+    expected = leave_one_out(model, IDS, lambda output: output.logits[0, position, 7] - output.logits[0, position, 2])
+    near(found.relevance, expected)
+    assert found.relevance.abs().max() > 1e-3
+    if build is not tiny.opt:  # its positions are counted by the mask
+        near(found.relevance[position + 1 :], torch.zeros(6 - position))
+
+
+def test_a_masked_model_and_a_classifier():
+    bert = models.tiny_bert()
+    found = Explainer(bert)(IDS, LogProb(4), method="leave-one-out", position=2)
+    near(found.relevance, leave_one_out(bert, IDS, lambda output: output.logits[0, 2].log_softmax(-1)[4]))
+    classifier = tiny.bert_classifier()
+    found = Explainer(classifier)(IDS, 1, method="leave-one-out")
+    near(found.relevance, leave_one_out(classifier, IDS, lambda output: output.logits[0, 1]))
+
+
+def test_to_mask_is_to_delete_where_there_are_no_positions():
+    model = tiny.bert_classifier()
+    with torch.no_grad():
+        model.bert.embeddings.position_embeddings.weight.zero_()
+    found = Explainer(model)(IDS, 1, method="leave-one-out").relevance
+    # the class is read from the first token, which cannot be deleted without another taking its place
+    near(found[1:], deleted(model, IDS, lambda output: output.logits[0, 1])[1:])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_batches_are_single_runs(side, batch_size):
+    explain = Explainer(models.tiny_llama(), padding_side=side)
+    method = LeaveOneOut("own", batch_size)
+    for many, row in zip(explain(ROWS, Contrast(7, 2), method=method), ROWS, strict=True):
+        near(many.relevance, explain(row, Contrast(7, 2), method="leave-one-out").relevance)
+
+
+def test_the_models_own_prediction_is_that_of_the_whole_input():
+    """Not that of each changed input."""
+    model = models.tiny_gpt2()
+    with torch.no_grad():
+        token = int(model(torch.tensor([IDS])).logits[0, -1].argmax())
+    explain = Explainer(model)
+    near(explain(IDS, method="leave-one-out").relevance, explain(IDS, token, method="leave-one-out").relevance)
+
+
+def test_a_single_token():
+    found = Explainer(models.tiny_gpt2())([9], 7, method="leave-one-out")
+    near(found.relevance, leave_one_out(models.tiny_gpt2(), [9], lambda output: output.logits[0, -1, 7]))
+
+
+def test_what_it_does_not_serve():
+    with pytest.raises(MethodError, match=r"leave-one-out needs a model that takes attention_mask.*use attnlrp"):
+        Explainer(maskless())(IDS, method="leave-one-out")
+    with pytest.raises(MethodError, match=r"leave-one-out does not serve T5.*encoder-decoder.*attnlrp"):
+        Explainer(models.tiny_t5())(IDS, method="leave-one-out")
+    with pytest.raises(MethodError, match=r"leave-one-out has no ledger.*attnlrp"):
+        Explainer(models.tiny_gpt2())(IDS, method="leave-one-out", ledger=True)
+
+
+def test_a_model_that_cannot_hide_its_first_token_is_refused():
+    """BLOOM's softmax over nothing but hidden tokens is no number."""
+    with pytest.raises(NonFiniteError, match=r"BloomForCausalLM answers NaN.*sees only itself.*use another method"):
+        Explainer(tiny.bloom())(IDS, method="leave-one-out")
+
+
+def maskless():
+    model = models.tiny_gpt2()
+    forward = type(model).forward
+
+    class Maskless(type(model)):
+        def forward(self, input_ids):
+            return forward(self, input_ids)
+
+    model.__class__ = Maskless
+    return model
+
+
+def test_it_describes_itself():
+    assert METHODS["leave-one-out"].label == "Leave-one-out"
+    a = Explainer(models.tiny_gpt2())(IDS, method="leave-one-out")
+    assert a.provenance.method == "leave-one-out"
+    assert "attention mask" in a.provenance.recipe
