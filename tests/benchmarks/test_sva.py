@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lrpx
+from lrpx import recipes
 from lrpx.benchmarks import Run
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.benchmarks.ground_truth import draws
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
 from lrpx.methods import METHODS as REGISTERED
 from lrpx.model import BUNDLED
+from lrpx.rules import Gamma
 from tests import tiny
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
@@ -287,6 +290,23 @@ def test_the_command_shows_the_table_and_names_the_files(run, tmp_path):
         assert str(out / name) in text.replace("\n", "")
         assert (out / name).stat().st_size
     assert json.loads((out / "run.json").read_text())["command"].startswith("lrpx benchmark sva --data ")
+
+
+def test_a_recipe_in_a_file_is_a_method(run, tmp_path, explainer):
+    recipe = replace(recipes.LRP.at("*.mlp", linear=Gamma(0.25)), name="gamma")
+    recipe.save(tmp_path / "gamma.json")
+    out = tmp_path / "out"
+    code, _, err = run(
+        "benchmark", "sva", "--data", SENTENCES, "--methods", f"lrp,{tmp_path / 'gamma.json'}", "--out", out
+    )
+    assert (code, err) == (0, "")
+    found = pl.read_parquet(out / "rows" / "*.parquet").row(0, named=True)
+    alone = explainer("".join(found["tokens"][1:]), " lie", " lies", recipe)
+    assert found["relevance/gamma"] == pytest.approx(alone.relevance.tolist(), rel=1e-3)
+    assert found["relevance/gamma"] != pytest.approx(found["relevance/lrp"], rel=1e-2)
+    settings = json.loads((out / "run.json").read_text())["settings"]
+    assert settings["methods"] == ["lrp", "gamma"]
+    assert "0.25" in settings["described"]["gamma"]
 
 
 SCRIPT = """
