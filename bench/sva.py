@@ -25,25 +25,37 @@ import torch
 from servers import add_subjects, arguments, fleet, head, notes, print_header, row
 from subjects import SHAPES
 
-import lrpx
-from lrpx.benchmarks import rows, samples, scoring, sva
+from lrpx.benchmarks import Run
+from lrpx.benchmarks.agreement import Agreement
 from lrpx.methods import METHODS
+from lrpx.model import Spec
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
 
     from servers import Fleet
+
+    from lrpx.model import BoundModel
 
 SHAPE = "bundled"
 
 
-def rates(options: argparse.Namespace, explainer: lrpx.Explainer, folder: Path) -> list[str]:
+def prepared(options: argparse.Namespace, model: BoundModel, folder: Path, methods: Sequence[str], limit: int) -> Run:
+    """A run with its samples read, and kept in a folder for the next."""
+    benchmark = Agreement(options.data, parser=options.parser, parses=options.parses, limit=limit)
+    run = Run(benchmark, model, methods, batch_size=options.batch_size)
+    with run.kept_in(folder):
+        return run
+
+
+def rates(options: argparse.Namespace, model: BoundModel, folder: Path) -> list[str]:
     """Print the first table."""
-    run = sva.prepare(explainer, options.data, folder, **source(options, options.samples))
-    chosen = [each for part in range(-(-len(run) // rows.PART)) for each in samples.load_tokenised(folder, part)]
+    named = {"benchmark, attnlrp": ["attnlrp"], "benchmark, all methods": list(Agreement.methods)}
+    ways = {name: prepared(options, model, folder, methods, options.samples) for name, methods in named.items()}
+    chosen = next(iter(ways.values())).samples.kept
     vocabulary = SHAPES[options.shape].sizes["vocab_size"]
     ids = [[token % vocabulary for token in each.ids] for each in chosen]
-    ways = {"benchmark, attnlrp": ["attnlrp"], "benchmark, all methods": list(METHODS)}
     seconds: dict[str, list[float]] = {name: [] for name in [*ways, *options.subjects]}
 
     def measure(name: str, group: Fleet) -> float:
@@ -51,8 +63,8 @@ def rates(options: argparse.Namespace, explainer: lrpx.Explainer, folder: Path) 
             answers = [group.ask(name, each) for each in ids]
             return sum(answer.get("seconds", float("nan")) for answer in answers)
         began = time.perf_counter()
-        for _ in scoring.score(explainer, chosen, ways[name], options.batch_size):
-            pass
+        for number in range(ways[name].parts):
+            ways[name].part(number)
         return time.perf_counter() - began
 
     with fleet(options.shape, options.subjects, options) as group:
@@ -71,13 +83,13 @@ def rates(options: argparse.Namespace, explainer: lrpx.Explainer, folder: Path) 
     return [f"tokens each: {lengths[0]}–{lengths[-1]}, median {statistics.median(lengths):.0f}", *problems]
 
 
-def growth(options: argparse.Namespace, explainer: lrpx.Explainer, folder: Path) -> None:
+def growth(options: argparse.Namespace, model: BoundModel, folder: Path) -> None:
     """Print the second table."""
     head("samples", "seconds", "ms each", "ms each further", "peak MiB")
     before: tuple[int, float] | None = None
     for size in options.sizes:
         out = folder / str(size)
-        count = len(sva.prepare(explainer, options.data, out, methods=options.methods, **source(options, size)))
+        count = len(prepared(options, model, out, options.methods, size))
         command = [sys.executable, "-c", "from lrpx.cli import main; main()", "benchmark", "sva", "--out", str(out)]
         command += [f"--data={path}" for path in options.data] + ["--limit", str(size)]
         command += [] if options.parser is None else ["--parser", options.parser]
@@ -99,10 +111,6 @@ def growth(options: argparse.Namespace, explainer: lrpx.Explainer, folder: Path)
         before = count, seconds
 
 
-def source(options: argparse.Namespace, limit: int) -> dict[str, object]:
-    return {"parser": options.parser, "parses": options.parses, "limit": limit, "batch_size": options.batch_size}
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--data", nargs="+", type=Path, required=True, help="as lrpx benchmark sva takes it")
@@ -112,18 +120,20 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=256, help="in the first table")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sizes", nargs="+", type=int, default=[1000, 4000, 14000], help="in the second table")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="in the second table")
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(Agreement.methods), help="in the second table"
+    )
     parser.add_argument("--batch-size", type=int, default=32)
     add_subjects(parser, ["lrpx attnlrp", "LXT efficient"])
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    explainer = lrpx.Explainer.from_pretrained(device=options.device)
+    model = Spec(device=options.device).build()
     print_header(options, options.subjects)
     with tempfile.TemporaryDirectory() as folder:
-        below = rates(options, explainer, Path(folder) / "rates")
+        below = rates(options, model, Path(folder) / "rates")
         notes(below)
         print()
-        growth(options, explainer, Path(folder))
+        growth(options, model, Path(folder))
 
 
 if __name__ == "__main__":

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import json
 import shlex
 import sys
 import threading
+from collections.abc import Callable  # noqa: TC003 - typer reads the annotations
 from contextlib import contextmanager
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import Progress
+from typer.core import TyperGroup
 
 import lrpx
 import lrpx.errors
@@ -23,6 +28,8 @@ from lrpx.methods import METHODS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lrpx.benchmarks import Benchmark
+
 PATIENCE = 2.0
 """Seconds before progress is shown."""
 
@@ -32,8 +39,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-benchmark = typer.Typer(help="Measure how well the methods find what matters.", no_args_is_help=True)
-app.add_typer(benchmark, name="benchmark")
 
 
 def _version(wanted: bool) -> None:
@@ -100,69 +105,118 @@ def _refuse_missing_folders(*paths: Path | None) -> None:
             raise lrpx.errors.ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
 
 
-@benchmark.command()
-def sva(
-    data: Annotated[
-        list[Path], typer.Option(help="Sentences: a .tsv (Goldberg 2019) or a .conllu treebank; as often as you like.")
-    ],
+class _Benchmarks(TyperGroup):
+    """A command for each benchmark, looked up when it is asked for: they need packages that ``explain`` does not."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """The names of all that are registered."""
+        from lrpx.benchmarks import BENCHMARKS
+
+        return [*BENCHMARKS]
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
+        """The command of a benchmark, by its name or its script."""
+        from lrpx.benchmarks import find
+
+        kind = find(cmd_name)
+        single = typer.Typer(add_completion=False)
+        single.command(cmd_name, help=inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0])(_command(kind))
+        return typer.main.get_command(single)
+
+
+benchmark = typer.Typer(
+    cls=_Benchmarks,
+    help="Measure how well the methods find what matters: a benchmark by its name, or a script that registers one.",
+    no_args_is_help=True,
+)
+app.add_typer(benchmark, name="benchmark")
+
+
+def _command(kind: type[Benchmark[Any]]) -> Callable[..., None]:
+    """A benchmark's command: its fields are options, beside those that every benchmark has."""
+    own = kind.options()
+    defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}  # type: ignore[arg-type]
+    parameters = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=defaults.get(name, inspect.Parameter.empty),
+            annotation=Annotated[wanted, typer.Option(help=said)],
+        )
+        for name, (wanted, said) in own.items()
+    ]
+
+    def run(**given: Any) -> None:
+        _benchmark(kind, {name: given.pop(name) for name in own}, **given)
+
+    common = inspect.signature(_benchmark, eval_str=True).parameters.values()
+    parameters += [each for each in common if each.kind is inspect.Parameter.KEYWORD_ONLY]
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def _benchmark(
+    kind: Callable[..., Any],
+    options: dict[str, Any],
+    *,
     out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
     model: Annotated[
         str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
     ] = None,
-    parser: Annotated[str | None, typer.Option(help="The spaCy pipeline that finds the subjects in a .tsv.")] = None,
-    parses: Annotated[Path | None, typer.Option(help="The parses of a .tsv instead, as a CoNLL-U file.")] = None,
     methods: Annotated[
-        str | None, typer.Option(help=f"Some of: {','.join(METHODS)}.", show_default="all of them")
+        str | None,
+        typer.Option(
+            help=f"Some of: {','.join(METHODS)}; or a recipe (my.json), or a script (my.py).",
+            show_default="those of the benchmark",
+        ),
     ] = None,
-    only: Annotated[Path | None, typer.Option(help="A text file of the sample ids to take, one a line.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take the first so many samples.")] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Some of the benchmark's metrics, or a script (my.py).", show_default="all of them"),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="The most samples run together.")] = 32,
+    part: Annotated[int, typer.Option(min=1, help="Samples in a part: a stopped run loses the part in work.")] = 512,
     dtype: Annotated[
         str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
     ] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     show: Annotated[list[str] | None, typer.Option(help="Show the heatmap of the sample with this id, too.")] = None,
 ) -> None:
-    """Subject-verb agreement: do the methods find the subject behind the number of the verb? (Arras et al. 2025)"""
-    from lrpx.benchmarks import report
-    from lrpx.benchmarks import sva as agreement
+    from lrpx.benchmarks import Run
+    from lrpx.model import Spec
 
-    _refuse_missing_files(*data, parses, only)
-    ids = None if only is None else {line.strip() for line in only.read_text("utf-8", "replace").splitlines()} - {""}
+    _refuse_missing_files(*options.values())
+    benchmark = kind(**options)
     with _progress("Loading the model …"):
         _quiet()
-        explainer = lrpx.Explainer.from_pretrained(model, device=device, dtype=dtype)
-    with _progress("Finding the subjects …"):
-        run = agreement.prepare(
-            explainer,
-            data,
-            out,
-            parser=parser,
-            parses=parses,
-            methods=tuple(METHODS) if methods is None else [name.strip() for name in methods.split(",")],
-            only=ids,
-            limit=limit,
-            batch_size=batch_size,
-            command=shlex.join(["lrpx", *sys.argv[1:]]),
-        )
-    for name, value in (run.counts | run.statistics).items():
-        print(f"{name}: {value:,.6g}")
-    console = Console(stderr=True)
-    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("Explaining", total=len(run))
-        for more in run.explain():
-            bar.advance(task, more)
-    with _progress("Writing the reports …"):
-        summary = report.write_reports(out, show=show or ())
-    Console().print(report.terminal(summary))
-    print(*sorted(out.iterdir()), sep="\n")
+        bound = Spec(model, dtype, device).build()
+    run = Run(benchmark, bound, _listed(methods), _listed(metrics), batch_size=batch_size, part=part)
+    with contextlib.ExitStack() as stack:
+        with _progress("Reading the samples …"):
+            kept = stack.enter_context(run.kept_in(out, shlex.join(["lrpx", *sys.argv[1:]])))
+        for name, value in kept.numbers.items():
+            print(f"{name}: {value:,.6g}")
+        console = Console(stderr=True)
+        with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task("Explaining", total=len(run))
+            kept.explain(lambda more: bar.advance(task, more))
+        with _progress("Writing the reports …"):
+            found = benchmark.report(kept.store, show or ())
+    Console().print(found)
+    print(*sorted(path for path in out.iterdir() if not path.name.startswith(".")), sep="\n")
 
 
-def _refuse_missing_files(*paths: Path | None) -> None:
+def _listed(names: str | None) -> list[str] | None:
+    """Names with commas between."""
+    return None if names is None else [name.strip() for name in names.split(",")]
+
+
+def _refuse_missing_files(*values: Any) -> None:
     """Refuse files that cannot be read, before the work begins."""
-    for path in paths:
+    for path in [each for value in values for each in (value if isinstance(value, list) else [value])]:
         try:
-            if path is not None:
+            if isinstance(path, Path):
                 path.open("rb").close()
         except OSError as error:
             raise lrpx.errors.DataError(f"cannot read {path}: {error.strerror}; name another file") from error
@@ -178,7 +232,7 @@ def coverage(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only the representative few.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Keep the rows in this folder; started again, the sweep goes on there.")
+        Path | None, typer.Option(help="Keep what is found in this folder; started again, the sweep goes on there.")
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Write the Markdown report to this file.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
@@ -190,12 +244,12 @@ def coverage(
     classes = sweeping.choose(model_types or (), mapping, quick)
     console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
-        rows = list(bar.track(sweeping.sweep(classes, out, workers), len(classes), description="Covering"))
-    Console().print(sweeping.summary(rows))
+        checked = list(bar.track(sweeping.sweep(classes, out, workers), len(classes), description="Covering"))
+    Console().print(sweeping.summary(checked))
     if report is not None:
         command = ["lrpx coverage", *(model_types or ()), *(["--mapping", mapping] if mapping else [])]
         command += ["--quick"] if quick else []
-        write_text(report, sweeping.markdown(rows, " ".join([*command, f"--report {report}"]), sweeping.versions()))
+        write_text(report, sweeping.markdown(checked, " ".join([*command, f"--report {report}"]), sweeping.versions()))
 
 
 @contextmanager

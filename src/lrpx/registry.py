@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import metadata
@@ -43,17 +44,18 @@ class Registry(Mapping[str, T], Generic[T]):
         self._origins: dict[str, str] = {}
 
     def add(self, name: str, thing: T, origin: str = "") -> None:
-        """Register a thing; what the same module registers again, as when it is run again, takes its own place.
+        """Register a thing; what the same file registers again, as when it is run again, or imported by another name,
+        takes its own place.
 
         Args:
             name: how it is asked for.
             thing: the thing.
             origin: the module that registers it.
 
-
         Raises:
-            LRPxError: another module's has the name.
+            LRPxError: another file's has the name.
         """
+        origin = getattr(sys.modules.get(origin), "__file__", None) or origin
         if name in self._found and (not origin or self._origins[name] != origin):
             raise self._error(f"there is a {self._kind} {name!r} already; give yours another name")
         self._found[name], self._origins[name] = thing, origin

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 import lrpx
-from lrpx.benchmarks import rows
+from lrpx.benchmarks.agreement import Agreement
+from lrpx.benchmarks.report import write_reports
+from lrpx.methods import find
 from lrpx.metrics.ground_truth import METRICS
+from lrpx.runs import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from lrpx.benchmarks.summary import Summary
+    from lrpx.metrics import Metric
+
+BENCHMARK = Agreement([])
 METHODS = ("lrp", "attnlrp", "gradient-l1", "gradient-l2-squared", "gradient-x-input")
 
 SENTENCES = (  # the text before the verb, its subject, the right form and the other, attractors
@@ -60,7 +66,13 @@ def explained() -> tuple[dict[str, Any], ...]:
 
 
 def row(
-    name: str, tokens: Sequence[str], truth: Sequence[int], relevance: Any, facts: dict[str, Any], seed: int
+    name: str,
+    tokens: Sequence[str],
+    truth: Sequence[int],
+    relevance: Any,
+    facts: dict[str, Any],
+    seed: int,
+    metrics: Sequence[Metric] = tuple(METRICS.values()),
 ) -> dict[str, Any]:
     """One row, with the metrics of its relevance."""
     inside = [at in truth for at in range(len(tokens))]
@@ -73,13 +85,18 @@ def row(
         **facts,
     }
     draws = np.random.default_rng(seed).uniform(-1, 1, (10, len(tokens)))
-    for metric, measure in METRICS.items():
-        made |= {f"{metric}/{m}": measure(each, inside) for m, each in relevance.items()}
-        made[f"{metric}/random"] = [measure(draw, inside) for draw in draws]
+    for metric in metrics:
+        made |= {f"{metric.name}/{m}": metric(each, inside) for m, each in relevance.items()}
+        made[f"{metric.name}/random"] = [metric(draw, inside) for draw in draws]
     return made | {f"relevance/{m}": [float(value) for value in each] for m, each in relevance.items()}
 
 
-def random_rows(count: int, methods: Sequence[str] = METHODS, seed: int = 0) -> list[dict[str, Any]]:
+def random_rows(
+    count: int,
+    methods: Sequence[str] = METHODS,
+    seed: int = 0,
+    metrics: Sequence[Metric] = tuple(METRICS.values()),
+) -> list[dict[str, Any]]:
     """Rows of random relevance, which the first method has a little more of on the subject."""
     rng = np.random.default_rng(seed)
     found = []
@@ -90,31 +107,42 @@ def random_rows(count: int, methods: Sequence[str] = METHODS, seed: int = 0) -> 
         relevance[methods[0]][truth] += 1.0
         facts = {"right": "are", "wrong": "is", "attractors": int(rng.integers(1, 4))}
         facts["logit_difference"] = float(rng.normal(1.0))
-        found.append(row(f"random:{number}", [f" t{at}" for at in range(length)], truth, relevance, facts, number))
+        found.append(
+            row(f"random:{number}", [f" t{at}" for at in range(length)], truth, relevance, facts, number, metrics)
+        )
     return found
 
 
-def write(folder: Path, found: Sequence[dict[str, Any]], methods: Sequence[str] = METHODS, **more: Any) -> Path:
-    """A benchmark's folder with these rows, in two parts as a run leaves them."""
-    run = {
-        "format": 1,
-        "benchmark": "sva",
-        "settings": {
-            "model": "openai-community/gpt2",
-            "data": [{"file": "dev.tsv", "bytes": 1234, "sha256": "ab" * 32}],
-            "parser": None,
-            "methods": list(methods),
-            "dtype": "float32",
-        },
-        "versions": {"lrpx": "0.1.0", "torch": "2.13.0"},
+def write(
+    folder: Path,
+    found: Sequence[dict[str, Any]],
+    methods: Sequence[str] = METHODS,
+    metrics: Sequence[Metric] = tuple(METRICS.values()),
+    **more: Any,
+) -> Path:
+    """A run's folder with these rows, in two parts."""
+    settings = {
+        "model": more.pop("model", "openai-community/gpt2"),
+        "data": [{"file": "dev.tsv", "bytes": 1234, "sha256": "ab" * 32}],
+        "parser": None,
+        "dtype": "float32",
+        "methods": list(methods),
+        "metrics": [metric.describe() for metric in metrics],
+    }
+    notes = {
         "counts": {"read": 14000, "kept": len(found)},
         "statistics": {"mean tokens": 11.25, "samples": float(len(found))},
+        "labels": {name: find(name).label for name in methods},
         "command": "lrpx bench sva dev.tsv --out runs/sva",
-        **more,
     }
-    (folder / rows.ROWS).mkdir(parents=True, exist_ok=True)
-    (folder / "run.json").write_text(json.dumps(run), encoding="utf-8")
-    half = (len(found) + 1) // 2
-    for number, part in enumerate(filter(None, (found[:half], found[half:]))):
-        rows.write_table(rows.part(folder, number), pa.Table.from_pylist(part, rows.schema(methods)))
+    with Store.begin(folder, "sva", settings, {"lrpx": "0.1.0", "torch": "2.13.0"}) as store:
+        store.note(**notes | more)
+        half = (len(found) + 1) // 2
+        for number, part in enumerate(filter(None, (found[:half], found[half:]))):
+            store.keep(f"{number:05}", pa.Table.from_pylist(part, BENCHMARK.columns(methods, list(metrics))))
     return folder
+
+
+def reports(folder: Path, show: Sequence[str] = ()) -> Summary:
+    """Write the reports of a folder."""
+    return write_reports(BENCHMARK, Store.read(folder), show=show)

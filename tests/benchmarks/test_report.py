@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lrpx.benchmarks.heatmaps import choose
-from lrpx.benchmarks.report import terminal, write_reports
+from lrpx.benchmarks import heatmaps
+from lrpx.benchmarks.report import terminal
 from lrpx.benchmarks.summary import summarise
 from lrpx.errors import InputError, ResultFileError
 from lrpx.metrics.ground_truth import METRICS
+from lrpx.runs import Store
 from lrpx.views.picture import visible
-from tests.benchmarks.report_samples import METHODS, explained, random_rows, row, write
+from tests.benchmarks.report_samples import BENCHMARK, METHODS, explained, random_rows, reports, row, write
 
 FILES = ["heatmaps.tex", "report.html", "table.md", "table.tex"]
 HOSTILE = (
@@ -43,6 +44,10 @@ HOSTILE = (
     "é Ġ ▁ 中 🙂 ﷽",
     "|a|`b`*c*[d](e)",
 )
+
+
+def choose(folder, methods, show=()):
+    return heatmaps.choose(BENCHMARK, Store.read(folder), methods, METRICS["RMA"], show)
 
 
 class Shown(HTMLParser):
@@ -83,16 +88,16 @@ def hostile_run(folder):
 def folder(tmp_path_factory):
     """A run by the bundled model, with its reports."""
     folder = write(tmp_path_factory.mktemp("run"), explained())
-    write_reports(folder, show=["dev:12"])
+    reports(folder, show=["dev:12"])
     return folder
 
 
 def test_the_reports_are_written_and_nothing_is_left_behind(folder):
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "rows", "run.json"])
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, ".lock", "rows", "run.json"])
 
 
 def test_the_same_run_gives_the_same_files(folder, tmp_path):
-    write_reports(write(tmp_path, explained()), show=["dev:12"])
+    reports(write(tmp_path, explained()), show=["dev:12"])
     for name in FILES:
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
@@ -123,7 +128,7 @@ def test_the_markdown_names_what_a_reader_needs(folder):
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_terminal_shows_the_table(folder, width):
     console = Console(width=width, file=io.StringIO())
-    console.print(terminal(summarise(folder)))
+    console.print(terminal(summarise(Store.read(folder))))
     text = console.file.getvalue()
     assert "…" not in text
     assert all(each in text for each in ("AttnLRP", "Gradient×Input", "Random", "12 of 12 samples"))
@@ -140,7 +145,7 @@ def test_chosen_are_those_asked_for_the_surest_and_the_worst(folder):
 
 def test_a_heatmap_holds_the_model_s_own_numbers(folder):
     heatmap = choose(folder, METHODS, ["dev:1"])[0].heatmaps[0]
-    assert (heatmap.preferred, heatmap.other, heatmap.correct) == ("are", "is", True)
+    assert (heatmap.told, heatmap.correct) == ("logit of “are” − logit of “is”", True)
     assert "".join(heatmap.lines[0].pieces[at].text for at in sorted(heatmap.truth)) == "keys"
     for line in heatmap.lines:
         values = explained()[0][f"relevance/{line.method}"]
@@ -153,9 +158,9 @@ def test_a_wrong_prediction_is_shown_only_when_asked_for(tmp_path):
     found = random_rows(30)
     wrong = next(each["id"] for each in found if not each["correct"])
     shown = choose(write(tmp_path, found), METHODS, [wrong])
-    assert (shown[0].heatmaps[0].preferred, shown[0].heatmaps[0].correct) == ("is", False)
-    assert all(heatmap.correct and heatmap.difference > 0 for kind in shown[1:] for heatmap in kind.heatmaps)
-    write_reports(tmp_path, show=[wrong])
+    assert (shown[0].heatmaps[0].told, shown[0].heatmaps[0].correct) == ("logit of “is” − logit of “are”", False)
+    assert all(heatmap.correct and heatmap.value > 0 for kind in shown[1:] for heatmap in kind.heatmaps)
+    reports(tmp_path, show=[wrong])
     assert "wrong prediction" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "a wrong prediction" in (tmp_path / "heatmaps.tex").read_text(encoding="utf-8")
 
@@ -163,7 +168,7 @@ def test_a_wrong_prediction_is_shown_only_when_asked_for(tmp_path):
 def test_an_unknown_sample_is_named_before_anything_is_written(tmp_path):
     write(tmp_path, explained())
     with pytest.raises(InputError, match=r"no sample 'dev:13', 'x' in .* ids such as 'dev:1'"):
-        write_reports(tmp_path, show=["dev:1", "x", "dev:13"])
+        reports(tmp_path, show=["dev:1", "x", "dev:13"])
     assert not [name for name in FILES if (tmp_path / name).exists()]
 
 
@@ -171,8 +176,8 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one(folder, tmp_path):
     write(tmp_path, explained())
     (tmp_path / "table.md").mkdir()
     with pytest.raises(ResultFileError, match=r"cannot write .*table\.md"):
-        write_reports(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows", "run.json", "table.md"]
+        reports(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "rows", "run.json", "table.md"]
 
 
 def test_the_page_shows_each_token_and_underlines_the_subject(folder):
@@ -186,7 +191,7 @@ def test_the_page_shows_each_token_and_underlines_the_subject(folder):
 
 
 def test_hostile_text_stays_text_on_the_page(tmp_path):
-    write_reports(hostile_run(tmp_path), show=["<i>&|\\1"])
+    reports(hostile_run(tmp_path), show=["<i>&|\\1"])
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     shown = Shown(page)
     assert {tag for tag, _ in shown.elements}.isdisjoint({"script", "img", "i", "u", "link", "iframe"})
@@ -196,8 +201,8 @@ def test_hostile_text_stays_text_on_the_page(tmp_path):
 
 
 def test_hostile_text_stays_text_in_markdown(tmp_path):
-    write_reports(hostile_run(tmp_path))
+    reports(hostile_run(tmp_path))
     text = (tmp_path / "table.md").read_text(encoding="utf-8")
-    assert r"| model | \<b\>\|x⏎\# y |" in text
+    assert r"| settings model | \<b\>\|x⏎\# y |" in text
     assert r"| command | lrpx \`rm\` \</td\>⏎\\bye |" in text
     assert not re.search(r"(?<!\\)<[a-z/]", text)

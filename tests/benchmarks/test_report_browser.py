@@ -7,9 +7,8 @@ import shutil
 
 import pytest
 
-from lrpx.benchmarks.report import write_reports
 from lrpx.views.colour import contrast
-from tests.benchmarks.report_samples import explained, write
+from tests.benchmarks.report_samples import explained, reports, write
 from tests.benchmarks.test_report import hostile_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -36,8 +35,8 @@ return [...document.querySelectorAll('.lrpx-t,.lrpx-head *,.lrpx-lead *,.lrpx-fa
 def pages(tmp_path_factory):
     real = write(tmp_path_factory.mktemp("real"), explained())
     hostile = hostile_run(tmp_path_factory.mktemp("hostile"))
-    write_reports(real, show=["dev:12"])
-    write_reports(hostile)
+    reports(real, show=["dev:12"])
+    reports(hostile)
     return {"real": real / "report.html", "hostile": hostile / "report.html"}
 
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrpx.benchmarks.latex import escape
-from lrpx.benchmarks.report import write_reports
-from tests.benchmarks.report_samples import explained, write
+from tests.benchmarks.report_samples import explained, reports, write
 from tests.benchmarks.test_report import HOSTILE, hostile_run
 
 DOCUMENT = r"""\documentclass{article}
@@ -63,7 +62,7 @@ def test_different_texts_stay_different(one, other):
 
 @pdflatex
 def test_the_fragments_of_a_real_run_compile(tmp_path):
-    write_reports(write(tmp_path, explained()), show=["dev:12"])
+    reports(write(tmp_path, explained()), show=["dev:12"])
     log = compiled(tmp_path)
     assert "Overfull" not in log
     assert "Output written on document.pdf" in log
@@ -71,7 +70,7 @@ def test_the_fragments_of_a_real_run_compile(tmp_path):
 
 @pdflatex
 def test_hostile_text_compiles(tmp_path):
-    write_reports(hostile_run(tmp_path))
+    reports(hostile_run(tmp_path))
     every = "".join(map(chr, [*range(32, 127), *range(0xA0, 0x180), *range(0x2010, 0x2030)]))
     log = compiled(tmp_path, "\n\n".join(escape(text) for text in (*HOSTILE, *every)))
     assert "Missing character" not in log

@@ -14,23 +14,30 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import lrpx
-from lrpx.benchmarks import report, rows, sva
+from lrpx import recipes
+from lrpx.benchmarks import Run
+from lrpx.benchmarks.agreement import Agreement
 from lrpx.errors import ResultFileError
+from lrpx.methods import Backward
+from lrpx.rules import Gamma
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
-COMMAND = ["lrpx", "benchmark", "sva", "--data", str(SENTENCES), "--out", "out"]
-PART = 2
-"""Samples in a part here, so that there are seven parts."""
+COMMAND = ["lrpx", "benchmark", "sva", "--data", str(SENTENCES), "--out", "out", "--part", "2"]
+"""Two samples in a part, so that there are seven parts."""
 
 DRIVER = """
 import json, os, resource, signal, sys, time
 from pathlib import Path
 import torch, transformers.models.llama.modeling_llama, transformers.generation.utils
 from lrpx import cli
-from lrpx.benchmarks import report, rows, sva
-command, part, steps = json.loads(sys.argv[1])
+from lrpx.benchmarks import report
+command, steps = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-rows.PART, results = part, []
+results = []
+
+def parts():
+    return sorted(Path("out/rows").glob("part-*"))
+
 for folder, action, after, delay in steps:
     os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
@@ -45,7 +52,7 @@ for folder, action, after, delay in steps:
             os._exit(left.code or 0)
         os._exit(0)
     if action:
-        while len(rows.parts(Path("out"))) < after:
+        while len(parts()) < after:
             time.sleep(0.001)
         time.sleep(delay)
     if action == "kill":
@@ -53,7 +60,7 @@ for folder, action, after, delay in steps:
     if action == "limit":
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (9000, 9000))
     _, status = os.waitpid(pid, 0)
-    found = {path.name: path.read_bytes().hex() for path in rows.parts(Path("out"))}
+    found = {path.name: path.read_bytes().hex() for path in parts()}
     results.append([os.waitstatus_to_exitcode(status), found, Path("printed").read_text()])
 print(json.dumps(results))
 """
@@ -72,7 +79,7 @@ def driven(tmp_path_factory):
     """``(folder, [(exit code, parts by name, what was printed)])`` of each of ``STEPS``."""
     folder = tmp_path_factory.mktemp("driven")
     steps = [(str(folder / name), *step) for name, each in STEPS.items() for step in each]
-    given = json.dumps([COMMAND, PART, steps])
+    given = json.dumps([COMMAND, steps])
     done = subprocess.run([sys.executable, "-c", DRIVER, given], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     results = iter(json.loads(done.stdout))
@@ -85,6 +92,10 @@ def whole(driven):
     folder, [(code, parts, printed)] = driven["whole"]
     assert (code, len(parts)) == (0, 7), printed
     return folder
+
+
+def parts(folder):
+    return sorted((folder / "rows").glob("part-*"))
 
 
 def assert_same(folder, whole):
@@ -126,12 +137,11 @@ def test_a_full_disk(whole, tmp_path, monkeypatch, run):
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a small disk cannot be mounted here, which takes root")
     try:
-        monkeypatch.setattr(rows, "PART", PART)
         monkeypatch.chdir(disk)
         code, _, err = run(*COMMAND[1:])
         assert code == 2
         assert "No space left on device; make room in that folder" in err
-        written = {path: path.read_bytes() for path in rows.parts(disk / "out")}
+        written = {path: path.read_bytes() for path in parts(disk / "out")}
         assert 0 < len(written) < 7
         assert not list(disk.rglob("*.tmp"))
         subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
@@ -154,19 +164,21 @@ def explainer():
 
 
 @pytest.fixture
-def again(explainer, tmp_path, monkeypatch):
+def again(explainer, tmp_path):
     """Run the benchmark in a folder, with two methods: how many samples were explained anew."""
-    monkeypatch.setattr(rows, "PART", 4)
 
-    def call(**options):
-        calls = []
-        run = sva.prepare(explainer, [SENTENCES], tmp_path, **{"methods": ["lrp", "attnlrp"]} | options)
+    def call(methods=("lrp", "attnlrp"), batch_size=32, metrics=None, **options):
+        calls, done = [], []
+        benchmark = Agreement([SENTENCES], **options)
+        run = Run(benchmark, explainer.bound, methods, metrics, batch_size=batch_size, part=4)
         handle = explainer.model.register_forward_pre_hook(lambda _, __, given: calls.append(given), with_kwargs=True)
         try:
-            assert sum(run.explain()) == len(run)
+            with run.kept_in(tmp_path) as kept:
+                kept.explain(done.append)
+                benchmark.report(kept.store)
         finally:
             handle.remove()
-        report.write_reports(tmp_path)
+        assert sum(done) == len(run)
         return sum(len(given["input_ids"]) for given in calls) // 2
 
     return call
@@ -174,7 +186,7 @@ def again(explainer, tmp_path, monkeypatch):
 
 def test_what_is_there_is_kept(again, tmp_path):
     assert again() == 14
-    before = {path: path.stat().st_mtime_ns for path in [*rows.parts(tmp_path), tmp_path / "samples.parquet"]}
+    before = {path: path.stat().st_mtime_ns for path in [*parts(tmp_path), tmp_path / "samples.parquet"]}
     assert again() == 0
     assert again(batch_size=2) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -204,18 +216,18 @@ def breakages():
 @pytest.mark.parametrize("how", breakages())
 def test_a_broken_part_is_made_again(again, tmp_path, how):
     again()
-    content = {path: path.read_bytes() for path in rows.parts(tmp_path)}
+    content = {path: path.read_bytes() for path in parts(tmp_path)}
     table = (tmp_path / "table.md").read_bytes()
     first, second, *_ = content
     breakages()[how](first, second)
     (tmp_path / "rows" / ".part-00003.parquet.123.tmp").write_bytes(b"half a file")
     assert again() == 4
-    assert {path: path.read_bytes() for path in rows.parts(tmp_path)} == content
+    assert {path: path.read_bytes() for path in parts(tmp_path)} == content
     assert (tmp_path / "table.md").read_bytes() == table
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("name", ["samples.parquet", "tokenised.parquet", "dropped.parquet"])
+@pytest.mark.parametrize("name", ["samples.parquet", "dropped.parquet"])
 def test_broken_samples_are_read_again(again, tmp_path, name):
     again()
     content = (tmp_path / name).read_bytes()
@@ -230,7 +242,7 @@ def test_the_sentences_are_not_read_again(again, tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("read again")
 
-    monkeypatch.setattr(sva, "read_agreement", refuse)
+    monkeypatch.setattr(Agreement, "read", refuse)
     assert again() == 0
 
 
@@ -242,7 +254,9 @@ def test_the_sentences_are_not_read_again(again, tmp_path, monkeypatch):
             r'methods was \["lrp", "attnlrp"\] and is \["lrp"\] now; name another folder with --out',
         ),
         ({"limit": 3}, "limit was null and is 3 now"),
-        ({"only": ["sentences:1.6"]}, "only was null and is"),
+        ({"only": Path(__file__)}, "only was null and is"),
+        ({"metrics": ["RMA"]}, "metrics was"),
+        ({"methods": [Backward("lrp", recipes.LRP.at("*.mlp", linear=Gamma(0.25))), "attnlrp"]}, "described lrp was"),
     ],
 )
 def test_other_settings_are_refused(again, tmp_path, options, message):
@@ -266,7 +280,8 @@ def test_another_model_of_the_same_name_is_refused(again, explainer):
 
 
 def test_settings_may_change_until_there_are_rows(again, explainer, tmp_path):
-    sva.prepare(explainer, [SENTENCES], tmp_path, methods=["alti"], limit=3)
+    with Run(Agreement([SENTENCES], limit=3), explainer.bound, ["alti"]).kept_in(tmp_path):
+        pass
     assert again() == 14
 
 
@@ -291,7 +306,22 @@ def test_rows_without_their_record_are_refused(again, tmp_path):
 
 def test_a_part_that_other_versions_made_goes(again, tmp_path):
     again()
-    content = rows.part(tmp_path, 3).read_bytes()
-    rows.part(tmp_path, 4).write_bytes(content)
+    first, *_ = parts(tmp_path)
+    first.with_name("part-00004.parquet").write_bytes(first.read_bytes())
     assert again() == 0
-    assert len(rows.parts(tmp_path)) == 4
+    assert len(parts(tmp_path)) == 4
+
+
+def test_a_second_run_at_the_same_time_is_refused(again, explainer, tmp_path, run):
+    """Its rows would be mixed with those of the first, which may be another model's."""
+    again()
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with Run(Agreement([SENTENCES]), explainer.bound, ["lrp", "attnlrp"], part=4).kept_in(tmp_path) as kept:
+        with pytest.raises(ResultFileError, match=r"another run is writing in .* name another folder"):
+            again()
+        code, out, err = run("benchmark", "sva", "--data", SENTENCES, "--out", tmp_path, "--methods", "lrp")
+        assert (code, out) == (2, "")
+        assert err.startswith(f"lrpx: another run is writing in {tmp_path}")
+        kept.explain()
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path for path in after if after[path] != before[path]} <= {tmp_path / "run.json"}

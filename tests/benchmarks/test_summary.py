@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections import Counter
 from fractions import Fraction
 
+import pyarrow.parquet as pq
 import pytest
 
-from lrpx.benchmarks import rows
-from lrpx.benchmarks.summary import BINS, Group, read_run, select, summarise
+from lrpx.benchmarks import summary as summaries
+from lrpx.benchmarks.summary import BINS, Means, select
 from lrpx.errors import ResultFileError
 from lrpx.metrics.ground_truth import METRICS
-from tests.benchmarks.report_samples import METHODS, random_rows, write
+from lrpx.runs import Store
+from tests.benchmarks.report_samples import BENCHMARK, METHODS, random_rows, write
 
 ROWS = random_rows(300)
 RIGHT = [row for row in ROWS if row["correct"]]
@@ -23,6 +24,19 @@ RIGHT = [row for row in ROWS if row["correct"]]
 @pytest.fixture(scope="module")
 def summary(tmp_path_factory):
     return summarise(write(tmp_path_factory.mktemp("run"), ROWS))
+
+
+def summarise(folder):
+    return summaries.summarise(Store.read(folder), BENCHMARK.group)
+
+
+def changed(folder, **settings):
+    """The run of a folder with other settings, in its record and in its parts."""
+    with Store.begin(folder / "new", "sva", Store.read(folder).settings | settings, {}) as store:
+        store.note()
+        for path in Store.read(folder).parts():
+            store.keep(path.stem.removeprefix("part-"), pq.read_table(path))
+    return folder / "new"
 
 
 def column(metric, name):
@@ -64,10 +78,10 @@ def test_shares_count_the_values(summary, metric, method):
 
 
 def test_groups_by_attractors(summary):
-    assert [group.attractors for group in summary.groups] == [1, 2, 3]
+    assert [group.number for group in summary.groups] == [1, 2, 3]
     assert sum(group.samples for group in summary.groups) == 300
     for group in summary.groups:
-        mine = [row for row in RIGHT if row["attractors"] == group.attractors]
+        mine = [row for row in RIGHT if row["attractors"] == group.number]
         assert group.correct == len(mine)
         assert group.means["RMA"]["lrp"] == pytest.approx(statistics.fmean(row["RMA/lrp"] for row in mine))
         every = [value for row in mine for value in row["MRR/random"]]
@@ -80,7 +94,7 @@ def test_a_group_without_a_correct_sample_has_no_means(tmp_path):
         if row["attractors"] == 2:
             row |= {"correct": False, "logit_difference": -1.0}
     two = summarise(write(tmp_path, found)).groups[1]
-    assert two == Group(2, sum(row["attractors"] == 2 for row in found), 0, {})
+    assert two == Means(2, sum(row["attractors"] == 2 for row in found), 0, {})
 
 
 def test_the_tests_tell_a_better_method_from_noise(summary):
@@ -117,8 +131,8 @@ def test_one_method_alone_has_nothing_to_be_tested_against(tmp_path):
 
 def test_rows_come_in_the_order_of_the_run_and_by_id(tmp_path):
     folder = write(tmp_path, ROWS[:31])
-    assert select(folder, ["id"])["id"].to_list() == [row["id"] for row in ROWS[:31]]
-    some = select(folder, ["id", "relevance/lrp"], ids=["random:30", "random:2"])
+    assert select(Store.read(folder), ["id"])["id"].to_list() == [row["id"] for row in ROWS[:31]]
+    some = select(Store.read(folder), ["id", "relevance/lrp"], ids=["random:30", "random:2"])
     assert some["relevance/lrp"].to_list() == [ROWS[1]["relevance/lrp"], ROWS[29]["relevance/lrp"]]
 
 
@@ -127,29 +141,41 @@ def test_a_folder_with_signs_of_a_pattern_is_read(tmp_path):
     assert summarise(write(folder, ROWS[:10])).samples == 10
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "{", "[]", "null", "{}", '{"settings": {}}', "[" * 5000, '{"settings": {"model": "m", "methods": []}}']
-    + [json.dumps({"settings": {"model": m, "methods": n}}) for m, n in ((1, ["lrp"]), ("m", "lrp"), ("m", [1]))],
-)
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"settings": {}}', "[" * 5000])
 def test_a_record_that_describes_no_run_is_named(tmp_path, text):
     write(tmp_path, ROWS[:4])
     (tmp_path / "run.json").write_text(text, encoding="utf-8")
-    with pytest.raises(ResultFileError, match=r"run\.json does not describe a run .*run the benchmark"):
-        read_run(tmp_path)
+    with pytest.raises(ResultFileError, match=r"run\.json does not describe a run .*run it into a new folder"):
+        summarise(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"methods": []},
+        {"model": 1},
+        {"methods": "lrp"},
+        {"methods": [1]},
+        {"metrics": []},
+        {"metrics": [{"name": "M"}]},
+    ],
+)
+def test_a_run_without_methods_or_metrics_is_named(tmp_path, settings):
+    with pytest.raises(ResultFileError, match=r"does not hold a run of methods .*run it into a new folder"):
+        summarise(changed(write(tmp_path, ROWS[:4]), **settings))
 
 
 def test_a_folder_without_a_run_or_rows_is_named(tmp_path):
     with pytest.raises(ResultFileError, match=r"cannot read .*run\.json.*run it first"):
         summarise(tmp_path)
     write(tmp_path, [])
-    with pytest.raises(ResultFileError, match=r"no rows in .*run the benchmark first"):
+    with pytest.raises(ResultFileError, match=r"no rows in .*run it first"):
         summarise(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 100, 0.5, -1])
 def test_a_part_that_is_cut_short_is_refused(tmp_path, kept):
-    part = rows.part(write(tmp_path, ROWS[:10]), 1)
+    part = Store.read(write(tmp_path, ROWS[:10])).path("00001")
     content = part.read_bytes()
     part.write_bytes(content[: int(len(content) * kept) if isinstance(kept, float) else kept])
     with pytest.raises(ResultFileError, match="cannot read the rows"):
@@ -158,10 +184,15 @@ def test_a_part_that_is_cut_short_is_refused(tmp_path, kept):
 
 def test_rows_that_lack_a_method_are_refused(tmp_path):
     folder = write(tmp_path, random_rows(4, ["lrp"]), ["lrp"])
-    run = json.loads((folder / "run.json").read_text())
-    run["settings"]["methods"].append("logit")
-    (folder / "run.json").write_text(json.dumps(run))
     with pytest.raises(ResultFileError, match="logit"):
+        summarise(changed(folder, methods=["lrp", "logit"]))
+
+
+def test_rows_of_another_run_are_refused(tmp_path):
+    """Two models' rows in one folder: half of each would be neither's result."""
+    folder, other = write(tmp_path / "a", ROWS[:10]), write(tmp_path / "b", ROWS[:10], model="another")
+    Store.read(folder).path("00001").write_bytes(Store.read(other).path("00001").read_bytes())
+    with pytest.raises(ResultFileError, match=r"part-00001\.parquet are of a run with other settings"):
         summarise(folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +16,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lrpx
-from lrpx.benchmarks import rows, scoring, sva
+from lrpx import recipes
+from lrpx.benchmarks import Run
+from lrpx.benchmarks.agreement import Agreement
+from lrpx.benchmarks.ground_truth import draws
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
-from lrpx.methods import METHODS
+from lrpx.methods import METHODS as REGISTERED
 from lrpx.model import BUNDLED
+from lrpx.rules import Gamma
 from tests import tiny
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
+METHODS = Agreement.methods
 METRICS = ("PG2", "MRR", "RMA", "PTA")
 
 
-def explained(explainer, folder, data=(SENTENCES,), **options):
+def explained(explainer, folder, data=(SENTENCES,), methods=None, batch_size=32, **options):
     """The rows of a whole run."""
-    run = sva.prepare(explainer, data, folder, **options)
-    assert sum(run.explain()) == len(run)
+    run = Run(Agreement(list(data), **options), explainer.bound, methods, batch_size=batch_size)
+    done = []
+    with run.kept_in(folder) as kept:
+        kept.explain(done.append)
+    assert sum(done) == len(run)
     found = pl.read_parquet(folder / "rows" / "*.parquet")
     assert len(found) == len(run)
     return found
@@ -123,7 +132,7 @@ def test_batches_change_nothing_but_rounding(explainer, frame, tmp_path, side, b
         if column.startswith("relevance/"):
             pairs = zip(alone[column].to_list(), frame[column].to_list(), strict=True)
             assert all(a == pytest.approx(b, abs=1e-4 * max(map(abs, b))) for a, b in pairs)
-        elif column.endswith("/random") or column in rows.FACTS.names:
+        elif column.endswith("/random") or column in Agreement([]).facts.names:
             assert alone[column].to_list() == frame[column].to_list()
 
 
@@ -164,17 +173,17 @@ def test_a_treebank(explainer, shared_data, tmp_path):
 @given(st.text(min_size=1), st.integers(1, 50))
 @settings(max_examples=30, deadline=None)
 def test_draws(name, length):
-    found = scoring.draws(name, length)
+    found = draws(name, length)
     assert found.shape == (10, length)
     assert (found >= -1).all()
     assert (found < 1).all()
-    assert (found == scoring.draws(name, length)).all()
+    assert (found == draws(name, length)).all()
     assert len({tuple(row) for row in found.tolist()}) == 10
-    assert (found != scoring.draws(name + "0", length)).any()
+    assert (found != draws(name + "0", length)).any()
 
 
 def test_draws_are_uniform():
-    found = scoring.draws("dev:1", 20_000)
+    found = draws("dev:1", 20_000)
     assert np.histogram(found, bins=10, range=(-1, 1))[0] / found.size == pytest.approx(0.1, abs=0.005)
 
 
@@ -182,7 +191,8 @@ def test_draws_are_uniform():
 
 
 def test_only_and_limit_choose_samples(explainer, tmp_path):
-    some = explained(explainer, tmp_path / "only", only=["sentences:5.9", "sentences:12.9"], methods=["lrp"])
+    (tmp_path / "ids.txt").write_text("sentences:12.9\nsentences:5.9\n")
+    some = explained(explainer, tmp_path / "only", only=tmp_path / "ids.txt", methods=["lrp"])
     assert some["id"].to_list() == ["sentences:5.9", "sentences:12.9"]
     first = explained(explainer, tmp_path / "limit", limit=3, methods=["lrp"])
     assert first["id"].to_list() == ["sentences:1.6", "sentences:2.6", "sentences:3.6"]
@@ -230,23 +240,31 @@ def test_a_number_that_is_not_finite_names_the_sample(tmp_path):
     with torch.no_grad():
         explainer.model.get_input_embeddings().weight[bride[0]] = torch.inf
     explainer.model.lm_head.weight = torch.nn.Parameter(explainer.model.lm_head.weight.nan_to_num(posinf=0.0))
-    with pytest.raises(NonFiniteError, match=r"\(sample sentences:13\.6\)"):
+    with pytest.raises(NonFiniteError, match=r"sample sentences:13\.6: "):
         explained(explainer, tmp_path)
 
 
 def test_what_cannot_run_is_refused_before_any_work(explainer, tmp_path):
-    out = tmp_path / "out"
+    def run(model, data=(SENTENCES,), **options):
+        Run(Agreement(list(data)), lrpx.Explainer(*model).bound, **options)
+
+    own = explainer.model, explainer.tokenizer
     with pytest.raises(MethodError, match="there is no method 'magic'"):
-        sva.prepare(explainer, [SENTENCES], out, methods=["lrp", "magic"])
-    with pytest.raises(ModelError, match="sequence classifier"):
-        sva.prepare(lrpx.Explainer(tiny.bert_classifier()), [SENTENCES], out)
+        run(own, methods=["lrp", "magic"])
+    with pytest.raises(MethodError, match="the methods are none"):
+        run(own, methods=[])
+    with pytest.raises(InputError, match="there is no metric 'magic'"):
+        run(own, metrics=["magic"])
+    with pytest.raises(InputError, match="batch_size is 0"):
+        run(own, batch_size=0)
+    with pytest.raises(ModelError, match="is a sequence classifier, and sva asks a causal language model or masked"):
+        run((tiny.bert_classifier(),))
     with pytest.raises(ModelError, match="no tokenizer"):
-        sva.prepare(lrpx.Explainer(tiny.roberta()), [SENTENCES], out)
+        run((tiny.roberta(),))
     with pytest.raises(ModelError, match="training mode"):
-        sva.prepare(lrpx.Explainer(tiny.roberta().train(), explainer.tokenizer), [SENTENCES], out)
+        run((tiny.roberta().train(), explainer.tokenizer))
     with pytest.raises(InputError, match=r"2 files are named 'sentences\.conllu'"):
-        sva.prepare(explainer, [SENTENCES, SENTENCES], out)
-    assert not out.exists()
+        run(own, [SENTENCES, SENTENCES])
 
 
 def test_a_tokenizer_of_another_model_is_refused(explainer, tmp_path):
@@ -274,12 +292,73 @@ def test_the_command_shows_the_table_and_names_the_files(run, tmp_path):
     assert json.loads((out / "run.json").read_text())["command"].startswith("lrpx benchmark sva --data ")
 
 
+def test_a_recipe_in_a_file_is_a_method(run, tmp_path, explainer):
+    recipe = replace(recipes.LRP.at("*.mlp", linear=Gamma(0.25)), name="gamma")
+    recipe.save(tmp_path / "gamma.json")
+    out = tmp_path / "out"
+    code, _, err = run(
+        "benchmark", "sva", "--data", SENTENCES, "--methods", f"lrp,{tmp_path / 'gamma.json'}", "--out", out
+    )
+    assert (code, err) == (0, "")
+    found = pl.read_parquet(out / "rows" / "*.parquet").row(0, named=True)
+    alone = explainer("".join(found["tokens"][1:]), " lie", " lies", recipe)
+    assert found["relevance/gamma"] == pytest.approx(alone.relevance.tolist(), rel=1e-3)
+    assert found["relevance/gamma"] != pytest.approx(found["relevance/lrp"], rel=1e-2)
+    settings = json.loads((out / "run.json").read_text())["settings"]
+    assert settings["methods"] == ["lrp", "gamma"]
+    assert "0.25" in settings["described"]["gamma"]
+
+
+SCRIPT = """
+from dataclasses import dataclass
+import torch
+from lrpx.methods import Found, Method, register
+
+@register
+@dataclass(frozen=True)
+class Third(Method):
+    name: str = "third"
+    label: str = "The <third>"
+
+    def describe(self):
+        return "the third token, %s"
+
+    def attribute(self, model, questions, *, ledger=False):
+        lengths = [questions.row_of(i).lengths[0] for i in range(len(questions))]
+        return Found(model.ask(questions), tuple(1.0 * (torch.arange(n) == 2) for n in lengths))
+"""
+
+
+def test_a_method_in_a_script_stands_in_rows_and_reports(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(REGISTERED, "_found", dict(REGISTERED))
+    script, out = tmp_path / "third.py", tmp_path / "out"
+    script.write_text(SCRIPT % "once")
+    command = ("benchmark", "sva", "--data", SENTENCES, "--methods", f"{script},lrp", "--out", out)
+    code, text, err = run(*command)
+    assert (code, err) == (0, "")
+    assert "The <third>" in text
+    frame = pl.read_parquet(out / "rows" / "*.parquet")
+    assert all(each == [0.0, 0.0, 1.0, *[0.0] * (len(each) - 3)] for each in frame["relevance/third"].to_list())
+    found = frame["ground_truth"].list.contains(2).to_list()
+    assert [value == 1.0 for value in frame["MRR/third"]] == found
+    assert set(found) == {True, False}
+    assert r"| The \<third\> |" in (out / "table.md").read_text()
+    assert "The &lt;third&gt;" in (out / "report.html").read_text()
+    assert r"{The \textless{}third\textgreater{}}" in (out / "table.tex").read_text()
+    # the same name, another method
+    script.write_text(SCRIPT % "twice")
+    code, _, err = run(*command)
+    assert code == 2
+    assert 'described third was "the third token, once" and is "the third token, twice" now' in err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"--data": "missing.tsv"}, "cannot read missing.tsv"),
         ({"--only": "missing.txt"}, "cannot read missing.txt"),
         ({"--methods": "magic"}, "there is no method 'magic'"),
+        ({"--metrics": "magic"}, "there is no metric 'magic'"),
         ({"--model": "no-such/model"}, "no-such/model"),
         ({"--dtype": "float99"}, "there is no dtype 'float99'"),
         ({"--out": SENTENCES / "out"}, "name another folder"),
@@ -307,7 +386,7 @@ def test_ids_of_a_file(run, tmp_path):
 
 
 def test_without_the_extra_the_error_says_how_to_get_it(run, tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith("lrpx.benchmarks")]:
+    for name in [name for name in sys.modules if name.startswith(("lrpx.benchmarks", "lrpx.runs"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     code, out, err = run("benchmark", "sva", "--data", SENTENCES, "--out", tmp_path / "out")

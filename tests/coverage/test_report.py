@@ -1,4 +1,4 @@
-"""How a ledger is judged, and how rows are reported."""
+"""How a ledger is judged, and how the sweep is reported."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from lrpx.coverage import CHECKS, Row, markdown, summary
+from lrpx.coverage import CHECKS, Checked, markdown, summary
 from lrpx.coverage.checking import failed, first_line, judged
 from lrpx.coverage.classes import ModelClass
 from lrpx.coverage.report import counts, gaps, shares
 from lrpx.ledger import Entry, Ledger
 
-GOOD = Row("causal-lm", "LlamaForCausalLM", "llama", CHECKS, missing={"lrp": 2e-16, "attnlrp": 3e-16})
-OPEN = Row(
+GOOD = Checked("causal-lm", "LlamaForCausalLM", "llama", CHECKS, missing={"lrp": 2e-16, "attnlrp": 3e-16})
+OPEN = Checked(
     "causal-lm", "OddForCausalLM", "odd", CHECKS[:4],
     dict.fromkeys(CHECKS[4:], "misses 1.0e-02 of the explained value"), missing={"lrp": 0.01, "attnlrp": 0.01},
 )  # fmt: skip
-REFUSED = Row("masked-lm", "NewForMaskedLM", "new", ("built",), dict.fromkeys(CHECKS[1:], "calls torch's 'magic'"))
+REFUSED = Checked("masked-lm", "NewForMaskedLM", "new", ("built",), dict.fromkeys(CHECKS[1:], "calls torch's 'magic'"))
 UNBUILT = failed(ModelClass("masked-lm", "FarForMaskedLM", "far", ("far",)), "ImportError: needs far\nnot found")
-ROWS = [UNBUILT, GOOD, OPEN, REFUSED]
+CHECKED = [UNBUILT, GOOD, OPEN, REFUSED]
 
 
 def ledger(explained, **entries):
@@ -43,14 +43,14 @@ def test_a_ledger_is_judged(book, conserves, reason):
 
 
 def test_counts_and_shares():
-    found = counts(ROWS)
+    found = counts(CHECKED)
     assert list(found) == ["causal-lm", "masked-lm", "all"]
     assert found["masked-lm"]["classes"] == 2
     assert found["all"] == dict(zip(("classes", *CHECKS), (4, 3, 2, 2, 2, 1, 1), strict=True))
-    assert shares(ROWS) == {
+    assert shares(CHECKED) == {
         "run, identical and finite": 2 / 3, "CP-LRP ledger": 1 / 3, "AttnLRP ledger": 1 / 3,
     }  # fmt: skip
-    assert [str(gap) for gap in gaps([*ROWS, replace(OPEN, name="EvenForCausalLM")])] == [
+    assert [str(gap) for gap in gaps([*CHECKED, replace(OPEN, name="EvenForCausalLM")])] == [
         "EvenForCausalLM (causal-lm), OddForCausalLM (causal-lm), CP-LRP ledger, AttnLRP ledger: "
         "misses 1.0e-02 of the explained value",
         "FarForMaskedLM (masked-lm): ImportError: needs far",
@@ -59,7 +59,7 @@ def test_counts_and_shares():
 
 
 def test_the_page_names_every_gap():
-    page = markdown(ROWS, "lrpx coverage --report coverage.md", {"lrpx": "1.0", "torch": "2.0"})
+    page = markdown(CHECKED, "lrpx coverage --report coverage.md", {"lrpx": "1.0", "torch": "2.0"})
     assert "$ lrpx coverage --report coverage.md" in page
     assert "with lrpx 1.0, torch 2.0." in page
     assert "| all | 4 | 3 (75.0%) | 2 (66.7%) | 2 (66.7%) | 2 (66.7%) | 1 (33.3%) | 1 (33.3%) |" in page
@@ -78,14 +78,14 @@ def test_nothing_to_name_is_said():
 
 def test_the_terminal_shows_the_same():
     out = io.StringIO()
-    Console(file=out, width=100).print(summary(ROWS))
+    Console(file=out, width=100).print(summary(CHECKED))
     text = out.getvalue()
     assert "66.7% of the classes that can be built: run, identical and finite" in text
     assert "cannot be built: FarForMaskedLM (masked-lm): ImportError: needs far" in text
 
 
-def test_rows_survive_the_file():
-    assert Row.from_dict(OPEN.to_dict()) == OPEN
+def test_what_was_checked_survives_as_plain_values():
+    assert Checked.from_dict(OPEN.to_dict()) == OPEN
 
 
 def test_a_reason_is_one_line():

@@ -1,16 +1,22 @@
-"""The quick form of the sweep, for real; and a sweep that meets crashes, hangs, and rows of an earlier one."""
+"""The quick form of the sweep, for real; and a sweep that meets crashes, hangs, and what an earlier one left."""
 
 from __future__ import annotations
 
-import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 import threading
+import time
 
 import pytest
 
-from lrpx.coverage import CHECKS, choose, sweep, versions
+from lrpx.coverage import CHECKS, choose, sweep, sweeping, versions
 from lrpx.coverage.classes import DATA, MAPPINGS, ModelClass
-from lrpx.coverage.sweeping import ROWS, _Worker
 from lrpx.errors import ResultFileError
+from lrpx.runs import Store
 
 LLAMA = choose(["llama"], "causal-lm")
 NO_CLASS = ModelClass("causal-lm", "NoSuchModel", "llama", ("llama",))
@@ -29,45 +35,75 @@ def test_the_quick_form_passes_every_check(record_property):
     assert all(0.0 <= missing <= 1e-6 for row in rows for missing in row.missing.values())
 
 
-def test_what_fails_is_a_row_and_the_sweep_goes_on():
+def test_what_fails_is_named_and_the_sweep_goes_on():
     wrong, right = sweep((NO_CLASS, *LLAMA))
     assert wrong.passed == ()
     assert wrong.reasons == dict.fromkeys(CHECKS, "AttributeError: module transformers has no attribute NoSuchModel")
     assert right.passed == CHECKS
 
 
-def test_a_class_that_takes_too_long_is_a_row():
-    rows = list(sweep((*LLAMA, NO_CLASS), seconds=0.01))
-    assert [row.name for row in rows] == ["LlamaForCausalLM", "NoSuchModel"]
+def test_a_class_that_takes_too_long_failed():
+    rows = list(sweep(choose(["llama", "mixtral"], "causal-lm"), seconds=0.01))
+    assert [row.name for row in rows] == ["LlamaForCausalLM", "MixtralForCausalLM"]
     assert all(row.reasons == dict.fromkeys(CHECKS, "took longer than 0.01 s") for row in rows)
 
 
-def test_a_crash_is_a_row():
-    worker = _Worker()
-    worker.process.kill()
-    row = worker.check(LLAMA[0], 60.0, threading.Event())
-    worker.end()
-    assert row.reasons["built"].startswith("the process ended with code")
-    assert row.passed == ()
+def test_a_crash_is_one_class_that_failed(tmp_path, monkeypatch):
+    """Killed in the middle of its work, as the system does where memory runs out."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def kill():
+        while not (files := list(tmp_path.glob("*/*"))):
+            time.sleep(0.01)
+        time.sleep(0.1)
+        files[0].write_text("some warning\nout of memory\n")
+        os.kill(int(files[0].name), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    first, second = sweep(choose(["llama", "mixtral"], "causal-lm"))
+    killer.join()
+    assert first.passed == ()
+    assert first.reasons["built"] == "the process ended with code -9: out of memory"
+    assert second.passed == CHECKS
 
 
-def test_a_sweep_goes_on_where_it_ended(tmp_path):
+def test_no_process_is_left_when_a_sweep_is_left():
+    found = sweep((*LLAMA, *choose(["gpt2", "mixtral"], "causal-lm")))
+    next(found)
+    assert multiprocessing.active_children()
+    found.close()
+    assert not multiprocessing.active_children()
+
+
+def test_a_script_that_cannot_be_imported_by_workers_is_refused(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from lrpx.coverage import choose, sweep\nprint(*sweep(choose(['llama'], 'causal-lm')))\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1
+    assert "no worker can be started; in a script, call sweep() below: if __name__" in done.stderr
+
+
+def test_a_sweep_goes_on_where_it_ended(tmp_path, monkeypatch):
     classes = choose(["llama", "gpt2"], "causal-lm")
-    first = list(sweep(classes, tmp_path / "rows"))
-    file = tmp_path / "rows" / ROWS
-    lines = file.read_text().splitlines()
-    assert [json.loads(line)["versions"] for line in lines] == [versions()] * 2
+    kept = list(sweep(classes[:1], tmp_path)) + list(sweep(classes[1:], tmp_path))
     # no class has the time to be checked again
-    again = list(sweep(classes, tmp_path / "rows", seconds=0.01))
-    assert again == first
-    # a row cut short, and one of another version, are made again
-    older = json.dumps(json.loads(lines[1]) | {"versions": {"lrpx": "0"}})
-    file.write_text(f"{lines[0][:40]}\n{older}\n")
-    remade = list(sweep(classes, tmp_path / "rows", seconds=0.01))
-    assert [row.reasons["built"] for row in remade] == ["took longer than 0.01 s"] * 2
+    assert list(sweep(classes, tmp_path, seconds=0.01)) == kept
+    # a part cut short is made again
+    part = Store.read(tmp_path).checked_parts()[1]
+    part.write_bytes(part.read_bytes()[:-40])
+    again = {one.name: one for one in sweep(classes, tmp_path, seconds=0.01)}
+    wanted = {one.name: one for one in kept}
+    assert part.name == "part-causal-lm-LlamaForCausalLM.parquet"
+    assert again["GPT2LMHeadModel"] == wanted["GPT2LMHeadModel"]
+    assert again["LlamaForCausalLM"].reasons["built"] == "took longer than 0.01 s"
+    # results of other versions are not mixed with these
+    monkeypatch.setattr(sweeping, "versions", lambda: versions() | {"torch": "1.0"})
+    with pytest.raises(ResultFileError, match=r'torch was ".*" and is "1\.0" now; name another folder'):
+        next(sweep(classes, tmp_path))
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ResultFileError, match=r"cannot keep rows in .*file.*name another folder"):
+    with pytest.raises(ResultFileError, match=r"cannot write in .*file.*name another folder"):
         next(sweep(LLAMA, tmp_path / "file"))

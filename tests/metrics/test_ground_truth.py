@@ -38,7 +38,10 @@ def scores(relevance, truth):
 
 
 def test_the_metrics_are_those_of_the_paper_in_its_order():
-    assert list(METRICS.items()) == [("PG2", pg), ("MRR", mrr), ("RMA", rma), ("PTA", pta)]
+    assert [(name, metric.measure) for name, metric in METRICS.items()] == [
+        ("PG2", pg), ("MRR", mrr), ("RMA", rma), ("PTA", pta),
+    ]  # fmt: skip
+    assert {(metric.low, metric.high, metric.better) for metric in METRICS.values()} == {(0.0, 1.0, "higher")}
 
 
 @pytest.mark.parametrize(

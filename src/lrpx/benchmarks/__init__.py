@@ -1,4 +1,4 @@
-"""Benchmarks of the methods against ground truth: subject-verb agreement (Arras et al. 2025)."""
+"""Benchmarks: methods measured against what is known; each is registered, and is then a command with reports."""
 
 from lrpx.errors import MissingExtraError
 
@@ -7,3 +7,24 @@ try:
     import pyarrow  # noqa: F401
 except ImportError as error:
     raise MissingExtraError("the benchmarks need pyarrow and polars: pip install 'lrpx[benchmarks]'") from error
+
+from lrpx.benchmarks import agreement as _agreement  # noqa: F401 - registers itself
+from lrpx.benchmarks.contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
+from lrpx.benchmarks.ground_truth import GroundTruth, Group, Words
+from lrpx.benchmarks.running import Run
+from lrpx.data.agreement import Dropped
+
+__all__ = [
+    "BENCHMARKS",
+    "Benchmark",
+    "Case",
+    "Dropped",
+    "GroundTruth",
+    "Group",
+    "Run",
+    "Samples",
+    "Source",
+    "Words",
+    "find",
+    "register",
+]

@@ -14,8 +14,11 @@ from lrpx.errors import InputError
 from lrpx.views.picture import Piece, visible
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
+
+    from lrpx.benchmarks.ground_truth import GroundTruth
+    from lrpx.metrics import Metric
+    from lrpx.runs import Store
 
 COUNT: Final = 5
 """Samples shown of each kind (Arras 2025, App. Fig. 2)."""
@@ -23,11 +26,11 @@ COUNT: Final = 5
 
 @dataclass(frozen=True)
 class Line:
-    """One method's heatmap of a sample, on a colour scale of its own, and its Relevance Mass Accuracy."""
+    """One method's heatmap of a sample, on a colour scale of its own, and its value of the metric that is shown."""
 
     method: str
     pieces: tuple[Piece, ...]
-    rma: float
+    score: float
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,19 @@ class Heatmap:
 
     Args:
         id: of the sample.
-        preferred: the verb form with the larger logit.
-        other: the other form.
-        difference: the explained value, logit of ``preferred`` less logit of ``other``; not negative.
-        correct: whether ``preferred`` is the right form.
-        attractors: how many nouns of the other number stand between subject and verb.
-        truth: positions of the subject's tokens.
+        told: what was explained, in words.
+        value: its value.
+        correct: whether the model predicts what it should.
+        group: the number of its group, or None.
+        truth: positions of the tokens that should be found.
         lines: one for each method, over the same tokens.
     """
 
     id: str
-    preferred: str
-    other: str
-    difference: float
+    told: str
+    value: float
     correct: bool
-    attractors: int
+    group: int | None
     truth: frozenset[int]
     lines: tuple[Line, ...]
 
@@ -64,59 +65,71 @@ class Chosen:
     heatmaps: tuple[Heatmap, ...]
 
 
-def choose(folder: Path, methods: Sequence[str], show: Sequence[str] = ()) -> tuple[Chosen, ...]:
-    """The samples asked for, those of largest logit difference, and those where the methods fail most.
+def shown(metrics: Sequence[Metric]) -> Metric:
+    """The metric beside a heatmap, by which the worst explained are chosen: the mass on the ground truth, or the first
+    where that was not measured."""
+    return next((metric for metric in metrics if metric.name == "RMA"), metrics[0])
+
+
+def choose(
+    benchmark: GroundTruth[Any], store: Store, methods: Sequence[str], metric: Metric, show: Sequence[str] = ()
+) -> tuple[Chosen, ...]:
+    """The samples asked for, those of largest explained value, and those where the methods fail most.
 
     Args:
-        folder: of the benchmark.
+        benchmark: whose rows they are.
+        store: the run's folder.
         methods: one heatmap each.
+        metric: by which they fail.
         show: ids of samples, predicted correctly or not.
 
     Raises:
         InputError: an id is of no sample.
         ResultFileError: the rows cannot be read.
     """
-    rows = select(folder, ["id", "correct", "logit_difference", *(f"RMA/{method}" for method in methods)])
+    column, called = benchmark.words.value
+    rows = select(store, ["id", "correct", column, *(f"{metric.name}/{method}" for method in methods)])
     unknown = sorted(set(show) - set(rows["id"]))
     if unknown:
         raise InputError(
-            f"there is no sample {', '.join(map(repr, unknown))} in {folder}; "
+            f"there is no sample {', '.join(map(repr, unknown))} in {store.folder}; "
             f"its {len(rows)} samples have ids such as {rows['id'][0]!r}"
         )
-    right = rows.filter("correct").with_columns(
-        pl.mean_horizontal([f"RMA/{method}" for method in methods]).alias("RMA")
-    )
+    mean = pl.mean_horizontal([f"{metric.name}/{method}" for method in methods])
+    right = rows.filter("correct").with_columns(mean.alias("mean"), pl.col(column).abs().alias("value"))
+    worst = "lowest" if metric.better == "higher" else "highest"
     kinds = [
         ("Asked for", "By their ids", list(dict.fromkeys(show))),
         (
-            "Largest logit difference",
-            f"The {COUNT} correctly predicted samples with the largest logit difference",
-            right.sort(["logit_difference", "id"], descending=[True, False])["id"].head(COUNT).to_list(),
+            f"Largest {called}",
+            f"The {COUNT} correctly predicted samples with the largest {called}",
+            right.sort(["value", "id"], descending=[True, False])["id"].head(COUNT).to_list(),
         ),
         (
             "Worst explained",
-            f"The {COUNT} correctly predicted samples with the lowest Relevance Mass Accuracy, mean over the methods",
-            right.sort(["RMA", "id"])["id"].head(COUNT).to_list(),
+            f"The {COUNT} correctly predicted samples with the {worst} {metric.name}, mean over the methods",
+            right.sort(["mean", "id"], descending=[metric.better == "lower", False])["id"].head(COUNT).to_list(),
         ),
     ]
-    columns = ["id", "tokens", "ground_truth", "right", "wrong", "attractors", "logit_difference", "correct"]
-    columns += [f"{column}/{method}" for method in methods for column in ("relevance", "RMA")]
-    wanted = select(folder, columns, ids=[name for _, _, ids in kinds for name in ids])
-    found = {row["id"]: _heatmap(row, methods) for row in wanted.iter_rows(named=True)}
+    columns = [*benchmark.facts.names, *benchmark.prediction, "correct"]
+    columns += [f"{each}/{method}" for method in methods for each in ("relevance", metric.name)]
+    wanted = select(store, columns, ids=[name for _, _, ids in kinds for name in ids])
+    found = {row["id"]: _heatmap(benchmark, row, methods, metric) for row in wanted.iter_rows(named=True)}
     return tuple(Chosen(title, how, tuple(found[name] for name in ids)) for title, how, ids in kinds if ids)
 
 
-def _heatmap(row: dict[str, Any], methods: Sequence[str]) -> Heatmap:
-    right, wrong = row["right"], row["wrong"]
+def _heatmap(benchmark: GroundTruth[Any], row: Mapping[str, Any], methods: Sequence[str], metric: Metric) -> Heatmap:
+    lines = (
+        Line(name, pieces(row["tokens"], row[f"relevance/{name}"]), row[f"{metric.name}/{name}"]) for name in methods
+    )
     return Heatmap(
         id=row["id"],
-        preferred=right if row["correct"] else wrong,
-        other=wrong if row["correct"] else right,
-        difference=abs(row["logit_difference"]),
+        told=benchmark.told(row),
+        value=abs(row[benchmark.words.value[0]]),
         correct=row["correct"],
-        attractors=row["attractors"],
+        group=None if benchmark.group is None else row[benchmark.group.column],
         truth=frozenset(row["ground_truth"]),
-        lines=tuple(Line(m, pieces(row["tokens"], row[f"relevance/{m}"]), row[f"RMA/{m}"]) for m in methods),
+        lines=tuple(lines),
     )
 
 

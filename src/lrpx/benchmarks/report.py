@@ -1,4 +1,7 @@
-"""The reports of a benchmark: a table in Markdown and LaTeX, heatmaps in LaTeX, and one page with everything.
+"""The reports of a run with a ground truth: a table in Markdown and LaTeX, heatmaps in LaTeX, and one page with it all.
+
+Captions, ranges, directions and rankings are the metrics' own (:class:`~lrpx.metrics.Metric`), a method's label is the
+method's, and the benchmark says the rest (:class:`~lrpx.benchmarks.ground_truth.Words`).
 
 Text from outside (tokens, ids, the model's name, what ``run.json`` holds) is escaped for each format by the template's
 environment, whatever the template does.
@@ -20,43 +23,39 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lrpx.benchmarks import latex
-from lrpx.benchmarks.heatmaps import choose
-from lrpx.benchmarks.rows import RANDOM, replace
-from lrpx.benchmarks.summary import read_run, summarise
-from lrpx.metrics.ground_truth import METRICS
+from lrpx.benchmarks.ground_truth import RANDOM
+from lrpx.benchmarks.heatmaps import choose, shown
+from lrpx.benchmarks.summary import described, summarise
+from lrpx.metrics.metric import TRUTH, number
 from lrpx.metrics.statistics import FLIPS
+from lrpx.runs import write_whole
 from lrpx.views import html
 from lrpx.views.colour import colour
 from lrpx.views.picture import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from lrpx.benchmarks.ground_truth import GroundTruth
     from lrpx.benchmarks.summary import Summary
+    from lrpx.metrics import Metric
+    from lrpx.runs import Store
 
-LABELS: Final = {
-    "alti-logit": "ALTI-Logit",
-    "logit": "Logit",
-    "alti": "ALTI",
-    "lrp": "LRP",
-    "attnlrp": "AttnLRP",
-    "gradient-l1": "Gradient (L1)",
-    "gradient-l2-squared": "Gradient (L2²)",
-    "gradient-x-input": "Gradient×Input",
-    RANDOM: "Random",
-}
-"""Methods as the paper spells them."""
+BASELINE: Final = "Random"
+"""How tables spell the random baseline."""
+UNTOLD: Final = ("spec", "labels", "digest")
+"""What the record says for programs alone."""
 
 
-def write_reports(folder: Path, *, show: Sequence[str] = ()) -> Summary:
-    """Write ``table.md``, ``table.tex``, ``heatmaps.tex`` and ``report.html`` into a benchmark's folder.
+def write_reports(benchmark: GroundTruth[Any], store: Store, *, show: Sequence[str] = ()) -> Summary:
+    """Write ``table.md``, ``table.tex``, ``heatmaps.tex`` and ``report.html`` into a run's folder.
 
     Each replaces the file of before as a whole.
 
     Args:
-        folder: of the benchmark, with ``run.json`` and the rows.
-        show: ids of samples to show as heatmaps, besides those of largest logit difference and the worst explained.
+        benchmark: whose rows they are.
+        store: the run's folder.
+        show: ids of samples to show as heatmaps, besides those of largest value and the worst explained.
 
     Returns:
         The numbers that the reports hold.
@@ -66,10 +65,10 @@ def write_reports(folder: Path, *, show: Sequence[str] = ()) -> Summary:
         ResultFileError: the folder holds no readable run, no rows, or not one correctly predicted sample; or a file
             cannot be written.
     """
-    run = read_run(folder)
-    chosen = choose(folder, run["settings"]["methods"], show)
-    found = summarise(folder)
-    context = _context(found, run) | {"chosen": chosen}
+    _, methods, metrics = described(store)
+    chosen = choose(benchmark, store, methods, shown(metrics), show)
+    found = summarise(store, benchmark.group)
+    context = _context(benchmark, found, store.record) | {"chosen": chosen}
     pieces = [piece for kind in chosen for each in kind.heatmaps for line in each.lines for piece in line.pieces]
     sheet = html.style(pieces, whole_page=True) + _html().get_template("report.css.j2").render()
     digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
@@ -80,18 +79,21 @@ def write_reports(folder: Path, *, show: Sequence[str] = ()) -> Summary:
         "report.html": _html().get_template("report.html.j2").render(context, style=Markup(sheet), style_hash=digest),
     }
     for name, text in texts.items():
-        replace(folder / name, text.encode())
+        write_whole(store.folder / name, text.encode())
     return found
 
 
 def terminal(found: Summary) -> Group:
     """The table for ``rich``: each metric's mean and 95 % interval, the best bold."""
-    table = Table(Column("method", no_wrap=True), *(Column(metric, justify="right") for metric in METRICS))
+    heads = (Column(f"{metric.name} {metric.arrow}", justify="right") for metric in found.metrics)
+    table = Table(Column("method", no_wrap=True), *heads)
     for method in found.methods:
-        table.add_row(Text(label(method)), *(_cell(found, metric, method) for metric in METRICS))
+        table.add_row(
+            Text(one_line(found.labels[method])), *(_cell(found, each.name, method) for each in found.metrics)
+        )
     table.add_section()
-    chances = (found.chance[metric] for metric in METRICS)
-    table.add_row(label(RANDOM), *(f"{figure(chance.mean)} ±{figure(chance.std)}" for chance in chances))
+    chances = (found.chance[metric.name] for metric in found.metrics)
+    table.add_row(BASELINE, *(f"{figure(chance.mean)} ±{figure(chance.std)}" for chance in chances))
     counts = f"{found.correct:,} of {found.samples:,} samples predicted correctly, accuracy {figure(found.accuracy)}"
     return Group(Text(f"{one_line(found.model)}: {counts}; mean and 95 % interval over these"), table)
 
@@ -102,18 +104,13 @@ def _cell(found: Summary, metric: str, method: str) -> Text:
     return text.append(f" {figure(score.low)}–{figure(score.high)}", style="dim not bold")
 
 
-def label(method: str) -> str:
-    """A method as the paper spells it; one that is not in the paper keeps its name."""
-    return LABELS.get(method, method)
-
-
 def figure(value: float) -> str:
     """A score with the three decimals of the paper's tables.
 
-    >>> figure(0.88449)
-    '0.884'
+    >>> figure(0.88449), figure(-0.5)
+    ('0.884', '−0.500')
     """
-    return f"{value:.3f}"
+    return f"{value:.3f}".replace("-", "−")
 
 
 def p_value(p: float | None) -> str:
@@ -127,26 +124,33 @@ def p_value(p: float | None) -> str:
     return figure(p) if p >= 0.001 else "< 0.001"
 
 
-def _context(found: Summary, run: Mapping[str, Any]) -> dict[str, Any]:
+def _context(benchmark: GroundTruth[Any], found: Summary, record: Mapping[str, Any]) -> dict[str, Any]:
     """What the templates read; plain text throughout, their environments do the escaping."""
     leaders: defaultdict[str, list[str]] = defaultdict(list)
-    for metric in METRICS:
-        for method in found.best(metric):
-            leaders[method].append(metric)
-    told = dict(run)
+    for metric in found.metrics:
+        for method in found.best(metric.name):
+            leaders[method].append(metric.name)
+    told = {name: value for name, value in record.items() if name not in UNTOLD}
+    told["settings"] = {name: value for name, value in record["settings"].items() if name != "metrics"}
     data = [fact for name in ("counts", "statistics") for fact in _facts(told.pop(name, {}))]
     command = {"command": told.pop("command")} if "command" in told else {}
     pairs = len(found.methods) * (len(found.methods) - 1) // 2
     return {
         "s": found,
-        "metrics": list(METRICS),
+        "words": benchmark.words,
+        "group": benchmark.group,
+        "metrics": found.metrics,
+        "labels": dict(found.labels) | {RANDOM: BASELINE},
         "names": [*found.methods, RANDOM],
+        "scale": _scale(found.metrics),
+        "captions": _captions(found.metrics, benchmark.words.truth),
+        "shown": shown(found.metrics),
         "draws": next(iter(found.chance.values())).draws,
         "pairs": pairs,
         "least": pairs / (FLIPS + 1),
         "leaders": [(method, _listed(where)) for method, where in leaders.items()],
-        "tallest": {metric: max(map(max, found.shares[metric].values())) for metric in METRICS},
-        "groups": [str(group.attractors) for group in found.groups],
+        "tallest": {name: max(map(max, table.values())) for name, table in found.shares.items()},
+        "groups": [str(group.number) for group in found.groups],
         "group_facts": [
             ("Samples", [f"{group.samples:,}" for group in found.groups]),
             ("Prediction accuracy", [figure(group.correct / group.samples) for group in found.groups]),
@@ -155,6 +159,19 @@ def _context(found: Summary, run: Mapping[str, Any]) -> dict[str, Any]:
         "made": list(_facts(command | told)),
         "model_comment": Markup(re.sub(r"[^ -~]", "?", found.model)),
     }
+
+
+def _scale(metrics: Sequence[Metric]) -> str:
+    """What the metrics have in common, range and direction, or nothing."""
+    return metrics[0].scale if len({metric.scale for metric in metrics}) == 1 else ""
+
+
+def _captions(metrics: Sequence[Metric], truth: str) -> list[tuple[str, str]]:
+    """Each metric with what it says, and with its range and direction where these are not the same for all."""
+    texts = {metric.name: metric.caption.replace(TRUTH, truth) for metric in metrics}
+    if _scale(metrics):
+        return list(texts.items())
+    return [(metric.name, f"{texts[metric.name]} ({metric.scale})") for metric in metrics]
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -203,12 +220,12 @@ def _rgb(ratio: float) -> Markup:
 
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
-    "label": label,
     "figure": figure,
     "p_value": p_value,
     "one_line": one_line,
     "digits": lambda value: f"{value:.2f}",
-    "mille": lambda value: round(1000 * value),
+    "mille": lambda value, ends: round(1000 * (value - ends[0]) / (ends[1] - ends[0])),
+    "plain": number,
     "ranked": _ranked,
     "rgb": _rgb,
 }

@@ -1,31 +1,32 @@
-"""The numbers of a benchmark's folder: how well each method points at the subject, and how sure that is.
+"""The numbers of a run with a ground truth: how well each method finds it, and how sure that is.
 
 Everything is over the correctly predicted samples, as in Arras et al. 2025, §4.1 and Table 2.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import polars as pl
 
-from lrpx.benchmarks.rows import RANDOM, ROWS
-from lrpx.errors import ResultFileError
-from lrpx.metrics.ground_truth import METRICS
+from lrpx.benchmarks.ground_truth import RANDOM
+from lrpx.errors import InputError, ResultFileError
+from lrpx.metrics import Metric
 from lrpx.metrics.statistics import holm, interval, paired_test
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from lrpx.benchmarks.ground_truth import Group
+    from lrpx.runs import Store
+
 BINS: Final = 20
-"""Equal parts of [0, 1] that a metric's values are counted in."""
+"""Equal parts of a metric's range that its values are counted in."""
 
 _GRADIENTS = ("gradient-l1", "gradient-l2-squared")
 
@@ -49,11 +50,11 @@ class Chance:
 
 
 @dataclass(frozen=True)
-class Group:
-    """The samples with the same number of attractors: how many, how many of them are predicted correctly, and over
-    those each metric's mean for each method and for ``"random"``; no means where none is correct."""
+class Means:
+    """The samples of one group, by its number: how many, how many of them are predicted correctly, and over those each
+    metric's mean for each method and for ``"random"``; no means where none is correct."""
 
-    attractors: int
+    number: int
     samples: int
     correct: int
     means: Mapping[str, Mapping[str, float]]
@@ -61,31 +62,37 @@ class Group:
 
 @dataclass(frozen=True)
 class Summary:
-    """The numbers of a benchmark, each table as ``[metric][method]``.
+    """The numbers of a run, each table as ``[metric][method]``, by their names.
 
     Args:
         model: as the run names it.
         methods: in the order of the run.
+        labels: how tables spell them.
+        metrics: in the order of the run.
         samples: how many were explained.
         correct: how many of them the model predicts correctly; the tables are over these.
         scores: mean and interval.
         chance: the random baseline of each metric.
         shares: ``[metric][method]``, with ``"random"`` as a method: the share of the samples in each of :data:`BINS`
-            equal parts of [0, 1].
+            equal parts between the metric's ends.
+        ends: where a metric's axis begins and ends.
         p_values: ``[metric][a, b]`` for every two methods: paired sign-flip test, adjusted by Holm over all pairs of
             methods within the metric.
-        groups: by number of attractors, ascending.
+        groups: by the benchmark's number, ascending; none if it has no groups.
     """
 
     model: str
     methods: tuple[str, ...]
+    labels: Mapping[str, str]
+    metrics: tuple[Metric, ...]
     samples: int
     correct: int
     scores: Mapping[str, Mapping[str, Score]]
     chance: Mapping[str, Chance]
     shares: Mapping[str, Mapping[str, tuple[float, ...]]]
+    ends: Mapping[str, tuple[float, float]]
     p_values: Mapping[str, Mapping[tuple[str, str], float]]
-    groups: tuple[Group, ...]
+    groups: tuple[Means, ...]
 
     @property
     def accuracy(self) -> float:
@@ -95,17 +102,18 @@ class Summary:
     @property
     def gradient(self) -> str | None:
         """What the paper calls Gradient (§2.4): the norm with the higher MRR; None unless both were run."""
-        if not set(_GRADIENTS) <= set(self.methods):
+        if not set(_GRADIENTS) <= set(self.methods) or "MRR" not in self.scores:
             return None
         return max(_GRADIENTS, key=lambda method: self.scores["MRR"][method].mean)
 
     def rank(self, metric: str, method: str) -> int:
-        """How many methods have a higher mean: 0 for the best, or for each of several that are equally good."""
+        """How many methods have a better mean: 0 for the best, or for each of several that are equally good."""
+        beats = next(each.beats for each in self.metrics if each.name == metric)
         mean = self.scores[metric][method].mean
-        return sum(other.mean > mean for other in self.scores[metric].values())
+        return sum(beats(other.mean, mean) for other in self.scores[metric].values())
 
     def best(self, metric: str) -> list[str]:
-        """The method with the highest mean, or those that share it, in the order of the run."""
+        """The method with the best mean, or those that share it, in the order of the run."""
         return [method for method in self.methods if self.rank(metric, method) == 0]
 
     def against_best(self, metric: str, method: str) -> float | None:
@@ -114,44 +122,18 @@ class Summary:
         return None if method in best else pairs.get((best[0], method), pairs.get((method, best[0])))
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """What ``run.json`` says of the run; ``["settings"]["model"]`` and ``["settings"]["methods"]`` are there.
-
-    Raises:
-        ResultFileError: the file is missing, or is no such run.
-    """
-    path = folder / "run.json"
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-        model, methods = run["settings"]["model"], run["settings"]["methods"]
-        if not methods or not isinstance(methods, list) or not all(isinstance(name, str) for name in (model, *methods)):
-            raise ValueError("it names no model, or no methods")
-    except OSError as error:
-        raise ResultFileError(
-            f"cannot read {path}: {error.strerror}; name the folder of a benchmark, or run it first"
-        ) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ResultFileError(
-            f"{path} does not describe a run ({type(error).__name__}: {error}); run the benchmark into a new folder"
-        ) from error
-    found: dict[str, Any] = run
-    return found
-
-
-def select(folder: Path, columns: Sequence[str], ids: Sequence[str] | None = None) -> pl.DataFrame:
+def select(store: Store, columns: Sequence[str], ids: Sequence[str] | None = None) -> pl.DataFrame:
     """These columns of all rows, in the order they were written; nothing else is read.
 
     Args:
-        folder: of the benchmark.
+        store: the run's folder.
         columns: by name.
         ids: of the rows to take; None takes all.
 
     Raises:
-        ResultFileError: there are no rows, or they cannot be read, or lack a column.
+        ResultFileError: there are no rows, or they cannot be read, are of another run, or lack a column.
     """
-    parts = sorted((folder / ROWS).glob("part-*.parquet"))
-    if not parts:
-        raise ResultFileError(f"there are no rows in {folder / ROWS}; run the benchmark first")
+    parts = store.checked_parts()
     try:
         rows = pl.scan_parquet(parts, glob=False)
         if ids is not None:
@@ -160,44 +142,77 @@ def select(folder: Path, columns: Sequence[str], ids: Sequence[str] | None = Non
     except (pl.exceptions.PolarsError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise ResultFileError(
-            f"cannot read the rows in {folder / ROWS}: {reason}; run the benchmark again, which writes what is missing"
+            f"cannot read the rows in {parts[0].parent}: {reason}; run it again, which makes anew what is broken"
         ) from error
 
 
-def summarise(folder: Path) -> Summary:
-    """Read a benchmark's folder and compute its tables.
+def described(store: Store) -> tuple[str, tuple[str, ...], tuple[Metric, ...]]:
+    """What a run's record says of its model, its methods and its metrics.
+
+    Raises:
+        ResultFileError: it says nothing of them.
+    """
+    try:
+        settings = store.settings
+        model, methods = settings["model"], settings["methods"]
+        metrics = tuple(map(Metric.read, settings["metrics"]))
+        if not metrics or not methods or not isinstance(methods, list):
+            raise ValueError("it names no methods, or no metrics")
+        if not all(isinstance(name, str) for name in (model, *methods)):
+            raise ValueError("a name is no text")
+    except (ValueError, KeyError, TypeError, InputError) as error:
+        raise ResultFileError(
+            f"{store.folder} does not hold a run of methods ({type(error).__name__}: {error}); run it into a new folder"
+        ) from error
+    return model, tuple(methods), metrics
+
+
+def summarise(store: Store, group: Group | None = None) -> Summary:
+    """Read a run's rows and compute its tables.
+
+    Args:
+        store: the run's folder.
+        group: the numbers that the means are also taken by.
 
     Raises:
         ResultFileError: the folder holds no readable run, no rows, or not one correctly predicted sample.
     """
-    settings = read_run(folder)["settings"]
-    methods = tuple(settings["methods"])
+    model, methods, metrics = described(store)
     names = (*methods, RANDOM)
-    columns = [f"{metric}/{name}" for metric in METRICS for name in names]
-    rows = select(folder, ["correct", "attractors", *columns])
+    columns = [f"{metric.name}/{name}" for metric in metrics for name in names]
+    rows = select(store, ["correct", *([] if group is None else [group.column]), *columns])
     right = rows.filter("correct")
     if not len(right):
         raise ResultFileError(
-            f"{settings['model']} predicts none of the {len(rows)} samples in {folder} correctly, so no method can be "
+            f"{model} predicts none of the {len(rows)} samples in {store.folder} correctly, so no method can be "
             "scored; run more samples, or a model that knows the task"
         )
-    values = {metric: {name: _values(right, f"{metric}/{name}") for name in names} for metric in METRICS}
+    values = {each.name: {name: _values(right, f"{each.name}/{name}") for name in names} for each in metrics}
+    ends = {each.name: each.ends(_ends(values[each.name])) for each in metrics}
     return Summary(
-        model=settings["model"],
+        model=model,
         methods=methods,
+        labels={name: str(store.record.get("labels", {}).get(name, name)) for name in methods},
+        metrics=metrics,
         samples=len(rows),
         correct=len(right),
-        scores={metric: {m: _score(values[metric][m]) for m in methods} for metric in METRICS},
-        chance={metric: _chance(values[metric][RANDOM]) for metric in METRICS},
-        shares={metric: {name: _shares(found) for name, found in values[metric].items()} for metric in METRICS},
-        p_values={metric: _p_values({m: values[metric][m] for m in methods}) for metric in METRICS},
-        groups=_groups(rows, right, values),
+        scores={name: {m: _score(table[m]) for m in methods} for name, table in values.items()},
+        chance={name: _chance(table[RANDOM]) for name, table in values.items()},
+        shares={name: {m: _shares(found, *ends[name]) for m, found in table.items()} for name, table in values.items()},
+        ends=ends,
+        p_values={name: _p_values({m: table[m] for m in methods}) for name, table in values.items()},
+        groups=() if group is None else _groups(rows, right, values, group.column),
     )
 
 
 def _values(rows: pl.DataFrame, column: str) -> NDArray[np.float64]:
     """``[N]`` values of a method, or ``[N, draws]`` of the random baseline."""
     return np.array(rows[column].to_list(), dtype=np.float64)
+
+
+def _ends(values: Mapping[str, NDArray[np.float64]]) -> list[float]:
+    """The least and the largest of all values."""
+    return [float(found) for each in values.values() for found in (each.min(), each.max())]
 
 
 def _score(values: NDArray[np.float64]) -> Score:
@@ -210,9 +225,10 @@ def _chance(draws: NDArray[np.float64]) -> Chance:
     return Chance(float(means.mean()), float(means.std()), len(means))
 
 
-def _shares(values: NDArray[np.float64]) -> tuple[float, ...]:
-    places = np.minimum((values.ravel() * BINS + 1e-9).astype(int), BINS - 1)  # 3/5 · 20 is a little less than 12
-    return tuple((np.bincount(places, minlength=BINS) / values.size).tolist())
+def _shares(values: NDArray[np.float64], low: float, high: float) -> tuple[float, ...]:
+    places = (values.ravel() - low) / (high - low) * BINS
+    bins = np.clip((places + 1e-9).astype(int), 0, BINS - 1)  # 3/5 · 20 is a little less than 12
+    return tuple((np.bincount(bins, minlength=BINS) / values.size).tolist())
 
 
 def _p_values(values: Mapping[str, NDArray[np.float64]]) -> dict[tuple[str, str], float]:
@@ -222,9 +238,9 @@ def _p_values(values: Mapping[str, NDArray[np.float64]]) -> dict[tuple[str, str]
 
 
 def _groups(
-    rows: pl.DataFrame, right: pl.DataFrame, values: Mapping[str, Mapping[str, NDArray[np.float64]]]
-) -> tuple[Group, ...]:
-    every, correct = rows["attractors"].to_numpy(), right["attractors"].to_numpy()
+    rows: pl.DataFrame, right: pl.DataFrame, values: Mapping[str, Mapping[str, NDArray[np.float64]]], column: str
+) -> tuple[Means, ...]:
+    every, correct = rows[column].to_numpy(), right[column].to_numpy()
 
     def means(mine: NDArray[np.bool_]) -> dict[str, dict[str, float]]:
         if not mine.any():
@@ -232,6 +248,6 @@ def _groups(
         return {metric: {name: float(v[mine].mean()) for name, v in table.items()} for metric, table in values.items()}
 
     return tuple(
-        Group(count, int((every == count).sum()), int((correct == count).sum()), means(correct == count))
+        Means(count, int((every == count).sum()), int((correct == count).sum()), means(correct == count))
         for count in sorted(set(every.tolist()))
     )

@@ -1,6 +1,6 @@
 """Coverage: does every model class of transformers run under the rules, and does its ledger close?"""
 
-from lrpx.coverage.checking import CHECKS, Row, check
+from lrpx.coverage.checking import CHECKS, Checked, check
 from lrpx.coverage.classes import MAPPINGS, ModelClass, choose, every_class
 from lrpx.coverage.report import markdown, summary
 from lrpx.coverage.sweeping import sweep, versions
@@ -8,8 +8,8 @@ from lrpx.coverage.sweeping import sweep, versions
 __all__ = [
     "CHECKS",
     "MAPPINGS",
+    "Checked",
     "ModelClass",
-    "Row",
     "check",
     "choose",
     "every_class",

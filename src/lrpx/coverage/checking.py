@@ -36,7 +36,7 @@ CHECKS = ("built", "ran", "identical", "finite", "lrp ledger", "attnlrp ledger")
 
 
 @dataclass(frozen=True)
-class Row:
+class Checked:
     """What became of one class.
 
     Args:
@@ -70,28 +70,28 @@ class Row:
         return asdict(self) | {"passed": list(self.passed)}
 
     @staticmethod
-    def from_dict(values: dict[str, Any]) -> Row:
-        """The row that :meth:`to_dict` wrote."""
-        return Row(**values | {"passed": tuple(values["passed"])})
+    def from_dict(values: dict[str, Any]) -> Checked:
+        """The value that :meth:`to_dict` wrote."""
+        return Checked(**values | {"passed": tuple(values["passed"])})
 
 
-def failed(model_class: ModelClass, reason: str, checks: tuple[str, ...] = CHECKS) -> Row:
-    """The row of a class of which nothing is known but that it failed."""
-    return Row(
+def failed(model_class: ModelClass, reason: str, checks: tuple[str, ...] = CHECKS) -> Checked:
+    """What became of a class of which nothing is known but that it failed."""
+    return Checked(
         model_class.mapping, model_class.name, model_class.model_type, reasons=dict.fromkeys(checks, first_line(reason))
     )
 
 
-def check(model_class: ModelClass) -> Row:
+def check(model_class: ModelClass) -> Checked:
     """Build a tiny random model of the class and make every check of it."""
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        row = _check(model_class)
-    return replace(row, seconds=round(time.perf_counter() - start, 2))
+        found = _check(model_class)
+    return replace(found, seconds=round(time.perf_counter() - start, 2))
 
 
-def _check(model_class: ModelClass) -> Row:
+def _check(model_class: ModelClass) -> Checked:
     try:
         model = tiny.tiny_model(model_class)
         inputs = tiny.tiny_inputs(model_class, model)
@@ -120,7 +120,7 @@ def _check(model_class: ModelClass) -> Row:
             reason = _reason(error)
         if reason:
             reasons[f"{recipe.name} ledger"] = reason
-    return Row(
+    return Checked(
         model_class.mapping,
         model_class.name,
         model_class.model_type,

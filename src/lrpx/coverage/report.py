@@ -11,7 +11,7 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from lrpx.coverage.checking import CHECKS, TOLERANCE, Row
+from lrpx.coverage.checking import CHECKS, TOLERANCE, Checked
 from lrpx.coverage.classes import MAPPINGS
 
 if TYPE_CHECKING:
@@ -23,19 +23,19 @@ HEADS = ("built", "ran", "identical", "finite", "CP-LRP ledger", "AttnLRP ledger
 """How :data:`~lrpx.coverage.checking.CHECKS` are called in a table."""
 
 
-def counts(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+def counts(checked: Sequence[Checked]) -> dict[str, dict[str, int]]:
     """For each mapping that occurs, and for "all": how many classes there are, and how many passed each check."""
-    groups = {mapping: [row for row in rows if row.mapping == mapping] for mapping in MAPPINGS}
+    groups = {mapping: [one for one in checked if one.mapping == mapping] for mapping in MAPPINGS}
     return {
-        name: {"classes": len(group)} | {check: sum(check in row.passed for row in group) for check in CHECKS}
-        for name, group in (groups | {"all": list(rows)}).items()
+        name: {"classes": len(group)} | {check: sum(check in one.passed for one in group) for check in CHECKS}
+        for name, group in (groups | {"all": list(checked)}).items()
         if group
     }
 
 
-def shares(rows: Sequence[Row]) -> dict[str, float]:
+def shares(checked: Sequence[Checked]) -> dict[str, float]:
     """Of the classes that can be built, if any, the share that runs as it should, and that closes each ledger."""
-    built = [row for row in rows if "built" in row.passed]
+    built = [one for one in checked if "built" in one.passed]
     if not built:
         return {}
     wanted = {
@@ -43,7 +43,7 @@ def shares(rows: Sequence[Row]) -> dict[str, float]:
         "CP-LRP ledger": ("lrp ledger",),
         "AttnLRP ledger": ("attnlrp ledger",),
     }
-    return {name: sum(set(checks) <= set(row.passed) for row in built) / len(built) for name, checks in wanted.items()}
+    return {name: sum(set(checks) <= set(one.passed) for one in built) / len(built) for name, checks in wanted.items()}
 
 
 @dataclass(frozen=True)
@@ -59,30 +59,30 @@ class Gap:
         return f"{', '.join(self.classes)}{what}: {self.reason}"
 
 
-def gaps(rows: Sequence[Row]) -> list[Gap]:
+def gaps(checked: Sequence[Checked]) -> list[Gap]:
     """Everything that did not pass, in the order of the mappings."""
     found: dict[tuple[tuple[str, ...], str], list[str]] = {}
-    for row in sorted(rows, key=lambda row: (list(MAPPINGS).index(row.mapping), row.name)):
-        for reason in dict.fromkeys(row.reasons.values()):
-            checks = tuple(check for check in CHECKS if row.reasons.get(check) == reason)
-            found.setdefault((checks, reason), []).append(f"{row.name} ({row.mapping})")
+    for one in sorted(checked, key=lambda one: (list(MAPPINGS).index(one.mapping), one.name)):
+        for reason in dict.fromkeys(one.reasons.values()):
+            checks = tuple(check for check in CHECKS if one.reasons.get(check) == reason)
+            found.setdefault((checks, reason), []).append(f"{one.name} ({one.mapping})")
     return [Gap(checks, reason, tuple(classes)) for (checks, reason), classes in found.items()]
 
 
-def summary(rows: Sequence[Row]) -> RenderableType:
+def summary(checked: Sequence[Checked]) -> RenderableType:
     """Counts and gaps for the terminal."""
     table = Table(Column("mapping", no_wrap=True), *(Column(head, justify="right") for head in ("classes", *HEADS)))
-    for name, count in counts(rows).items():
+    for name, count in counts(checked).items():
         table.add_row(name, *map(str, count.values()))
-    lines = [f"{share:.1%} of the classes that can be built: {name}" for name, share in shares(rows).items()]
-    unbuilt, others = _gaps(rows)
+    lines = [f"{share:.1%} of the classes that can be built: {name}" for name, share in shares(checked).items()]
+    unbuilt, others = _gaps(checked)
     lines += [f"cannot be built: {gap}" for gap in unbuilt] + [f"gap: {gap}" for gap in others]
     return Group(table, *map(Text, lines))
 
 
-def _gaps(rows: Sequence[Row]) -> tuple[list[Gap], list[Gap]]:
+def _gaps(checked: Sequence[Checked]) -> tuple[list[Gap], list[Gap]]:
     """Those of classes that cannot be built, and the others."""
-    found = gaps(rows)
+    found = gaps(checked)
     return [gap for gap in found if "built" in gap.checks], [gap for gap in found if "built" not in gap.checks]
 
 
@@ -92,33 +92,35 @@ def _cell(count: Mapping[str, int], check: str) -> str:
     return str(count[check]) if check == "classes" or not whole else f"{count[check]} ({count[check] / whole:.1%})"
 
 
-def markdown(rows: Sequence[Row], command: str, versions: Mapping[str, str]) -> str:
+def markdown(checked: Sequence[Checked], command: str, versions: Mapping[str, str]) -> str:
     """The report as a page.
 
     Args:
-        rows: of the sweep.
+        checked: what the sweep found of each class.
         command: that made them.
         versions: that they depend on; see :func:`~lrpx.coverage.sweeping.versions`.
     """
     template = resources.files("lrpx.coverage").joinpath("report.md.j2").read_text(encoding="utf-8")
     page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    table = [[name, *(_cell(count, check) for check in ("classes", *CHECKS))] for name, count in counts(rows).items()]
-    unbuilt, others = _gaps(rows)
+    table = [
+        [name, *(_cell(count, check) for check in ("classes", *CHECKS))] for name, count in counts(checked).items()
+    ]
+    unbuilt, others = _gaps(checked)
     clean = {
-        mapping: sorted({row.model_type for row in rows if row.mapping == mapping and not row.reasons})
+        mapping: sorted({one.model_type for one in checked if one.mapping == mapping and not one.reasons})
         for mapping in MAPPINGS
     }
-    closed = [row.missing["lrp"] for row in rows if "lrp ledger" in row.passed]
+    closed = [one.missing["lrp"] for one in checked if "lrp ledger" in one.passed]
     return page.from_string(template).render(
         command=command,
         versions=versions,
         heads=("classes", *HEADS),
         table=table,
-        shares=shares(rows),
+        shares=shares(checked),
         unbuilt=unbuilt,
         others=others,
         clean={mapping: types for mapping, types in clean.items() if types},
-        twofold=sum(row.twofold for row in rows),
+        twofold=sum(one.twofold for one in checked),
         tolerance=TOLERANCE,
         worst=max(closed, default=0.0),
     )

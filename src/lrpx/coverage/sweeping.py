@@ -1,178 +1,114 @@
-"""The sweep: every class in a worker process, so that a crash or a hang is one failed row; rows are kept."""
+"""The sweep: every class in a worker process, so that a crash or a hang is one class that failed; results are kept."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import json
+import multiprocessing
 import os
-import platform
-import subprocess
 import sys
 import tempfile
-import threading
-from dataclasses import asdict
-from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+import warnings
+from concurrent.futures import BrokenExecutor, as_completed
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-from lrpx.coverage.checking import Row, failed
+import huggingface_hub
+import torch
+from pebble import ProcessExpired, ProcessPool
+from transformers.utils import logging
+
+from lrpx.coverage.checking import Checked, check, failed
 from lrpx.errors import ResultFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from concurrent.futures import Future
 
     from lrpx.coverage.classes import ModelClass
 
-ROWS = "rows.jsonl"
-"""The file of a sweep's rows, in its folder."""
-SECONDS = 120.0
-"""How long a class may take, its share of a worker's start included."""
+SECONDS: Final = 120.0
+"""How long a class may take."""
 
 
 def versions() -> dict[str, str]:
-    """What the rows depend on."""
-    found = {name: importlib.metadata.version(name) for name in ("lrpx", "torch", "transformers")}
-    return found | {"python": platform.python_version()}
+    """What the results depend on."""
+    found = {name: metadata.version(name) for name in ("lrpx", "torch", "transformers")}
+    return found | {"python": ".".join(map(str, sys.version_info[:3]))}
 
 
 def sweep(
     classes: Sequence[ModelClass], out: Path | None = None, workers: int = 1, seconds: float = SECONDS
-) -> Iterator[Row]:
-    """Check every class, and yield the rows as they finish.
+) -> Iterator[Checked]:
+    """Check every class, and yield what became of it as it is known.
 
     Args:
         classes: the classes to check.
-        out: a folder to keep the rows in; started again, the sweep goes on where it ended. Rows of other versions
-            are made again; after a change of the code, begin a new folder.
-        workers: processes at a time, of one thread each.
+        out: a folder to keep the results in, a part a class (:class:`lrpx.runs.Store`); started again, with these
+            classes or others, the sweep goes on where it ended. After a change of the code, begin a new folder.
+        workers: processes at a time, of one thread each. They import the script that calls this, so in a script call
+            it below ``if __name__ == "__main__":``.
         seconds: what one class may take.
 
     Raises:
-        ResultFileError: the folder cannot be written.
+        ResultFileError: the folder cannot be written, is another sweep's at the moment, or holds a sweep of other
+            versions; or no worker can be started.
+        MissingExtraError: a folder is given, and the package that writes it is not installed.
     """
-    kept: list[Row] = []
-    if out is not None:
+    if out is None:
+        yield from _checked(classes, workers, seconds)
+        return
+    from lrpx.coverage import parts
+    from lrpx.runs import Store
+
+    with Store.begin(out, "coverage", versions(), {}) as store:
+        store.note()
+        kept = {one: parts.read(store, one) for one in classes}
+        yield from filter(None, kept.values())
+        names = {(one.mapping, one.name): one for one in classes}
+        for found in _checked([one for one in classes if kept[one] is None], workers, seconds):
+            parts.keep(store, names[found.mapping, found.name], found)
+            yield found
+
+
+def _checked(classes: Sequence[ModelClass], workers: int, seconds: float) -> Iterator[Checked]:
+    """Each class, as its worker is done with it."""
+    if not classes:
+        return
+    with tempfile.TemporaryDirectory() as errors:
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        pool = ProcessPool(min(workers, len(classes)), context=context, initializer=_prepare, initargs=[errors])
         try:
-            out.mkdir(parents=True, exist_ok=True)
-            kept = _kept(out / ROWS, classes)
-        except OSError as error:
-            raise ResultFileError(f"cannot keep rows in {out}: {error.strerror}; name another folder") from error
-    yield from kept
-    have = {(row.mapping, row.name) for row in kept}
-    todo: SimpleQueue[ModelClass] = SimpleQueue()
-    remaining = [one for one in classes if (one.mapping, one.name) not in have]
-    for one in remaining:
-        todo.put(one)
-    done: SimpleQueue[Row | BaseException] = SimpleQueue()
-    stop = threading.Event()
-    threads = [
-        threading.Thread(target=_serve, args=(todo, done, stop, seconds), daemon=True)
-        for _ in range(min(workers, len(remaining)))
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in remaining:
-            row = done.get()
-            if isinstance(row, BaseException):
-                raise row
-            if out is not None:
-                with (out / ROWS).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row.to_dict() | {"versions": versions()}) + "\n")
-            yield row
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
+            waiting: dict[Future[Checked], ModelClass] = {
+                pool.schedule(check, args=[one], timeout=seconds): one for one in classes
+            }
+            for future in as_completed(waiting):
+                try:
+                    yield future.result()
+                except TimeoutError:
+                    yield failed(waiting[future], f"took longer than {seconds:g} s")
+                except ProcessExpired as error:
+                    reason = f"the process ended with code {error.exitcode}"
+                    yield failed(waiting[future], ": ".join([reason, *_last_line(Path(errors, str(error.pid)))]))
+        except BrokenExecutor as error:
+            raise ResultFileError(
+                "no worker can be started; in a script, call sweep() below: if __name__ == '__main__':"
+            ) from error
+        finally:
+            pool.stop()  # type: ignore[no-untyped-call]
+            pool.join()
 
 
-def _kept(path: Path, classes: Sequence[ModelClass]) -> list[Row]:
-    """The rows that an earlier sweep of the same versions left; a line cut short is no row."""
-    wanted = {(one.mapping, one.name) for one in classes}
-    found: dict[tuple[str, str], Row] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            values: dict[str, Any] = json.loads(line)
-            same = values.pop("versions") == versions()
-            row = Row.from_dict(values)
-        except (ValueError, KeyError, TypeError):
-            continue
-        if same and (row.mapping, row.name) in wanted:
-            found[row.mapping, row.name] = row
-    return list(found.values())
+def _prepare(errors: str) -> None:
+    """Begin a worker: one thread, no network, and what models print goes into a file of its own."""
+    file = os.open(Path(errors, str(os.getpid())), os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    torch.set_num_threads(1)
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    logging.set_verbosity(logging.CRITICAL)
+    warnings.simplefilter("ignore")
 
 
-# ------------------------------------------------------------------------ workers
-
-
-def _serve(
-    todo: SimpleQueue[ModelClass], done: SimpleQueue[Row | BaseException], stop: threading.Event, seconds: float
-) -> None:
-    """Take classes until there are none, with a worker that is replaced when it fails."""
-    worker: _Worker | None = None
-    try:
-        while not stop.is_set():
-            model_class = todo.get_nowait()
-            worker = worker or _Worker()
-            row = worker.check(model_class, seconds, stop)
-            if worker.process.poll() is not None:
-                worker.end()
-                worker = None
-            done.put(row)
-    except Empty:
-        pass
-    except BaseException as error:  # the sweep raises it where it is waited for
-        done.put(error)
-    finally:
-        if worker is not None:
-            worker.end()
-
-
-class _Worker:
-    """One process that checks class after class."""
-
-    def __init__(self) -> None:
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 - closed by end()
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "lrpx.coverage.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env=os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        )
-
-    def check(self, model_class: ModelClass, seconds: float, stop: threading.Event) -> Row:
-        """The row of a class; after a crash or a hang the process is dead and the row says why."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        answer: list[str] = []
-        reader = threading.Thread(target=lambda: answer.append(self.process.stdout.readline()), daemon=True)  # type: ignore[union-attr]
-        reader.start()
-        try:
-            self.process.stdin.write(json.dumps(asdict(model_class)) + "\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # it died before; there will be no answer
-        waited = 0.0
-        while reader.is_alive() and waited < seconds and not stop.is_set():
-            reader.join(min(0.1, seconds - waited))
-            waited += 0.1
-        late = reader.is_alive()
-        if late:
-            self.process.kill()
-            reader.join()
-        if answer and answer[0].endswith("\n"):
-            return Row.from_dict(json.loads(answer[0]))
-        code = self.process.wait()
-        if late:
-            return failed(model_class, f"took longer than {seconds:g} s")
-        self._errors.seek(0)
-        last = self._errors.read().strip().splitlines()[-1:]
-        return failed(model_class, ": ".join([f"the process ended with code {code}", *last]))
-
-    def end(self) -> None:
-        """Kill the process and free what it held."""
-        self.process.kill()
-        self.process.communicate()
-        self._errors.close()
+def _last_line(path: Path) -> list[str]:
+    """The last thing that a process wrote, if it wrote anything."""
+    return path.read_text("utf-8", "replace").strip().splitlines()[-1:] if path.exists() else []

@@ -185,7 +185,7 @@ def read_agreement(
     return Agreement(tuple(samples), tuple(dropped), source)
 
 
-class _Row(NamedTuple):
+class _Line(NamedTuple):
     """A row of the Goldberg/Linzen set; its verb is the word of this index."""
 
     id: str
@@ -204,7 +204,7 @@ class _Row(NamedTuple):
         return _sample(self.id, self.line, tree, self.verb, self.wrong, self.attractors)
 
 
-def _read_goldberg(path: Path, stem: str) -> Iterator[_Row]:
+def _read_goldberg(path: Path, stem: str) -> Iterator[_Line]:
     """The rows of a ``.tsv`` file, checked; empty lines are passed over."""
     for line, content in read_lines(path):
         if not content:
@@ -231,17 +231,17 @@ def _read_goldberg(path: Path, stem: str) -> Iterator[_Row]:
             )
         if not all(words) or not wrong or " " in wrong:
             raise DataError(f"{where}: the words, and the verb forms, are not single spaces apart; mend the row")
-        yield _Row(f"{stem}:{line}", line, int(attractors), text, verb, right, wrong)
+        yield _Line(f"{stem}:{line}", line, int(attractors), text, verb, right, wrong)
 
 
-def _parsed_rows(rows: Sequence[_Row], parser: Parser) -> Iterator[Sample | Dropped]:
+def _parsed_rows(rows: Sequence[_Line], parser: Parser) -> Iterator[Sample | Dropped]:
     """Each row with the parser's tree; those with identical forms need none."""
     trees = parser(row.text for row in rows if row.right != row.wrong)
     for row in rows:
         yield row.sample(None if row.right == row.wrong else next(trees))
 
 
-def _find(rows: Sequence[_Row], parses: Path) -> dict[str, Tree]:
+def _find(rows: Sequence[_Line], parses: Path) -> dict[str, Tree]:
     """The parses of the rows' sentences, by their text; the first of several."""
     wanted = {row.text for row in rows}
     found: dict[str, Tree] = {}

@@ -1,8 +1,11 @@
 """How well a relevance finds the tokens it should: PGk, MRR, RMA and PTA (Arras 2025 §3.3).
 
-Each metric compares the relevance of one text's tokens, special tokens included, with its ground truth, and is a
-number from 0 to 1, the higher the better. A rank metric is the expected value over all orders of tied tokens, exactly,
+Each metric compares the relevance of one text's tokens, special tokens included, with its ground truth. Those here are
+numbers from 0 to 1, the higher the better. A rank metric is the expected value over all orders of tied tokens, exactly,
 so that a constant relevance scores as chance, wherever the ground truth stands in the text.
+
+A metric of your own is a function of the same two arguments under :func:`metric`; it then stands in every benchmark
+with a ground truth, in its tables, captions, rankings, tests and histograms.
 """
 
 from __future__ import annotations
@@ -10,16 +13,47 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from itertools import compress
-from typing import Any, SupportsFloat
+from typing import Any, Literal, SupportsFloat
 
 from lrpx.errors import InputError
+from lrpx.metrics.metric import Metric
+from lrpx.registry import Registry
 
 Relevance = Iterable[SupportsFloat]
 """``[T]`` finite numbers of any size: a list, a numpy array, a torch tensor of any precision."""
 Truth = Iterable[bool]
 """``[T]`` booleans, True at the tokens of the ground truth, of which there is at least one."""
 
+METRICS: Registry[Metric] = Registry("metric", InputError, "lrpx.metrics")
+"""The metrics by name: those of Arras 2025, Table 2, in its order, those of other packages (entry points
+``lrpx.metrics``), and yours."""
 
+Measure = Callable[[Relevance, Truth], float]
+
+
+def metric(
+    name: str, caption: str, range: tuple[float, float] = (0.0, 1.0), better: Literal["higher", "lower"] = "higher"
+) -> Callable[[Measure], Measure]:
+    """Register a function of relevance and ground truth as a metric; it stays the function it was.
+
+    Args:
+        name: how tables call it.
+        caption: what it says, as it goes on after "name: "; ``{truth}`` is what a benchmark looks for ("the subject").
+        range: the least and the largest value; ``math.inf`` where there is none.
+        better: which values are the better ones.
+
+    Raises:
+        InputError: another metric has the name, or there is no such range or direction.
+    """
+
+    def register(measure: Measure) -> Measure:
+        METRICS.add(name, Metric(name, caption, *range, better, measure), measure.__module__)
+        return measure
+
+    return register
+
+
+@metric("PG2", "is one of the two tokens of highest relevance {truth}’s?")
 def pg(relevance: Relevance, truth: Truth, k: int = 2) -> float:
     """Pointing game: 1 if one of the k most relevant tokens is in the ground truth, else 0.
 
@@ -46,6 +80,7 @@ def pg(relevance: Relevance, truth: Truth, k: int = 2) -> float:
     return 1.0 - math.comb(tied - hits, drawn) / math.comb(tied, drawn)
 
 
+@metric("MRR", "one over {truth}’s best rank.")
 def mrr(relevance: Relevance, truth: Truth) -> float:
     """Reciprocal rank, 1 / r, of the ground truth's most relevant token; the most relevant token of all has r = 1.
 
@@ -71,6 +106,7 @@ def mrr(relevance: Relevance, truth: Truth) -> float:
     return math.fsum(math.comb(tied - place, hits - 1) / orders / (before + place) for place in places)
 
 
+@metric("RMA", "share of the positive relevance that is on {truth}.")
 def rma(relevance: Relevance, truth: Truth) -> float:
     """Relevance mass accuracy: the share of the positive relevance that falls on the ground truth; 0 if there is none.
 
@@ -92,6 +128,7 @@ def rma(relevance: Relevance, truth: Truth) -> float:
     return math.fsum(compress(mass, inside)) / math.fsum(mass)
 
 
+@metric("PTA", "share of tokens whose sign is right, positive on {truth} alone.")
 def pta(relevance: Relevance, truth: Truth) -> float:
     """Per-token accuracy: the share of tokens that are in the ground truth just if their relevance is above 0.
 
@@ -107,10 +144,6 @@ def pta(relevance: Relevance, truth: Truth) -> float:
     """
     values, inside = _read(relevance, truth)
     return sum((value > 0) == hit for value, hit in zip(values, inside, strict=True)) / len(values)
-
-
-METRICS: dict[str, Callable[[Relevance, Truth], float]] = {"PG2": pg, "MRR": mrr, "RMA": rma, "PTA": pta}
-"""The metrics of Arras 2025, Table 2, by name and in its order."""
 
 
 def _first(values: list[float], inside: list[bool]) -> tuple[int, int, int]:

@@ -1,0 +1,17 @@
+"""A run's folder: its record, its parts, and one run in it at a time."""
+
+from lrpx.errors import MissingExtraError
+
+try:
+    import filelock  # noqa: F401
+    import pyarrow  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError(
+        f"to keep a run's rows in a folder needs {error.name}: pip install 'lrpx[benchmarks]'"
+    ) from error
+
+from lrpx.runs.store import Store, digest, versions
+from lrpx.runs.tables import read_table, write_table
+from lrpx.runs.whole import write_whole
+
+__all__ = ["Store", "digest", "read_table", "versions", "write_table", "write_whole"]

@@ -1,0 +1,108 @@
+"""A part is a pure function of a run's spec: other processes make the same parts from it, or refuse."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lrpx
+from lrpx.benchmarks import Run
+from lrpx.benchmarks.agreement import Agreement
+from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError
+from lrpx.methods import AltiLogit
+from lrpx.model import Spec
+
+SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
+METHODS = ["attnlrp", "alti-logit"]
+WORKER = """
+import json, sys
+from pathlib import Path
+import torch
+from lrpx.benchmarks import Run
+from lrpx.runs import write_table
+torch.set_num_threads(1)
+spec, folder, *numbers = sys.argv[1:]
+run = Run.from_spec(json.loads(Path(spec).read_text()))
+for number in map(int, numbers):
+    write_table(Path(folder) / f"{number}.parquet", run.part(number), run.digest)
+"""
+
+
+@pytest.fixture(scope="module")
+def run():
+    return Run(Agreement([SENTENCES], limit=12), Spec().build(), METHODS, ["RMA", "PG2"], part=3, batch_size=2)
+
+
+@pytest.fixture
+def spec(run):
+    """As a file would hold it."""
+    return json.loads(json.dumps(run.spec))
+
+
+def test_two_other_processes_make_the_same_bytes_in_another_order(run, tmp_path):
+    (tmp_path / "spec.json").write_text(json.dumps(run.spec))
+    assert run.parts == 4
+    with run.kept_in(tmp_path / "whole") as kept:
+        kept.explain()
+        whole = {path: kept.store.part(path.stem.removeprefix("part-"), run.columns) for path in kept.store.parts()}
+    for numbers in (["3", "1"], ["2", "0"]):
+        command = [sys.executable, "-c", WORKER, str(tmp_path / "spec.json"), str(tmp_path), *numbers]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/")
+        assert done.returncode == 0, done.stderr
+    for number, path in enumerate(whole):
+        assert (tmp_path / f"{number}.parquet").read_bytes() == path.read_bytes(), number
+    assert sum(map(len, whole.values())) == len(run) == 12
+    assert len({tuple(each["id"].to_pylist()) for each in whole.values()}) == 4
+
+
+def test_a_part_is_the_same_again_and_in_any_order(run):
+    first = run.part(1)
+    run.part(3)
+    assert run.part(1).equals(first)
+    for number in (-1, 4):
+        with pytest.raises(InputError, match=r"there is no part .* the 12 samples have parts 0 to 3"):
+            run.part(number)
+
+
+def test_the_spec_builds_the_same_run(run, spec):
+    again = Run.from_spec(spec)
+    assert again.spec == run.spec
+    assert again.part(0).equals(run.part(0))
+
+
+def test_what_is_not_as_the_spec_says_is_refused(spec, tmp_path, monkeypatch):
+    other = tmp_path / SENTENCES.name
+    other.write_bytes(SENTENCES.read_bytes() + b"\n")
+    with pytest.raises(ResultFileError, match="the spec has another data than what is found here"):
+        Run.from_spec(spec | {"options": spec["options"] | {"data": [str(other)]}})
+    model = Spec().build()
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight.neg_()
+    with pytest.raises(ResultFileError, match="the spec has another weights"):
+        Run.from_spec(spec, model=model)
+    with pytest.raises(ResultFileError, match="the spec has another described"):
+        Run.from_spec(spec, methods=["attnlrp", AltiLogit("alti-logit", epsilon=1e-6)])
+    with pytest.raises(DataError, match=r"cannot read missing\.conllu"):
+        Run.from_spec(spec | {"options": spec["options"] | {"data": ["missing.conllu"]}})
+    with pytest.raises(MethodError, match="there is no method 'mine'"):
+        Run.from_spec(spec | {"methods": ["mine"]})
+
+
+@pytest.mark.parametrize("wrong", [{}, {"benchmark": "sva"}, {"options": {"data": [], "speed": 1}}, {"settings": 1}])
+def test_what_is_no_spec_is_refused(spec, wrong):
+    with pytest.raises(ResultFileError, match="this is no spec of a run"):
+        Run.from_spec(wrong if "data" not in str(wrong) and "settings" not in wrong else spec | wrong)
+
+
+def test_a_model_of_ones_own_is_passed_along(run):
+    explainer = lrpx.Explainer(run.model.module, run.model.tokenizer)
+    own = Run(Agreement([SENTENCES], limit=12), explainer.bound, METHODS, ["RMA", "PG2"], part=3, batch_size=2)
+    assert own.spec["model"] is None
+    with pytest.raises(ModelError, match="loaded by no name; pass it"):
+        Run.from_spec(own.spec)
+    assert Run.from_spec(own.spec, model=explainer.bound).part(2).equals(run.part(2))
