@@ -76,11 +76,6 @@ def test_imports_only_go_down(path):
         assert allowed, f"{own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_files_are_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 420
-
-
 HEAVY = ["captum", "spacy", "matplotlib", "sklearn", "pandas", "datasets", "selenium", "tensorflow", "typer", "rich"]
 
 

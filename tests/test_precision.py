@@ -51,7 +51,9 @@ def lost_by_torch(subjects):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("method", precision.METHODS)
-@pytest.mark.parametrize("name", ["bundled", "stories260K", "MiniLM"])
+@pytest.mark.parametrize(
+    "name", ["MiniLM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bundled", "stories260K"))]
+)
 def test_relevance_is_finite_and_as_exact_as_the_plain_gradient(subjects, lost_by_torch, name, method, dtype):
     """What rounding makes of a gradient depends on the model, the kernels and the processor, and the plain gradient has
     it all; a rule computed worse than the model itself would stand out. Rules lose less, for they keep away from the

@@ -24,7 +24,9 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 RECIPES = {"lrp": LRP, "attnlrp": ATTNLRP}
 NO_SDPA = {"gemma2", "bloom", "mamba", "deberta_v2"}
 EAGER_TOO = {"llama", "gpt2", "bert", "t5", "falcon alibi", "vit", "whisper", "gemma3"}
-BUILDS = [(name, "eager" if name in NO_SDPA else "sdpa") for name in SAMPLES] + [(n, "eager") for n in EAGER_TOO]
+BUILDS = [(name, "eager" if name in NO_SDPA else "sdpa") for name in SAMPLES] + [
+    (n, "eager") for n in sorted(EAGER_TOO)
+]
 every_build = pytest.mark.parametrize(("name", "implementation"), BUILDS, ids=[" ".join(build) for build in BUILDS])
 
 
