@@ -113,11 +113,6 @@ def test_the_files_of_a_folder_import_each_other_in_no_circle(folder):
         reached(name)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_files_are_short(path):
-    assert len(path.read_text(encoding="utf-8").splitlines()) < 420
-
-
 HEAVY = ["captum", "spacy", "matplotlib", "sklearn", "pandas", "datasets", "selenium", "tensorflow", "typer", "rich"]
 
 

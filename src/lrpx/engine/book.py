@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,18 +71,27 @@ class Book:
 
     def __init__(self, model: Module, mode: RuleMode) -> None:
         self._mode = weakref.proxy(mode)  # which holds this: no circle, so that memory is given back at once
+        self._sources = mode.trace.sources
         self._model = model
         self._names: dict[int, tuple[bool, str]] = {}
         for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
             self._names |= {_storage(tensor): (is_parameter, path) for path, tensor in named}
         self._names.pop(0, None)
-        self._leaves: list[tuple[str, str, Tensor]] = []
-        self._measured: list[tuple[str, str, Tensor]] = []
+        self._leaves: list[tuple[Line, Tensor]] = []
+        self._unsummed: dict[int, Tensor] = {}
+        self._fresh: list[Tensor] = []
+        self._measured: list[tuple[Line, Tensor, Tensor]] = []
+        self._count = 0
 
     @property
     def leaves(self) -> list[Tensor]:
         """Every constant that was added to what depends on the input, as a leaf of the graph."""
-        return [leaf for _, _, leaf in self._leaves]
+        return [leaf for _, leaf in self._leaves]
+
+    def _line(self, kind: str, name: str) -> Line:
+        """An entry of this kind and name, at the place that the model has reached."""
+        self._count += 1
+        return Line((len(self._sources), self._count), kind, name)
 
     # -------------------------------------------------------------------------- constants
 
@@ -149,8 +158,30 @@ class Book:
             return leaf
         is_parameter, name = self._name(named_by, operation)
         kind = _kind(name, "biases" if is_parameter else "constants")
-        self._leaves.append((kind, name, leaf))
+        self._leaves.append((self._line(kind, name), leaf))
+        self._fresh.append(leaf)
         return leaf
+
+    def added_to(self, out: Any) -> None:
+        """The constants that were taken up since the last call went into ``out``.
+
+        A bias is added in every row, so its gradient is a sum over rows; how exact that is, only the rows can tell.
+        (The bias of the keys adds the same to every score that a softmax sees: the rows sum to zero, but for rounding.)
+        """
+        fresh, self._fresh = self._fresh, []
+        if isinstance(out, Tensor) and out.requires_grad:
+            for leaf in fresh:
+                self._see_rows(out, leaf)
+
+    def _see_rows(self, out: Tensor, leaf: Tensor) -> None:
+        shapes = zip(reversed(leaf.shape), reversed(out.shape), strict=False)
+        if leaf.shape == out.shape or leaf.ndim > out.ndim or not all(size in (1, rows) for size, rows in shapes):
+            return
+
+        def record(gradient: Tensor) -> None:
+            self._unsummed[id(leaf)] = rounding(leaf.detach(), gradient, coarsest(leaf, gradient))
+
+        out.register_hook(record)  # type: ignore[no-untyped-call]
 
     def _name(self, value: Any, operation: str) -> tuple[bool, str]:
         return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._mode.where()}")
@@ -193,26 +224,31 @@ class Book:
         if y.requires_grad and not self._mode.replaying:
             # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
             fused = len(seen) > 1 and self._mode.recipe.matmul not in CONSERVING
-            entry = ("rule residue" if fused else RESIDUES.get(kind, "rule residue"), f"{kind} in {self._mode.where()}")
-            self._measure(entry, y, 1)
-            for x in seen:
-                if carries(x):
-                    self._measure(entry, x, -1)
+            named = "rule residue" if fused else RESIDUES.get(kind, "rule residue")
+            line = self._line(named, f"{kind} in {self._mode.where()}")
+            carrying = [x for x in seen if carries(x)]
+            dtype = coarsest(y, *carrying)
+            self._measure(line, y, 1, dtype)
+            for x in carrying:
+                self._measure(line, x, -1, dtype)
 
     def _identity(self, op: Callable[..., Tensor], x: Tensor) -> Tensor:
         """Under the identity rule an output is a constant where its input is next to zero."""
         y = rules.identity(op, x)
         constant = rules.is_steep(y.detach(), x.detach())
         if bool(constant.any()):
-            self._measure(("constants", f"activation at zero in {self._mode.where()}"), y, 1, constant)
+            line = self._line("constants", f"activation at zero in {self._mode.where()}")
+            self._measure(line, y, 1, coarsest(y, x), constant)
         return y
 
-    def _measure(self, entry: tuple[str, str], x: Tensor, sign: int, only: Tensor | None = None) -> RemovableHandle:
+    def _measure(
+        self, line: Line, x: Tensor, sign: int, dtype: torch.dtype, only: Tensor | None = None
+    ) -> RemovableHandle:
         value = x.detach().clone()
 
         def record(gradient: Tensor) -> None:
-            found = relevance(value, gradient)
-            self._measured.append((*entry, sign * (found if only is None else found[only]).sum()))
+            x, dx = (value, gradient) if only is None else (value[only], gradient[only])
+            self._measured.append((line, sign * relevance(x, dx).sum(), rounding(x, dx, dtype)))
 
         return x.register_hook(record)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -227,9 +263,9 @@ class Book:
         if outputs is None or not outputs.requires_grad:
             yield
             return
-        entry = ("rule residue", "target")
-        self._measured.append((*entry, value.detach().double().sum()))
-        handle = self._measure(entry, outputs, -1)
+        line, dtype, kept = self._line("rule residue", "target"), coarsest(value, outputs), value.detach()
+        self._measured.append((line, kept.double().sum(), rounding(kept, torch.ones_like(kept), dtype)))
+        handle = self._measure(line, outputs, -1, dtype)
         try:
             yield
         finally:
@@ -244,7 +280,9 @@ class Book:
         gradients: Mapping[int, Tensor],
         tokens: Collection[str],
     ) -> Ledger:
-        """The ledger, entries of one kind and name summed.
+        """The ledger, entries of one kind and name summed, where the model first reached them.
+
+        What is no more than its own rounding is no entry: whether it is zero, only exact arithmetic could tell.
 
         Args:
             explained: the explained value.
@@ -252,14 +290,50 @@ class Book:
             gradients: the gradient of each leaf, by ``id``.
             tokens: the paths of the token embeddings, if known.
         """
-        found: dict[tuple[str, str], float] = {}
-        lines = [(_kind_of_source(source, tokens), source.paths[0], r.double().sum()) for source, r in sources]
-        for kind, name, leaf in self._leaves:
+        lines = [
+            (Line((number, 0), _kind_of_source(source, tokens), source.paths[0]), r.double().sum(), torch.zeros(()))
+            for number, (source, r) in enumerate(sources, 1)
+        ]
+        for line, leaf in self._leaves:
             if id(leaf) in gradients:
-                lines.append((kind, name, relevance(leaf.detach(), gradients[id(leaf)]).sum()))
-        for kind, name, value in (*lines, *self._measured):
-            found[kind, name] = found.get((kind, name), 0.0) + float(value)
-        return Ledger(tuple(Entry(kind, name, value) for (kind, name), value in found.items() if value), explained)
+                gradient = gradients[id(leaf)]
+                error = self._unsummed.get(id(leaf), rounding(leaf.detach(), gradient, coarsest(leaf, gradient)))
+                lines.append((line, relevance(leaf.detach(), gradient).sum(), error))
+        sums: dict[tuple[str, str], tuple[float, float]] = {}
+        for line, value, error in sorted((*lines, *self._measured), key=lambda each: each[0].place):
+            before = sums.get((line.kind, line.name), (0.0, 0.0))
+            sums[line.kind, line.name] = before[0] + float(value), before[1] + float(error)
+        found = (Entry(kind, name, value) for (kind, name), (value, error) in sums.items() if not abs(value) <= error)
+        return Ledger(tuple(found), explained)
+
+
+class Line(NamedTuple):
+    """What an entry is called, and its place in the forward pass: sources before it, and lines before it."""
+
+    place: tuple[int, int]
+    kind: str
+    name: str
+
+
+def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far from zero a sum of ``x ⊙ ∂x``, computed in a dtype, may be if in exact arithmetic it is zero.
+
+    Each gradient was rounded to its dtype, with errors of up to ``ε/2 |x ∂x|`` that are independent: ``ε ‖x ⊙ ∂x‖₂``
+    is 3.5 standard deviations of their sum; the least that a dtype can hold is lost whatever the size. And each is
+    itself a sum of as many numbers ``n`` as the tensor is long, in the dtype or, where that is a half, in float32: such
+    sums lose ``ε √n ‖x ⊙ ∂x‖₁`` at most (Higham and Mary 2019, Theorem 3.1, with twice the unit roundoff).
+    """
+    terms, narrow = relevance(value, gradient), torch.finfo(dtype)
+    wide = torch.finfo(torch.promote_types(dtype, torch.float32))
+    least = torch.where(gradient == 0, 0.0, value.double()) * narrow.tiny
+    summed = wide.eps * max(terms.shape, default=1) ** 0.5 * terms.abs().sum()
+    found: Tensor = narrow.eps * (terms.square().sum().sqrt() + least.abs().sum()) + summed
+    return found
+
+
+def coarsest(*tensors: Tensor) -> torch.dtype:
+    """The dtype of the tensors that rounds most."""
+    return max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def relevance(value: Tensor, gradient: Tensor) -> Tensor:

@@ -75,8 +75,12 @@ class RuleMode(TorchFunctionMode):
             return out
         name = func.__name__
         if self.heads is None:
-            return self._ruled(name, func, types, args, kwargs)
-        return self.heads.around(name, args, kwargs, lambda args: self._ruled(name, func, types, args, kwargs))
+            out = self._ruled(name, func, types, args, kwargs)
+        else:
+            out = self.heads.around(name, args, kwargs, lambda args: self._ruled(name, func, types, args, kwargs))
+        if self.book is not None:
+            self.book.added_to(out)
+        return out
 
     def _ruled(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "__get__":
