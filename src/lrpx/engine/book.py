@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,9 +16,10 @@ from lrpx.engine.handlers import any_carries, arguments, carries, constants
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch.nn import Module
+    from torch.utils.hooks import RemovableHandle
 
     from lrpx.engine.mode import RuleMode
     from lrpx.engine.trace import Source
@@ -205,20 +207,33 @@ class Book:
             self._measure(("constants", f"activation at zero in {self._mode.where()}"), y, 1, constant)
         return y
 
-    def _measure(self, entry: tuple[str, str], x: Tensor, sign: int, only: Tensor | None = None) -> None:
+    def _measure(self, entry: tuple[str, str], x: Tensor, sign: int, only: Tensor | None = None) -> RemovableHandle:
         value = x.detach().clone()
 
         def record(gradient: Tensor) -> None:
             found = relevance(value, gradient)
             self._measured.append((*entry, sign * (found if only is None else found[only]).sum()))
 
-        x.register_hook(record)  # type: ignore[no-untyped-call]
+        return x.register_hook(record)  # type: ignore[no-any-return, no-untyped-call]
 
-    def watch_target(self, value: Tensor, outputs: Tensor) -> None:
-        """What the target itself keeps, such as the normaliser of a log-probability."""
+    @contextmanager
+    def measuring(self, value: Tensor, outputs: Tensor | None) -> Iterator[None]:
+        """One backward pass from ``value``, whose measurements take the place of an earlier one's.
+
+        ``outputs``: what it was computed from, if the target itself may keep something (a log-probability's
+        normaliser).
+        """
+        self._measured.clear()
+        if outputs is None or not outputs.requires_grad:
+            yield
+            return
         entry = ("rule residue", "target")
         self._measured.append((*entry, value.detach().double().sum()))
-        self._measure(entry, outputs, -1)
+        handle = self._measure(entry, outputs, -1)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     # ------------------------------------------------------------------------- conclusion
 

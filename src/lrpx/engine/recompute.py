@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,23 @@ class Layer:
         args: what it was called with.
         kwargs: the same, by name.
         again: a context in which the layer runs as it did, and nothing is recorded.
+        newest: shared by the layers of a run; the one that was computed again last, which forgets when another is. (A
+            graph that is kept for another pass would hold them all.)
     """
 
     def __init__(
-        self, module: Module, args: Any, kwargs: Any, again: Callable[[], AbstractContextManager[object]]
+        self,
+        module: Module,
+        args: Any,
+        kwargs: Any,
+        again: Callable[[], AbstractContextManager[object]],
+        newest: list[weakref.ref[Layer]],
     ) -> None:
         self._module = module
         self._args = args
         self._kwargs = kwargs
         self._again = again
+        self._newest = newest
         self._saved: list[Tensor] | None = None
         self._count = 0
         devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
@@ -65,9 +74,13 @@ class Layer:
 
     def _recall(self, forgotten: tuple[int, torch.Size, torch.dtype]) -> Tensor:
         number, shape, dtype = forgotten
-        if self._saved is None:
-            self._saved = self._run_again()
-        x = self._saved[number] if len(self._saved) == self._count else None
+        saved = self._saved
+        if saved is None:
+            for older in filter(None, (each() for each in self._newest)):
+                older._saved = None
+            self._newest[:] = [weakref.ref(self)]
+            saved = self._saved = self._run_again()
+        x = saved[number] if len(saved) == self._count else None
         if x is None or x.shape != shape or x.dtype != dtype:
             raise TraceError(
                 f"{type(self._module).__name__} computes something else when it is run again, as with a state that it "

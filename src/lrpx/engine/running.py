@@ -26,6 +26,7 @@ from lrpx.errors import MethodError, TraceError
 from lrpx.modules import named_modules
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.autograd.graph import saved_tensors_hooks
@@ -179,6 +180,7 @@ class _Run:
         self.handles: list[RemovableHandle] = []
         self.outer: list[Recipe] = []
         self.layers: list[saved_tensors_hooks] = []
+        self.newest: list[weakref.ref[Layer]] = []
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -298,7 +300,7 @@ class _Run:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.mode.active and not self.mode.replaying:
                 recipe = self.mode.recipe
-                hooks = Layer(module, args, kwargs, lambda: self.again(recipe)).hooks()
+                hooks = Layer(module, args, kwargs, lambda: self.again(recipe), self.newest).hooks()
                 hooks.__enter__()
                 self.layers.append(hooks)
 

@@ -66,8 +66,9 @@ class Ran:
 class Trace:
     """The record of a run inside :func:`~lrpx.propagate`.
 
-    Call :meth:`explain` once on the scalar to explain; :meth:`relevance` and :meth:`gradient` then answer
-    for every source, and for every observed module's input and output.
+    Call :meth:`explain` on the scalar to explain; :meth:`relevance` and :meth:`gradient` then answer for every
+    source, and for every observed module's input and output. To ask for several values of one run, keep its graph:
+    ``explain(value, keep=True)``; the answers are those of the newest.
 
     Args:
         recipe: the recipe of the run. A strict one allows only those custom autograd functions that are rules of its
@@ -86,6 +87,7 @@ class Trace:
         self.during_backward: Callable[[], AbstractContextManager[object]] = nullcontext
         self._gradients: dict[int, Tensor] | None = None
         self._explained: Tensor | None = None
+        self._spent = False
 
     @property
     def operations(self) -> tuple[Ran, ...]:
@@ -101,19 +103,24 @@ class Trace:
             )
         return tuple(Ran(*key, count) for key, count in self.ran.items())
 
-    def explain(self, value: Tensor, outputs: Tensor | None = None) -> Tensor:
+    def explain(self, value: Tensor, outputs: Tensor | None = None, keep: bool = False) -> Tensor:
         """Propagate back from ``value`` in one backward pass, with seed 1.
+
+        What the trace then answers (relevance, gradients, the ledger, the heads) is about this value, and no longer
+        about one explained before.
 
         Args:
             value: a scalar, or ``[B]`` with one value for each independent row of a batch.
             outputs: the model's outputs that ``value`` was computed from, if not by sums and differences alone; with a
                 ledger, what the computation keeps for itself is then an entry (a log-probability's normaliser).
+            keep: keep the graph, so that another value of the same run can be explained after this one.
 
         Returns:
             ``value``, detached.
 
         Raises:
-            TraceError: the model was not called inside the block, or the value does not depend on it.
+            TraceError: the model was not called inside the block, the value does not depend on it, or the run was
+                explained without ``keep`` before.
             NonFiniteError: NaN or infinity in the value, or in the relevance of a source.
             UnknownOperationError: a custom autograd function on the way, under a strict recipe.
         """
@@ -121,9 +128,10 @@ class Trace:
             raise TraceError(
                 "nothing was recorded: call the very module that was given to propagate(), inside the block"
             )
-        if self._gradients is not None:
+        if self._spent:
             raise TraceError(
-                "this run was explained already, and its graph is gone; run the model again in a new block"
+                "this run was explained already, and its graph is gone; pass keep=True to every explain() but the "
+                "last, or run the model again in a new block"
             )
         if value.ndim > 1:
             raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
@@ -132,16 +140,17 @@ class Trace:
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
+        self._gradients = self._explained = None
         tensors = [source.value for source in self.sources] + [place.value for place in self.places]
         if self.book is not None:
             tensors += self.book.leaves
-            if outputs is not None and outputs.requires_grad:
-                self.book.watch_target(value, outputs)
         if self.heads is not None:
             tensors += [write.leaf for write in self.heads.writes]
             tensors += [] if self.heads.beginning is None else [self.heads.beginning]
         unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
-        gradients = self.gradients(value.sum(), unique)
+        with nullcontext() if self.book is None else self.book.measuring(value, outputs):
+            gradients = self.gradients(value.sum(), unique, keep=keep)
+        self._spent = not keep
         self._explained = value.detach()
         self._gradients = {
             id(tensor): gradient for tensor, gradient in zip(unique, gradients, strict=True) if gradient is not None
@@ -155,9 +164,11 @@ class Trace:
         return value.detach()
 
     def gradients(
-        self, outputs: Tensor, tensors: Sequence[Tensor], seed: Tensor | None = None
+        self, outputs: Tensor, tensors: Sequence[Tensor], seed: Tensor | None = None, keep: bool = False
     ) -> Sequence[Tensor | None]:
         """``∂tensor`` for each of ``tensors`` under the recipe, from ``seed`` (1 for a scalar) at ``outputs``.
+
+        With ``keep`` the graph stays for another pass.
 
         Raises:
             UnknownOperationError: a custom autograd function on the way, under a strict recipe.
@@ -167,7 +178,7 @@ class Trace:
                 if self.ran is not None:
                     self.ran[name, "unknown", "a custom autograd function"] += 1
         with self.during_backward():
-            return torch.autograd.grad(outputs, tensors, seed, allow_unused=True)
+            return torch.autograd.grad(outputs, tensors, seed, retain_graph=keep, allow_unused=True)
 
     def refuse_non_finite(self, value: Tensor, name: str) -> None:
         """Raise NonFiniteError when ``value`` holds NaN or infinity; name the first observed module that does."""
@@ -283,12 +294,16 @@ def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
             yield path
 
 
+MET = "lrpx met this function"
+"""The key, in what a node of the graph carries along, of those that an earlier pass has dealt with."""
+
 ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
 """Custom autograd functions of one saved input that are element-wise, and what they compute."""
 
 
 def _unseen_functions(value: Tensor, recipe: Recipe) -> Iterator[str]:
-    """The names of the custom ``autograd.Function`` in a graph, which are no torch functions, so no rule reaches them.
+    """The names of the custom ``autograd.Function`` in a graph, which are no torch functions, so no rule reaches them;
+    each once, however often the graph is passed.
 
     Raises:
         UnknownOperationError: there is one, and the recipe is strict.
@@ -300,13 +315,15 @@ def _unseen_functions(value: Tensor, recipe: Recipe) -> Iterator[str]:
         node = waiting.pop()
         if node is None:
             continue
-        if isinstance(node, BackwardCFunction):
+        if isinstance(node, BackwardCFunction) and MET not in node.metadata:
             function = getattr(node, "_forward_cls", type(node))
             if function.__name__ in ELEMENT_WISE and recipe.activation is rules.identity and not recipe.overrides:
                 _give_identity_rule(node, ELEMENT_WISE[function.__name__])
+                node.metadata[MET] = True
             elif function.__module__ not in rule_modules:
                 if recipe.strict:
                     raise UnknownOperationError(_unseen(function))
+                node.metadata[MET] = True
                 yield function.__name__
         for child, _ in node.next_functions:
             if child not in seen:
