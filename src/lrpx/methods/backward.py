@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from lrpx.engine.compiled import Compiler
-    from lrpx.engine.trace import Source, Trace
+    from lrpx.engine.places import Source
+    from lrpx.engine.trace import Trace
     from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe
     from lrpx.targets import Target
