@@ -176,6 +176,24 @@ def test_convolution_rules_are_their_twins(name: str, stride: Any, padding: Any,
     near(relevance(output, upstream, given)[0], want)
 
 
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_the_sign_of_zero_is_plus_in_the_epsilon_rule(zero: float) -> None:
+    """Where z is 0 nothing was given and nothing is handed on; that it is divided by +ε shows in the zero's sign."""
+    x = torch.tensor([zero, zero], requires_grad=True)
+    z = rules.Epsilon(0.5)(lambda x, weight, bias: x * weight, x, torch.tensor([2.0, 3.0]), None)
+    (gradient,) = torch.autograd.grad(z.sum(), x)
+    assert gradient.tolist() == [0.0, 0.0]
+    assert torch.signbit(gradient).tolist() == [bool(torch.signbit(torch.tensor(zero)))] * 2
+
+
+@pytest.mark.parametrize("z", [1e-3, -1e-3])
+def test_the_epsilon_rule_makes_a_denominator_larger_on_both_sides(z: float) -> None:
+    x = torch.tensor([z], dtype=torch.float64, requires_grad=True)
+    out = rules.Epsilon(0.5)(F.linear, x, torch.ones(1, 1, dtype=torch.float64), None)
+    (gradient,) = torch.autograd.grad(out, x)
+    assert gradient.item() == pytest.approx(1e-3 / (1e-3 + 0.5))
+
+
 def test_gamma_zero_and_epsilon_zero_are_the_plain_gradient() -> None:
     x, weight, bias, upstream = leaf(draw(3, 5)), torch.as_tensor(draw(4, 5)), torch.as_tensor(draw(4)), draw(3, 4)
     (plain,) = relevance(F.linear(x, weight, bias), upstream, x)

@@ -115,6 +115,8 @@ def _step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
         return func(*detached, **settings)
+    if func.__name__ == "heaviside":
+        raise run.refuse_rule("activation", "heaviside", "which has no derivative in torch")
     return run.apply("activation", lambda x: func(x, *rest, **settings), x)
 
 
@@ -152,7 +154,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 ACTIVATIONS = """
-    gelu silu mish tanh sigmoid hardsigmoid hardswish logsigmoid softplus softsign tanhshrink softshrink hardshrink
+    gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink
     elu selu celu relu6 hardtanh clamp clip log_sigmoid clamp_min clamp_max erf erfc erfinv exp exp2 expm1 log log1p
     log2 log10 sqrt sin cos sinh cosh atan arctan asinh arcsinh special_expit special_erf special_exp2 special_expm1
     special_log1p""".split()

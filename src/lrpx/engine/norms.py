@@ -29,7 +29,7 @@ def _layer_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, eps = constants(x), constants(weight), 1e-5 if eps is None else eps
     bias = run.added(bias, "bias", x)
 
-    def op(x: Tensor, bias: Tensor | None) -> Any:
+    def op(x: Tensor, bias: Tensor | None = None) -> Any:
         return func(x, shape, weight, bias, eps)
 
     def with_deviation(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
