@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
 from lrpx.engine import Trace, propagate
-from lrpx.errors import TraceError
+from lrpx.errors import MethodError, TraceError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from lrpx.recipes import KINDS as KINDS_OF_RULES
 from lrpx.rules import STEEPEST, Epsilon, Gamma, ZPlus, with_gradient_of
 from lrpx.targets import Contrast, Logit, LogProb, Margin
 from tests.engine.samples import SAMPLES, last_row, output_of
@@ -41,9 +42,13 @@ class Damped:
     share: float = 0.7
 
     def __call__(self, op: Any, /, *inputs: Any) -> Tensor:
+        DAMPED.append(op)
         y = op(*inputs)
         return with_gradient_of(y, self.share * y)
 
+
+DAMPED: list[Any] = []
+"""What the rule of the user's own was called for."""
 
 RECIPES = {
     "lrp": LRP,
@@ -52,7 +57,7 @@ RECIPES = {
     "epsilon": ATTNLRP.at(linear=Epsilon(0.1), convolution=Epsilon(0.1)),
     "gamma": LRP.at(linear=Gamma(0.3), convolution=Gamma(0.3)),
     "z plus": ATTNLRP.at(linear=ZPlus(), convolution=ZPlus()),
-    "own": ATTNLRP.at(linear=Damped(), activation=Damped(), matmul=Damped(), norm=Damped(), product=Damped()),
+    "own": ATTNLRP.at(**dict.fromkeys(KINDS_OF_RULES, Damped())),
 }
 every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
@@ -447,15 +452,28 @@ FUSED = {
 }
 
 
+WITHOUT_RULES = {
+    "add other=", "add alpha", "add number alpha", "rsub", "add integers", "add truths", "add a 0-d tensor",
+    "one element", "a slice", "sum of a list", "computed", "an embedding", "a slice of a table", "nothing",
+    "+= parameter", "add_", "stack", "maximum", "largest", "sorted", "addmm to x", "addcmul to x", "lerp", "batch norm",
+    "constant factors", "rotary", "rotary, complex",
+}  # fmt: skip
+"""Those that are made of sums, selections and scalings alone."""
+
+
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "free"])
 @pytest.mark.parametrize("name", [*UNITS, *FUSED])
 def test_one_operation(name: str, frozen: bool) -> None:
     for recipe in RECIPES:
-        if recipe == "own" and name in FUSED:  # a fused kernel carries no other rules
+        if recipe == "own" and name == "einsum of three":  # two factors are all that a rule for products is given
+            with pytest.raises(MethodError, match=r"einsum.*matmul=Damped.*products of two"):
+                explained(Unit(UNITS[name]), RECIPES[recipe], x=X)
             continue
+        DAMPED.clear()
         unit = Unit((UNITS | FUSED)[name]).requires_grad_(not frozen)
         before = {name: value.clone() for name, value in unit.state_dict().items()}
         ledger = closes_and_changes_nothing(unit, RECIPES[recipe], x=X)
+        assert bool(DAMPED) == (recipe == "own" and name not in WITHOUT_RULES)
         assert not [entry for entry in ledger.entries if entry.name.startswith("times")]
         assert all(torch.equal(value, before[name]) for name, value in unit.state_dict().items())
 
@@ -781,8 +799,6 @@ IDENTIFIERS = st.lists(st.integers(0, 10), min_size=5, max_size=5)
 def test_random_chains(
     kinds: list[str], shape: tuple[int, int], bias: bool, seed: int, ids: list[int], name: str, free: bool
 ) -> None:
-    if name == "own":
-        kinds = ["eager" if kind == "sdpa" else kind for kind in kinds]
     model = Layers(kinds, *shape, bias, seed).requires_grad_(free)
     closes_and_changes_nothing(model, RECIPES[name], ids=torch.tensor([ids]))
 
@@ -816,7 +832,6 @@ def test_random_transformers(
         models.tiny_t5: {"num_heads": heads, "feed_forward_proj": "relu" if act == "relu" else "gated-gelu",
                          "num_layers": depth},
     }  # fmt: skip
-    implementation = "eager" if recipe == "own" else implementation
     model = family(attn_implementation=implementation, seed=seed, **names[family])
     batch = {"input_ids": torch.tensor([ids])}
     if family is models.tiny_t5:

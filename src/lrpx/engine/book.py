@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.handlers import any_carries, arguments, carries, constants
+from lrpx.engine.table import TABLE
+from lrpx.engine.tensors import any_carries, arguments, carries, constants
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -21,35 +22,18 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.utils.hooks import RemovableHandle
 
-    from lrpx.engine.mode import RuleMode
-    from lrpx.engine.trace import Source
+    from lrpx.engine.places import Source
+    from lrpx.engine.run import Run
     from lrpx.rules import Rule
 
-CONSERVING = frozenset({rules.constant, rules.uniform, rules.signal_take_all})
+CONSERVING = (rules.constant, rules.uniform, rules.signal_take_all)
 """Rules that hand on exactly what they are given, whatever the operation."""
-
-NUMBERS = {
-    **dict.fromkeys(
-        "add add_ sub sub_ subtract rsub __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__".split(), (1,)
-    ),
-    **dict.fromkeys("masked_fill masked_fill_ __setitem__".split(), (2,)),
-    "fill_": (1,),
-    "where": (1, 2),
-    "index_put": (2,),
-    "index_put_": (2,),
-    "index_fill": (3,),
-    "index_fill_": (3,),
-}
-"""Where a number given to an operation is a summand of its output."""
 
 NAME = "_lrpx_name"
 """The attribute of a constant that was made of a named one."""
 
 RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
 """The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
-
-NO_SUMMANDS = frozenset({"grid_sample", "to", "type_as", "view_as", "reshape_as", "expand_as"})
-"""Operations with a second tensor that is no summand of their output."""
 
 PLACES_OF_TOKENS = (
     ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
@@ -66,12 +50,12 @@ class Book:
 
     Args:
         model: whose parameters and buffers give the entries their names.
-        mode: the mode that writes into it.
+        run: the run that writes into it.
     """
 
-    def __init__(self, model: Module, mode: RuleMode) -> None:
-        self._mode = weakref.proxy(mode)  # which holds this: no circle, so that memory is given back at once
-        self._sources = mode.trace.sources
+    def __init__(self, model: Module, run: Run) -> None:
+        self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
+        self._sources = run.trace.sources
         self._model = model
         self._names: dict[int, tuple[bool, str]] = {}
         for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
@@ -106,8 +90,8 @@ class Book:
         constant = isinstance(value, Parameter) or not value.requires_grad
         return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
 
-    def linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A linear operation, the constants among its summands as leaves."""
+    def plain(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that needs no rule, the constants among its summands as leaves."""
         if func.__name__ in ("pad", "constant_pad_nd"):
             return self.watch("constants", rules.unmodified, lambda x: func(x, *args[1:], **kwargs), args[:1])
         lifted, named = self._operands(func.__name__, args, kwargs)
@@ -118,11 +102,12 @@ class Book:
     def _operands(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if name in NO_SUMMANDS or not any_carries((*args, *kwargs.values())):
+        row = TABLE[name]
+        if not row.has_summands or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
         if name in ("scatter", "scatter_"):
             args, kwargs = _one_source(args, kwargs)
-        numbers = NUMBERS.get(name, ())
+        numbers = row.numbers
         # a sum takes a number in the widest precision, anything else in the tensor's own
         dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
         lifted: list[Any] = [
@@ -154,7 +139,7 @@ class Book:
 
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
         leaf = constant.detach().requires_grad_()
-        if self._mode.replaying:
+        if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)
         kind = _kind(name, "biases" if is_parameter else "constants")
@@ -184,7 +169,7 @@ class Book:
         out.register_hook(record)  # type: ignore[no-untyped-call]
 
     def _name(self, value: Any, operation: str) -> tuple[bool, str]:
-        return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._mode.where()}")
+        return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._run.where()}")
 
     def _known(self, value: Any) -> tuple[bool, str] | None:
         known = getattr(value, NAME, None) or self._names.get(_storage(value))
@@ -204,8 +189,8 @@ class Book:
     def watch(self, kind: str, rule: Rule, op: Callable[..., Tensor], inputs: Sequence[Any]) -> Tensor:
         """``rule(op, *inputs)``, and what enters the operation backwards less what leaves it as an entry."""
         if (
-            self._mode.replaying
-            or rule in CONSERVING
+            self._run.replaying
+            or any(rule is each for each in CONSERVING)
             or (rule is rules.unmodified and kind in ("linear", "convolution"))
         ):
             return rule(op, *inputs)
@@ -221,11 +206,11 @@ class Book:
 
         The inputs must go into this operation only: views of the tensors that others see too.
         """
-        if y.requires_grad and not self._mode.replaying:
+        if y.requires_grad and not self._run.replaying:
             # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
-            fused = len(seen) > 1 and self._mode.recipe.matmul not in CONSERVING
+            fused = len(seen) > 1 and self._run.recipe.matmul not in CONSERVING
             named = "rule residue" if fused else RESIDUES.get(kind, "rule residue")
-            line = self._line(named, f"{kind} in {self._mode.where()}")
+            line = self._line(named, f"{kind} in {self._run.where()}")
             carrying = [x for x in seen if carries(x)]
             dtype = coarsest(y, *carrying)
             self._measure(line, y, 1, dtype)
@@ -237,7 +222,7 @@ class Book:
         y = rules.identity(op, x)
         constant = rules.is_steep(y.detach(), x.detach())
         if bool(constant.any()):
-            line = self._line("constants", f"activation at zero in {self._mode.where()}")
+            line = self._line("constants", f"activation at zero in {self._run.where()}")
             self._measure(line, y, 1, coarsest(y, x), constant)
         return y
 
