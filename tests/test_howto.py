@@ -2,7 +2,7 @@
 
 A block whose first line is a comment such as ``# my_rules.py``, or that comes after "… as `my_rules.py`:", is saved
 under that name. Else ``python`` blocks run in order in one namespace; of ``pycon`` blocks (``>>> …``) the output is
-compared too; and ``console`` blocks (``$ …``) are run by a shell, which must print the lines that follow, in this order.
+compared too; and ``console`` blocks (``$ …``) are run by a shell, which must print the lines that follow, in order.
 ``...`` stands for anything.
 """
 
