@@ -2,7 +2,7 @@
 
 A block whose first line is a comment such as ``# my_rules.py``, or that comes after "… as `my_rules.py`:", is saved
 under that name. Else ``python`` blocks run in order in one namespace; of ``pycon`` blocks (``>>> …``) the output is
-compared too; and ``console`` blocks (``$ …``) are run by a shell, which must print the lines that follow, in order.
+compared too; and ``console`` blocks (``$ …``) are run by a shell, which must print what follows, line by line.
 ``...`` stands for anything.
 """
 
@@ -52,15 +52,11 @@ def run_console(page, source, line, namespace):
     for command, wanted in COMMAND.findall(source):
         done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, env=environment)
         assert done.returncode == 0, f"{page}:{line}: {command}\n{done.stdout}{done.stderr}"
-        left = iter(as_one_line(done.stdout.splitlines()))
-        lines = filter(None, as_one_line(wanted.split("...")))
-        missing = [each for each in lines if not any(each in shown for shown in left)]
-        assert not missing, f"{page}:{line}: {command}\nwanted: {missing}\nfound:\n{done.stdout}"
-
-
-def as_one_line(texts):
-    """Each line of the texts, spaces alike."""
-    return [" ".join(line.split()) for text in texts for line in text.splitlines()]
+        printed, at = " ".join(done.stdout.split()), 0
+        for each in wanted.replace("...", "\n").splitlines():
+            one = " ".join(each.split())
+            assert one in printed[at:], f"{page}:{line}: {command}\nwanted: {one}\nfound:\n{done.stdout}"
+            at = printed.index(one, at) + len(one)
 
 
 RUN = {"python": run_python, "pycon": run_pycon, "console": run_console}
