@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import lrpx
 from lrpx import recipes
-from lrpx.benchmarks import Run
+from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.benchmarks.ground_truth import draws
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
@@ -35,7 +35,7 @@ def explained(explainer, folder, data=(SENTENCES,), methods=None, batch_size=32,
     """The rows of a whole run."""
     run = Run(Agreement(list(data), **options), explainer.bound, methods, batch_size=batch_size)
     done = []
-    with run.kept_in(folder) as kept:
+    with keep(run, folder) as kept:
         kept.explain(done.append)
     assert sum(done) == len(run)
     found = pl.read_parquet(folder / "rows" / "*.parquet")
