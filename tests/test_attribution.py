@@ -449,6 +449,8 @@ def test_iterating_gives_the_tokens():
     ]
     assert [token.text for token in made.spans([(1, 3)])] == ["The", " keys", " are"]
     assert {token.id for token in made.spans([(1, 3)])} == {None}
+    overlapping = attribution(segments=(("one", 0, 3), ("two", 2, 4)))
+    assert [token.segment for token in overlapping] == ["one", "one", "one", "two"]
 
 
 HEADS = Part("heads", torch.arange(24.0).reshape(2, 3, 4), AXES[0], {"head": ["a", "b", "c"]})

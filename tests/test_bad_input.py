@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -319,11 +319,10 @@ def test_options_that_say_which_files_are_meant_go_to_the_config_too(tmp_path):
     assert Explainer.from_pretrained(tmp_path, subfolder="inner")(IDS).ids == tuple(IDS)
 
 
-def test_an_unknown_name_without_network_fails_at_once():
-    start = time.monotonic()
+def test_an_unknown_name_without_network_asks_nobody(monkeypatch):
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: pytest.fail(f"a call to {address}"))
     with says(ModelError, "cannot load the model 'no/such-model'", "Pass a folder, or the name of a model"):
         Explainer.from_pretrained("no/such-model")
-    assert time.monotonic() - start < 5
 
 
 def test_an_unknown_name_shows_one_line_and_no_warnings():

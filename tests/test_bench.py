@@ -23,7 +23,10 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.bench
+@pytest.mark.parametrize(
+    "name", ["ledger.py", *(pytest.param(n, marks=pytest.mark.slow) for n in SCRIPTS if n != "ledger.py")]
+)
 def test_prints_its_table(name):
     options, rows = SCRIPTS[name]
     command = [sys.executable, str(BENCH / name), "--threads", "1", *options]

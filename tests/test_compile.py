@@ -16,6 +16,7 @@ from tests import tiny
 from tests.reference import models
 
 ROWS = [[3, 14, 15, 9, 26, 5, 7], [8, 9], [4, 11, 20]]
+slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 
 
@@ -63,12 +64,12 @@ def compiled_llama():
 @pytest.mark.parametrize(
     ("build", "options", "tolerance"),
     [
-        (llama, {}, 1e-9),
-        (float32_gpt2, {}, 1e-5),
+        pytest.param(llama, {}, 1e-9, marks=slow),
+        pytest.param(float32_gpt2, {}, 1e-5, marks=slow),
         (models.tiny_bert, {"position": 0}, 1e-9),
-        (models.tiny_t5, {"decoder": [0, 8, 6]}, 1e-9),
-        (tiny.bert_classifier, {}, 1e-9),
-        (tiny.llama_classifier, {}, 1e-6),  # rotary angles in float32
+        pytest.param(models.tiny_t5, {"decoder": [0, 8, 6]}, 1e-9, marks=slow),
+        pytest.param(tiny.bert_classifier, {}, 1e-9, marks=slow),
+        pytest.param(tiny.llama_classifier, {}, 1e-6, marks=slow),  # rotary angles in float32
     ],
 )
 def test_the_numbers_of_the_plain_pass(build, options, tolerance):
@@ -109,13 +110,18 @@ def test_any_target_by_the_same_code(compiled_llama, target):
 
 
 @pytest.mark.parametrize(
-    "method", ["lrp", "gradient-l2-squared", ATTNLRP.at("*.mlp", use=ATTNLRP, linear=lambda op, *x: op(*x))]
+    "method",
+    [
+        "lrp",
+        pytest.param("gradient-l2-squared", marks=slow),
+        pytest.param(ATTNLRP.at("*.mlp", use=ATTNLRP, linear=lambda op, *x: op(*x)), marks=slow),
+    ],
 )
 def test_other_methods(compiled_llama, method):
     assert_same(compiled_llama(ROWS[0], method=method), Explainer(compiled_llama.model)(ROWS[0], method=method), 1e-9)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", [pytest.param("left", marks=slow), "right"])
 def test_batches(side):
     model = models.tiny_gpt2()
     compiled, plain = Explainer(model, padding_side=side, compile=True), Explainer(model)
@@ -124,6 +130,7 @@ def test_batches(side):
         assert_same(found, plain(row), 1e-9)
 
 
+@slow
 def test_padding_does_not_exceed_the_context():
     model = models.tiny_gpt2(n_positions=20)
     row = list(range(1, 20))
@@ -147,6 +154,7 @@ def test_new_weights_are_seen_and_none_is_copied():
     assert len(compiled.bound.compiler._passes) == 1
 
 
+@slow
 def test_other_settings_of_the_model_are_seen():
     model = llama()
     compiled = Explainer(model, compile=True)
@@ -245,6 +253,7 @@ def test_a_hook_of_the_users_is_refused(compiled_llama):
     compiled_llama(ROWS[0])
 
 
+@slow
 def test_other_numbers_are_refused():
     """As of a model that does another thing when it is traced."""
     model = with_mlp(lambda forward: lambda self, x: forward(self, x) * (1.01 if is_tracing(x) else 1.0))

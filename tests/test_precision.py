@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -10,8 +12,7 @@ from bench import precision
 from lrpx import rules
 from lrpx.errors import NonFiniteError
 
-LEAST = {"float32": 0.999, "float16": 0.98, "bfloat16": 0.95}
-"""The least rank correlation with float64 that a sentence may have."""
+DTYPES = ("float32", "bfloat16", "float16")
 
 
 @pytest.fixture(scope="module")
@@ -20,20 +21,46 @@ def subjects(shared_data):
     return {subject.name: subject for subject in precision.subjects(shared_data, 4)}
 
 
-@pytest.mark.parametrize("method", precision.METHODS)
-@pytest.mark.parametrize("name", ["bundled", "stories260K", "MiniLM"])
-def test_relevance_is_finite_and_as_exact_as_the_dtype(subjects, name, method):
-    """Every value of the forward and backward pass is rounded to the dtype, with a relative error of up to ``eps / 2``;
-    over the hundred or so operations in a row of these models that adds up, as a random walk, to some 10 ``eps``,
-    and a sum with cancellation multiplies it by a few. A rule computed worse than the model itself would stand out.
+def plain_gradient_x_input(explainer, ids, target):
+    """``[T]`` in float64, by torch alone."""
+    embedded = explainer.model.get_input_embeddings()(torch.tensor([ids])).detach().requires_grad_()
+    logits = explainer.model(inputs_embeds=embedded).logits[0]
+    value = (logits if logits.ndim == 1 else logits[-1])[target]
+    (gradient,) = torch.autograd.grad(value, embedded)
+    return (embedded.detach().double() * gradient.double()).sum(-1)[0]
 
-    Ranks may change only among tokens that are nearer to each other than this error; over 50 sentences the worst
-    correlation measured is 0.978 in bfloat16, 0.993 in float16 and above 0.9999 in float32 (docs/precision.md).
-    """
-    for dtype, found in precision.compare(subjects[name], method, list(LEAST)).items():
-        assert None not in found
-        assert max(each.error for each in found) <= 32 * torch.finfo(getattr(torch, dtype)).eps
-        assert min(each.correlation for each in found) >= LEAST[dtype]
+
+@pytest.fixture(scope="module")
+def lost_by_torch(subjects):
+    """The largest relative error of the plain gradient in a dtype, of the same model and sentences on this machine."""
+
+    @cache
+    def lost(name, dtype):
+        errors = []
+        for text in subjects[name].sentences:
+            best = subjects[name].explainer(torch.float64)(text)
+            exact, found = (
+                plain_gradient_x_input(subjects[name].explainer(each), best.ids, best.prediction.id)
+                for each in (torch.float64, getattr(torch, dtype))
+            )
+            errors.append(float((found - exact).norm() / exact.norm()))
+        return max(errors)
+
+    return lost
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", precision.METHODS)
+@pytest.mark.parametrize(
+    "name", ["MiniLM", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bundled", "stories260K"))]
+)
+def test_relevance_is_finite_and_as_exact_as_the_plain_gradient(subjects, lost_by_torch, name, method, dtype):
+    """What rounding makes of a gradient depends on the model, the kernels and the processor, and the plain gradient has
+    it all; a rule computed worse than the model itself would stand out. Rules lose less, for they keep away from the
+    differences that cancel; twice as much leaves room for another order of the same sums."""
+    found = precision.compare(subjects[name], method, [dtype])[dtype]
+    assert None not in found
+    assert max(each.error for each in found) <= 2 * lost_by_torch(name, dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -62,6 +62,12 @@ def stood_for(quantised, plain):
     return Explainer(model, plain.tokenizer)
 
 
+@pytest.fixture(scope="module")
+def exact(stood_for):
+    """The same in float64."""
+    return Explainer(copy.deepcopy(stood_for.model).double(), stood_for.tokenizer)
+
+
 def ids(explainer):
     return torch.tensor([explainer.tokenizer(TEXTS[0])["input_ids"]])
 
@@ -79,14 +85,17 @@ def test_an_int8_model_computes_what_it_computes(quantised, recipe):
 
 
 @every_recipe
-def test_an_int8_model_is_explained_as_the_matrices_it_stands_for(quantised, stood_for, recipe):
-    """To rounding in float32: the kernel scales after its product, the plain matrix before."""
-    for found, want in zip(
-        quantised(TEXTS, " are", " is", recipe), stood_for(TEXTS, " are", " is", recipe), strict=True
-    ):
-        assert torch.isfinite(found.relevance).all()
-        error = (found.relevance - want.relevance).norm() / want.relevance.norm()
-        assert error < (1e-3 if "Gamma" in recipe.name or "ZPlus" in recipe.name else 1e-5)
+def test_an_int8_model_is_explained_as_the_matrices_it_stands_for(quantised, stood_for, exact, recipe):
+    """To rounding in float32: the kernel scales after its product, the plain matrix before, and neither loses more."""
+    wanted = exact(TEXTS, " are", " is", recipe)
+    lost, found = (
+        max(
+            float((a.relevance - b.relevance).norm() / b.relevance.norm())
+            for a, b in zip(explainer(TEXTS, " are", " is", recipe), wanted, strict=True)
+        )
+        for explainer in (stood_for, quantised)
+    )
+    assert found <= 3 * lost
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "lrp", "gradient-x-input"])

@@ -73,6 +73,12 @@ def test_a_kind_given_with_use_wins_over_it() -> None:
     assert dict(override.rules) == {kind: getattr(LRP, kind) for kind in KINDS} | {"softmax": rules.unmodified}
 
 
+def test_the_order_in_which_rules_are_given_makes_no_difference() -> None:
+    one = ATTNLRP.at("*.mlp", softmax=rules.constant, linear=Gamma(1.0))
+    assert one == ATTNLRP.at("*.mlp", linear=Gamma(1.0), softmax=rules.constant)
+    assert one.name == "attnlrp, *.mlp: linear=Gamma(gamma=1.0), softmax=constant"
+
+
 def test_a_description_lists_every_kind_and_override_on_one_line() -> None:
     text = ATTNLRP.at(layers=range(1, 3), use=LRP).describe()
     assert text.startswith("linear=unmodified convolution=unmodified activation=identity product=uniform")

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrpx import rules
+from lrpx import kernels, rules
 from tests.reference import rules as twins
 
 if TYPE_CHECKING:
@@ -176,6 +176,24 @@ def test_convolution_rules_are_their_twins(name: str, stride: Any, padding: Any,
     near(relevance(output, upstream, given)[0], want)
 
 
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_the_sign_of_zero_is_plus_in_the_epsilon_rule(zero: float) -> None:
+    """Where z is 0 nothing was given and nothing is handed on; that it is divided by +ε shows in the zero's sign."""
+    x = torch.tensor([zero, zero], requires_grad=True)
+    z = rules.Epsilon(0.5)(lambda x, weight, bias: x * weight, x, torch.tensor([2.0, 3.0]), None)
+    (gradient,) = torch.autograd.grad(z.sum(), x)
+    assert gradient.tolist() == [0.0, 0.0]
+    assert torch.signbit(gradient).tolist() == [bool(torch.signbit(torch.tensor(zero)))] * 2
+
+
+@pytest.mark.parametrize("z", [1e-3, -1e-3])
+def test_the_epsilon_rule_makes_a_denominator_larger_on_both_sides(z: float) -> None:
+    x = torch.tensor([z], dtype=torch.float64, requires_grad=True)
+    out = rules.Epsilon(0.5)(F.linear, x, torch.ones(1, 1, dtype=torch.float64), None)
+    (gradient,) = torch.autograd.grad(out, x)
+    assert gradient.item() == pytest.approx(1e-3 / (1e-3 + 0.5))
+
+
 def test_gamma_zero_and_epsilon_zero_are_the_plain_gradient() -> None:
     x, weight, bias, upstream = leaf(draw(3, 5)), torch.as_tensor(draw(4, 5)), torch.as_tensor(draw(4)), draw(3, 4)
     (plain,) = relevance(F.linear(x, weight, bias), upstream, x)
@@ -189,12 +207,12 @@ def test_norms_are_their_twins(affine: bool) -> None:
     gamma, beta = (draw(6, seed=2), draw(6, seed=3)) if affine else (np.ones(6), np.zeros(6))
     weight, bias = (torch.as_tensor(gamma), torch.as_tensor(beta)) if affine else (None, None)
     given = leaf(x)
-    output = rules.layer_norm_constant_std(
+    output = kernels.layer_norm_constant_std(
         lambda x, b: F.layer_norm(x, (6,), weight, b, 1e-3), given, bias, (-1,), weight, 1e-3
     )
     want = twins.layernorm_constant_std(x, gamma, beta, 1e-3, output.detach().numpy() * upstream)[0]
     near(relevance(output, upstream, given)[0], want)
-    output = rules.rms_norm_constant_std(lambda x: F.rms_norm(x, (6,), weight, 1e-3), given, (-1,), weight, 1e-3)
+    output = kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (6,), weight, 1e-3), given, (-1,), weight, 1e-3)
     want = twins.rmsnorm_constant_std(x, gamma, 1e-3, output.detach().numpy() * upstream)[0]
     near(relevance(output, upstream, given)[0], want)
 
@@ -204,7 +222,7 @@ def test_norms_over_several_dimensions() -> None:
     mean = x.mean((-2, -1), keepdim=True)
     std = (x - mean).square().mean((-2, -1), keepdim=True).add(1e-5).sqrt().detach()
     (want,) = relevance((x - mean) / std * weight, upstream, x)
-    output = rules.layer_norm_constant_std(
+    output = kernels.layer_norm_constant_std(
         lambda x, _: F.layer_norm(x, (3, 4), weight), x, None, (-2, -1), weight, 1e-5
     )
     near(relevance(output, upstream, x)[0], want)
@@ -250,13 +268,13 @@ def modified_forward_passes() -> dict[str, tuple[Callable[..., Tensor], Callable
             lambda x, y: 0.5 * (x @ y.mT) + 0.5 * (x @ y.mT).detach(),
         ),
         "D.5 LayerNorm": (
-            lambda x, y: rules.layer_norm_constant_std(
+            lambda x, y: kernels.layer_norm_constant_std(
                 lambda x, b: F.layer_norm(x, (5,), w[0], b), x, b, (-1,), w[0], 1e-5
             ),
             layer_norm,
         ),
         "D.5 RMSNorm": (
-            lambda x, y: rules.rms_norm_constant_std(lambda x: F.rms_norm(x, (5,), w[0], 1e-5), x, (-1,), w[0], 1e-5),
+            lambda x, y: kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (5,), w[0], 1e-5), x, (-1,), w[0], 1e-5),
             rms_norm,
         ),
         "D.6 softmax": (lambda x, y: rules.constant(torch.softmax, x, -1) * y, lambda x, y: x.softmax(-1).detach() * y),
@@ -295,13 +313,13 @@ def operations(dtype: torch.dtype) -> dict[str, tuple[Callable[[Tensor], Tensor]
         "z_plus": linear(rules.ZPlus()),
         "gamma": linear(rules.Gamma(0.25)),
         "layer_norm": (
-            lambda x: rules.layer_norm_constant_std(
+            lambda x: kernels.layer_norm_constant_std(
                 lambda x, b: F.layer_norm(x, (8,), w[0], b), x, b, (-1,), w[0], 1e-5
             ),
             lambda x: F.layer_norm(x, (8,), w[0], b),
         ),
         "rms_norm": (
-            lambda x: rules.rms_norm_constant_std(lambda x: F.rms_norm(x, (8,), w[0]), x, (-1,), w[0], 1e-6),
+            lambda x: kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (8,), w[0]), x, (-1,), w[0], 1e-6),
             lambda x: F.rms_norm(x, (8,), w[0]),
         ),
     }

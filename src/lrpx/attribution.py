@@ -101,7 +101,7 @@ class Attribution:
             with named axes: ``"heads"`` ("layer", "head", "token") is what each attention head of each layer writes
             into the explained value from each token (ALTI-Logit, Logit).
         explained: what was explained: how it reads, its value, where it was read.
-        prediction: the model's own prediction at the explained position.
+        prediction: the model's own prediction at the explained position; None where it predicts nothing.
         provenance: model, recipe, versions, precision.
         ids: the token ids, ``T`` of them; empty for groups.
         word_spans: half-open token ranges ``(start, end)`` that make up the words, in order.
@@ -118,7 +118,7 @@ class Attribution:
     tokens: tuple[str, ...]
     parts: Parts
     explained: Explained
-    prediction: Prediction
+    prediction: Prediction | None
     provenance: Provenance
     ids: tuple[int, ...] = ()
     word_spans: tuple[tuple[int, int], ...] = ()

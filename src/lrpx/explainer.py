@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from torch import Tensor
     from torch.nn import Module
     from transformers import PreTrainedTokenizerBase
 
@@ -283,15 +282,16 @@ class Explainer:
         asked = [Question(at, *each) for at, i in enumerate(group) for each in questions[i][1]]
         found = method.attribute(self.bound, Questions(tuple(rows[i] for i in ran), tuple(asked)), ledger=ledger)
         logits = found.answers.logits.to(torch.promote_types(found.answers.logits.dtype, torch.float32))
-        shown = self._predictions(logits)
         results: list[list[Attribution]] = [[] for _ in group]
         for i, question in enumerate(asked):
             row = rows[group[question.row]]
-            results[question.row].append(self._attribution(row, question, found, i, shown[i], method))
+            predicted = self.bound.predicted(logits[i])
+            prediction = None if predicted is None else Prediction(*predicted)
+            results[question.row].append(self._attribution(row, question, found, i, prediction, method))
         return results
 
     def _attribution(
-        self, row: Row, question: Question, found: Found, i: int, prediction: Prediction, method: Method
+        self, row: Row, question: Question, found: Found, i: int, prediction: Prediction | None, method: Method
     ) -> Attribution:
         described = row.tokens
         ends = [0]
@@ -314,13 +314,6 @@ class Explainer:
             segments=tuple((name, a, b) for name, (a, b) in segments),
             ledger=None if found.ledgers is None else found.ledgers[i],
         )
-
-    def _predictions(self, logits: Tensor) -> list[Prediction]:
-        """What the model itself says, from the logits ``[K, V]`` of each question."""
-        predictions = logits.argmax(-1).tolist()
-        probabilities = logits.softmax(-1).amax(-1).tolist()
-        pairs = zip(predictions, probabilities, strict=True)
-        return [Prediction(self.bound.label(index), index, probability) for index, probability in pairs]
 
     def _provenance(self, method: Method) -> Provenance:
         bound = self.bound

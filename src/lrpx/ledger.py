@@ -50,7 +50,8 @@ class Ledger:
     """Every place where the relevance of one explained value ended, each measured on its own.
 
     Args:
-        entries: the places, in the order the model reached them.
+        entries: the places, in the order the model reached them; those of ALTI-Logit that a layer wrote come last. A
+            place is left out where no more was measured than rounding may make of nothing.
         explained: the explained value, which the entries should sum to.
 
     >>> ledger = Ledger((Entry("tokens", "wte", 1.25), Entry("biases", "h.0.mlp.bias", -0.25)), explained=1.0)

@@ -242,6 +242,22 @@ class BoundModel:
         except InputError:  # a model's vocabulary may be larger than its tokenizer's
             return f"#{index}"
 
+    def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
+        """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its softmax
+        probability; of an answer, its place and the index of its start. None where nothing is predicted."""
+        if self.task.reads == "embeddings":
+            return None
+        if self.task.reads == "span":
+            best = Span().resolved(self.index, logits)
+            assert isinstance(best, Span)
+            start, end = best.token, best.end
+            assert isinstance(start, int)
+            assert isinstance(end, int)
+            starts, ends = (each.softmax(-1) for each in logits.chunk(2))
+            return f"token {start} to {end}", start, float(starts[start] * ends[end])
+        index = int(logits.argmax())
+        return self.label(index), index, float(logits.softmax(-1)[index])
+
     def default_target(self) -> Target:
         """What is explained when nobody says: the model's own prediction."""
         if self.task.reads == "embeddings":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from torch.nn import Module
 
@@ -31,3 +32,31 @@ def named_modules(model: Module) -> Iterator[tuple[str, Module]]:
             for name, child in reversed(children.items()):
                 if child is not None and child not in around:
                     waiting.append((prefix + name, child, around))
+
+
+class Layer(NamedTuple):
+    """A layer: an element of an outermost list of modules."""
+
+    path: str
+    number: int
+
+
+def layer_of(path: str) -> Layer | None:
+    """The layer that the module at a path is, or is in.
+
+    >>> layer_of("model.layers.3.mlp.experts.1")
+    Layer(path='model.layers.3', number=3)
+    >>> layer_of("model.norm")
+    """
+    found = re.match(r"(?:.*?\.)?(\d+)(?=\.|$)", path)
+    return None if found is None else Layer(found.group(), int(found.group(1)))
+
+
+def layers(paths: Iterable[str]) -> Iterator[str]:
+    """The paths of a model's layers, in the order given.
+
+    >>> paths = ["", "model", "model.layers", "model.layers.0", "model.layers.0.experts.1", "model.layers.1", "head"]
+    >>> list(layers(paths)), next(layers(reversed(paths)))
+    (['model.layers.0', 'model.layers.1'], 'model.layers.1')
+    """
+    return (path for path in paths if (layer := layer_of(path)) is not None and layer.path == path)

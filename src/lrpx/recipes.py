@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lrpx import rules
+from lrpx import kernels, rules
 from lrpx.errors import MethodError
 from lrpx.targets import whole_number
 
@@ -224,11 +224,17 @@ class Recipe:
         quantised linears where these need no rule."""
         mine = [rule for kind in KINDS for rule in self._rules(kind)]
         quantised = QUANTISED_LINEARS if all(r is rules.unmodified for r in self._rules("linear")) else frozenset()
-        return frozenset({rules.__name__} | {_unwrapped(rule).__module__ for rule in mine}) | quantised
+        return (
+            frozenset({rules.__name__, kernels.__name__} | {_unwrapped(rule).__module__ for rule in mine}) | quantised
+        )
 
     def has_gates(self) -> bool:
         """Whether a product's relevance may go to the signal alone, so that the gate must be known."""
         return any(rule is rules.signal_take_all for rule in self._rules("product"))
+
+    def has_rules_for_linear(self) -> bool:
+        """Whether a linear layer has another rule than its plain gradient, so that its weight must be known."""
+        return any(rule is not rules.unmodified for rule in self._rules("linear"))
 
     def _rules(self, kind: str) -> list[Rule]:
         """The rules of one kind of operation, the overrides' too."""

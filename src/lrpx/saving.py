@@ -92,13 +92,18 @@ def _from_fields(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> At
     ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
     segments = tuple((name, a, b) for name, a, b in fields["segments"])
     ledger = None if fields["ledger"] is None else _ledger(**fields["ledger"])
-    explained, prediction = Explained(**fields["explained"]), Prediction(**fields["prediction"])
+    explained = Explained(**fields["explained"])
+    prediction = None if fields["prediction"] is None else Prediction(**fields["prediction"])
     provenance = Provenance(**fields["provenance"])
-    _typed([explained.description, prediction.text, *(name for name, _, _ in segments)], str)
+    _typed([explained.description, *(name for name, _, _ in segments)], str)
     _typed([provenance.model, provenance.method, provenance.recipe, provenance.dtype, provenance.device], str)
     _typed([*provenance.versions, *provenance.versions.values()], str)
-    _finite([explained.value, prediction.probability])
-    _typed([prediction.id, *([] if explained.position is None else [explained.position])], int)
+    _finite([explained.value])
+    _typed([] if explained.position is None else [explained.position], int)
+    if prediction is not None:
+        _typed([prediction.text], str)
+        _finite([prediction.probability])
+        _typed([prediction.id], int)
     ranges = [*spans, *((a, b) for _, a, b in segments)]
     if not all(type(a) is type(b) is int and 0 <= a <= b <= count for a, b in ranges):
         raise ValueError(f"a range of tokens is none of {count}")

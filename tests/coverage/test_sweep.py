@@ -22,6 +22,7 @@ LLAMA = choose(["llama"], "causal-lm")
 NO_CLASS = ModelClass("causal-lm", "NoSuchModel", "llama", ("llama",))
 
 
+@pytest.mark.slow
 def test_the_quick_form_passes_every_check(record_property):
     classes = choose(quick=True)
     assert len(classes) >= 40

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrpx import rules
-from lrpx.engine import propagate
+from lrpx.engine import attention, propagate
 from lrpx.errors import MethodError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 
@@ -71,7 +71,7 @@ def test_fused_is_eager(
         return F.scaled_dot_product_attention(q, k, v, m, is_causal=masked == "causal", enable_gqa=groups > 1)
 
     q, k, v = inputs.values()
-    fused = rules.attention(op, q, k, v, given_mask, softmax, matmul)
+    fused = attention.fused(op, q, k, v, given_mask, softmax, matmul)
     if masked != "learned":  # torch chooses another kernel for a mask that needs its gradient
         assert torch.equal(fused, op(q, k, v, given_mask))
     if softmax is rules.constant and "v" not in learns:
@@ -161,11 +161,32 @@ def test_no_attention_matrix_is_made_by_the_fused_path(recipe: Any) -> None:
     assert not matrices(fused.float())
 
 
-@pytest.mark.parametrize("changed", [{"softmax": rules.identity}, {"matmul": rules.signal_take_all}])
-def test_a_rule_that_a_fused_kernel_cannot_carry_is_refused_with_the_mend(changed: dict[str, Rule]) -> None:
-    fused, _ = attentions()
-    with pytest.raises(MethodError, match='attn_implementation="eager"'), propagate(fused, ATTNLRP.at(**changed)):
-        fused(draw(1, 5, 8))
+@pytest.mark.parametrize(
+    "changed", [{"softmax": rules.identity}, {"matmul": rules.signal_take_all}, {"matmul": rules.constant}]
+)
+def test_a_rule_that_no_kernel_carries_is_that_of_the_spelled_out_attention(changed: dict[str, Rule]) -> None:
+    x, found = draw(1, 5, 8), []
+    for model in attentions():
+        with propagate(model, ATTNLRP.at(**changed)) as trace:
+            out = model(x)
+        assert torch.equal(out, model(x))
+        trace.explain(out[0, -1].sum())
+        found.append(trace.relevance("x"))
+    assert_close(*found, rtol=1e-9, atol=1e-9)
+    assert found[0].any()
+
+
+def test_dropout_is_refused_where_the_attention_must_be_spelled_out() -> None:
+    class Dropped(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)
+
+    model = Dropped()
+    with (
+        pytest.raises(MethodError, match=r"scaled_dot_product_attention', with dropout.*softmax=identity.*eval\(\)"),
+        propagate(model, ATTNLRP.at(softmax=rules.identity)),
+    ):
+        model(draw(1, 2, 5, 8))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from lrpx import rules
 from lrpx.engine import Trace, propagate
-from lrpx.engine.overrides import layer_index
+from lrpx.modules import layer_of
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Recipe
 from lrpx.rules import Epsilon, Gamma, ZPlus
 from tests.reference import models
@@ -173,8 +173,9 @@ def test_layers_of_t5_are_its_blocks_in_both_stacks() -> None:
     [("model.layers.3.mlp", 3), ("transformer.h.11", 11), ("0", 0), ("decoder.block.1.layer.2.wo", 1),
      ("lm_head", None), ("model.layer4.mlp", None), ("", None), ("model.layers.10.mlp.experts.2.w1", 10)],
 )  # fmt: skip
-def test_layer_index(path: str, layer: int | None) -> None:
-    assert layer_index(path) == layer
+def test_the_number_of_a_layer(path: str, layer: int | None) -> None:
+    found = layer_of(path)
+    assert (None if found is None else found.number) == layer
 
 
 @pytest.mark.parametrize("path", ["0", "2"])

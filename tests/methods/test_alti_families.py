@@ -145,10 +145,14 @@ def test_other_ways_to_write_a_model(name):
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma3", "gpt_neox", "bert"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precisions_are_near(name, dtype):
-    exact = explained(build(name, "sdpa"), target=2)
-    found = explained(build(name, "sdpa").to(dtype), target=2)
-    error = (found.relevance.double() - exact.relevance).abs().max() / exact.relevance.abs().max()
-    assert error < (1e-5 if dtype is torch.float32 else 0.2)
+    """Nearer to float64 than a few times what the plain gradient loses, in the same model on the same processor."""
+
+    def error(explain):
+        exact, found = explain(build(name, "sdpa")), explain(build(name, "sdpa").to(dtype))
+        return (found.relevance.double() - exact.relevance).abs().max() / exact.relevance.abs().max()
+
+    lost = error(lambda model: Explainer(model)(IDS, 2, method="gradient-x-input", position=6))
+    assert error(lambda model: explained(model, target=2)) <= 4 * lost
 
 
 @pytest.mark.parametrize("ids", [IDS, [IDS, IDS[:3], IDS[:1]]])

@@ -333,3 +333,17 @@ def test_gradients_need_not_be_on():
     for off in (torch.no_grad, torch.inference_mode):
         with off():
             assert torch.equal(explain(ROWS[0], method="alti-logit").relevance, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_what_the_norm_takes_away_is_no_entry(dtype):
+    """The same number added to all of the stream is gone with the mean, and what is left of it is rounding."""
+    model = models.tiny_gpt2().to(dtype)
+    with torch.no_grad():
+        for layer in model.transformer.h:
+            layer.attn.c_proj.bias.fill_(1.0)
+    ledger = explained("gpt2", model, "alti-logit", 3, 2, 1, ledger=True).ledger
+    assert ledger.closes()
+    names = [entry.name for entry in ledger.entries]
+    assert "transformer.h.1.attn" in names
+    assert not [name for name in names if name.endswith("attn.c_proj.bias")]

@@ -25,10 +25,13 @@ if TYPE_CHECKING:
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 CHROMEDRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and CHROMEDRIVER),
-    reason="needs chromium and chromedriver on the PATH (Debian: apt-get install chromium chromium-driver)",
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not (CHROMIUM and CHROMEDRIVER),
+        reason="needs chromium and chromedriver on the PATH (Debian: apt-get install chromium chromium-driver)",
+    ),
+]
 
 SAMPLES = [sentence, sink, wide, translation, hostile, parts]
 FLAGS = (
@@ -181,7 +184,7 @@ def test_the_cells_of_a_grid_are_seen(opened, width):
     assert min(down for _, down in boxes) >= 8
 
 
-@pytest.mark.parametrize("width", [320, 860, 1600])
+@pytest.mark.parametrize("width", [320, *(pytest.param(width, marks=pytest.mark.slow) for width in (860, 1600))])
 @pytest.mark.parametrize("sample", SAMPLES)
 def test_nothing_is_wider_than_the_screen(opened, sample, width):
     from selenium.webdriver import ActionChains
@@ -221,10 +224,8 @@ def test_new_lines_break_the_line_and_leading_spaces_keep_their_room(opened):
     assert boxes[5]["x"] < boxes[4]["x"] + boxes[4]["width"] + 1
 
 
-def test_a_long_text_opens_fast_and_keeps_the_scale_in_sight(opened):
+def test_a_long_text_keeps_the_scale_in_sight(opened):
     driver = opened(page(long_text()))
-    ready = "const t = performance.getEntriesByType('navigation')[0]; return t.loadEventEnd - t.startTime"
-    assert driver.execute_script(ready) < 5000
     top = driver.execute_script("return document.querySelector('.lrpx-legend').getBoundingClientRect().top")
     assert 0 < top < 800
 

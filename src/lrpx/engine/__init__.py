@@ -1,6 +1,7 @@
 """The engine: run the user's own model under a recipe, and trace where the relevance goes."""
 
+from lrpx.engine.places import Ran, Source
 from lrpx.engine.running import propagate
-from lrpx.engine.trace import Source, Trace
+from lrpx.engine.trace import Trace
 
-__all__ = ["Source", "Trace", "propagate"]
+__all__ = ["Ran", "Source", "Trace", "propagate"]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.handlers import any_carries, arguments, carries, constants
+from lrpx.engine.table import TABLE
+from lrpx.engine.tensors import any_carries, arguments, carries, constants
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -21,35 +22,18 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.utils.hooks import RemovableHandle
 
-    from lrpx.engine.mode import RuleMode
-    from lrpx.engine.trace import Source
+    from lrpx.engine.places import Source
+    from lrpx.engine.run import Run
     from lrpx.rules import Rule
 
-CONSERVING = frozenset({rules.constant, rules.uniform, rules.signal_take_all})
+CONSERVING = (rules.constant, rules.uniform, rules.signal_take_all)
 """Rules that hand on exactly what they are given, whatever the operation."""
-
-NUMBERS = {
-    **dict.fromkeys(
-        "add add_ sub sub_ subtract rsub __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__".split(), (1,)
-    ),
-    **dict.fromkeys("masked_fill masked_fill_ __setitem__".split(), (2,)),
-    "fill_": (1,),
-    "where": (1, 2),
-    "index_put": (2,),
-    "index_put_": (2,),
-    "index_fill": (3,),
-    "index_fill_": (3,),
-}
-"""Where a number given to an operation is a summand of its output."""
 
 NAME = "_lrpx_name"
 """The attribute of a constant that was made of a named one."""
 
 RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
 """The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
-
-NO_SUMMANDS = frozenset({"grid_sample", "to", "type_as", "view_as", "reshape_as", "expand_as"})
-"""Operations with a second tensor that is no summand of their output."""
 
 PLACES_OF_TOKENS = (
     ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
@@ -66,23 +50,32 @@ class Book:
 
     Args:
         model: whose parameters and buffers give the entries their names.
-        mode: the mode that writes into it.
+        run: the run that writes into it.
     """
 
-    def __init__(self, model: Module, mode: RuleMode) -> None:
-        self._mode = weakref.proxy(mode)  # which holds this: no circle, so that memory is given back at once
+    def __init__(self, model: Module, run: Run) -> None:
+        self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
+        self._sources = run.trace.sources
         self._model = model
         self._names: dict[int, tuple[bool, str]] = {}
         for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
             self._names |= {_storage(tensor): (is_parameter, path) for path, tensor in named}
         self._names.pop(0, None)
-        self._leaves: list[tuple[str, str, Tensor]] = []
-        self._measured: list[tuple[str, str, Tensor]] = []
+        self._leaves: list[tuple[Line, Tensor]] = []
+        self._unsummed: dict[int, Tensor] = {}
+        self._fresh: list[Tensor] = []
+        self._measured: list[tuple[Line, Tensor, Tensor]] = []
+        self._count = 0
 
     @property
     def leaves(self) -> list[Tensor]:
         """Every constant that was added to what depends on the input, as a leaf of the graph."""
-        return [leaf for _, _, leaf in self._leaves]
+        return [leaf for _, leaf in self._leaves]
+
+    def _line(self, kind: str, name: str) -> Line:
+        """An entry of this kind and name, at the place that the model has reached."""
+        self._count += 1
+        return Line((len(self._sources), self._count), kind, name)
 
     # -------------------------------------------------------------------------- constants
 
@@ -97,8 +90,8 @@ class Book:
         constant = isinstance(value, Parameter) or not value.requires_grad
         return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
 
-    def linear(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A linear operation, the constants among its summands as leaves."""
+    def plain(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operation that needs no rule, the constants among its summands as leaves."""
         if func.__name__ in ("pad", "constant_pad_nd"):
             return self.watch("constants", rules.unmodified, lambda x: func(x, *args[1:], **kwargs), args[:1])
         lifted, named = self._operands(func.__name__, args, kwargs)
@@ -109,11 +102,12 @@ class Book:
     def _operands(
         self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if name in NO_SUMMANDS or not any_carries((*args, *kwargs.values())):
+        row = TABLE[name]
+        if not row.has_summands or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
         if name in ("scatter", "scatter_"):
             args, kwargs = _one_source(args, kwargs)
-        numbers = NUMBERS.get(name, ())
+        numbers = row.numbers
         # a sum takes a number in the widest precision, anything else in the tensor's own
         dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
         lifted: list[Any] = [
@@ -145,15 +139,37 @@ class Book:
 
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
         leaf = constant.detach().requires_grad_()
-        if self._mode.replaying:
+        if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)
         kind = _kind(name, "biases" if is_parameter else "constants")
-        self._leaves.append((kind, name, leaf))
+        self._leaves.append((self._line(kind, name), leaf))
+        self._fresh.append(leaf)
         return leaf
 
+    def added_to(self, out: Any) -> None:
+        """The constants that were taken up since the last call went into ``out``.
+
+        A bias is added in every row, so its gradient is a sum over rows; how exact that is, only the rows can tell.
+        (The bias of the keys adds the same to every score that a softmax sees: the rows sum to zero, but for rounding.)
+        """
+        fresh, self._fresh = self._fresh, []
+        if isinstance(out, Tensor) and out.requires_grad:
+            for leaf in fresh:
+                self._see_rows(out, leaf)
+
+    def _see_rows(self, out: Tensor, leaf: Tensor) -> None:
+        shapes = zip(reversed(leaf.shape), reversed(out.shape), strict=False)
+        if leaf.shape == out.shape or leaf.ndim > out.ndim or not all(size in (1, rows) for size, rows in shapes):
+            return
+
+        def record(gradient: Tensor) -> None:
+            self._unsummed[id(leaf)] = rounding(leaf.detach(), gradient, coarsest(leaf, gradient))
+
+        out.register_hook(record)  # type: ignore[no-untyped-call]
+
     def _name(self, value: Any, operation: str) -> tuple[bool, str]:
-        return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._mode.where()}")
+        return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._run.where()}")
 
     def _known(self, value: Any) -> tuple[bool, str] | None:
         known = getattr(value, NAME, None) or self._names.get(_storage(value))
@@ -173,8 +189,8 @@ class Book:
     def watch(self, kind: str, rule: Rule, op: Callable[..., Tensor], inputs: Sequence[Any]) -> Tensor:
         """``rule(op, *inputs)``, and what enters the operation backwards less what leaves it as an entry."""
         if (
-            self._mode.replaying
-            or rule in CONSERVING
+            self._run.replaying
+            or any(rule is each for each in CONSERVING)
             or (rule is rules.unmodified and kind in ("linear", "convolution"))
         ):
             return rule(op, *inputs)
@@ -190,29 +206,34 @@ class Book:
 
         The inputs must go into this operation only: views of the tensors that others see too.
         """
-        if y.requires_grad and not self._mode.replaying:
+        if y.requires_grad and not self._run.replaying:
             # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
-            fused = len(seen) > 1 and self._mode.recipe.matmul not in CONSERVING
-            entry = ("rule residue" if fused else RESIDUES.get(kind, "rule residue"), f"{kind} in {self._mode.where()}")
-            self._measure(entry, y, 1)
-            for x in seen:
-                if carries(x):
-                    self._measure(entry, x, -1)
+            fused = len(seen) > 1 and self._run.recipe.matmul not in CONSERVING
+            named = "rule residue" if fused else RESIDUES.get(kind, "rule residue")
+            line = self._line(named, f"{kind} in {self._run.where()}")
+            carrying = [x for x in seen if carries(x)]
+            dtype = coarsest(y, *carrying)
+            self._measure(line, y, 1, dtype)
+            for x in carrying:
+                self._measure(line, x, -1, dtype)
 
     def _identity(self, op: Callable[..., Tensor], x: Tensor) -> Tensor:
         """Under the identity rule an output is a constant where its input is next to zero."""
         y = rules.identity(op, x)
         constant = rules.is_steep(y.detach(), x.detach())
         if bool(constant.any()):
-            self._measure(("constants", f"activation at zero in {self._mode.where()}"), y, 1, constant)
+            line = self._line("constants", f"activation at zero in {self._run.where()}")
+            self._measure(line, y, 1, coarsest(y, x), constant)
         return y
 
-    def _measure(self, entry: tuple[str, str], x: Tensor, sign: int, only: Tensor | None = None) -> RemovableHandle:
+    def _measure(
+        self, line: Line, x: Tensor, sign: int, dtype: torch.dtype, only: Tensor | None = None
+    ) -> RemovableHandle:
         value = x.detach().clone()
 
         def record(gradient: Tensor) -> None:
-            found = relevance(value, gradient)
-            self._measured.append((*entry, sign * (found if only is None else found[only]).sum()))
+            x, dx = (value, gradient) if only is None else (value[only], gradient[only])
+            self._measured.append((line, sign * relevance(x, dx).sum(), rounding(x, dx, dtype)))
 
         return x.register_hook(record)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -227,9 +248,9 @@ class Book:
         if outputs is None or not outputs.requires_grad:
             yield
             return
-        entry = ("rule residue", "target")
-        self._measured.append((*entry, value.detach().double().sum()))
-        handle = self._measure(entry, outputs, -1)
+        line, dtype, kept = self._line("rule residue", "target"), coarsest(value, outputs), value.detach()
+        self._measured.append((line, kept.double().sum(), rounding(kept, torch.ones_like(kept), dtype)))
+        handle = self._measure(line, outputs, -1, dtype)
         try:
             yield
         finally:
@@ -244,7 +265,9 @@ class Book:
         gradients: Mapping[int, Tensor],
         tokens: Collection[str],
     ) -> Ledger:
-        """The ledger, entries of one kind and name summed.
+        """The ledger, entries of one kind and name summed, where the model first reached them.
+
+        What is no more than its own rounding is no entry: whether it is zero, only exact arithmetic could tell.
 
         Args:
             explained: the explained value.
@@ -252,14 +275,50 @@ class Book:
             gradients: the gradient of each leaf, by ``id``.
             tokens: the paths of the token embeddings, if known.
         """
-        found: dict[tuple[str, str], float] = {}
-        lines = [(_kind_of_source(source, tokens), source.paths[0], r.double().sum()) for source, r in sources]
-        for kind, name, leaf in self._leaves:
+        lines = [
+            (Line((number, 0), _kind_of_source(source, tokens), source.paths[0]), r.double().sum(), torch.zeros(()))
+            for number, (source, r) in enumerate(sources, 1)
+        ]
+        for line, leaf in self._leaves:
             if id(leaf) in gradients:
-                lines.append((kind, name, relevance(leaf.detach(), gradients[id(leaf)]).sum()))
-        for kind, name, value in (*lines, *self._measured):
-            found[kind, name] = found.get((kind, name), 0.0) + float(value)
-        return Ledger(tuple(Entry(kind, name, value) for (kind, name), value in found.items() if value), explained)
+                gradient = gradients[id(leaf)]
+                error = self._unsummed.get(id(leaf), rounding(leaf.detach(), gradient, coarsest(leaf, gradient)))
+                lines.append((line, relevance(leaf.detach(), gradient).sum(), error))
+        sums: dict[tuple[str, str], tuple[float, float]] = {}
+        for line, value, error in sorted((*lines, *self._measured), key=lambda each: each[0].place):
+            before = sums.get((line.kind, line.name), (0.0, 0.0))
+            sums[line.kind, line.name] = before[0] + float(value), before[1] + float(error)
+        found = (Entry(kind, name, value) for (kind, name), (value, error) in sums.items() if not abs(value) <= error)
+        return Ledger(tuple(found), explained)
+
+
+class Line(NamedTuple):
+    """What an entry is called, and its place in the forward pass: sources before it, and lines before it."""
+
+    place: tuple[int, int]
+    kind: str
+    name: str
+
+
+def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far from zero a sum of ``x ⊙ ∂x``, computed in a dtype, may be if in exact arithmetic it is zero.
+
+    Each gradient was rounded to its dtype, with errors of up to ``ε/2 |x ∂x|`` that are independent: ``ε ‖x ⊙ ∂x‖₂``
+    is 3.5 standard deviations of their sum; the least that a dtype can hold is lost whatever the size. And each is
+    itself a sum of as many numbers ``n`` as the tensor is long, in the dtype or, where that is a half, in float32: such
+    sums lose ``ε √n ‖x ⊙ ∂x‖₁`` at most (Higham and Mary 2019, Theorem 3.1, with twice the unit roundoff).
+    """
+    terms, narrow = relevance(value, gradient), torch.finfo(dtype)
+    wide = torch.finfo(torch.promote_types(dtype, torch.float32))
+    least = torch.where(gradient == 0, 0.0, value.double()) * narrow.tiny
+    summed = wide.eps * max(terms.shape, default=1) ** 0.5 * terms.abs().sum()
+    found: Tensor = narrow.eps * (terms.square().sum().sqrt() + least.abs().sum()) + summed
+    return found
+
+
+def coarsest(*tensors: Tensor) -> torch.dtype:
+    """The dtype of the tensors that rounds most."""
+    return max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def relevance(value: Tensor, gradient: Tensor) -> Tensor:

@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.overrides import TorchFunctionMode
 
-from lrpx.engine.trace import Source, Trace
+from lrpx import kernels
+from lrpx.engine.places import Source
+from lrpx.engine.trace import Trace
 from lrpx.errors import ModelError
 from lrpx.modules import named_modules
 from lrpx.recipes import GRADIENT
@@ -295,7 +297,7 @@ def _halves(joint: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> tu
     fakes = [mode.from_tensor(tensor.detach()) for tensor in tensors]
     with mode:
         graph = make_fx(joint)(*fakes)
-        graph = make_fx(functionalize(graph), {**select_decomp_table(), **PRODUCTS})(*fakes)
+        graph = make_fx(functionalize(graph), {**select_decomp_table(), **kernels.ONEDNN})(*fakes)
     inputs = graph.graph.find_nodes(op="placeholder")
     if any(node.target is torch.ops.aten.copy_.default and node.args[0] in inputs for node in graph.graph.nodes):
         raise TypeError("its forward pass writes into its own buffers")
@@ -303,36 +305,6 @@ def _halves(joint: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> tu
         node.name = node.target = "tangents_0" if node is inputs[-1] else f"primals_{i}"  # names that torch looks for
     sources = (len(_results(graph)) - 1) // 3
     return min_cut_rematerialization_partition(graph, fakes, num_fwd_outputs=1 + 2 * sources)
-
-
-@torch.library.custom_op("lrpx::onednn_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
-def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of two matrices by oneDNN, without a copy of either. Torch's own choice for float32 is MKL, which takes
-    longer on an AMD processor."""
-    if not (a.numel() and b.numel()):
-        return a @ b
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
-    return product
-
-
-@_onednn_matmul.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty(len(a), b.shape[1])
-
-
-def _mm(a: Tensor, b: Tensor) -> Any:
-    known = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    is_float32 = a.device.type == "cpu" and a.dtype == torch.float32
-    return torch.ops.lrpx.onednn_matmul(a, b) if known and is_float32 else NotImplemented
-
-
-def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
-    product = _mm(a, b)
-    return product if product is NotImplemented else beta * bias + alpha * product
-
-
-PRODUCTS: dict[Any, Callable[..., Any]] = {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
-"""How the products of two matrices are recorded."""
 
 
 def _results(graph: GraphModule) -> list[Any]:

@@ -8,7 +8,6 @@ way, so no class of model needs to be known.
 
 from __future__ import annotations
 
-import re
 import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -18,26 +17,20 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.handlers import arguments, carries
-from lrpx.engine.linear import KEEPS_GATE, SHAPE
+from lrpx.engine.table import TABLE
+from lrpx.engine.tensors import arguments, carries
 from lrpx.errors import MethodError
+from lrpx.modules import layer_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lrpx.engine.mode import RuleMode
+    from lrpx.engine.run import Run
 
 MARK = "_lrpx_heads"
 WEIGHTS = "attention weights"
-
-SOFTMAX = frozenset({"softmax", "_softmax", "special_softmax"})
-MATMUL = frozenset({"matmul", "__matmul__", "bmm"})
-PRODUCTS = MATMUL | {"mm", "einsum", "tensordot", "inner", "bilinear"}
+PRODUCTS = ("matmul", "dot", "einsum", "tensordot", "bilinear")
 """Products with weights of any shape, such as those of all experts at once: only a matrix is a linear layer."""
-ADD = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
-MULTIPLY = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
-DIVIDE = frozenset({"div", "__truediv__", "divide", "true_divide"})
-MIXES_POSITIONS = frozenset({"conv1d"})
 
 
 @dataclass(eq=False)
@@ -151,8 +144,8 @@ class Heads:
     ``writes`` are in the order of the forward pass; ``beginning`` is the stream before the first, in the graph.
     """
 
-    def __init__(self, mode: RuleMode) -> None:
-        self._mode = weakref.proxy(mode)  # which holds this: no circle, so that memory is given back at once
+    def __init__(self, run: Run) -> None:
+        self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
         self._attentions: list[Attention] = []
         self.writes: list[Write] = []
         self.beginning: Tensor | None = None
@@ -160,7 +153,7 @@ class Heads:
     @property
     def shape(self) -> tuple[int, int]:
         """``(B, T)``."""
-        batch, length = self._mode.trace.sources[0].value.shape[:2]
+        batch, length = self._run.trace.sources[0].value.shape[:2]
         return batch, length
 
     def check(self) -> None:
@@ -194,37 +187,40 @@ class Heads:
 
     def around(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]) -> Any:
         """One call of a torch function, ``run(args)``, and what it does to the marks."""
+        row = TABLE.get(name)
+        operation = name if row is None else row.name
         marked = next((mark for x in args[:2] if (mark := _mark(x)) is not None), None)
-        if name in ADD and len(args) == 2 and not kwargs:
+        if operation == "add" and len(args) == 2 and not kwargs:
             return self._add(name, args, run)
-        if name == "scaled_dot_product_attention":
+        if operation == "attention":
             out = run(args)
             return self._fused(args, kwargs, out)
-        if name in SOFTMAX:
+        if operation == "softmax":
             return _marked(run(args), WEIGHTS)
-        if name in MIXES_POSITIONS and arguments(args, kwargs, "input", "weight")[1].shape[-1] > 1:
-            where = self._mode.where()
+        if operation == "conv1d" and arguments(args, kwargs, "input", "weight")[1].shape[-1] > 1:
+            where = self._run.where()
             raise MethodError(
-                f"{layer_of(where) or where} mixes positions by {name}, besides attention; use attnlrp or lrp"
+                f"{_layer(where) or where} mixes positions by {name}, besides attention; use attnlrp or lrp"
             )
-        if name in PRODUCTS and self._mode.recipe.linear is rules.constant:
+        if operation in PRODUCTS and self._run.recipe.linear is rules.constant:
             args = tuple(x.detach() if carries(x) else x for x in args)
         out = run(args)
         if marked is None or not isinstance(out, Tensor):
             return out
+        moves = row is not None and row.gate == "moves"
         if marked == WEIGHTS:
-            if name in MATMUL and _mark(args[0]) == WEIGHTS:
+            if operation == "matmul" and _mark(args[0]) == WEIGHTS:
                 return self._eager(args[0], args[1], out)
-            return _marked(out, WEIGHTS) if name in SHAPE | KEEPS_GATE | MULTIPLY else out
-        if name in SHAPE:
+            return _marked(out, WEIGHTS) if moves or operation == "mul" or (row and row.gate == "stays") else out
+        if moves:
             same = isinstance(marked, Attention) or out.shape[-1] == args[0].shape[-1]
             return _marked(out, marked) if same else out
         if isinstance(marked, Attention):
-            return self._projected(marked, name, args, kwargs, out)
-        if name in ("layer_norm", "rms_norm"):
-            return self._normed(marked, name, args, kwargs, out)
-        if isinstance(marked, tuple) and name in MULTIPLY | DIVIDE and len(args) == 2:
-            return self._scaled(marked, name, args, out)
+            return self._projected(marked, operation, args, kwargs, out)
+        if operation in ("layer_norm", "rms_norm"):
+            return self._normed(marked, operation, args, kwargs, out)
+        if isinstance(marked, tuple) and operation in ("mul", "div") and len(args) == 2:
+            return self._scaled(marked, operation, args, out)
         return out
 
     def _fused(self, args: Any, kwargs: Any, out: Tensor) -> Tensor:
@@ -249,7 +245,7 @@ class Heads:
                 scores = scores.masked_fill(later[:, None], -torch.inf)
             return scores.softmax(-1).nan_to_num(0.0)
 
-        return self._attends(Attention(self._mode.where(), weights, v, out.detach()), out)
+        return self._attends(Attention(self._run.where(), weights, v, out.detach()), out)
 
     def _eager(self, weights: Tensor, values: Tensor, out: Tensor) -> Tensor:
         batch, length = self.shape
@@ -261,7 +257,7 @@ class Heads:
         def at(rows: Tensor) -> Tensor:
             return torch.take_along_dim(all_rows, rows[:, None, :, None], 2)
 
-        return self._attends(Attention(self._mode.where(), at, four[1], four[2]), out)
+        return self._attends(Attention(self._run.where(), at, four[1], four[2]), out)
 
     def _attends(self, attention: Attention, out: Tensor) -> Tensor:
         self._attentions.append(attention)
@@ -274,7 +270,7 @@ class Heads:
             weight = rules.dequantised(weight.detach()).T
         elif name == "addmm" and not kwargs:
             bias, x, weight = args
-        elif name in MATMUL and args[1].ndim == 2:  # a matrix without a batch is a weight, perhaps transposed
+        elif name == "matmul" and args[1].ndim == 2:  # a matrix without a batch is a weight, perhaps transposed
             x, weight = args
             bias = None
         else:
@@ -294,17 +290,17 @@ class Heads:
         if bias is None:
             return _marked(out, (Part("attention", attention.path, value, attention),))
         bias = bias.detach().to(wide)
-        names = Part("biases", f"{self._mode.where()}.bias", bias)
+        names = Part("biases", f"{self._run.where()}.bias", bias)
         return _marked(out, (Part("attention", attention.path, value - bias, attention), names))
 
     def _scaled(self, parts: tuple[Part, ...], name: str, args: Any, out: Tensor) -> Tensor:
         """The parts times a constant: a number, a vector, or a number for each position."""
         factor = args[1] if _mark(args[0]) is parts else args[0]
-        if _mark(factor) is not None or carries(out) or (name in DIVIDE and factor is args[0]):
+        if _mark(factor) is not None or carries(out) or (name == "div" and factor is args[0]):
             return out
         if isinstance(factor, Tensor):
             factor = factor.detach()
-        factor = 1 / factor if name in DIVIDE else factor
+        factor = 1 / factor if name == "div" else factor
         width = out.shape[-1]
         if isinstance(factor, Tensor) and factor.numel() > 1 and factor.shape[-1] == 1:
             rows = factor.expand(*out.shape[:-1], 1).reshape(*self.shape, 1)
@@ -329,9 +325,9 @@ class Heads:
         if weight is not None:
             scale = weight.detach().to(wide.dtype)
             fixed += (lambda u: u * scale,)
-        where = self._mode.where()
+        where = self._run.where()
         if isinstance(marked, Write):
-            if layer_of(where) == marked.layer:
+            if _layer(where) == marked.layer:
                 marked.norm = Norm(rows, fixed, out.detach().reshape(wide.shape))
             return out
         parts = [part.scaled(rows, fixed) for part in marked]
@@ -356,7 +352,7 @@ class Heads:
         if args[0].numel() != args[1].numel() or not self._is_stream(args[0]):
             return run(args)
         if all(carrying):
-            if layer := layer_of(self._mode.where()):
+            if layer := _layer(self._run.where()):
                 raise MethodError(
                     f"{layer} adds up two tensors that both are linear in its input, so there is no single residual "
                     "stream, as where layers have several or experts hand on what they are given; use attnlrp or lrp"
@@ -364,7 +360,7 @@ class Heads:
             return run(args)
         stream, constant = args if carrying[0] else args[::-1]
         mark = _mark(constant)
-        layer = layer_of(self._mode.where())
+        layer = _layer(self._run.where())
         if layer is None or isinstance(constant, Parameter):
             return run(args)
         overwritten = in_place and constant is args[0]
@@ -390,18 +386,13 @@ class Heads:
         value = x.detach().to(torch.promote_types(x.dtype, torch.float32))
         value = value.clone() if overwritten else value
         if x.ndim == 1:
-            return (Part("biases", f"add in {self._mode.where()}", value),)
-        return (Part("MLPs", self._mode.where(), value.reshape(*self.shape, -1)),)
+            return (Part("biases", f"add in {self._run.where()}", value),)
+        return (Part("MLPs", self._run.where(), value.reshape(*self.shape, -1)),)
 
 
-def layer_of(path: str) -> str | None:
-    """The path of the layer, the outermost element of a list, that a module is in.
-
-    >>> layer_of("model.layers.3.mlp.experts.1"), layer_of("model.norm")
-    ('model.layers.3', None)
-    """
-    found = re.match(r"(?:.*?\.)?\d+(?=\.|$)", path)
-    return found.group() if found else None
+def _layer(path: str) -> str | None:
+    layer = layer_of(path)
+    return None if layer is None else layer.path
 
 
 def _mark(x: Any) -> Any:

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from lrpx.errors import MethodError
+from lrpx.modules import layer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -13,21 +14,20 @@ if TYPE_CHECKING:
     from lrpx.recipes import Override, Recipe
 
 
-def layer_index(path: str) -> int | None:
-    """The number of the outermost list element in a module path: ``model.layers.3.mlp`` is in layer 3."""
-    match = re.search(r"(?:^|\.)(\d+)(?:\.|$)", path)
-    return None if match is None else int(match.group(1))
+def _covers(override: Override, path: str) -> bool:
+    layer = layer_of(path)
+    return override.covers(path, None if layer is None else layer.number)
 
 
 def _covered(override: Override, path: str) -> list[str]:
     """The modules around one, from the outermost, and itself, as far as an override covers them."""
     around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path))] if path else []
-    return [place for place in (*around, path) if override.covers(place, layer_index(place))]
+    return [place for place in (*around, path) if _covers(override, place)]
 
 
 def begins(override: Override, path: str) -> bool:
     """Whether an override covers a module but none of the modules around it."""
-    return override.covers(path, layer_index(path)) and _covered(override, path) == [path]
+    return _covers(override, path) and _covered(override, path) == [path]
 
 
 def recipe_in(recipe: Recipe, path: str) -> Recipe:

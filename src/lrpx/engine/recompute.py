@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -15,20 +14,10 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from lrpx.errors import TraceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
-
-
-def layers(paths: Iterable[str]) -> Iterator[str]:
-    """The paths of a model's layers, in the order given: the elements of its outermost lists of modules.
-
-    >>> paths = ["", "model", "model.layers", "model.layers.0", "model.layers.0.experts.1", "model.layers.1", "head"]
-    >>> list(layers(paths)), next(layers(reversed(paths)))
-    (['model.layers.0', 'model.layers.1'], 'model.layers.1')
-    """
-    return (path for path in paths if re.fullmatch(r"(?:.*\.)?\d+", path) and not re.search(r"(?:^|\.)\d+\.", path))
 
 
 class Layer:

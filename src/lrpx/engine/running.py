@@ -17,13 +17,15 @@ from torch.overrides import _get_current_function_mode_stack
 from lrpx import rules
 from lrpx.engine import overrides
 from lrpx.engine.book import Book
-from lrpx.engine.handlers import mark_gate
+from lrpx.engine.gates import mark_gate
 from lrpx.engine.heads import Heads
 from lrpx.engine.mode import RuleMode
-from lrpx.engine.recompute import Layer, layers
-from lrpx.engine.trace import Place, Source, Trace
+from lrpx.engine.places import Place, Source
+from lrpx.engine.recompute import Layer
+from lrpx.engine.run import Run
+from lrpx.engine.trace import Trace
 from lrpx.errors import MethodError, TraceError
-from lrpx.modules import named_modules
+from lrpx.modules import layers, named_modules
 
 if TYPE_CHECKING:
     import weakref
@@ -104,24 +106,24 @@ def propagate(
         raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
     trace = Trace(recipe)
     embeddings = [(path, module) for path, module in modules.items() if _is_embedding(type(module))]
-    mode = RuleMode(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
+    run = Run(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
     if ledger:
-        mode.book = trace.book = Book(model, mode)
+        run.book = trace.book = Book(model, run)
     if heads:
-        mode.heads = trace.heads = Heads(mode)
+        run.heads = trace.heads = Heads(run)
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
     # the model's own checkpoints are inside the hooks; and without rules, a layer's gradients are left to torch
     last = next(layers(reversed(modules)), None) if recipe.has_rules() and not replayed else None
-    run = _Run(mode, trace, model, modules, recipe, observe, recomputed, last)
+    seams = _Seams(run, model, modules, recipe, observe, recomputed, last)
     if replayed:
         overrides.refuse_lost(recipe, replayed)
-        trace.during_backward = lambda: run.again(recipe)  # the model's own checkpoints compute their layers again
+        trace.during_backward = lambda: seams.again(recipe)  # the model's own checkpoints compute their layers again
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.callback(running.discard, id(model))
         running.add(id(model))
-        stack.enter_context(run.installed())
+        stack.enter_context(seams.installed())
         yield trace
 
 
@@ -154,13 +156,12 @@ def _argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(inspect.signature(function).parameters)
 
 
-class _Run:
-    """The seams of one block: the mode, and instance hooks that are inert in other threads."""
+class _Seams:
+    """Where a run meets the model: the mode, and instance hooks that are inert in other threads."""
 
     def __init__(
         self,
-        mode: RuleMode,
-        trace: Trace,
+        run: Run,
         model: Module,
         modules: dict[str, Module],
         recipe: Recipe,
@@ -168,8 +169,8 @@ class _Run:
         recomputed: Sequence[str],
         last: str | None,
     ) -> None:
-        self.mode = mode
-        self.trace = trace
+        self.run = run
+        self.mode = RuleMode(run)
         self.model = model
         self.modules = modules
         self.recipe = recipe
@@ -178,7 +179,6 @@ class _Run:
         self.last = last
         self.thread: int | None = None
         self.handles: list[RemovableHandle] = []
-        self.outer: list[Recipe] = []
         self.layers: list[saved_tensors_hooks] = []
         self.newest: list[weakref.ref[Layer]] = []
 
@@ -196,6 +196,7 @@ class _Run:
             self.thread = None
             while self.handles:
                 self.handles.pop().remove()
+            self.run.forget_marks()
 
     @contextmanager
     def again(self, recipe: Recipe) -> Iterator[None]:
@@ -209,15 +210,12 @@ class _Run:
                 stack.callback(setattr, self, "thread", self.thread)
                 self.thread = threading.get_ident()
                 stack.enter_context(mode)
-            for name, value in (("active", True), ("replaying", True), ("recipe", recipe)):
-                stack.callback(setattr, mode, name, getattr(mode, name))
-                setattr(mode, name, value)
+            stack.enter_context(self.run.again(recipe))
             yield
 
     def _register(self) -> None:
         model, modules, recipe, observe = self.model, self.modules, self.recipe, self.observe
-        before, after = self._root(model, recipe)
-        self._add(model, before, after)
+        self._add(model, *self._root(model))
         if self.last is not None:
             self._add(modules[self.last], *self._last_layer())
         if not (observe or recipe.overrides or self.recomputed):  # the usual case, at little cost
@@ -255,110 +253,90 @@ class _Run:
         if after is not None:
             self.handles.append(module.register_forward_hook(mine(after), with_kwargs=True, always_call=True))
 
-    def _root(self, model: Module, recipe: Recipe) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    def _root(self, model: Module) -> tuple[Callable[..., Any], ...]:
         names = _argument_names(getattr(model.forward, "__func__", model.forward))
         names = names if inspect.ismethod(model.forward) is False else names[1:]
 
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            self.mode.recipe = recipe
-            self.outer.clear()
             if self.recomputed:
                 kwargs = _without_cache(names, kwargs)
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
             args = tuple(self._source(name, value) for name, value in named)
             kwargs = {name: self._source(name, value) for name, value in kwargs.items()}
-            self.mode.active = True
+            self.run.begin()
             return args, kwargs
 
-        def after(*_: Any) -> None:
-            self.mode.active = False
-
-        return before, after
+        return before, lambda *_: self.run.end()
 
     def _source(self, name: str, value: Any) -> Any:
         """A floating-point input of the model, as a leaf of the graph; masks are no input."""
         if isinstance(value, Tensor) and value.is_inference():
             value = value.clone()  # autograd cannot save an inference tensor
         if not isinstance(value, Tensor) or not value.is_floating_point() or "mask" in name or "label" in name:
+            self.run.mark_input(value)
             return value
         leaf = value.detach().requires_grad_()
-        self.trace.sources.append(Source((name,), leaf))
+        self.run.trace.sources.append(Source((name,), leaf))
         return leaf.clone()
 
     def _override(self, recipe: Recipe) -> tuple[Callable[..., Any], ...]:
-        def before(*_: Any) -> None:
-            self.outer.append(self.mode.recipe)
-            self.mode.recipe = recipe
-
-        def after(*_: Any) -> None:
-            if self.outer:
-                self.mode.recipe = self.outer.pop()
-
-        return before, after
+        return lambda *_: self.run.enter(recipe), lambda *_: self.run.leave()
 
     def _recompute(self) -> tuple[Callable[..., Any], ...]:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self.mode.active and not self.mode.replaying:
-                recipe = self.mode.recipe
+            if self.run.active and not self.run.replaying:
+                recipe = self.run.recipe
                 hooks = Layer(module, args, kwargs, lambda: self.again(recipe), self.newest).hooks()
                 hooks.__enter__()
                 self.layers.append(hooks)
 
         def after(*_: Any) -> None:
-            if self.layers and not self.mode.replaying:
+            if self.layers and not self.run.replaying:
                 self.layers.pop().__exit__()
 
         return before, after
 
     def _last_layer(self) -> tuple[Callable[..., Any], ...]:
-        def before(*_: Any) -> None:
-            self.mode.in_last_layer = True
-
-        def after(*_: Any) -> None:
-            self.mode.in_last_layer = False
-
-        return before, after
+        return lambda *_: self.run.enter_last_layer(), lambda *_: self.run.leave_last_layer()
 
     def _activation(self) -> tuple[Callable[..., Any], ...]:
         """Run the module as one element-wise function ``g``, then give ``g`` the recipe's rule."""
+        run = self.run
         waiting: list[Tensor] = []
 
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             waiting.clear()
-            plain = self.mode.recipe.activation is rules.unmodified
-            if not self.mode.active or (plain and self.mode.book is None) or kwargs or len(args) != 1:
+            plain = run.recipe.activation is rules.unmodified
+            if not run.active or (plain and run.book is None) or kwargs or len(args) != 1:
                 return None
-            self.mode.active = False
+            run.pause()
             waiting.append(args[0].view_as(args[0]) if plain else args[0])
             return (waiting[0] if plain else args[0].detach(),), kwargs
 
         def after(module: Module, _: Any, __: Any, output: Any) -> Any:
             if not waiting:
                 return None
-            self.mode.active = True
+            run.resume()
             x = waiting.pop()
             if output is None or not x.requires_grad:
                 return output
-            if self.mode.recipe.activation is rules.unmodified and self.mode.book is not None:
-                self.mode.book.residue("activation", output, [x])
+            if run.recipe.activation is rules.unmodified and run.book is not None:
+                run.book.residue("activation", output, [x])
                 return output
 
             def op(x: Tensor) -> Any:
-                if self.mode.recipe.activation in (rules.identity, rules.constant):
+                if run.recipe.activation in (rules.identity, rules.constant):
                     return output.detach()  # they take the value alone
-                active, self.mode.active = self.mode.active, False
-                try:
+                with run.paused():
                     return module.forward(x)
-                finally:
-                    self.mode.active = active
 
             op.__name__ = type(module).__name__
-            self.mode.active = self.mode.book is not None  # what the rule itself computes matters to the ledger alone
-            try:
-                y = self.mode.apply("activation", op, x)
-            finally:
-                self.mode.active = True
-            return mark_gate(self.mode, "activation", self.mode.counted(op.__name__, y))
+            if run.book is None:  # what the rule itself computes matters to the ledger alone
+                with run.paused():
+                    y = run.apply("activation", op, x)
+            else:
+                y = run.apply("activation", op, x)
+            return mark_gate(run, "activation", run.counted(op.__name__, y))
 
         return before, after
 
@@ -373,8 +351,8 @@ class _Run:
 
     def _place(self, path: str, side: Any, values: Any) -> None:
         tensor = _first_tensor(values)
-        if tensor is not None and not self.mode.replaying:
-            self.trace.places.append(Place(path, side, tensor, tensor._version))
+        if tensor is not None and not self.run.replaying:
+            self.run.trace.places.append(Place(path, side, tensor, tensor._version))
 
 
 def _first_tensor(values: Any) -> Tensor | None:

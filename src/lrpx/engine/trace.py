@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from lrpx import rules
+from lrpx.engine.places import Ran, Source
 from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
@@ -20,47 +20,9 @@ if TYPE_CHECKING:
 
     from lrpx.engine.book import Book
     from lrpx.engine.heads import Heads, Write
+    from lrpx.engine.places import Place, Side
     from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe
-
-Side = Literal["input", "output"]
-
-
-@dataclass(frozen=True)
-class Source:
-    """A place where relevance ends: the output of an embedding, or a floating-point input of the model.
-
-    ``paths`` are the module paths that share the embedding's weight, or the name of the model's argument;
-    ``ids`` the indices that were looked up, if any; ``value`` is a leaf of the graph.
-    """
-
-    paths: tuple[str, ...]
-    value: Tensor
-    ids: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """A module's input or output in one call, in the order of the forward pass."""
-
-    path: str
-    side: Side
-    value: Tensor
-    version: int
-
-
-@dataclass(frozen=True)
-class Ran:
-    """An operation of the model: its torch function, the rule it ran under, the module it ran in, and how often.
-
-    ``rule`` is ``"linear"`` where the plain gradient is right, and ``"unknown"`` where nothing is known of the
-    operation and the plain gradient was taken.
-    """
-
-    operation: str
-    rule: str
-    module: str
-    count: int
 
 
 class Trace:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lrpx import recipes
+from lrpx.engine.book import rounding
 from lrpx.errors import MethodError
 from lrpx.ledger import Entry, Ledger
 from lrpx.methods.contract import Found, Method, register
@@ -282,15 +283,17 @@ def _ledger(trace: Trace, paths: Collection[str]) -> Ledger:
     """Where every unit of the value went: the ledger of the stream, with what each layer wrote."""
     assert trace.heads is not None
     ledger = trace.ledger(paths)
-    entries = list(ledger.entries)
-    found: dict[tuple[str, str], float] = {}
+    found: dict[tuple[str, str], tuple[float, float]] = {}
     for write in trace.heads.writes:
         gradient = trace.gradient_at(write).double()
         for part in write.parts:
-            value = float((part.written().double() * gradient).sum())
-            found[part.kind, part.name] = found.get((part.kind, part.name), 0.0) + value
-    entries += [Entry(kind, name, value) for (kind, name), value in found.items() if value]
-    return Ledger(tuple(entries), ledger.explained)
+            written = part.written()
+            value, error = found.get((part.kind, part.name), (0.0, 0.0))
+            value += float((written.double() * gradient).sum())
+            error += float(rounding(written, gradient, write.stream.dtype))
+            found[part.kind, part.name] = value, error
+    entries = (Entry(kind, name, value) for (kind, name), (value, error) in found.items() if not abs(value) <= error)
+    return Ledger((*ledger.entries, *entries), ledger.explained)
 
 
 register(AltiLogit("alti-logit", label="ALTI-Logit"))

@@ -94,7 +94,7 @@ class Backward(Method):
                 for method, mine in zip(methods, relevance, strict=True):
                     for i, found in zip(chosen, _of_tokens(ran, chosen, method.reduce), strict=True):
                         mine[i] = found
-                ledgers += [ran.trace.ledger(ran.paths)] if ledger else []
+                ledgers += [ran.trace.ledger(ran.paths if ran.batch.arguments else ())] if ledger else []
                 _of_arguments(ran, chosen, methods, parts)
         answers = ran.answers.detached()
         if ledger:  # a round has one question then, the first of them first

@@ -137,12 +137,14 @@ def _quoted(piece: Piece) -> str:
 
 
 def _header(a: Attribution) -> RenderableType:
-    prediction = f'"{one_line(a.prediction.text)}" {percent(a.prediction.probability)}'
     made = f"{one_line(a.provenance.model)}, {one_line(a.provenance.method)}"
     first = Text(overflow="fold").append(one_line(a.explained.description), "bold")
     first.append("  ").append(number(a.explained.value), "bold")
-    second = Text(overflow="fold").append("predicted ", "dim").append(prediction)
-    return Group(first, second.append(f"  {made}", "dim"))
+    second = Text(overflow="fold")
+    if a.prediction is not None:
+        prediction = f'"{one_line(a.prediction.text)}" {percent(a.prediction.probability)}  '
+        second.append("predicted ", "dim").append(prediction)
+    return Group(first, second.append(made, "dim"))
 
 
 def _legend(shown: Picture, dark: bool) -> Text:

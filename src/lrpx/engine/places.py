@@ -1,0 +1,49 @@
+"""Where relevance can be read, and which operations ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Side = Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place where relevance ends: the output of an embedding, or a floating-point input of the model.
+
+    ``paths`` are the module paths that share the embedding's weight, or the name of the model's argument;
+    ``ids`` the indices that were looked up, if any; ``value`` is a leaf of the graph.
+    """
+
+    paths: tuple[str, ...]
+    value: Tensor
+    ids: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module's input or output in one call, in the order of the forward pass."""
+
+    path: str
+    side: Side
+    value: Tensor
+    version: int
+
+
+@dataclass(frozen=True)
+class Ran:
+    """An operation of the model: its torch function, the rule it ran under, the module it ran in, and how often.
+
+    ``rule`` is the name of the rule it ran under; ``"plain"`` where none is needed, for the plain gradient is right;
+    ``"source"`` where relevance ends; and ``"unknown"`` where nothing is known of the operation and the plain gradient
+    was taken.
+    """
+
+    operation: str
+    rule: str
+    module: str
+    count: int

@@ -1,0 +1,68 @@
+"""What is asked of the arguments and results of torch functions: what carries relevance, what is a constant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+PLAIN = frozenset({Tensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice})
+"""Types of arguments that are no parameter and hold none."""
+
+
+def constants(value: Any) -> Any:
+    """The same argument with the parameters in it detached: weights are constants, and stay as they are."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is Parameter:
+        return value.detach()
+    if kind is tuple or kind is list:
+        return value if PLAIN.issuperset(map(type, value)) else kind(map(constants, value))
+    if kind is dict:
+        return {key: constants(item) for key, item in value.items()}
+    if isinstance(value, Parameter):
+        return value.detach()
+    return value
+
+
+def carries(value: Any) -> bool:
+    """Whether a value, no parameter, depends on the input."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def any_carries(value: Any) -> bool:
+    """Whether a value, or one in a list or tuple of values, depends on the input; parameters do not."""
+    if isinstance(value, (tuple, list)):
+        return any(map(any_carries, value))
+    return carries(value) and not isinstance(value, Parameter)
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
+    """The arguments of these names, in this order, however they were passed; None for those that were not."""
+    if len(args) == len(names):
+        return list(args)
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+
+
+def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The tensor that a torch function is called on, and its other arguments, however they were passed."""
+    if args:
+        return args[0], args[1:], kwargs
+    name = next(name for name in ("input", "self", "A") if name in kwargs)
+    return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
+
+
+SECOND = ("other", "mat2", "vec", "vec2", "tensor")
+"""What torch calls the second factor of a product, where it is passed by name; the first is ``input``."""
+
+
+def pair(args: tuple[Any, ...], kwargs: dict[str, Any], *, names: tuple[str, ...] = SECOND) -> tuple[Any, ...]:
+    """``(a, b, the other arguments by place, those by name)`` of a function of two tensors."""
+    a, rest, kwargs = first(args, kwargs)
+    if rest:
+        return a, rest[0], rest[1:], kwargs
+    name = next(name for name in names if name in kwargs)
+    return a, kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}

@@ -1,0 +1,249 @@
+"""Kernels: what the rules need of autograd, and what makes them fast.
+
+Each gives the value of the model's own operation, and a gradient. The equations are in ``rules.py``; which operation of
+the model gets which rule, and when a kernel stands for one, is the engine's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Operation = Callable[..., Tensor]
+
+# ------------------------------------------------------------------- the parts of a rule
+
+
+def with_gradient_of(value: Tensor, other: Tensor) -> Tensor:
+    """``value``, bit for bit, with the gradient of ``other``."""
+    return _GradientOf.apply(other, value.detach())  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _GradientOf(Function):
+    @staticmethod
+    def forward(ctx: Any, other: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy, None
+
+
+def scale_gradient(x: Tensor, factor: float) -> Tensor:
+    """``factor·x + (1 − factor)·[x]detach``, as a view of ``x``."""
+    return scaled_on_entry(x.view_as(x), factor) if x.requires_grad else x
+
+
+def scaled_on_entry(y: Tensor, factor: float) -> Tensor:
+    """``y`` itself; what enters the operation that made it in the backward pass is scaled.
+
+    The operation's node in the graph scales, not the tensor: the gradient at ``y`` stays what it is, and ``y`` may be
+    changed in place. Cheaper than an operation of its own.
+    """
+    if y.grad_fn is not None:
+        y.grad_fn.register_prehook(lambda gradients: tuple([g if g is None else g * factor for g in gradients]))
+    return y
+
+
+def ratio(y: Tensor, x: Tensor) -> Tensor:
+    """``y / x``, in float32 at least, and 0 where ``x = 0``."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    # by the reciprocal, whose only infinity is at 0: on a CPU a comparison costs more than all of this
+    return torch.reciprocal(x.to(wide)).nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0).mul_(y)
+
+
+# -------------------------------------------- products that leave out what is zero, or are oneDNN's
+
+
+def for_sparse_gradients(op: Operation, transposed: bool = False) -> Operation:
+    """The linear ``op(x, weight, bias)``, which in the backward pass leaves out what no gradient arrives at: of a
+    language-model head all rows of the weight but the one or two that are explained, and in the last layer all tokens
+    but the one whose logits they are.
+
+    Args:
+        op: the operation.
+        transposed: whether its weight is ``[inputs, outputs]``, not ``[outputs, inputs]``.
+    """
+    return lambda x, weight, bias=None: _ForSparseGradients.apply(op, transposed, x, weight, bias)  # type: ignore[no-untyped-call]
+
+
+class _ForSparseGradients(Function):
+    @staticmethod
+    def forward(ctx: Any, op: Operation, transposed: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.transposed = transposed
+        y = op(x, weight, bias)
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # a view could not be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        weight = ctx.saved_tensors[0].to(dy.dtype)  # under autocast it has another
+        rows = dy.reshape(-1, dy.shape[-1])
+        dx = torch.ops.lrpx.sparse_matmul(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], -1)
+        return None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[4] else None
+
+
+@torch.library.custom_op("lrpx::sparse_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
+def _sparse_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` without the rows and columns of ``a`` that are all zero, where they are many; an operator of its own,
+    so that a compiler leaves the choice to the call."""
+    if 2 * a[:, :1].count_nonzero() <= len(a):  # else most rows are not zero, without another look
+        rows = a.any(1).nonzero()[:, 0]
+        if 2 * len(rows) <= len(a):
+            return a.new_zeros(len(a), b.shape[1]).index_copy_(0, rows, _without_columns(a[rows], b))
+    return _without_columns(a, b)
+
+
+def _without_columns(a: Tensor, b: Tensor) -> Tensor:
+    if 8 * a[:1].count_nonzero() <= len(b):
+        columns = a.any(0).nonzero()[:, 0]
+        if 8 * len(columns) <= len(b):
+            return a[:, columns] @ b[columns]
+    return a @ b
+
+
+@_sparse_matmul.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(len(a), b.shape[1])
+
+
+@torch.library.custom_op("lrpx::onednn_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
+def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` of two matrices by oneDNN, without a copy of either. Torch's own choice for float32 is MKL, which takes
+    longer on an AMD processor."""
+    if not (a.numel() and b.numel()):
+        return a @ b
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
+    return product
+
+
+@_onednn_matmul.register_fake
+def _(a: Tensor, b: Tensor) -> Tensor:
+    return a.new_empty(len(a), b.shape[1])
+
+
+def _mm(a: Tensor, b: Tensor) -> Any:
+    known = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    is_float32 = a.device.type == "cpu" and a.dtype == torch.float32
+    return torch.ops.lrpx.onednn_matmul(a, b) if known and is_float32 else NotImplemented
+
+
+def _addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Any:
+    product = _mm(a, b)
+    return product if product is NotImplemented else beta * bias + alpha * product
+
+
+ONEDNN: dict[Any, Callable[..., Any]] = {torch.ops.aten.mm.default: _mm, torch.ops.aten.addmm.default: _addmm}
+"""How a compiler records the products of two matrices."""
+
+
+# ---------------------------------------------------- products under the uniform rule
+
+
+def substitution(op: Operation, /, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
+    """``x = a⁻¹ b`` for a triangular ``a``, as the substitution ``x_i = (b_i − Σ_j a_ij x_j) / a_ii`` that it is.
+
+    The uniform rule gives each factor of ``a_ij x_j`` half, and ``a_ii`` is a normaliser. Unrolled, with ``L`` the
+    triangle beside the diagonal, that is the gradient of ``[a − ½L]detach⁻¹ (b − ½ L [x]detach)``, whose value is x.
+    """
+    x = op(a, b, **kwargs)
+    beside = a.triu(1) if kwargs["upper"] else a.tril(-1)
+    known = beside @ x.detach() if kwargs.get("left", True) else x.detach() @ beside
+    return with_gradient_of(x, op((a - beside / 2).detach(), b - known / 2, **kwargs))
+
+
+def attention(op: Operation, /, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Fused attention with the uniform rule on both of its products; its softmax has its own gradient.
+
+    That is standard attention whose gradients are scaled ×¼ at q and k, ×½ at an additive mask and at v, or ×¼ on entry
+    and then ×2 at two of the four. The kernel ``op(q, k, v, mask)`` is the model's own, and no attention matrix is
+    formed.
+    """
+    masked = mask is not None and mask.requires_grad
+    share = 0.5 if v.requires_grad and (q.requires_grad or k.requires_grad or masked) else 1.0
+    if q.requires_grad and k.requires_grad:
+        v = scale_gradient(v, 2.0)
+        mask = None if mask is None else scale_gradient(mask, 2.0)
+        share /= 2
+    attended = op(q, k, v, mask)
+    return attended if share == 1.0 else scaled_on_entry(attended, share)
+
+
+# --------------------------------------------------------------- norms with constant deviations
+
+
+def layer_norm_constant_std(
+    op: Operation, /, x: Tensor, bias: Tensor | None, dims: tuple[int, ...], weight: Tensor | None, eps: float
+) -> Tensor:
+    """LayerNorm with its standard deviation held constant; the mean stays in the graph (Arras 2025, D.5).
+
+    ``op(x, bias)`` is the model's own kernel, which may give the reciprocal of the deviation beside the value; ``dims``
+    are the normalised dimensions; the bias is a summand.
+    """
+    return _LayerNormConstantStd.apply(x, bias, op, dims, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _LayerNormConstantStd(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bias: Tensor | None,
+        op: Operation,
+        dims: tuple[int, ...],
+        weight: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        value = op(x, bias)
+        if isinstance(value, tuple):
+            value, reciprocal_std = value
+        else:
+            wide = x.to(torch.promote_types(x.dtype, torch.float32))
+            # the kernel of LayerNorm gives the deviation sooner than that of the variance
+            reciprocal_std = torch.native_layer_norm(wide, x.shape[dims[0] :], None, None, eps)[2]
+        ctx.save_for_backward(reciprocal_std, weight)
+        ctx.dims = dims
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        reciprocal_std, weight = ctx.saved_tensors
+        if dy.dtype == reciprocal_std.dtype and (weight is None or weight.dtype == dy.dtype):
+            # the gradient of LayerNorm at x = 0 and mean 0, where its term for the deviation vanishes: one kernel
+            zero, means = torch.zeros_like(dy, memory_format=torch.contiguous_format), torch.zeros_like(reciprocal_std)
+            shape, only_x = dy.shape[ctx.dims[0] :], [True, False, False]
+            dx = torch.ops.aten.native_layer_norm_backward(
+                dy, zero, shape, means, reciprocal_std, weight, None, only_x
+            )[0]
+        else:
+            scaled = dy if weight is None else dy * weight
+            dx = ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype)
+        leading = tuple(range(dy.ndim - len(ctx.dims)))
+        return dx, dy.sum(leading) if ctx.needs_input_grad[1] else None, None, None, None, None
+
+
+def rms_norm_constant_std(
+    op: Operation, /, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, eps: float
+) -> Tensor:
+    """RMSNorm with its root mean square held constant (Arras 2025, D.5)."""
+    return _RMSNormConstantStd.apply(x, op, dims, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _RMSNormConstantStd(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, op: Operation, dims: tuple[int, ...], weight: Tensor | None, eps: float) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        ctx.save_for_backward(torch.rsqrt(wide.square().mean(dims, keepdim=True) + eps), weight)
+        return op(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None, None]:
+        reciprocal_rms, weight = ctx.saved_tensors
+        scaled = dy if weight is None else dy * weight
+        return (scaled * reciprocal_rms).to(dy.dtype), None, None, None, None

@@ -1,0 +1,49 @@
+"""What the project says of itself: one version, and a test suite that reports as others expect."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import yaml
+
+import lrpx
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_version_is_written_once():
+    """In the package; what pip shows is read from there, and the citation repeats it."""
+    assert "version" not in PROJECT["project"]
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    source = ROOT / PROJECT["tool"]["hatch"]["version"]["path"]
+    assert source.samefile(lrpx.__file__)
+    assert importlib.metadata.version("lrpx") == lrpx.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == lrpx.__version__
+    assert citation["license"] == PROJECT["project"]["license"]
+    assert citation["repository-code"] == PROJECT["project"]["urls"]["Homepage"]
+
+
+def test_the_tested_set_holds_every_tool_of_the_tests():
+    """So that a check here and in CI is the same check."""
+    pinned = {line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    extras = PROJECT["project"]["optional-dependencies"]
+    wanted = {name.split(">=")[0].lower() for extra in extras.values() for name in extra if "[" not in name}
+    assert wanted <= pinned
+
+
+def test_a_report_for_other_tools_can_be_written(tmp_path):
+    """``pytest --junitxml``, with what a test records."""
+    report = tmp_path / "report.xml"
+    name = "tests/test_floors.py::test_importing_lrpx_brings_no_heavy_extras"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--junitxml={report}", name]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    (recorded,) = ElementTree.parse(report).iter("property")
+    assert float(recorded.get("value")) > 0

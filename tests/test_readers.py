@@ -1,0 +1,385 @@
+"""Every kind of input: pairs, questions about contexts, classes of tokens, choices, embeddings, images, and what
+tokenizers and processors return."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from lrpx import LRP, Explainer, Logit, propagate
+from lrpx.errors import InputError, ModelError
+from lrpx.targets import Similarity, Span
+from lrpx.tasks import Task
+from tests import tiny
+from tests.reference import models
+
+SIZES = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 200,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def bert(kind, **more):
+    torch.manual_seed(0)
+    model = kind(tf.BertConfig(**SIZES, **more, initializer_range=0.3)).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model
+
+
+def by_hand(model, read, **inputs):
+    """CP-LRP through ``propagate`` itself, on exactly the model's arguments."""
+    with propagate(model, LRP, observe=()) as trace:
+        output = model(**inputs)
+        value = read(output)
+    trace.explain(value)
+    (source,) = [source for source in trace.sources if "word" in source.paths[0]]
+    return trace.source_relevance(source).sum(-1), float(value.detach())
+
+
+def same(found, expected, value):
+    torch.testing.assert_close(found.relevance, expected, rtol=0, atol=1e-12)
+    assert found.explained.value == pytest.approx(value, abs=1e-12)
+
+
+# --------------------------------------------------------------------------- texts and pairs
+
+
+def test_a_pair_of_texts_is_one_input(piece_tokenizer):
+    model = bert(tf.BertForSequenceClassification, num_labels=3)
+    pair = ("the key is small", "the keys are tall")
+    found = Explainer(model, piece_tokenizer)(pair, 1, method="lrp")
+    inputs = piece_tokenizer(*pair, return_tensors="pt")
+    assert found.ids == tuple(inputs["input_ids"][0].tolist())
+    expected, value = by_hand(model, lambda output: output.logits[0, 1], **inputs)
+    same(found, expected[0], value)
+
+
+def test_types_of_tokens_are_carried_in_batches(piece_backend):
+    from tokenizers import Tokenizer, processors
+
+    backend = Tokenizer.from_str(piece_backend)
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer = tf.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **special,
+    )
+    model = bert(tf.BertForSequenceClassification, num_labels=3)
+    explain = Explainer(model, tokenizer)
+    pairs = [
+        ("the key is small", "the keys are tall"),
+        ("a film", "what a terrible ending to the film"),
+        "the girl",
+    ]
+    for found, given in zip(explain(pairs, 1, method="lrp"), pairs, strict=True):
+        inputs = tokenizer(*(given if isinstance(given, tuple) else [given]), return_tensors="pt")
+        assert bool(inputs["token_type_ids"].any()) == isinstance(given, tuple)
+        expected, value = by_hand(model, lambda output: output.logits[0, 1], **inputs)
+        same(found, expected[0], value)
+
+
+def test_what_a_tokenizer_returns_is_taken_as_it_is(piece_tokenizer):
+    model = bert(tf.BertForSequenceClassification, num_labels=3)
+    explain = Explainer(model, piece_tokenizer)
+    texts = ["the key is small", "the keys to the old cabinets are under the table"]
+    padded = piece_tokenizer(texts, padding=True, return_tensors="pt")
+    assert not padded["attention_mask"].all()
+    for given in (padded, dict(padded), piece_tokenizer(texts), piece_tokenizer(texts, padding=True)):
+        for found, text in zip(explain(given, 1, method="lrp"), texts, strict=True):
+            expected = explain(text, 1, method="lrp")
+            assert found.tokens == expected.tokens, "no padding is explained"
+            same(found, expected.relevance, expected.explained.value)
+    one = piece_tokenizer(texts[0], return_tensors="pt")
+    same(
+        explain(one, 1, method="lrp"),
+        explain(texts[0], 1, method="lrp").relevance,
+        explain(texts[0], 1).explained.value,
+    )
+
+
+def test_padding_on_the_left_is_taken_off(byte_tokenizer):
+    model = models.tiny_gpt2(vocab_size=400)
+    explain = Explainer(model, byte_tokenizer)
+    byte_tokenizer.padding_side = "left"
+    texts = ["The keys", "The keys to the cabinet are"]
+    for found, text in zip(explain(byte_tokenizer(texts, padding=True, return_tensors="pt")), texts, strict=True):
+        same(found, explain(text).relevance, explain(text).explained.value)
+
+
+# --------------------------------------------------------------------------------- tasks
+
+
+def test_the_class_of_a_token(piece_tokenizer):
+    model = bert(tf.BertForTokenClassification, num_labels=3, label2id={"N": 0, "V": 1, "D": 2},
+                 id2label={0: "N", 1: "V", 2: "D"})  # fmt: skip
+    explain = Explainer(model, piece_tokenizer)
+    text = "the key is small"
+    inputs = piece_tokenizer(text, return_tensors="pt")
+    for position, found in enumerate(explain(text, "V", method="lrp", position=range(inputs["input_ids"].shape[1]))):
+        expected, value = by_hand(model, lambda output, at=position: output.logits[0, at, 1], **inputs)
+        same(found, expected[0], value)
+        assert found.explained.description == "logit of 'V'"
+    with pytest.raises(InputError, match="a token classifier predicts something for each token; pass position"):
+        explain(text)
+
+
+def test_the_answer_to_a_question(piece_tokenizer):
+    model = bert(tf.BertForQuestionAnswering)
+    explain = Explainer(model, piece_tokenizer)
+    asked = ("is the key small", "the keys are on the table, the key is under the old rug")
+    inputs = piece_tokenizer(*asked, return_tensors="pt")
+    with torch.no_grad():
+        output = model(**inputs)
+    sums = output.start_logits[0][:, None] + output.end_logits[0][None]
+    best = int(sums.triu().where(torch.ones_like(sums).triu() > 0, -torch.inf).argmax())
+    start, end = divmod(best, len(sums))
+    expected, value = by_hand(model, lambda out: out.start_logits[0, start] + out.end_logits[0, end], **inputs)
+    for given in (asked, {"question": asked[0], "context": asked[1]}, inputs):
+        found = explain(given, method="lrp")
+        same(found, expected[0], value)
+        assert found.explained.description == f"answer from token {start} to {end}"
+        assert found.prediction.text == f"token {start} to {end}"
+    same(explain(asked, Span(2, 4), method="lrp"), *_first(by_hand(
+        model, lambda out: out.start_logits[0, 2] + out.end_logits[0, 4], **inputs)))  # fmt: skip
+
+
+def _first(found):
+    relevance, value = found
+    return relevance[0], value
+
+
+def test_answers_in_a_batch(piece_tokenizer):
+    explain = Explainer(bert(tf.BertForQuestionAnswering), piece_tokenizer)
+    asked = [("is it small", "the key is small"), ("where are the keys", "the keys are on the old table by the tree")]
+    for found, each in zip(explain(asked, method="lrp"), asked, strict=True):
+        single = explain(each, method="lrp")
+        assert found.explained.description == single.explained.description
+        same(found, single.relevance, single.explained.value)
+
+
+def test_one_of_several_choices(piece_tokenizer):
+    model = bert(tf.BertForMultipleChoice)
+    explain = Explainer(model, piece_tokenizer)
+    text, choices = "the keys to the cabinet", ["are on the old table", "is small", "what a film"]
+    encoded = piece_tokenizer([text] * 3, choices, padding=True, return_tensors="pt")
+    inputs = {name: value[None] for name, value in encoded.items()}
+    found = explain((text, choices), 1, method="lrp")
+    expected, value = by_hand(model, lambda output: output.logits[0, 1], **inputs)
+    kept = encoded["attention_mask"].bool()
+    same(found, expected[kept], value)
+    assert [name for name, _, _ in found.segments] == ["choice 0", "choice 1", "choice 2"]
+    first, second, third = (found.relevance[a:b].abs().sum() for _, a, b in found.segments)
+    assert float(second) > 0
+    assert float(first) == float(third) == 0.0, "the score of a choice depends on that choice alone"
+    both = explain([(text, choices), ("the girl", ["is small", "are tall"])], 1, method="lrp")
+    same(both[0], found.relevance, value)
+
+
+def test_the_similarity_of_two_texts(piece_tokenizer):
+    model = bert(tf.BertModel)
+    explain = Explainer(model, piece_tokenizer)
+    pair = ("the keys are on the table", "the key is small")
+    with torch.no_grad():
+        a, b = (model(**piece_tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in pair)
+    cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
+    found = explain(pair, method="lrp", ledger=True)
+    assert found.explained.value == pytest.approx(cosine, abs=1e-12)
+    assert found.explained.description == "similarity of the two texts"
+    assert found.prediction is None
+    assert [name for name, _, _ in found.segments] == ["first", "second"]
+    assert found.ledger.closes(1e-9)
+    # each text's half of the product, by hand: the other's embedding is a constant
+    for (_, start, end), text, mine, other in zip(found.segments, pair, (a, b), (b, a), strict=True):
+        direction = other / (mine.norm() * other.norm()) / 2
+        inputs = piece_tokenizer(text, return_tensors="pt")
+        expected, _ = by_hand(model, lambda out, u=direction: out.last_hidden_state[0].mean(0) @ u, **inputs)
+        torch.testing.assert_close(found.relevance[start:end], expected[0], rtol=0, atol=1e-12)
+    many = explain([pair, ("a lovely film", "what a terrible ending of the film")], method="lrp")
+    same(many[0], found.relevance, cosine)
+    str(found)
+    found.to_html()
+    assert found == type(found).load(_saved(found, "similarity"))
+
+
+def _saved(found, name):
+    import tempfile
+    from pathlib import Path
+
+    path = Path(tempfile.mkdtemp()) / f"{name}.safetensors"
+    found.save(path)
+    return path
+
+
+def test_similarity_is_the_cosine():
+    a, b = torch.randn(2, 7, dtype=torch.float64)
+    value = Similarity().value(torch.cat([a, b]))
+    torch.testing.assert_close(value, torch.nn.functional.cosine_similarity(a, b, 0))
+
+
+# -------------------------------------------------------------------------------- images
+
+
+def vit():
+    torch.manual_seed(0)
+    config = tf.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=8, image_size=8, patch_size=4,
+        num_labels=3, initializer_range=0.3,
+    )  # fmt: skip
+    return tf.ViTForImageClassification(config).eval().double()
+
+
+def test_pixels_of_an_image():
+    model = vit()
+    image = torch.randn(3, 8, 8, dtype=torch.float64)
+    with propagate(model, LRP, observe=()) as trace:
+        value = model(pixel_values=image[None]).logits[0, 2]
+    value = trace.explain(value)
+    expected = trace.relevance("pixel_values")[0]
+    explain = Explainer(model)
+    for given in (image, image[None], {"pixel_values": image[None]}):
+        found = explain(given, 2, method="lrp")
+        part = found.parts["pixels"]
+        assert part.axes == ("channel", "row", "column")
+        torch.testing.assert_close(part.values.clone(), expected, rtol=0, atol=1e-12)
+        assert found.tokens == ()
+        assert found.explained.value == pytest.approx(float(value), abs=1e-12)
+    others = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    many = explain([image, *others], 2, method="lrp")
+    torch.testing.assert_close(many[0].parts["pixels"].values.clone(), expected, rtol=0, atol=1e-12)
+    classes = explain(image, [0, 1, 2], method="lrp")
+    torch.testing.assert_close(classes[2].parts["pixels"].values.clone(), expected, rtol=0, atol=1e-12)
+    closed = explain(image, 2, method="lrp", ledger=True)
+    assert closed.ledger.closes(1e-9)
+    assert closed.ledger.by_kind()["inputs"] == pytest.approx(float(expected.sum()), abs=1e-12)
+    str(found)
+    found.to_html()
+    assert found == type(found).load(_saved(found, "image"))
+
+
+def test_an_image_through_its_processor():
+    model = vit().float()
+    processor = tf.ViTImageProcessor(size={"height": 8, "width": 8}) if _has_pillow() else None
+    if processor is None:
+        pytest.skip("image processors need pillow, which is not installed")
+    image = np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+    found = Explainer(model, processor)(image, 2)
+    ready = Explainer(model)(processor(images=image, return_tensors="pt"), 2)
+    assert torch.equal(found.parts["pixels"].values, ready.parts["pixels"].values)
+
+
+def _has_pillow():
+    try:
+        import PIL  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("given", ["a text", [5, 7], torch.zeros(8, 8), 7, None])
+def test_what_is_no_image(given):
+    with pytest.raises(InputError, match=r"the image is .*; pass pixel_values"):
+        Explainer(vit())(given)
+
+
+def test_methods_that_need_tokens_refuse_images():
+    from lrpx.errors import MethodError
+
+    for method in ("alti-logit", "leave-one-out"):
+        with pytest.raises(MethodError, match=rf"{method} does not serve ViTForImageClassification, a image|an image"):
+            Explainer(vit())(torch.zeros(3, 8, 8), method=method)
+
+
+def test_an_image_and_a_text():
+    """LLaVA: pixels and tokens of one value, from what a processor returns."""
+    torch.manual_seed(0)
+    text = tf.LlamaConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, vocab_size=50,
+    )  # fmt: skip
+    vision = tf.CLIPVisionConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=8, patch_size=4,
+    )  # fmt: skip
+    config = tf.LlavaConfig(text_config=text, vision_config=vision, image_token_index=40, image_seq_length=4)
+    model = tf.LlavaForConditionalGeneration(config).eval()
+    ids = [[3, 40, 40, 40, 40, 9, 11]]
+    inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.ones(1, 7, dtype=torch.long)}
+    inputs["pixel_values"] = torch.randn(1, 3, 8, 8)
+    explain = Explainer(model)
+    assert explain.task is Task.CAUSAL
+    found = explain(inputs, 5, method="gradient-x-input")
+    assert found.ids == tuple(ids[0])
+    pixels = inputs["pixel_values"].clone().requires_grad_()
+    embeddings = model.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()
+    logit = model(inputs_embeds=embeddings, pixel_values=pixels, attention_mask=inputs["attention_mask"]).logits[
+        0, -1, 5
+    ]
+    logit.backward()
+    torch.testing.assert_close(
+        found.relevance, (embeddings * embeddings.grad).sum(-1)[0].detach(), rtol=1e-3, atol=1e-6
+    )
+    assert found.explained.value == pytest.approx(float(logit.detach()), abs=1e-5)
+
+
+# ------------------------------------------------------------------- models of one's own
+
+
+class Own(torch.nn.Module):
+    """A plain PyTorch language model."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31)
+        self.layer = torch.nn.Linear(8, 8)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        return self.head(torch.tanh(self.layer(self.embedding(input_ids).cumsum(1))))
+
+
+def test_a_plain_pytorch_model():
+    torch.manual_seed(0)
+    model = Own().eval()
+    with pytest.raises(ModelError, match="say which of them it is with task="):
+        Explainer(model)
+    explain = Explainer(model, task=Task.CAUSAL)
+    found = explain([3, 4, 5], 7, method="lrp", ledger=True)
+    assert found.ledger.closes(1e-5)
+    assert found.explained.value == pytest.approx(float(model(torch.tensor([[3, 4, 5]])).detach()[0, -1, 7]), abs=1e-6)
+    first, second = explain([[3, 4, 5], [6]], 7, method="lrp")
+    torch.testing.assert_close(first.relevance, found.relevance)
+    torch.testing.assert_close(second.relevance, explain([6], 7, method="lrp").relevance)
+
+
+def test_options_of_the_wrong_kind():
+    for option in ("recompute", "compile"):
+        with pytest.raises(InputError, match=f"{option} is 'weights.pt'; pass True or False"):
+            Explainer(models.tiny_gpt2(), **{option: "weights.pt"})
+
+
+def test_a_spec_builds_the_same_model_again():
+    import json
+
+    from lrpx.model import Spec
+
+    spec = Spec(dtype="float64")
+    again = Spec.from_dict(json.loads(json.dumps(spec.to_dict())))
+    assert again == spec
+    one, other = spec.build(), again.build()
+    assert one.fingerprint() == other.fingerprint() != Spec(dtype="float32").build().fingerprint()
+    assert one.spec == spec
+    with pytest.raises(ModelError, match="this is no description of a model"):
+        Spec.from_dict({"names": "gpt2"})
+
+
+def test_labels_of_classes():
+    found = Explainer(tiny.bert_classifier())([3, 4], [Logit(2), 0])
+    assert [a.explained.description for a in found] == ["logit of 'mixed'", "logit of 'negative'"]

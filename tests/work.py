@@ -1,0 +1,22 @@
+"""How much work a call is, told without a clock."""
+
+from __future__ import annotations
+
+import sys
+
+
+def calls(function, *args):
+    """How many functions Python calls inside ``function(*args)``: the same on any machine, however busy it is."""
+    count = 0
+
+    def profile(_, event, __):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(before)
+    return count
