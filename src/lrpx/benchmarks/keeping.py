@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from lrpx.benchmarks.contract import Benchmark
     from lrpx.benchmarks.running import Run
 
 PACKAGES: Final = ("lrpx", "torch", "transformers", "numpy", "pyarrow", "spacy")
@@ -50,13 +49,14 @@ def keep(run: Run, folder: Path, command: str = "") -> Iterator[Kept]:
         DataError, InputError: a file cannot be read, or no sample is left.
     """
     with Store.begin(folder, run.benchmark.name, run.settings, versions(PACKAGES)) as store:
-        before = _read(folder, run.benchmark)
+        of = digest(f"{run.benchmark.name} samples", run.data)
+        before = _read(folder, run.benchmark.source, of)
         if before is not None:
             run.source = before
-        _write_dropped(folder, run)  # first, so that the samples are never there without
+        _write_dropped(folder, run, of)  # first, so that the samples are never there without
         if before is None:
             notes = {NOTES: json.dumps(dict(run.source.notes))}
-            write_table(folder / SAMPLES, run.source.rows, _digest(run.benchmark), notes)
+            write_table(folder / SAMPLES, run.source.rows, of, notes)
         counts: dict[str, int] = dict(run.source.notes.get("counts", {}))
         for each in run.samples.dropped:
             counts[each.reason] = counts.get(each.reason, 0) + 1
@@ -118,22 +118,16 @@ class Kept:
         )
 
 
-def _digest(benchmark: Benchmark[Any]) -> str:
-    """Of what a benchmark reads, whatever the model and the methods."""
-    return digest(f"{benchmark.name} samples", benchmark.settings())
-
-
-def _read(folder: Path, benchmark: Benchmark[Any]) -> Source | None:
-    """What the benchmark read before, or None."""
-    of = _digest(benchmark)
-    rows, dropped = read_table(folder / SAMPLES, benchmark.source, of), read_table(folder / DROPPED, COLUMNS, of)
+def _read(folder: Path, columns: pa.Schema, of: str) -> Source | None:
+    """What the benchmark read before, by the digest of what it reads, whatever the model and the methods; or None."""
+    rows, dropped = read_table(folder / SAMPLES, columns, of), read_table(folder / DROPPED, COLUMNS, of)
     if rows is None or dropped is None:
         return None
     mine = [each for each in dropped.to_pylist() if each.pop("stage") == "source"]
     return Source(rows, tuple(Dropped(**each) for each in mine), json.loads(rows.schema.metadata[NOTES]))
 
 
-def _write_dropped(folder: Path, run: Run) -> None:
+def _write_dropped(folder: Path, run: Run, of: str) -> None:
     """List what gave no sample, each with the stage that dropped it."""
     stages = {"source": run.source.dropped, "tokenizer": run.samples.dropped}
     rows = [
@@ -141,4 +135,4 @@ def _write_dropped(folder: Path, run: Run) -> None:
         for stage, dropped in stages.items()
         for each in dropped
     ]
-    write_table(folder / DROPPED, pa.Table.from_pylist(rows, COLUMNS), _digest(run.benchmark))
+    write_table(folder / DROPPED, pa.Table.from_pylist(rows, COLUMNS), of)

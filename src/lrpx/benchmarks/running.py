@@ -92,6 +92,7 @@ class Run:
         self.benchmark.check_model(self.model)
         for method in self.methods:
             method.check(self.model)
+        self.benchmark.columns(names, self.metrics)
 
     # ------------------------------------------------------------------------- spec
 
@@ -111,7 +112,7 @@ class Run:
                 "task": self.model.task.title,
                 "dtype": self.model.dtype,
             }
-            | self.benchmark.settings()
+            | self.data
             | {
                 "methods": [method.name for method in self.methods],
                 "described": {method.name: method.describe() for method in self.methods},
@@ -119,6 +120,15 @@ class Run:
                 "part": self.size,
             }
         )
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """What defines what the benchmark reads, a part of the settings.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        return self.benchmark.settings()
 
     @property
     def digest(self) -> str:
