@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrpx import LRP, Contrast, Explainer, Logit, LogProb, Margin
+from lrpx import LRP, Contrast, Explainer, Logit, LogProb, Margin, Trace
 from lrpx.errors import InputError, TargetError
 from lrpx.methods import METHODS, Backward
 from lrpx.model import BoundModel
@@ -187,3 +187,68 @@ def test_methods_of_one_name_are_refused():
     questions = Questions((model.reader.row(IDS),), (Question(0, 6, Logit(7)),))
     with pytest.raises(MethodError, match="2 methods are called 'lrp'"):
         attribute_all([METHODS["lrp"], Backward("lrp", LRP)], model, questions)
+
+
+# ------------------------------------------------------------------------ several in one pass
+
+
+@pytest.fixture
+def packs(monkeypatch):
+    """How many values each backward pass for several of them explained."""
+    found = []
+    together = Trace.explain_together
+
+    def counted(self, values):
+        found.append(len(values))
+        return together(self, values)
+
+    monkeypatch.setattr(Trace, "explain_together", counted)
+    return found
+
+
+def test_short_inputs_share_a_backward_pass(packs):
+    explain = Explainer(models.tiny_llama())
+    ids = [3 + i % 20 for i in range(20)]
+    together = explain(ids, 7, position=range(20))
+    assert packs == [16, 4]
+    for position in (0, 15, 16, 19):
+        same(together[position], explain(ids, 7, position=position))
+
+
+@pytest.mark.parametrize("options", [{"ledger": True}, {"method": "alti-logit", "ledger": True}])
+def test_a_ledger_is_measured_one_pass_at_a_time(packs, options):
+    explain = Explainer(models.tiny_llama())
+    for position, found in zip([6, 2], explain(IDS, 7, position=[6, 2], **options), strict=True):
+        same(found, explain(IDS, 7, position=position, **options))
+    assert packs == []
+
+
+def test_long_inputs_do_not(packs):
+    explain = Explainer(models.tiny_llama())
+    explain([[3] * 40, [4] * 40], 7, position=[[39, 2], [3, 4]])
+    Explainer(models.tiny_llama(), recompute=True)(IDS, 7, position=[6, 2])
+    assert packs == []
+
+
+class Looking(torch.autograd.Function):
+    """Looks at a number of its gradient, which a batch of gradients has not."""
+
+    @staticmethod
+    def forward(ctx, x, op):
+        return op(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient if float(gradient.sum()) else 2 * gradient, None
+
+
+def looking(op, /, x):
+    return Looking.apply(x, op)
+
+
+def test_rules_that_cannot_be_batched_run_one_by_one(packs):
+    explain = Explainer(models.tiny_llama())
+    recipe = LRP.at(activation=looking)
+    for position, found in zip([6, 2, 0], explain(IDS, 7, method=recipe, position=[6, 2, 0]), strict=True):
+        same(found, explain(IDS, 7, method=recipe, position=position))
+    assert packs == [3]

@@ -118,6 +118,11 @@ class Batch:
         """The arguments that take tokens."""
         return self.task.arguments if self.task.segments else ()
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens the rows have in all, padding included."""
+        return sum(self.inputs[name].numel() for name in self.arguments)
+
     def of_row(self, row: int, values: Sequence[Tensor]) -> Tensor:
         """``[…, T]``: what belongs to one row's tokens, the segments one after another, without the padding.
 

@@ -395,13 +395,15 @@ class BoundModel:
             given = batch.inputs | {"positions": batch.positions(questions)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
-        if self.compiler is None or plain or ledger or heads:
+        compiled = not (self.compiler is None or plain or ledger or heads)
+        packs = not (compiled or ledger or self.recompute) and bool(batch.arguments)
+        if self.compiler is None or not compiled:
             run = forward(given)
         else:
             run = self.compiler.run(self.module, forward, given, paths, recipe)
         with run as (trace, logits):
             trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
-            yield Pass(questions, batch, trace, self._answers(questions, logits), paths)
+            yield Pass(questions, batch, trace, self._answers(questions, logits), paths, packs)
 
     def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
         return tasks.reading(self.module, self.task, batch.inputs, positions)

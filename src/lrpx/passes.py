@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from lrpx.questions import Answers, Questions
 
 
+PACK = 16
+"""The most rounds that one backward pass answers."""
+SHORT = 64
+"""Rounds share a backward pass where the rows have no more tokens than this in all; a pass over more of them has more
+work than overhead (measured on a CPU, ``bench/questions.py``)."""
+
+
 @dataclass(frozen=True)
 class Pass:
     """One forward pass under a recipe.
@@ -29,6 +36,7 @@ class Pass:
         trace: the record of the run.
         answers: what the model says, in the graph.
         paths: where relevance ends: the paths of the token embeddings, or the argument that takes an image.
+        packs: whether one backward pass may answer several rounds at once.
     """
 
     questions: Questions
@@ -36,6 +44,7 @@ class Pass:
     trace: Trace
     answers: Answers
     paths: frozenset[str]
+    packs: bool = False
 
     def explained(self) -> Iterator[list[int]]:
         """Explain the questions, round after round: one backward pass answers one question of each row.
@@ -48,12 +57,36 @@ class Pass:
             UnknownOperationError: a custom autograd function on the way, under a strict recipe.
         """
         rounds = self.questions.rounds()
+        done = 0
+        while done < len(rounds):
+            pack = rounds[done : done + PACK]
+            if self.packs and len(pack) > 1 and self.batch.tokens <= SHORT:
+                yield from self._explained_together(pack)
+            else:
+                yield from self._explained_alone(pack, done + len(pack) == len(rounds))
+            done += len(pack)
+
+    def _explained_together(self, pack: Sequence[list[int]]) -> Iterator[list[int]]:
+        values = torch.stack([self.answers.values[chosen].sum() for chosen in pack])
+        explained = self.trace.explain_together(values)
+        for i, chosen in enumerate(pack):
+            try:
+                next(explained)
+            except RuntimeError:
+                if i:
+                    raise
+                # a rule of one's own that no batch of gradients can pass: one after the other then
+                yield from self._explained_alone(pack, last=False)
+                return
+            yield chosen
+
+    def _explained_alone(self, pack: Sequence[list[int]], last: bool) -> Iterator[list[int]]:
         answers = self.answers
-        for i, chosen in enumerate(rounds):
+        for i, chosen in enumerate(pack):
             every = len(chosen) == len(self.questions)
             values = answers.values if every else answers.values[torch.tensor(chosen, device=answers.values.device)]
             conserves = all(answers.targets[each].conserves for each in chosen)
-            self.trace.explain(values, None if conserves else answers.logits, keep=i < len(rounds) - 1)
+            self.trace.explain(values, None if conserves else answers.logits, keep=not last or i < len(pack) - 1)
             yield chosen
 
     @cached_property

@@ -86,6 +86,38 @@ class Trace:
             NonFiniteError: NaN or infinity in the value, or in the relevance of a source.
             UnknownOperationError: a custom autograd function on the way, under a strict recipe.
         """
+        if value.ndim > 1:
+            raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
+        tensors = self._explainable(value)
+        with nullcontext() if self.book is None else self.book.measuring(value, outputs):
+            gradients = self.gradients(value.sum(), tensors, keep=keep)
+        self._spent = not keep
+        self._hold(value.detach(), tensors, gradients)
+        return value.detach()
+
+    def explain_together(self, values: Tensor) -> Iterator[Tensor]:
+        """Propagate back from each of ``values`` ``[P]`` in one backward pass for all, with seed 1; for short inputs,
+        where a pass has more overhead than work. The graph is kept.
+
+        Yields:
+            Each value, detached; until the next the trace answers about it.
+
+        Raises:
+            TraceError, NonFiniteError, UnknownOperationError: as :meth:`explain`; or a ledger is kept, which measures
+                one pass at a time.
+            RuntimeError: an operation cannot be batched by ``torch.vmap``.
+        """
+        if self.book is not None:
+            raise TraceError("a ledger measures one pass at a time; call explain() for each value")
+        tensors = self._explainable(values)
+        seeds = torch.eye(len(values), dtype=values.dtype, device=values.device)
+        gradients = self.gradients(values, tensors, seeds, keep=True, batched=True)
+        for i, value in enumerate(values.detach()):
+            self._hold(value, tensors, [None if each is None else each[i] for each in gradients])
+            yield value
+
+    def _explainable(self, value: Tensor) -> list[Tensor]:
+        """The tensors whose gradients an explanation of a value is read from."""
         if not self.sources:
             raise TraceError(
                 "nothing was recorded: call the very module that was given to propagate(), inside the block"
@@ -95,8 +127,6 @@ class Trace:
                 "this run was explained already, and its graph is gone; pass keep=True to every explain() but the "
                 "last, or run the model again in a new block"
             )
-        if value.ndim > 1:
-            raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
         if self.heads is not None:
             self.heads.check()
         if not value.requires_grad:
@@ -109,13 +139,13 @@ class Trace:
         if self.heads is not None:
             tensors += [write.leaf for write in self.heads.writes]
             tensors += [] if self.heads.beginning is None else [self.heads.beginning]
-        unique = list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
-        with nullcontext() if self.book is None else self.book.measuring(value, outputs):
-            gradients = self.gradients(value.sum(), unique, keep=keep)
-        self._spent = not keep
-        self._explained = value.detach()
+        return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+
+    def _hold(self, value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """What a backward pass has found, for the trace to answer from."""
+        self._explained = value
         self._gradients = {
-            id(tensor): gradient for tensor, gradient in zip(unique, gradients, strict=True) if gradient is not None
+            id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None
         }
         for source in self.sources:
             gradient = self._gradients.get(id(source.value))
@@ -123,14 +153,19 @@ class Trace:
                 raise NonFiniteError(
                     f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
                 )
-        return value.detach()
 
     def gradients(
-        self, outputs: Tensor, tensors: Sequence[Tensor], seed: Tensor | None = None, keep: bool = False
+        self,
+        outputs: Tensor,
+        tensors: Sequence[Tensor],
+        seed: Tensor | None = None,
+        keep: bool = False,
+        batched: bool = False,
     ) -> Sequence[Tensor | None]:
         """``∂tensor`` for each of ``tensors`` under the recipe, from ``seed`` (1 for a scalar) at ``outputs``.
 
-        With ``keep`` the graph stays for another pass.
+        With ``keep`` the graph stays for another pass; ``batched`` seeds have a first dimension of their own, and so
+        have the gradients then.
 
         Raises:
             UnknownOperationError: a custom autograd function on the way, under a strict recipe.
@@ -140,7 +175,8 @@ class Trace:
                 if self.ran is not None:
                     self.ran[name, "unknown", "a custom autograd function"] += 1
         with self.during_backward():
-            return torch.autograd.grad(outputs, tensors, seed, retain_graph=keep, allow_unused=True)
+            how: dict[str, Any] = {"retain_graph": keep, "is_grads_batched": batched, "allow_unused": True}
+            return torch.autograd.grad(outputs, tensors, seed, **how)
 
     def refuse_non_finite(self, value: Tensor, name: str) -> None:
         """Raise NonFiniteError when ``value`` holds NaN or infinity; name the first observed module that does."""
