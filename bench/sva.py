@@ -25,7 +25,7 @@ import torch
 from servers import add_subjects, arguments, fleet, head, notes, print_header, row
 from subjects import SHAPES
 
-from lrpx.benchmarks import Run
+from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.methods import METHODS
 from lrpx.model import Spec
@@ -45,7 +45,7 @@ def prepared(options: argparse.Namespace, model: BoundModel, folder: Path, metho
     """A run with its samples read, and kept in a folder for the next."""
     benchmark = Agreement(options.data, parser=options.parser, parses=options.parses, limit=limit)
     run = Run(benchmark, model, methods, batch_size=options.batch_size)
-    with run.kept_in(folder):
+    with keep(run, folder):
         return run
 
 

@@ -183,7 +183,7 @@ def _benchmark(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     show: Annotated[list[str] | None, typer.Option(help="Show the heatmap of the sample with this id, too.")] = None,
 ) -> None:
-    from lrpx.benchmarks import Run
+    from lrpx.benchmarks import Run, keep
     from lrpx.model import Spec
 
     _refuse_missing_files(*options.values())
@@ -194,7 +194,7 @@ def _benchmark(
     run = Run(benchmark, bound, _listed(methods), _listed(metrics), batch_size=batch_size, part=part)
     with contextlib.ExitStack() as stack:
         with _progress("Reading the samples …"):
-            kept = stack.enter_context(run.kept_in(out, shlex.join(["lrpx", *sys.argv[1:]])))
+            kept = stack.enter_context(keep(run, out, shlex.join(["lrpx", *sys.argv[1:]])))
         for name, value in kept.numbers.items():
             print(f"{name}: {value:,.6g}")
         console = Console(stderr=True)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from rich.text import Text
 
-from lrpx.benchmarks import BENCHMARKS, Benchmark, Run, Samples, Source, find, register
+from lrpx.benchmarks import BENCHMARKS, Benchmark, Run, Samples, Source, find, keep, register
 from lrpx.errors import InputError
 from lrpx.methods import METHODS
 from lrpx.metrics import Metric
@@ -198,9 +198,15 @@ def test_what_breaks_the_contract_is_refused(drops, tmp_path):
 
     with (
         pytest.raises(InputError, match="reads other columns than its source says"),
-        Run(Columns(drops, []), model, ["attnlrp"]).kept_in(tmp_path / "columns"),
+        keep(Run(Columns(drops, []), model, ["attnlrp"]), tmp_path / "columns"),
     ):
         pass
+
+    for texts, message in (("a b\nc d\na b", "2 samples of drop are called 'a b'"), ("", "no sample of drop is left")):
+        drops.write_text(texts)
+        with pytest.raises(InputError, match=message):
+            len(Run(Drop(drops, list(VERBS)), model, ["attnlrp"]))
+    drops.write_text("The boys")
 
     @dataclass(frozen=True)
     class Rows(Drop):

@@ -27,13 +27,13 @@ ORDER = ("alti", "lrp", "logit")
 def leak():
     """Registered as a user would do it, and taken back for the other tests."""
 
-    @metric("Leak", "share of absolute relevance beside {truth} less that on it.", (-1.0, 1.0), "lower")
+    @metric("Leak[b]", "share of absolute relevance beside {truth} less that on it.", (-1.0, 1.0), "lower")
     def leak(relevance, truth):
         size, truth = np.abs(np.asarray(relevance)), np.asarray(truth)
         return float((size[~truth].sum() - size[truth].sum()) / size.sum())
 
-    yield METRICS["Leak"]
-    del METRICS._found["Leak"]
+    yield METRICS["Leak[b]"]
+    del METRICS._found["Leak[b]"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def summary(folder):
 def means(rows, summary):
     """By hand, the lowest first."""
     right = [row for row in rows if row["correct"]]
-    found = {method: statistics.fmean(row[f"Leak/{method}"] for row in right) for method in ORDER}
+    found = {method: statistics.fmean(row[f"Leak[b]/{method}"] for row in right) for method in ORDER}
     return dict(sorted(found.items(), key=lambda each: each[1]))
 
 
@@ -65,27 +65,25 @@ def figure(value):
 
 def test_the_lowest_is_the_best(summary, means):
     assert means["alti"] < min(means["lrp"], means["logit"])  # so that both metrics agree on the best, and on no sign
-    assert summary.best("Leak") == summary.best("RMA") == ["alti"]
-    assert [summary.rank("Leak", method) for method in means] == [0, 1, 2]
-    assert summary.against_best("Leak", "alti") is None
+    assert summary.best("Leak[b]") == summary.best("RMA") == ["alti"]
+    assert [summary.rank("Leak[b]", method) for method in means] == [0, 1, 2]
+    assert summary.against_best("Leak[b]", "alti") is None
 
 
 def test_the_table_in_markdown(folder, means):
     text = (folder / "table.md").read_text(encoding="utf-8")
-    assert "| Method | RMA ↑ | Leak ↓ |" in text
+    assert r"| Method | RMA ↑ | Leak\[b\] ↓ |" in text
     assert f" **{figure(means['alti'])}** [" in text
     assert text.count("**") == 2 * (2 + 2 + 1)  # the best of two metrics, their heads by attractors, the accuracy
     assert "The arrow says whether higher or lower is better" in text
-    assert (
-        r"Leak: share of absolute relevance beside the subject less that on it. (within \[−1, 1\], lower is better)"
-        in text
-    )
+    caption = r"Leak\[b\]: share of absolute relevance beside the subject less that on it."
+    assert rf"{caption} (within \[−1, 1\], lower is better)" in text
     assert "All are within" not in text
 
 
 def test_the_table_in_latex(folder, means):
     text = (folder / "table.tex").read_text(encoding="utf-8")
-    assert r"RMA\,\ensuremath{\uparrow} & Leak\,\ensuremath{\downarrow} \\" in text
+    assert r"RMA\,\ensuremath{\uparrow} & Leak[b]\,\ensuremath{\downarrow} \\" in text
     best, second, _ = (figure(value).replace("−", r"\ensuremath{-}") for value in means.values())
     assert rf"\textbf{{{best}}} \\" in text
     assert rf"\underline{{{second}}} \\" in text
@@ -94,9 +92,9 @@ def test_the_table_in_latex(folder, means):
 
 def test_the_page(folder, means, summary):
     text = (folder / "report.html").read_text(encoding="utf-8")
-    assert ">Leak ↓</th>" in text
+    assert ">Leak[b] ↓</th>" in text
     assert re.search(rf'lrpx-best"><span class="lrpx-mean">{figure(means["alti"])}<', text)
-    assert "Best: <b>ALTI</b> by RMA and Leak." in text
+    assert "Best: <b>ALTI</b> by RMA and Leak[b]." in text
     assert "<span>−1</span><span>1</span>" in text
     assert "(within [−1, 1], lower is better)" in text
     # the bar begins at −1, and 1000 is the whole range
@@ -110,26 +108,26 @@ def test_the_terminal(summary, means):
     console = Console(width=100, file=io.StringIO())
     group = terminal(summary)
     console.print(group)
-    assert "Leak ↓" in console.file.getvalue()
+    assert "Leak[b] ↓" in console.file.getvalue()
     cells = dict(zip(ORDER, group.renderables[1].columns[2].cells, strict=False))
     assert all(isinstance(cell, Text) and cell.plain.startswith(figure(means[name])) for name, cell in cells.items())
     assert [name for name, cell in cells.items() if "bold" in str(cell.style)] == ["alti"]
 
 
 def test_the_histogram_is_of_the_whole_range(rows, summary):
-    assert summary.ends["Leak"] == (-1.0, 1.0)
-    right = [row["Leak/lrp"] for row in rows if row["correct"]]
+    assert summary.ends["Leak[b]"] == (-1.0, 1.0)
+    right = [row["Leak[b]/lrp"] for row in rows if row["correct"]]
     assert min(right) < 0 < max(right)
     wanted = np.histogram(right, BINS, (-1, 1))[0] / len(right)
-    assert summary.shares["Leak"]["lrp"] == pytest.approx(wanted.tolist())
+    assert summary.shares["Leak[b]"]["lrp"] == pytest.approx(wanted.tolist())
 
 
 def test_the_worst_explained_are_those_with_the_highest(folder, rows, leak):
     chosen = choose(BENCHMARK, Store.read(folder), ORDER, leak)
     right = [row for row in rows if row["correct"]]
-    worst = sorted(right, key=lambda row: -statistics.fmean(row[f"Leak/{method}"] for method in ORDER))[:5]
+    worst = sorted(right, key=lambda row: -statistics.fmean(row[f"Leak[b]/{method}"] for method in ORDER))[:5]
     assert [each.id for each in chosen[-1].heatmaps] == [row["id"] for row in worst]
-    assert "with the highest Leak" in chosen[-1].how
+    assert "with the highest Leak[b]" in chosen[-1].how
 
 
 def test_a_metric_without_an_end_has_a_histogram_of_its_values(tmp_path):

@@ -15,7 +15,7 @@ from polars.testing import assert_frame_equal
 
 import lrpx
 from lrpx import recipes
-from lrpx.benchmarks import Run
+from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.errors import ResultFileError
 from lrpx.methods import Backward
@@ -173,7 +173,7 @@ def again(explainer, tmp_path):
         run = Run(benchmark, explainer.bound, methods, metrics, batch_size=batch_size, part=4)
         handle = explainer.model.register_forward_pre_hook(lambda _, __, given: calls.append(given), with_kwargs=True)
         try:
-            with run.kept_in(tmp_path) as kept:
+            with keep(run, tmp_path) as kept:
                 kept.explain(done.append)
                 benchmark.report(kept.store)
         finally:
@@ -280,7 +280,7 @@ def test_another_model_of_the_same_name_is_refused(again, explainer):
 
 
 def test_settings_may_change_until_there_are_rows(again, explainer, tmp_path):
-    with Run(Agreement([SENTENCES], limit=3), explainer.bound, ["alti"]).kept_in(tmp_path):
+    with keep(Run(Agreement([SENTENCES], limit=3), explainer.bound, ["alti"]), tmp_path):
         pass
     assert again() == 14
 
@@ -316,7 +316,7 @@ def test_a_second_run_at_the_same_time_is_refused(again, explainer, tmp_path, ru
     """Its rows would be mixed with those of the first, which may be another model's."""
     again()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    with Run(Agreement([SENTENCES]), explainer.bound, ["lrp", "attnlrp"], part=4).kept_in(tmp_path) as kept:
+    with keep(Run(Agreement([SENTENCES]), explainer.bound, ["lrp", "attnlrp"], part=4), tmp_path) as kept:
         with pytest.raises(ResultFileError, match=r"another run is writing in .* name another folder"):
             again()
         code, out, err = run("benchmark", "sva", "--data", SENTENCES, "--out", tmp_path, "--methods", "lrp")

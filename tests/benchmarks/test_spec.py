@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lrpx
-from lrpx.benchmarks import Run
+from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError
 from lrpx.methods import AltiLogit
@@ -23,7 +23,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 import torch
-from lrpx.benchmarks import Run
+from lrpx.benchmarks import Run, keep
 from lrpx.runs import write_table
 torch.set_num_threads(1)
 spec, folder, *numbers = sys.argv[1:]
@@ -47,7 +47,7 @@ def spec(run):
 def test_two_other_processes_make_the_same_bytes_in_another_order(run, tmp_path):
     (tmp_path / "spec.json").write_text(json.dumps(run.spec))
     assert run.parts == 4
-    with run.kept_in(tmp_path / "whole") as kept:
+    with keep(run, tmp_path / "whole") as kept:
         kept.explain()
         whole = {path: kept.store.part(path.stem.removeprefix("part-"), run.columns) for path in kept.store.parts()}
     for numbers in (["3", "1"], ["2", "0"]):

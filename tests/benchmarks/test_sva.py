@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 
 import lrpx
 from lrpx import recipes
-from lrpx.benchmarks import Run
+from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.benchmarks.ground_truth import draws
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
 from lrpx.methods import METHODS as REGISTERED
+from lrpx.methods import Backward
 from lrpx.model import BUNDLED
 from lrpx.rules import Gamma
 from tests import tiny
@@ -35,7 +36,7 @@ def explained(explainer, folder, data=(SENTENCES,), methods=None, batch_size=32,
     """The rows of a whole run."""
     run = Run(Agreement(list(data), **options), explainer.bound, methods, batch_size=batch_size)
     done = []
-    with run.kept_in(folder) as kept:
+    with keep(run, folder) as kept:
         kept.explain(done.append)
     assert sum(done) == len(run)
     found = pl.read_parquet(folder / "rows" / "*.parquet")
@@ -253,6 +254,10 @@ def test_what_cannot_run_is_refused_before_any_work(explainer, tmp_path):
         run(own, methods=["lrp", "magic"])
     with pytest.raises(MethodError, match="the methods are none"):
         run(own, methods=[])
+    with pytest.raises(MethodError, match="the methods are lrp, lrp; name one or more, each once"):
+        run(own, methods=["lrp", "cp-lrp"])
+    with pytest.raises(MethodError, match="a method is called 'random', as the baseline is"):
+        run(own, methods=[Backward("random", recipes.LRP)])
     with pytest.raises(InputError, match="there is no metric 'magic'"):
         run(own, metrics=["magic"])
     with pytest.raises(InputError, match="batch_size is 0"):
@@ -307,6 +312,29 @@ def test_a_recipe_in_a_file_is_a_method(run, tmp_path, explainer):
     settings = json.loads((out / "run.json").read_text())["settings"]
     assert settings["methods"] == ["lrp", "gamma"]
     assert "0.25" in settings["described"]["gamma"]
+
+
+def test_a_perturbation_stands_beside_the_propagations(run, tmp_path, explainer):
+    """Leave-one-out: each sample asks the model again, as often as it has tokens."""
+    out = tmp_path / "out"
+    options = ("--methods", "leave-one-out,lrp", "--limit", 3, "--out", out)
+    code, text, err = run("benchmark", "sva", "--data", SENTENCES, *options)
+    assert (code, err) == (0, "")
+    assert "Leave-one-out" in text
+    found = pl.read_parquet(out / "rows" / "*.parquet").row(0, named=True)
+    ids = explainer.tokenizer("".join(found["tokens"][1:]), return_tensors="pt")["input_ids"][0]
+    assert len(ids) == len(found["tokens"])
+    forms = [explainer.bound.index(f" {found[name]}") for name in ("right", "wrong")]
+
+    def value(mask):
+        with torch.no_grad():
+            logits = explainer.model(input_ids=ids[None], attention_mask=mask[None]).logits[0, -1, forms]
+        return (logits[0] - logits[1]).item()
+
+    every = torch.ones_like(ids)
+    wanted = [value(every) - value(every - torch.eye(len(ids), dtype=torch.int64)[i]) for i in range(len(ids))]
+    sign = 1 if found["correct"] else -1
+    assert found["relevance/leave-one-out"] == pytest.approx([sign * each for each in wanted], abs=1e-3)
 
 
 SCRIPT = """

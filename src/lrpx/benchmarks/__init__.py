@@ -11,6 +11,7 @@ except ImportError as error:
 from lrpx.benchmarks import agreement as _agreement  # noqa: F401 - registers itself
 from lrpx.benchmarks.contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
 from lrpx.benchmarks.ground_truth import GroundTruth, Group, Words
+from lrpx.benchmarks.keeping import Kept, keep
 from lrpx.benchmarks.running import Run
 from lrpx.data.agreement import Dropped
 
@@ -21,10 +22,12 @@ __all__ = [
     "Dropped",
     "GroundTruth",
     "Group",
+    "Kept",
     "Run",
     "Samples",
     "Source",
     "Words",
     "find",
+    "keep",
     "register",
 ]

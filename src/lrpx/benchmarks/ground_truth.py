@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from lrpx.benchmarks.contract import Benchmark, Case
+from lrpx.errors import MethodError
 from lrpx.metrics.ground_truth import METRICS
 
 if TYPE_CHECKING:
@@ -112,7 +113,13 @@ class GroundTruth(Benchmark[S]):
         """What was explained in a row, in words: "logit of “are” − logit of “is”"."""
 
     def columns(self, methods: Sequence[str], metrics: Sequence[Metric]) -> pa.Schema:
-        """See the class."""
+        """See the class.
+
+        Raises:
+            MethodError: a method has the name of the random baseline.
+        """
+        if RANDOM in methods:
+            raise MethodError(f"a method is called {RANDOM!r}, as the baseline is; give it another name")
         found = [*self.facts, *pa.schema(dict(self.prediction) | {"correct": pa.bool_()})]
         for method in methods:
             found.append(pa.field(f"relevance/{method}", pa.list_(pa.float64())))

@@ -85,7 +85,7 @@ def write_reports(benchmark: GroundTruth[Any], store: Store, *, show: Sequence[s
 
 def terminal(found: Summary) -> Group:
     """The table for ``rich``: each metric's mean and 95 % interval, the best bold."""
-    heads = (Column(f"{metric.name} {metric.arrow}", justify="right") for metric in found.metrics)
+    heads = (Column(Text(f"{metric.name} {metric.arrow}"), justify="right") for metric in found.metrics)
     table = Table(Column("method", no_wrap=True), *heads)
     for method in found.methods:
         table.add_row(

@@ -2,14 +2,13 @@
 
 A spec is plain JSON values. From it, and from the files it names, another process on another machine makes exactly the
 same parts (:meth:`Run.from_spec`, :meth:`Run.part`); one that finds another model, method, metric or file refuses.
-:meth:`Run.kept_in` keeps the parts in a folder, one after another, where a run that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections import Counter
+from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,17 +17,16 @@ import pyarrow as pa
 
 from lrpx.batching import batches
 from lrpx.benchmarks.contract import Benchmark, Case, Samples, Source, find
-from lrpx.data.agreement import Dropped
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, ResultFileError
 from lrpx.methods import METHODS, attribute_all
 from lrpx.methods import find as find_method
 from lrpx.model import Spec
 from lrpx.questions import Questions
-from lrpx.runs import Store, digest, read_table, versions, write_table
+from lrpx.runs import digest
 from lrpx.scripts import from_script, is_script
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lrpx.methods import Method
     from lrpx.metrics import Metric
@@ -36,13 +34,6 @@ if TYPE_CHECKING:
 
 PART: Final = 512
 """Samples in a part: a killed run loses at most the part in work."""
-PACKAGES: Final = ("lrpx", "torch", "transformers", "numpy", "pyarrow", "spacy")
-"""The packages whose versions the rows may depend on."""
-DROPPED: Final = pa.schema(
-    {"stage": pa.string(), "id": pa.string(), "line": pa.int32(), "reason": pa.string(), "text": pa.string()}
-)
-NOTES: Final = b"lrpx.notes"
-"""The key of the metadata that says what the samples were read from."""
 
 
 class Run:
@@ -86,7 +77,6 @@ class Run:
             for each, method in zip(given, self.methods, strict=True)
         ]
         self._named = named
-        self._source: Source | None = None
 
     def _check(self) -> None:
         names = [method.name for method in self.methods]
@@ -102,6 +92,7 @@ class Run:
         self.benchmark.check_model(self.model)
         for method in self.methods:
             method.check(self.model)
+        self.benchmark.columns(names, self.metrics)
 
     # ------------------------------------------------------------------------- spec
 
@@ -121,7 +112,7 @@ class Run:
                 "task": self.model.task.title,
                 "dtype": self.model.dtype,
             }
-            | self.benchmark.settings()
+            | self.data
             | {
                 "methods": [method.name for method in self.methods],
                 "described": {method.name: method.describe() for method in self.methods},
@@ -129,6 +120,15 @@ class Run:
                 "part": self.size,
             }
         )
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """What defines what the benchmark reads, a part of the settings.
+
+        Raises:
+            DataError: a file cannot be read.
+        """
+        return self.benchmark.settings()
 
     @property
     def digest(self) -> str:
@@ -194,15 +194,34 @@ class Run:
     # ------------------------------------------------------------------------ parts
 
     @cached_property
-    def samples(self) -> Samples[Any]:
-        """The samples as the model reads them; read now, if they are not in the folder.
+    def source(self) -> Source:
+        """What the benchmark reads from its files. It may be set to what was read before.
 
         Raises:
-            DataError, InputError: a file cannot be read, or no sample is left.
+            DataError, InputError: a file cannot be read, or has other columns than the benchmark says.
         """
-        if self._source is None:
-            self._source = self.benchmark.read()
-        return self.benchmark.samples(self._source, self.model)
+        found = self.benchmark.read()
+        if not found.rows.schema.equals(self.benchmark.source):
+            wanted = ", ".join(self.benchmark.source.names)
+            raise InputError(f"{self.benchmark.name} reads other columns than its source says; make them {wanted}")
+        return found
+
+    @cached_property
+    def samples(self) -> Samples[Any]:
+        """The samples as the model reads them.
+
+        Raises:
+            DataError, InputError: a file cannot be read, no sample is left, or two have one id.
+        """
+        found = self.benchmark.samples(self.source, self.model)
+        ids = Counter(map(self.id_of, found.kept)).most_common(1)
+        if not ids:
+            raise InputError(f"no sample of {self.benchmark.name} is left; pass other data")
+        if ids[0][1] > 1:
+            raise InputError(
+                f"{ids[0][1]} samples of {self.benchmark.name} are called {ids[0][0]!r}; name each its own"
+            )
+        return found
 
     def __len__(self) -> int:
         """How many samples there are."""
@@ -232,7 +251,7 @@ class Run:
         """
         if not 0 <= number < self.parts:
             raise InputError(f"there is no part {number}; the {len(self)} samples have parts 0 to {self.parts - 1}")
-        chosen = self._chosen(number)
+        chosen = self.chosen(number)
         asked = [self._ask(sample) for sample in chosen]
         made: list[dict[str, Any]] = [{}] * len(chosen)
         for group in batches([each.rows[0] for each in asked], self.batch_size if self.model.can_batch else 1):
@@ -243,11 +262,12 @@ class Run:
                 done(1)
         return pa.Table.from_pylist(made, self.columns)
 
-    def _chosen(self, number: int) -> Sequence[Any]:
+    def chosen(self, number: int) -> Sequence[Any]:
+        """The samples of a part."""
         return self.samples.kept[number * self.size : (number + 1) * self.size]
 
     def _ask(self, sample: Any) -> Questions:
-        where = f" (sample {self._id(sample)})"
+        where = f" (sample {self.id_of(sample)})"
         try:
             asked = self.benchmark.ask(sample, self.model)
         except InputError as error:
@@ -256,7 +276,8 @@ class Run:
             raise InputError(f"{self.benchmark.name} asks about {len(asked.rows)} rows at once; ask about one a sample")
         return replace(asked, rows=(replace(asked.rows[0], where=where),))
 
-    def _id(self, sample: Any) -> str:
+    def id_of(self, sample: Any) -> str:
+        """The id of a sample."""
         return str(self.benchmark.facts_of(sample)["id"])
 
     def _explained(self, samples: Sequence[Any], asked: Sequence[Questions]) -> list[Case[Any]]:
@@ -272,7 +293,7 @@ class Run:
                     raise NonFiniteError(f"the relevance of {method} is not finite; use another dtype, such as float32")
         except NonFiniteError as error:
             if len(samples) == 1:
-                raise NonFiniteError(f"sample {self._id(samples[0])}: {error}") from error
+                raise NonFiniteError(f"sample {self.id_of(samples[0])}: {error}") from error
             for sample, each in zip(samples, asked, strict=True):
                 self._explained([sample], [each])
             raise
@@ -288,81 +309,6 @@ class Run:
             cases.append(Case(sample, each, mine, relevance))
         return cases
 
-    # ----------------------------------------------------------------------- folder
-
-    @contextmanager
-    def kept_in(self, folder: Path, command: str = "") -> Iterator[Kept]:
-        """This run in a folder, locked until the block ends.
-
-        Args:
-            folder: where everything is written; made if it is missing.
-            command: how the run was asked for, for the report.
-
-        Raises:
-            ResultFileError: the folder cannot be written, is another run's, or another run is writing in it.
-            DataError, InputError: a file cannot be read, or no sample is left.
-        """
-        with Store.begin(folder, self.benchmark.name, self.settings, versions(PACKAGES)) as store:
-            self._source = _source(store.folder, self.benchmark)
-            dropped = (*self._source.dropped, *self.samples.dropped)
-            stages = ["source"] * len(self._source.dropped) + ["tokenizer"] * len(self.samples.dropped)
-            _keep_dropped(folder, dropped, stages, _of_source(self.benchmark))
-            counts: dict[str, int] = dict(self._source.notes.get("counts", {}))
-            for each in self.samples.dropped:
-                counts[each.reason] = counts.get(each.reason, 0) + 1
-            notes = {
-                "counts": counts,
-                "statistics": dict(self.samples.statistics),
-                "labels": {method.name: method.label or method.name for method in self.methods},
-                "command": command,
-                "batch_size": self.batch_size,
-                "device": self.model.device,
-                "spec": {name: value for name, value in self.spec.items() if name != "settings"},
-            }
-            store.note(**dict(self._source.notes) | notes)
-            yield Kept(self, store)
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A run in its folder.
-
-    Args:
-        run: the run.
-        store: its folder.
-    """
-
-    run: Run
-    store: Store
-
-    @property
-    def numbers(self) -> dict[str, float]:
-        """What the record says of the samples: how many were read, dropped for which reason, and kept; statistics."""
-        return dict(self.store.record["counts"]) | dict(self.store.record["statistics"])
-
-    def explain(self, done: Callable[[int], object] = lambda _: None) -> None:
-        """Make every part that is not there yet.
-
-        Args:
-            done: called with how many more samples are done.
-
-        Raises:
-            ResultFileError: a part cannot be written; those before it are.
-            NonFiniteError, InputError, MethodError: see :meth:`Run.part`.
-        """
-        run, store = self.run, self.store
-        names = [f"{number:05}" for number in range(run.parts)]
-        store.remove_all_but(names)
-        for number, name in enumerate(names):
-            chosen = run._chosen(number)
-            facts = run.benchmark.facts
-            wanted = pa.Table.from_pylist([run.benchmark.facts_of(each) for each in chosen], facts)
-            found = store.part(name, run.columns)
-            if found is not None and found.select(facts.names).equals(wanted):
-                done(len(chosen))
-            else:
-                store.keep(name, run.part(number, done))
-
 
 def _metric(given: str, known: Mapping[str, Metric]) -> Metric:
     """A metric by its name, or the one that a script registers."""
@@ -371,38 +317,3 @@ def _metric(given: str, known: Mapping[str, Metric]) -> Metric:
     if given not in known:
         raise InputError(f"there is no metric {given!r}; the metrics are {', '.join(known)}")
     return known[given]
-
-
-# ------------------------------------------------------------------------- what was read
-
-
-def _of_source(benchmark: Benchmark[Any]) -> str:
-    """The digest of what a benchmark reads."""
-    return digest(f"{benchmark.name} samples", benchmark.settings())
-
-
-def _source(folder: Path, benchmark: Benchmark[Any]) -> Source:
-    """What a benchmark reads: from the folder, if it is there, else from the files, and then it is kept there."""
-    path, of = folder / "samples.parquet", _of_source(benchmark)
-    rows, dropped = read_table(path, benchmark.source, of), read_table(folder / "dropped.parquet", DROPPED, of)
-    if rows is not None and dropped is not None:
-        notes = json.loads(rows.schema.metadata[NOTES])
-        mine = [each for each in dropped.to_pylist() if each.pop("stage") == "source"]
-        return Source(rows, tuple(Dropped(**each) for each in mine), notes)
-    source = benchmark.read()
-    if not source.rows.schema.equals(benchmark.source):
-        raise InputError(
-            f"{benchmark.name} reads other columns than its source says; make them {benchmark.source.names}"
-        )
-    _keep_dropped(folder, source.dropped, ["source"] * len(source.dropped), of)
-    write_table(path, source.rows, of, {NOTES: json.dumps(dict(source.notes))})
-    return source
-
-
-def _keep_dropped(folder: Path, dropped: Sequence[Dropped], stages: Sequence[str], of: str) -> None:
-    """List the samples that are none, each with the stage that dropped it."""
-    rows = [
-        {"stage": stage, "id": each.id, "line": each.line, "reason": each.reason, "text": each.text}
-        for stage, each in zip(stages, dropped, strict=True)
-    ]
-    write_table(folder / "dropped.parquet", pa.Table.from_pylist(rows, DROPPED), of)
