@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from lrpx.engine.compiled import Compiler
-    from lrpx.engine.heads import Part, Write
+    from lrpx.engine.stream import Part, Write
     from lrpx.engine.trace import Trace
     from lrpx.methods.backward import Batch
     from lrpx.recipes import Recipe

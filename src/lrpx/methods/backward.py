@@ -164,7 +164,7 @@ def _attribute(
 ) -> list[Found]:
     paths = tasks.embedding_paths(model, task)
     recipe = methods[0].recipe
-    kept = {"ledger": options.ledger, "recompute": options.recompute}
+    kept: dict[str, Any] = {"ledger": options.ledger, "recompute": options.recompute}
 
     def forward(given: Mapping[str, Any]) -> AbstractContextManager[tuple[Trace, Tensor]]:
         return run_model(propagate(model, recipe, observe, **kept), model, **given)
