@@ -15,6 +15,7 @@ ROOT = Path(lrpx.__file__).parent
 FLOORS = {
     "errors": 0,
     "files": 1,
+    "kinds": 1,
     "ledger": 0,
     "modules": 0,
     "rules": 1,

@@ -17,7 +17,7 @@ from lrpx.engine.handlers import HANDLERS, any_carries, constants
 from lrpx.engine.linear import LINEAR, linear
 from lrpx.engine.trace import Source, Trace
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import rule_name
+from lrpx.kinds import rule_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
