@@ -75,7 +75,8 @@ def rule_name(rule: Callable[..., Any]) -> str:
     ('identity', 'Gamma(gamma=0.25)')
     """
     bare = unwrapped(rule)
-    if type(bare).__repr__ is object.__repr__:  # it has an address in it
+    with_address: Any = object.__repr__
+    if type(bare).__repr__ is with_address:
         return type(bare).__name__
     return getattr(bare, "__name__", None) or repr(bare)
 
