@@ -15,7 +15,7 @@ from lrpx.engine.places import Source
 from lrpx.engine.taps import Call, Tap
 from lrpx.engine.tensors import any_carries, carries, constants
 from lrpx.errors import MethodError, UnknownOperationError
-from lrpx.recipes import rule_name
+from lrpx.kinds import rule_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
