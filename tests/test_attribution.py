@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import pickle
@@ -415,6 +416,15 @@ def test_it_is_frozen_and_compares_by_value():
     assert KEYS != "text"
     with pytest.raises(TypeError, match="unhashable"):
         hash(KEYS)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda a: pickle.loads(pickle.dumps(a))])
+def test_copies_and_pickles_are_equal_and_as_frozen(again):
+    made = attribution(parts=[HEADS], ledger=BALANCED)
+    assert again(made) == made
+    for values in (again(made).relevance, again(made).parts["heads"].values, made.words().relevance):
+        with pytest.raises(ResultError, match=r"cannot be written into; work on a copy.*a\.relevance\.clone\(\)"):
+            values[0] = 5.0
 
 
 def test_a_part_must_fit_the_tokens():

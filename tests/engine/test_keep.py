@@ -40,7 +40,7 @@ RECIPES = {"lrp": LRP, "attnlrp": ATTNLRP, "gradient": GRADIENT, "gamma": ATTNLR
 def answers(trace: Trace) -> list[Tensor]:
     """Relevance and gradient of every source and every observed place."""
     values = [each.value for each in (*trace.sources, *trace.places)]
-    return [found(trace, value) for value in values for found in (Trace._relevance, Trace._gradient)]
+    return [found(trace, value) for value in values for found in (Trace.relevance_of, Trace.gradient_of)]
 
 
 def assert_same_ledger(one: Ledger, other: Ledger) -> None:

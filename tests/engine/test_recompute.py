@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 
 from lrpx.engine import Trace, propagate
+from lrpx.engine.book import Book
 from lrpx.errors import MethodError, TraceError, UnknownOperationError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 from lrpx.rules import Gamma
@@ -56,9 +57,9 @@ def assert_same(one: Trace, other: Trace, tolerance: float = 0.0) -> None:
     assert [source.paths for source in one.sources] == [source.paths for source in other.sources]
     assert [(place.path, place.side) for place in one.places] == [(place.path, place.side) for place in other.places]
     for a, b in zip((*one.sources, *one.places), (*other.sources, *other.places), strict=True):
-        for found in (Trace._gradient, Trace._relevance):
+        for found in (Trace.gradient_of, Trace.relevance_of):
             torch.testing.assert_close(found(one, a.value), found(other, b.value), rtol=tolerance, atol=tolerance)
-    if one.book is not None and other.book is not None:
+    if one.tap(Book) is not None and other.tap(Book) is not None:
         for a, b in zip(one.ledger().entries, other.ledger().entries, strict=True):
             assert (a.kind, a.name) == (b.kind, b.name)
             assert a.value == pytest.approx(b.value, rel=1e-12, abs=1e-12)

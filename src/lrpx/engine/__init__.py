@@ -2,6 +2,7 @@
 
 from lrpx.engine.places import Ran, Source
 from lrpx.engine.running import propagate
+from lrpx.engine.taps import Call, Running, Tap
 from lrpx.engine.trace import Trace
 
-__all__ = ["Ran", "Source", "Trace", "propagate"]
+__all__ = ["Call", "Ran", "Running", "Source", "Tap", "Trace", "propagate"]

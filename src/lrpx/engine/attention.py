@@ -26,7 +26,7 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
-    return mark_gate(run, "softmax", run.apply("softmax", lambda x: func(x, *rest, **settings), x))
+    return mark_gate(run.recipe, "softmax", run.apply("softmax", lambda x: func(x, *rest, **settings), x))
 
 
 def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -67,7 +67,7 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     q, k, v, mask = arguments(args, kwargs, *NAMES[:4])
     rest = {name: value for name, value in kwargs.items() if name not in NAMES[:4]}
     softmax, matmul = run.recipe.softmax, run.recipe.matmul
-    if run.book is not None and softmax is not rules.constant and _has_summands(mask):
+    if run.has_taps_on_constants and softmax is not rules.constant and _has_summands(mask):
         mask = run.added(mask, "attn_mask", q, k)
 
     def op(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine.table import TABLE
-from lrpx.engine.tensors import any_carries, arguments, carries, constants
+from lrpx.engine.taps import Tap
+from lrpx.engine.tensors import any_carries, arguments, carries
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.utils.hooks import RemovableHandle
 
+    from lrpx.engine.operation import Operation
     from lrpx.engine.places import Source
-    from lrpx.engine.run import Run
+    from lrpx.engine.taps import Call, Running
     from lrpx.rules import Rule
 
 CONSERVING = (rules.constant, rules.uniform, rules.signal_take_all)
@@ -45,17 +46,15 @@ PLACES_OF_TOKENS = (
 """How the kind of an embedding shows in its path."""
 
 
-class Book:
+class Book(Tap):
     """Collects the entries of one run.
 
     Args:
         model: whose parameters and buffers give the entries their names.
-        run: the run that writes into it.
     """
 
-    def __init__(self, model: Module, run: Run) -> None:
-        self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
-        self._sources = run.trace.sources
+    def __init__(self, model: Module) -> None:
+        self._run: Running
         self._model = model
         self._names: dict[int, tuple[bool, str]] = {}
         for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
@@ -67,7 +66,10 @@ class Book:
         self._measured: list[tuple[Line, Tensor, Tensor]] = []
         self._count = 0
 
-    @property
+    def begin(self, run: Running) -> None:
+        """The run that it is the book of."""
+        self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
+
     def leaves(self) -> list[Tensor]:
         """Every constant that was added to what depends on the input, as a leaf of the graph."""
         return [leaf for _, leaf in self._leaves]
@@ -75,12 +77,16 @@ class Book:
     def _line(self, kind: str, name: str) -> Line:
         """An entry of this kind and name, at the place that the model has reached."""
         self._count += 1
-        return Line((len(self._sources), self._count), kind, name)
+        return Line((len(self._run.sources), self._count), kind, name)
 
     # -------------------------------------------------------------------------- constants
 
-    def added(self, value: Any, operation: str, dtype: torch.dtype = torch.float64) -> Any:
-        """``value``, when it is a constant, as a leaf whose relevance is an entry; a number gets the dtype."""
+    def added(self, value: Any, operation: str) -> Any:
+        """``value``, when it is a constant, as a leaf whose relevance is an entry."""
+        return self._added(value, operation, torch.float64)
+
+    def _added(self, value: Any, operation: str, dtype: torch.dtype) -> Any:
+        """The same; a number gets the dtype."""
         if type(value) in (list, tuple):
             return type(value)(self.added(each, operation) if isinstance(each, Tensor) else each for each in value)
         if not isinstance(value, (Tensor, int, float)):
@@ -90,19 +96,29 @@ class Book:
         constant = isinstance(value, Parameter) or not value.requires_grad
         return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
 
-    def plain(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation that needs no rule, the constants among its summands as leaves."""
-        if func.__name__ in ("pad", "constant_pad_nd"):
-            return self.watch("constants", rules.unmodified, lambda x: func(x, *args[1:], **kwargs), args[:1])
-        lifted, named = self._operands(func.__name__, args, kwargs)
-        out = func(*constants(lifted), **constants(named))
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """An operation that needs no rule, the constants among its summands as leaves; any other as it is."""
+        out = self._around(call, proceed)
+        self.added_to(out)
+        return out
+
+    def _around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        args, kwargs, row = call.args, call.kwargs, call.operation
+        if not torch.is_grad_enabled():
+            out = proceed(args, kwargs)
+            self.inherit(out, (*args, *kwargs.values()))
+            return out
+        if row is None or row.kind != "plain" or call.name == "__get__":
+            return proceed(args, kwargs)
+        if call.name in ("pad", "constant_pad_nd"):
+            return self._watched("constants", lambda x: proceed((x, *args[1:]), kwargs), args[:1])
+        out = proceed(*self._operands(call.name, row, args, kwargs))
         self.inherit(out, args)
         return out
 
     def _operands(
-        self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, name: str, row: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        row = TABLE[name]
         if not row.has_summands or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
         if name in ("scatter", "scatter_"):
@@ -111,7 +127,7 @@ class Book:
         # a sum takes a number in the widest precision, anything else in the tensor's own
         dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
         lifted: list[Any] = [
-            self.added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
+            self._added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
             for i, value in enumerate(args)
         ]
         if numbers == (1,):  # a sum takes integers and truth values too
@@ -130,7 +146,7 @@ class Book:
                 whole.copy_(self.added(whole.clone(), name))
                 _ = args[0].grad_fn  # a view of it gets its place in the graph when it is asked for
         named = {
-            key: self.added(value, name, dtype)
+            key: self._added(value, name, dtype)
             if not isinstance(value, (int, float)) or (numbers and key in ("other", "value"))
             else value
             for key, value in kwargs.items()
@@ -186,22 +202,29 @@ class Book:
 
     # --------------------------------------------------------------------------- residues
 
-    def watch(self, kind: str, rule: Rule, op: Callable[..., Tensor], inputs: Sequence[Any]) -> Tensor:
+    def rule(
+        self, kind: str, rule: Rule, op: Callable[..., Any], inputs: Sequence[Any], proceed: Callable[..., Any]
+    ) -> Any:
         """``rule(op, *inputs)``, and what enters the operation backwards less what leaves it as an entry."""
         if (
             self._run.replaying
             or any(rule is each for each in CONSERVING)
             or (rule is rules.unmodified and kind in ("linear", "convolution"))
         ):
-            return rule(op, *inputs)
+            return proceed(*inputs)
         if rule is rules.identity:
-            return self._identity(op, inputs[0])
+            return self._identity(proceed, inputs[0])
+        return self._watched(kind, proceed, inputs)
+
+    def _watched(self, kind: str, proceed: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        if self._run.replaying:
+            return proceed(*inputs)
         seen = [x.view_as(x) if carries(x) else x for x in inputs]
-        y = rule(op, *seen)
-        self.residue(kind, y, seen)
+        y = proceed(*seen)
+        self._residue(kind, y, seen)
         return y
 
-    def residue(self, kind: str, y: Tensor, seen: Sequence[Any]) -> None:
+    def _residue(self, kind: str, y: Tensor, seen: Sequence[Any]) -> None:
         """What enters an operation of a kind backwards at ``y``, less what leaves it at its inputs, as an entry.
 
         The inputs must go into this operation only: views of the tensors that others see too.
@@ -217,9 +240,9 @@ class Book:
             for x in carrying:
                 self._measure(line, x, -1, dtype)
 
-    def _identity(self, op: Callable[..., Tensor], x: Tensor) -> Tensor:
+    def _identity(self, proceed: Callable[..., Tensor], x: Tensor) -> Tensor:
         """Under the identity rule an output is a constant where its input is next to zero."""
-        y = rules.identity(op, x)
+        y = proceed(x)
         constant = rules.is_steep(y.detach(), x.detach())
         if bool(constant.any()):
             line = self._line("constants", f"activation at zero in {self._run.where()}")
@@ -238,7 +261,7 @@ class Book:
         return x.register_hook(record)  # type: ignore[no-any-return, no-untyped-call]
 
     @contextmanager
-    def measuring(self, value: Tensor, outputs: Tensor | None) -> Iterator[None]:
+    def backward(self, value: Tensor, outputs: Tensor | None) -> Iterator[None]:
         """One backward pass from ``value``, whose measurements take the place of an earlier one's.
 
         ``outputs``: what it was computed from, if the target itself may keep something (a log-probability's

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``a · b``, element by element."""
-    a, b, _, _ = pair(constants(args), constants(kwargs))
+    a, b, _, _ = pair(args, kwargs)
     if not (carries(a) and carries(b)):
-        return keep_gate(run, func(a, b), a, b)
+        return keep_gate(run.recipe, func(a, b), a, b)
     if a is b:
         return _square(run, func, a)
     if run.recipe.product is rules.signal_take_all:
@@ -47,8 +47,8 @@ def _addcmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(a) and carries(b):
         zero = torch.zeros_like(x)
         apart = product(run, lambda a, b: func(zero, a, b, **settings), (a, b if b is not a else b.view_as(b)), {})
-    elif carries(x) and run.book is not None and not (carries(a) or carries(b)):
-        apart = run.book.added(func(torch.zeros_like(x), a, b, **settings), "addcmul")
+    elif carries(x) and run.has_taps_on_constants and not (carries(a) or carries(b)):
+        apart = run.added(func(torch.zeros_like(x), a, b, **settings), "addcmul", x)
     else:
         return func(x, a, b, **settings)
     return rules.with_gradient_of(func(x.detach(), a.detach(), b.detach(), **settings), x + apart)
@@ -58,7 +58,7 @@ def _lerp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``start + weight · (end − start)``."""
     start, end, weight = arguments(constants(args), constants(kwargs), "input", "end", "weight")
     if not carries(weight):
-        if run.book is not None:
+        if run.has_taps_on_constants:
             start, end = run.added(start, "lerp", end), run.added(end, "lerp", start)
         return func(start, end, weight)
     start = run.added(start, "lerp", weight)
@@ -72,7 +72,7 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, dim)
     signal, inner = x.chunk(2, dim)
-    gate = mark_gate(run, "sigmoid", run.apply("activation", torch.sigmoid, inner))
+    gate = mark_gate(run.recipe, "sigmoid", run.apply("activation", torch.sigmoid, inner))
     return rules.with_gradient_of(func(x, dim), product(run, torch.mul, (gate, signal), {}))
 
 
@@ -90,7 +90,7 @@ def _activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         rest = tuple(value for value in rest if value is not True)
         return write(x, _activation(run, func, (x.clone(), *rest), settings))
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
-    return mark_gate(run, func.__name__, run.apply("activation", op, x))
+    return mark_gate(run.recipe, func.__name__, run.apply("activation", op, x))
 
 
 def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -99,14 +99,14 @@ def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if run.recipe.activation is rules.identity or run.recipe.activation is rules.unmodified:
         run.under("activation")
         out = func(*args, **kwargs)
-        return mark_gate(run, "relu", out) if carries(out) else out
+        return mark_gate(run.recipe, "relu", out) if carries(out) else out
     x, rest, settings = first(args, kwargs)
     if not carries(x):
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(x, _homogeneous(run, func, (x.clone(), *rest), settings))
-    return mark_gate(run, "relu", run.apply("activation", lambda x: func(x, *rest, **settings), x))
+    return mark_gate(run.recipe, "relu", run.apply("activation", lambda x: func(x, *rest, **settings), x))
 
 
 def _step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         return func(x, x) if func.__name__ != "square" else func(x)
     if run.recipe.activation is rules.identity:
         run.under("activation")
-        return mark_gate(run, "square", x.detach() * x)
+        return mark_gate(run.recipe, "square", x.detach() * x)
     return run.apply("activation", torch.square, x)
 
 
@@ -139,7 +139,7 @@ def _reflected_power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, exponent, _, _ = pair(constants(args), constants(kwargs), names=("exponent",))
+    x, exponent, _, _ = pair(args, kwargs, names=("exponent",))
     if carries(exponent):
         if carries(x) and run.recipe.activation is not rules.unmodified:  # a function of the exponent
             x = x.detach()

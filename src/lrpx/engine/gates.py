@@ -15,15 +15,15 @@ from lrpx import rules
 from lrpx.engine.tensors import any_carries, carries
 
 if TYPE_CHECKING:
-    from lrpx.engine.run import Run
+    from lrpx.recipes import Recipe
 
 GATE = "_lrpx_gate"
 SURE_GATES = ("sigmoid", "softmax", "expit", "erf")
 
 
-def mark_gate(run: Run, name: str, value: Tensor) -> Tensor:
+def mark_gate(recipe: Recipe, name: str, value: Tensor) -> Tensor:
     """Mark the output of the activation called ``name`` as a possible gate."""
-    if run.recipe.product is rules.signal_take_all:
+    if recipe.product is rules.signal_take_all:
         setattr(value, GATE, 2 if any(kind in name for kind in SURE_GATES) else 1)
     return value
 
@@ -33,9 +33,9 @@ def gate_strength(value: Tensor) -> int:
     return int(vars(value).get(GATE, 0))
 
 
-def keep_gate(run: Run, out: Any, *inputs: Any) -> Any:
+def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection, or by a sum or product with constants: a sure gate stays one."""
-    if run.recipe.product is rules.signal_take_all:
+    if recipe.product is rules.signal_take_all:
         carrying = [x for x in inputs if any_carries(x)]
         if len(carrying) == 1 and gate_strength(carrying[0]) == 2:
             for value in out if isinstance(out, (tuple, list)) else (out,):
@@ -46,9 +46,9 @@ def keep_gate(run: Run, out: Any, *inputs: Any) -> Any:
     return out
 
 
-def move_gate(run: Run, out: Any, x: Any) -> Any:
+def move_gate(recipe: Recipe, out: Any, x: Any) -> Any:
     """``out``, which is ``x`` cast or in another shape: a gate stays a gate."""
-    if run.recipe.product is rules.signal_take_all and isinstance(x, Tensor):
+    if recipe.product is rules.signal_take_all and isinstance(x, Tensor):
         strength = vars(x).get(GATE)
         if strength is not None:
             setattr(out, GATE, strength)

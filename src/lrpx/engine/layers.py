@@ -132,8 +132,8 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if run.recipe.linear is rules.unmodified:
             return run.apply("linear", lambda x, weight, _: op(x, weight, bias), x, weight, None)
         apart = run.apply("linear", op, x, weight, None)
-    elif run.book is not None and carries(bias):
-        apart = run.book.added(product(a, b), func.__name__)
+    elif run.has_taps_on_constants and carries(bias):
+        apart = run.added(product(a, b), func.__name__, bias)
     else:
         return func(bias, a, b, **settings)
     value = func(bias.detach(), a.detach(), b.detach(), **settings)
@@ -144,7 +144,7 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    a, b, rest, settings = pair(constants(args), constants(kwargs))
+    a, b, rest, settings = pair(args, kwargs)
     return _product_of_two(run, lambda a, b: func(a, b, *rest, **settings), a, b)
 
 
@@ -251,7 +251,7 @@ def _shared(run: Run, name: str, op: Callable[..., Any], factors: Sequence[Tenso
 
 def _solve_triangular(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Forward substitution; a gated delta rule spells its recurrence so."""
-    a, b, _, settings = pair(constants(args), constants(kwargs), names=("B",))
+    a, b, _, settings = pair(args, kwargs, names=("B",))
     op = partial(func, **settings)
     if not carries(a):
         if not (carries(b) and run.is_weight(a)):

@@ -12,9 +12,11 @@ from torch.overrides import TorchFunctionMode
 from lrpx import rules
 from lrpx.engine.gates import keep_gate, move_gate
 from lrpx.engine.table import TABLE
+from lrpx.engine.taps import Call
 from lrpx.engine.tensors import any_carries, constants
 
 if TYPE_CHECKING:
+    from lrpx.engine.operation import Operation
     from lrpx.engine.run import Run
 
 TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
@@ -36,36 +38,40 @@ class RuleMode(TorchFunctionMode):
         if not run.active:
             return func(*args, **kwargs)
         name = func.__name__
-        if not torch.is_grad_enabled():
-            out = func(*args, **kwargs)
-            if run.book is not None:
-                run.book.inherit(out, (*args, *kwargs.values()))
-        elif run.heads is None:
-            out = self._ruled(name, func, types, args, kwargs)
+        row = TABLE.get(name)
+        if run.is_tapped:
+            call = Call(name, row, args, kwargs)
+            out = run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs))
         else:
-            out = run.heads.around(name, args, kwargs, lambda args: self._ruled(name, func, types, args, kwargs))
-        if run.book is not None:
-            run.book.added_to(out)
+            out = self._ruled(name, row, func, types, args, kwargs)
+        if run.asks_for_gates and row is not None and row.gate is not None:
+            out = move_gate(run.recipe, out, args[0]) if row.gate == "moves" else keep_gate(run.recipe, out, *args[:3])
         if run.asks_for_weights:
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out
 
-    def _ruled(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ruled(
+        self,
+        name: str,
+        row: Operation | None,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        if not torch.is_grad_enabled():
+            return func(*args, **kwargs)
         if name == "__get__":
             if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
                 return func(args[0].detach())
             return func(*args)
-        run, row = self.run, TABLE.get(name)
+        run = self.run
         if row is None:
             return self._unlisted(name, func, types, args, kwargs)
         if run.trace.ran is None:
-            out = row.handler(run, func, args, kwargs)
-        else:
-            run.call_it(row.kind if row.kind == "source" else "plain")
-            out = run.counted(name, row.handler(run, func, args, kwargs))
-        if run.asks_for_gates and row.gate is not None:
-            return move_gate(run, out, args[0]) if row.gate == "moves" else keep_gate(run, out, *args[:3])
-        return out
+            return row.handler(run, func, args, kwargs)
+        run.call_it(row.kind if row.kind == "source" else "plain")
+        return run.counted(name, row.handler(run, func, args, kwargs))
 
     def _unlisted(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(func, FunctionType):

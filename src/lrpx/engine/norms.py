@@ -130,7 +130,7 @@ def _batch_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     channels = (1, -1, *(1,) * (x.ndim - 2))
     shift = -named["running_mean"] * scale if named["bias"] is None else named["bias"] - named["running_mean"] * scale
     linear = (x * scale.view(channels)).to(value.dtype)
-    if run.book is not None:
+    if run.has_taps_on_constants:
         linear = linear + run.added(shift, "batch_norm", x).view(channels)
     return rules.with_gradient_of(value, linear)
 
@@ -178,7 +178,7 @@ def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A denominator is a normaliser, like the standard deviation of a norm."""
-    a, b, _, settings = pair(constants(args), constants(kwargs))
+    a, b, _, settings = pair(args, kwargs)
     if carries(b):
         norm = run.recipe.norm
         if norm is not rules.constant:
@@ -186,7 +186,7 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
         run.under("norm")
         b = b.detach()
-    return keep_gate(run, func(a, b, **settings), a, b)
+    return keep_gate(run.recipe, func(a, b, **settings), a, b)
 
 
 def _quotient(norm: Rule, op: Callable[..., Any], a: Any, b: Tensor) -> Any:

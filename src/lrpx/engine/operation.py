@@ -14,9 +14,7 @@ from lrpx.engine.tensors import any_carries, constants
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from lrpx.engine.run import Run
-
-    Handler = Callable[[Run, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+    Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 Gate = Literal["moves", "stays"]
 
@@ -75,7 +73,7 @@ def in_place(name: str) -> Iterator[tuple[str, Any]]:
 def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
     """A handler for a variant in place of the function ``out_of_place``."""
 
-    def handle(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    def handle(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if not any_carries((*args, *kwargs.values())):
             return func(*constants(args), **constants(kwargs))
         # computed from a copy, which the change in place leaves for the backward pass

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The operation as it is, on constants that are detached."""
-    if run.book is not None:
-        return run.book.plain(func, args, kwargs)
     if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
         return func(*args)
     return func(*constants(args), **constants(kwargs))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.nn import Module
 
 from lrpx import rules
 from lrpx.engine.places import Source
+from lrpx.engine.taps import Call, Tap
 from lrpx.engine.tensors import any_carries, carries, constants
 from lrpx.errors import MethodError, UnknownOperationError
 from lrpx.recipes import rule_name
@@ -18,8 +20,6 @@ from lrpx.recipes import rule_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from lrpx.engine.book import Book
-    from lrpx.engine.heads import Heads
     from lrpx.engine.trace import Trace
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
@@ -33,6 +33,7 @@ class Run:
         trace: where sources are recorded.
         embeddings: the embeddings, with their paths.
         paths: for each module (by ``id``), its path; to name the culprit in errors.
+        taps: what listens to the run, or writes into it.
 
     Attributes:
         recipe: the recipe that holds now.
@@ -41,6 +42,9 @@ class Run:
         in_last_layer: whether the last layer is running.
         asks_for_gates: whether some rule must know which factor of a product is the gate.
         asks_for_weights: whether some rule must know which constants are weights.
+        is_tapped: whether a tap wants to be called around torch functions.
+        has_taps_on_rules: whether a tap wants to be called where rules are applied.
+        has_taps_on_constants: whether a tap wants to know the constants that are added.
     """
 
     def __init__(
@@ -49,11 +53,10 @@ class Run:
         trace: Trace,
         embeddings: Sequence[tuple[str, Module]],
         paths: Callable[[], Mapping[int, str]],
+        taps: Sequence[Tap] = (),
     ) -> None:
         self.recipe = recipe
         self.trace = trace
-        self.book: Book | None = None
-        self.heads: Heads | None = None
         self.active = False
         self.replaying = False
         self.in_last_layer = False
@@ -65,6 +68,14 @@ class Run:
         self._paths = paths
         self._rule = ""
         self._marked: list[Tensor] = []
+        self.taps = taps
+        self._on_calls, self._on_rules, self._on_constants = (
+            [tap for tap in taps if getattr(type(tap), part) is not getattr(Tap, part)]
+            for part in ("around", "rule", "added")
+        )
+        self.is_tapped = bool(self._on_calls)
+        self.has_taps_on_rules = bool(self._on_rules)
+        self.has_taps_on_constants = bool(self._on_constants)
 
     # ------------------------------------------------------------------------------ state
 
@@ -153,9 +164,18 @@ class Run:
         if self.trace.ran is not None:
             self._rule = called or rule_name(chosen)
         rule = chosen if rule is None else rule
-        if self.book is None or conserves:
+        if conserves or not self._on_rules:
             return rule(op, *inputs)
-        return self.book.watch(kind, rule, op, inputs)
+        proceed: Callable[..., Any] = partial(rule, op)
+        for tap in reversed(self._on_rules):
+            proceed = _around_rule(tap, kind, rule, op, proceed)
+        return proceed(*inputs)
+
+    def tapped(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """The result of a call, ``proceed(args, kwargs)``, with the taps around it."""
+        for tap in reversed(self._on_calls):
+            proceed = _around_call(tap, call, proceed)
+        return proceed(call.args, call.kwargs)
 
     def under(self, kind: str) -> None:
         """Note for the report that the call runs under the rule for a kind of operation, as it is."""
@@ -174,8 +194,10 @@ class Run:
 
     def added(self, constant: Any, operation: str, *beside: Any) -> Any:
         """A constant that is added to what ``beside`` gives: with a ledger open, one of its entries."""
-        if self.book is not None and any(map(carries, beside)):
-            return self.book.added(constant, operation)
+        if self._on_constants and any(map(carries, beside)):
+            for tap in self._on_constants:
+                constant = tap.added(constant, operation)
+            return constant
         return constants(constant)
 
     def refuse(self, name: str) -> None:
@@ -229,6 +251,11 @@ class Run:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)
 
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Where relevance ends, as far as the model has come."""
+        return self.trace.sources
+
     def source(self, weight: Tensor, ids: Tensor, out: Tensor) -> Tensor:
         """Make the output of an embedding a leaf of the graph, and record it."""
         leaf = out.detach().requires_grad_()
@@ -248,6 +275,16 @@ class Run:
                 return paths[id(owner)] or type(owner).__name__
             frame = frame.f_back  # type: ignore[assignment]
         return "the model"
+
+
+def _around_call(tap: Tap, call: Call, proceed: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda args, kwargs: tap.around(Call(call.name, call.operation, args, kwargs), proceed)
+
+
+def _around_rule(
+    tap: Tap, kind: str, rule: Rule, op: Callable[..., Any], proceed: Callable[..., Any]
+) -> Callable[..., Any]:
+    return lambda *inputs: tap.rule(kind, rule, op, inputs, proceed)
 
 
 FROM_INPUT = "_lrpx_from_input"

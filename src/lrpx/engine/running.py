@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,8 @@ from lrpx.engine.book import Book
 from lrpx.engine.gates import mark_gate
 from lrpx.engine.heads import Heads
 from lrpx.engine.mode import RuleMode
-from lrpx.engine.places import Place, Source
+from lrpx.engine.observer import Observer, first_tensor
+from lrpx.engine.places import Source
 from lrpx.engine.recompute import Layer
 from lrpx.engine.run import Run
 from lrpx.engine.trace import Trace
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from torch.autograd.graph import saved_tensors_hooks
     from torch.utils.hooks import RemovableHandle
 
+    from lrpx.engine.taps import Tap
     from lrpx.recipes import Recipe
 
 SPELLED_OUT_ACTIVATIONS = frozenset({"BloomGelu"})
@@ -54,6 +57,7 @@ def propagate(
     ledger: bool = False,
     recompute: bool = False,
     heads: bool = False,
+    taps: Sequence[Tap] = (),
 ) -> Iterator[Trace]:
     """Run ``model`` under ``recipe`` inside the block, in this thread.
 
@@ -71,6 +75,7 @@ def propagate(
             in the backward pass: a second forward pass, for the memory of one layer.
         heads: follow the attention heads into the residual stream (``trace.heads``), under a recipe that cuts the
             branches of every layer off, ``recipes.ALTI_LOGIT``.
+        taps: what else shall listen to the run, or write into it (:class:`~lrpx.engine.Tap`).
 
     Yields:
         The trace: call ``trace.explain(value)`` on the scalar to explain, then ``trace.relevance(path)``.
@@ -106,15 +111,19 @@ def propagate(
         raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
     trace = Trace(recipe)
     embeddings = [(path, module) for path, module in modules.items() if _is_embedding(type(module))]
-    run = Run(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()})
-    if ledger:
-        run.book = trace.book = Book(model, run)
-    if heads:
-        run.heads = trace.heads = Heads(run)
+    trace.taps = [
+        *([Heads()] if heads else []),
+        *([Book(model)] if ledger else []),
+        *([Observer(observe, trace.places)] if observe else []),
+        *taps,
+    ]
+    run = Run(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()}, trace.taps)
+    for tap in trace.taps:
+        tap.begin(run)
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
     # the model's own checkpoints are inside the hooks; and without rules, a layer's gradients are left to torch
     last = next(layers(reversed(modules)), None) if recipe.has_rules() and not replayed else None
-    seams = _Seams(run, model, modules, recipe, observe, recomputed, last)
+    seams = _Seams(run, model, modules, recipe, recomputed, last)
     if replayed:
         overrides.refuse_lost(recipe, replayed)
         trace.during_backward = lambda: seams.again(recipe)  # the model's own checkpoints compute their layers again
@@ -165,7 +174,6 @@ class _Seams:
         model: Module,
         modules: dict[str, Module],
         recipe: Recipe,
-        observe: Sequence[str],
         recomputed: Sequence[str],
         last: str | None,
     ) -> None:
@@ -174,7 +182,6 @@ class _Seams:
         self.model = model
         self.modules = modules
         self.recipe = recipe
-        self.observe = observe
         self.recomputed = recomputed
         self.last = last
         self.thread: int | None = None
@@ -214,11 +221,12 @@ class _Seams:
             yield
 
     def _register(self) -> None:
-        model, modules, recipe, observe = self.model, self.modules, self.recipe, self.observe
+        model, modules, recipe = self.model, self.modules, self.recipe
+        listening = [tap for tap in self.run.taps if tap.patterns]
         self._add(model, *self._root(model))
         if self.last is not None:
             self._add(modules[self.last], *self._last_layer())
-        if not (observe or recipe.overrides or self.recomputed):  # the usual case, at little cost
+        if not (listening or recipe.overrides or self.recomputed):  # the usual case, at little cost
             for module in {module for module in modules.values() if is_spelled_out_activation(module)}:
                 self._add(module, *self._activation())
             return
@@ -231,15 +239,18 @@ class _Seams:
             begins = [path for path in paths if any(overrides.begins(override, path) for override in recipe.overrides)]
             if begins:
                 self._add(module, *self._override(overrides.recipe_in(recipe, begins[0])))
-            observers = [
-                self._observer(path) for path in paths if path and any(fnmatchcase(path, name) for name in observe)
+            hooks = [
+                self._listener(tap, path)
+                for tap in listening
+                for path in paths
+                if path and any(fnmatchcase(path, pattern) for pattern in tap.patterns)
             ]
-            # an observer sees what enters the module before it is run as one function, and what leaves it after
-            for before, _ in observers:
+            # a tap sees what enters the module before it is run as one function, and what leaves it after
+            for before, _ in hooks:
                 self._add(module, before=before)
             if is_spelled_out_activation(module):
                 self._add(module, *self._activation())
-            for _, after in observers:
+            for _, after in hooks:
                 self._add(module, after=after)
 
     def _add(
@@ -307,11 +318,11 @@ class _Seams:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             waiting.clear()
             plain = run.recipe.activation is rules.unmodified
-            if not run.active or (plain and run.book is None) or kwargs or len(args) != 1:
+            if not run.active or (plain and not run.has_taps_on_rules) or kwargs or len(args) != 1:
                 return None
             run.pause()
-            waiting.append(args[0].view_as(args[0]) if plain else args[0])
-            return (waiting[0] if plain else args[0].detach(),), kwargs
+            waiting.append(args[0])
+            return (args[0].detach(),), kwargs
 
         def after(module: Module, _: Any, __: Any, output: Any) -> Any:
             if not waiting:
@@ -319,9 +330,6 @@ class _Seams:
             run.resume()
             x = waiting.pop()
             if output is None or not x.requires_grad:
-                return output
-            if run.recipe.activation is rules.unmodified and run.book is not None:
-                run.book.residue("activation", output, [x])
                 return output
 
             def op(x: Tensor) -> Any:
@@ -331,35 +339,39 @@ class _Seams:
                     return module.forward(x)
 
             op.__name__ = type(module).__name__
-            if run.book is None:  # what the rule itself computes matters to the ledger alone
+            if run.has_taps_on_constants:  # what the rule itself computes matters to the ledger alone
+                y = run.apply("activation", op, x)
+            else:
                 with run.paused():
                     y = run.apply("activation", op, x)
-            else:
-                y = run.apply("activation", op, x)
-            return mark_gate(run, "activation", run.counted(op.__name__, y))
+            return mark_gate(run.recipe, "activation", run.counted(op.__name__, y))
 
         return before, after
 
-    def _observer(self, path: str) -> tuple[Callable[..., Any], ...]:
-        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self._place(path, "input", (*args, *kwargs.values()))
+    def _listener(self, tap: Tap, path: str) -> tuple[Callable[..., Any], ...]:
+        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            value = first_tensor((*args, *kwargs.values()))
+            other = None if value is None else tap.module(path, "input", value)
+            return None if other is None else (_with(args, value, other), _with(kwargs, value, other))
 
-        def after(_: Module, __: Any, ___: Any, output: Any) -> None:
-            self._place(path, "output", output)
+        def after(_: Module, __: Any, ___: Any, output: Any) -> Any:
+            value = first_tensor(output)
+            other = None if value is None else tap.module(path, "output", value)
+            return None if other is None else _with(output, value, other)
 
         return before, after
 
-    def _place(self, path: str, side: Any, values: Any) -> None:
-        tensor = _first_tensor(values)
-        if tensor is not None and not self.run.replaying:
-            self.run.trace.places.append(Place(path, side, tensor, tensor._version))
 
-
-def _first_tensor(values: Any) -> Tensor | None:
-    if isinstance(values, Tensor):
-        return values if values.is_floating_point() else None
+def _with(values: Any, one: Tensor | None, other: Tensor) -> Any:
+    """The same values with another tensor in the place of one."""
+    if values is one:
+        return other
+    if type(values) in (tuple, list):
+        return type(values)(_with(each, one, other) for each in values)
     if isinstance(values, dict):
-        values = tuple(values.values())
-    if isinstance(values, (tuple, list)):
-        return next((v for v in values if isinstance(v, Tensor) and v.is_floating_point()), None)
-    return None
+        changed = copy(values)
+        for key, each in values.items():
+            if each is one:
+                changed[key] = other
+        return changed
+    return values

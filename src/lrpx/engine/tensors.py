@@ -22,6 +22,8 @@ def constants(value: Any) -> Any:
     if kind is tuple or kind is list:
         return value if PLAIN.issuperset(map(type, value)) else kind(map(constants, value))
     if kind is dict:
+        if not value:
+            return value
         return {key: constants(item) for key, item in value.items()}
     if isinstance(value, Parameter):
         return value.detach()
@@ -60,8 +62,10 @@ SECOND = ("other", "mat2", "vec", "vec2", "tensor")
 
 
 def pair(args: tuple[Any, ...], kwargs: dict[str, Any], *, names: tuple[str, ...] = SECOND) -> tuple[Any, ...]:
-    """``(a, b, the other arguments by place, those by name)`` of a function of two tensors."""
-    a, rest, kwargs = first(args, kwargs)
+    """``(a, b, the other arguments by place, those by name)`` of a function of two tensors; parameters detached."""
+    if len(args) == 2 and not kwargs:  # nearly always
+        return constants(args[0]), constants(args[1]), (), kwargs
+    a, rest, kwargs = first(constants(args), constants(kwargs))
     if rest:
         return a, rest[0], rest[1:], kwargs
     name = next(name for name in names if name in kwargs)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from lrpx import rules
+from lrpx.engine.book import Book
+from lrpx.engine.heads import Heads
 from lrpx.engine.places import Ran, Source
+from lrpx.engine.taps import Tap
 from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from lrpx.engine.book import Book
-    from lrpx.engine.heads import Heads, Write
     from lrpx.engine.places import Place, Side
+    from lrpx.engine.stream import Write
     from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe
+
+
+T = TypeVar("T", bound=Tap)
 
 
 class Trace:
@@ -41,8 +46,7 @@ class Trace:
         self._recipe = recipe
         self.sources: list[Source] = []
         self.places: list[Place] = []
-        self.book: Book | None = None
-        self.heads: Heads | None = None
+        self.taps: Sequence[Tap] = ()
         self.ran: Counter[tuple[str, str, str]] | None = None
         if recipe.has_rules() and not recipe.strict:
             self.ran = Counter()
@@ -64,6 +68,15 @@ class Trace:
                 "propagate(model, dataclasses.replace(recipe, strict=False))"
             )
         return tuple(Ran(*key, count) for key, count in self.ran.items())
+
+    def tap(self, kind: type[T]) -> T | None:
+        """The first tap of a kind that listens to the run."""
+        return next((tap for tap in self.taps if isinstance(tap, kind)), None)
+
+    @property
+    def heads(self) -> Heads | None:
+        """The attention heads, if the run follows them."""
+        return self.tap(Heads)
 
     def explain(self, value: Tensor, outputs: Tensor | None = None, keep: bool = False) -> Tensor:
         """Propagate back from ``value`` in one backward pass, with seed 1.
@@ -89,7 +102,9 @@ class Trace:
         if value.ndim > 1:
             raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
         tensors = self._explainable(value)
-        with nullcontext() if self.book is None else self.book.measuring(value, outputs):
+        with ExitStack() as stack:
+            for tap in self.taps:
+                stack.enter_context(tap.backward(value, outputs))
             gradients = self.gradients(value.sum(), tensors, keep=keep)
         self._spent = not keep
         self._hold(value.detach(), tensors, gradients)
@@ -107,8 +122,8 @@ class Trace:
                 one pass at a time.
             RuntimeError: an operation cannot be batched by ``torch.vmap``.
         """
-        if self.book is not None:
-            raise TraceError("a ledger measures one pass at a time; call explain() for each value")
+        if any(type(tap).backward is not Tap.backward for tap in self.taps):
+            raise TraceError("a ledger, or another tap, measures one pass at a time; call explain() for each value")
         tensors = self._explainable(values)
         seeds = torch.eye(len(values), dtype=values.dtype, device=values.device)
         gradients = self.gradients(values, tensors, seeds, keep=True, batched=True)
@@ -127,18 +142,15 @@ class Trace:
                 "this run was explained already, and its graph is gone; pass keep=True to every explain() but the "
                 "last, or run the model again in a new block"
             )
-        if self.heads is not None:
-            self.heads.check()
+        for tap in self.taps:
+            tap.check()
         if not value.requires_grad:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
         self._gradients = self._explained = None
-        tensors = [source.value for source in self.sources] + [place.value for place in self.places]
-        if self.book is not None:
-            tensors += self.book.leaves
-        if self.heads is not None:
-            tensors += [write.leaf for write in self.heads.writes]
-            tensors += [] if self.heads.beginning is None else [self.heads.beginning]
+        tensors = [source.value for source in self.sources]
+        for tap in self.taps:
+            tensors += tap.leaves()
         return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
 
     def _hold(self, value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
@@ -199,11 +211,11 @@ class Trace:
         Raises:
             TraceError: there is no such place, or it was called several times and ``call`` is None.
         """
-        return self._relevance(self._find(path, of, call))
+        return self.relevance_of(self._find(path, of, call))
 
     def gradient(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
         """``∂x`` at a place, under the recipe; see :meth:`relevance`."""
-        return self._gradient(self._find(path, of, call))
+        return self.gradient_of(self._find(path, of, call))
 
     def ledger(self, tokens: Collection[str] = ()) -> Ledger:
         """Where every unit of the explained value went; in a batch, of the sum of its values.
@@ -215,38 +227,42 @@ class Trace:
         Raises:
             TraceError: nothing was explained yet, or the run was not asked for a ledger.
         """
-        if self.book is None:
+        book = self.tap(Book)
+        if book is None:
             raise TraceError("no ledger was kept; ask for one with propagate(model, recipe, ledger=True)")
         if self._gradients is None or self._explained is None:
             raise TraceError("nothing was explained yet; call trace.explain(value) first")
         sources = [(source, self.source_relevance(source)) for source in self.sources]
-        return self.book.close(float(self._explained.double().sum()), sources, self._gradients, tokens)
+        return book.close(float(self._explained.double().sum()), sources, self._gradients, tokens)
 
     def source_relevance(self, source: Source) -> Tensor:
         """``x ⊙ ∂x`` of one of :attr:`sources`."""
-        return self._relevance(source.value)
+        return self.relevance_of(source.value)
 
     def source_gradient(self, source: Source) -> Tensor:
         """``∂x`` of one of :attr:`sources`."""
-        return self._gradient(source.value)
+        return self.gradient_of(source.value)
 
     def gradient_at(self, write: Write) -> Tensor:
         """``∂x`` of what a layer adds to the residual stream, ``[B, T, d]``."""
-        return self._gradient(write.leaf).reshape(write.stream.shape)
+        return self.gradient_of(write.leaf).reshape(write.stream.shape)
 
     def relevance_of_beginning(self) -> Tensor:
         """``x ⊙ ∂x`` of the residual stream before any layer has added to it, ``[B, T, d]``."""
-        assert self.heads is not None
-        assert self.heads.beginning is not None
-        stream = self.heads.writes[0].stream
-        gradient = self._gradient(self.heads.beginning).reshape(stream.shape)
+        heads = self.heads
+        assert heads is not None
+        assert heads.beginning is not None
+        stream = heads.writes[0].stream
+        gradient = self.gradient_of(heads.beginning).reshape(stream.shape)
         return stream.to(gradient.dtype) * gradient
 
-    def _relevance(self, value: Tensor) -> Tensor:
-        gradient = self._gradient(value)
+    def relevance_of(self, value: Tensor) -> Tensor:
+        """``x ⊙ ∂x`` of a leaf that a tap has named."""
+        gradient = self.gradient_of(value)
         return value.detach().to(gradient.dtype) * gradient
 
-    def _gradient(self, value: Tensor) -> Tensor:
+    def gradient_of(self, value: Tensor) -> Tensor:
+        """``∂x`` of a leaf that a tap has named, in float32 at least; 0 where nothing arrives."""
         if self._gradients is None:
             raise TraceError("nothing was explained yet; call trace.explain(value) first")
         gradient = self._gradients.get(id(value))

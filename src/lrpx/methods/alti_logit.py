@@ -19,7 +19,7 @@ from lrpx.tasks import Task
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator, Sequence
 
-    from lrpx.engine.heads import Part, Write
+    from lrpx.engine.stream import Part, Write
     from lrpx.engine.trace import Trace
     from lrpx.model import BoundModel
     from lrpx.passes import Pass
