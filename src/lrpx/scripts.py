@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PREFIX = "lrpx_script_"
+"""How the modules of scripts are called."""
+
 
 def is_script(given: str) -> bool:
     """Whether a script is meant, with a name in it or without.
@@ -50,8 +53,16 @@ def from_script(given: str, registry: Mapping[str, T], kind: str, error: type[LR
     return mine[chosen[0]]
 
 
+def script_of(kind: type) -> str | None:
+    """The script that a class was defined in, if :func:`from_script` ran it."""
+    if not kind.__module__.startswith(PREFIX):
+        return None
+    found: str | None = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return found
+
+
 def _run(path: Path, error: type[LRPxError]) -> None:
-    name = f"lrpx_script_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
+    name = f"{PREFIX}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import lrpx
-from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks import BENCHMARKS, Run, find, keep
 from lrpx.benchmarks.agreement import Agreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError
 from lrpx.methods import AltiLogit
+from lrpx.metrics.ground_truth import METRICS
 from lrpx.model import Spec
+from lrpx.runs import read_table
 
 SENTENCES = Path(__file__).parent / "data" / "sentences.conllu"
 METHODS = ["attnlrp", "alti-logit"]
@@ -23,7 +25,7 @@ WORKER = """
 import json, sys
 from pathlib import Path
 import torch
-from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks import Run
 from lrpx.runs import write_table
 torch.set_num_threads(1)
 spec, folder, *numbers = sys.argv[1:]
@@ -58,6 +60,37 @@ def test_two_other_processes_make_the_same_bytes_in_another_order(run, tmp_path)
         assert (tmp_path / f"{number}.parquet").read_bytes() == path.read_bytes(), number
     assert sum(map(len, whole.values())) == len(run) == 12
     assert len({tuple(each["id"].to_pylist()) for each in whole.values()}) == 4
+
+
+SCRIPT = """
+from dataclasses import dataclass
+from lrpx.benchmarks import register
+from lrpx.benchmarks.agreement import Agreement
+from lrpx.metrics.ground_truth import metric
+
+@register
+@dataclass(frozen=True)
+class Mine(Agreement):
+    name = "mine"
+
+@metric("First", "whether the first token is positive.")
+def first(relevance, truth):
+    return float(relevance[0] > 0)
+"""
+
+
+def test_what_a_script_brings_is_found_by_another_process(tmp_path, monkeypatch):
+    for registry in (BENCHMARKS, METRICS):
+        monkeypatch.setattr(registry, "_found", dict(registry))
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT)
+    own = Run(find(str(script))([SENTENCES], limit=2), Spec().build(), ["lrp"], [str(script)])
+    assert own.columns.names[-1] == "First/random"
+    (tmp_path / "spec.json").write_text(json.dumps(own.spec))
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "spec.json"), str(tmp_path), "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert read_table(tmp_path / "0.parquet", own.columns, own.digest).equals(own.part(0))
 
 
 def test_a_part_is_the_same_again_and_in_any_order(run):

@@ -291,6 +291,7 @@ def test_the_command_shows_the_table_and_names_the_files(run, tmp_path):
     assert "tokens, mean: " in text
     assert "AttnLRP" in text
     assert "ALTI" not in text
+    assert all(f"{metric} ↑" in text for metric in METRICS)
     for name in ("table.md", "report.html", "table.tex", "heatmaps.tex"):
         assert str(out / name) in text.replace("\n", "")
         assert (out / name).stat().st_size

@@ -23,7 +23,7 @@ from lrpx.methods import find as find_method
 from lrpx.model import Spec
 from lrpx.questions import Questions
 from lrpx.runs import digest
-from lrpx.scripts import from_script, is_script
+from lrpx.scripts import from_script, is_script, script_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -142,9 +142,10 @@ class Run:
         What is not in it must be there too: files at their paths, scripts, and a model of your own, if it was loaded by
         no name.
         """
+        script = script_of(type(self.benchmark))
         options = {each.name: getattr(self.benchmark, each.name) for each in fields(self.benchmark)}  # type: ignore[arg-type]
         return {
-            "benchmark": self.benchmark.name,
+            "benchmark": self.benchmark.name if script is None else f"{script}:{self.benchmark.name}",
             "options": json.loads(json.dumps(options, default=str)),
             "model": None if self.model.spec is None else self.model.spec.to_dict(),
             "methods": self._given,
