@@ -1,0 +1,167 @@
+"""A method of one's own, in a script: the explainer, the command line, the benchmark and its report know it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import lrpx
+from lrpx import Explainer
+from lrpx.errors import MethodError
+from lrpx.methods import METHODS, Backward, Found, Method, find, register
+from tests.reference import models
+
+IDS = [3, 14, 15, 9, 26, 5, 7]
+SCRIPT = '''
+from dataclasses import dataclass
+import torch
+from lrpx.methods import Found, Method, register
+
+@register
+@dataclass(frozen=True)
+class Ramp(Method):
+    """The place of each token, times a factor."""
+    name: str = "ramp"
+    label: str = "Ramp"
+    factor: float = 1.0
+
+    def attribute(self, model, questions, *, ledger=False):
+        answers = model.ask(questions)
+        lengths = [len(questions.row_of(i).tokens.ids) for i in range(len(questions))]
+        return Found(answers, tuple(self.factor * torch.arange(float(length)) for length in lengths))
+'''
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.setattr(METHODS, "_found", dict(METHODS))  # what a test registers is not there for others
+    monkeypatch.setattr(METHODS, "_origins", dict(METHODS._origins))
+    path = tmp_path / "ramp.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("how", ["path", "text", "named", "registered", "object"])
+def test_in_the_explainer(script, how):
+    ramp = find(script)
+    given = {"path": script, "text": str(script), "named": f"{script}:ramp", "registered": "ramp", "object": ramp}[how]
+    explain = Explainer(models.tiny_gpt2())
+    a = explain(IDS, 7, method=given)
+    assert a.relevance.tolist() == list(map(float, range(7)))
+    assert a.provenance.method == "ramp"
+    assert "factor=1.0" in a.provenance.recipe
+    many = explain([IDS, IDS[:3]], 7, method=given)
+    assert many[1].relevance.tolist() == [0.0, 1.0, 2.0]
+    assert many[0].explained.value == pytest.approx(a.explained.value)
+
+
+def test_on_the_command_line(script, run, tmp_path):
+    numbers = tmp_path / "a.json"
+    code, out, err = run("explain", "The doors of the house", "--method", script, "--json", numbers)
+    assert (code, err) == (0, "")
+    assert "ramp" in out
+    assert json.loads(numbers.read_text())["parts"]["tokens"]["values"][2] == 2.0
+
+
+def test_in_the_benchmark_and_its_report(script, run, tmp_path):
+    data = Path(__file__).parents[1] / "benchmarks" / "data" / "sentences.conllu"
+    out = tmp_path / "agreement"
+    code, printed, err = run("benchmark", "sva", "--data", data, "--out", out, "--methods", f"lrp,{script}")
+    assert code == 0, err
+    assert "Ramp" in printed
+    for report in ("table.md", "table.tex", "report.html"):
+        assert "Ramp" in (out / report).read_text(encoding="utf-8")
+    # a method that describes itself otherwise is another run
+    script.write_text(SCRIPT.replace("factor: float = 1.0", "factor: float = 2.0"), encoding="utf-8")
+    code, _, err = run("benchmark", "sva", "--data", data, "--out", out, "--methods", f"lrp,{script}")
+    assert code == 2
+    assert "another setting" in err
+
+
+def test_a_recipes_file_is_a_method(run, tmp_path):
+    path = tmp_path / "mine.json"
+    lrpx.ATTNLRP.at("*.mlp", linear=lrpx.Gamma(0.25)).save(path)
+    explain = Explainer.from_pretrained()
+    by_file = explain("The doors of the house", " are", method=str(path))
+    by_recipe = explain("The doors of the house", " are", method=lrpx.Recipe.load(path))
+    assert by_file == by_recipe
+    assert not torch.allclose(by_file.relevance.clone(), explain("The doors of the house", " are").relevance.clone())
+    code, printed, err = run("explain", "The doors of the house", "--target", " are", "--method", path)
+    assert (code, err) == (0, "")
+    assert "Gamma(gamma=0.25)" in printed
+
+
+def test_the_same_script_may_be_run_again(script):
+    assert find(script) is not find(script)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\n", r"has these methods: none; name one of them"),
+        ("1 / 0\n", r"cannot be run \(ZeroDivisionError: division by zero\); mend it"),
+        (SCRIPT + SCRIPT.replace("ramp", "other"), r"has these methods: ramp, other; name one of them: .*ramp.py:NAME"),
+        (SCRIPT.replace('"ramp"', '"lrp"'), r"there is a method 'lrp' already; give yours another name"),
+        (SCRIPT.replace("(Method)", ""), r"is no method; derive it from lrpx.Method"),
+    ],
+)
+def test_scripts_that_are_wrong(script, text, message):
+    script.write_text(text, encoding="utf-8")
+    with pytest.raises(MethodError, match=message):
+        find(script)
+
+
+def test_what_is_no_script(tmp_path):
+    with pytest.raises(MethodError, match=r"there is no script .*none\.py; name a Python file"):
+        find(tmp_path / "none.py")
+    with pytest.raises(MethodError, match=r"there is no method 'nothing'; the methods are attnlrp, lrp"):
+        find("nothing")
+    with pytest.raises(MethodError, match=r"the method is int; pass one of"):
+        find(7)
+
+
+def test_cp_lrp_is_lrp():
+    assert find("cp-lrp") is METHODS["lrp"]
+
+
+def test_a_method_that_finds_too_little_is_refused():
+    class Short(Method):
+        name = "short"
+
+        def attribute(self, model, questions, *, ledger=False):
+            return Found(model.ask(questions), ())
+
+    with pytest.raises(MethodError, match="a method found relevance for 0 of 1 questions"):
+        Explainer(models.tiny_gpt2())(IDS, method=Short())
+
+
+def test_other_packages_bring_methods_by_entry_points(tmp_path, monkeypatch):
+    """A package that is really there, with its metadata; and one whose module is broken is a warning."""
+    from lrpx.registry import Registry
+
+    for name, text in {"goodpkg": "import lrpx.registry\nfrom tests.methods.test_own import ENTRIES\n"
+                       "ENTRIES.add('theirs', 5, __name__)\n", "badpkg": "1 / 0\n"}.items():  # fmt: skip
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        meta = tmp_path / f"{name}-1.0.dist-info"
+        meta.mkdir()
+        (meta / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8")
+        (meta / "entry_points.txt").write_text(f"[lrpx.numbers]\n{name} = {name}\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    global ENTRIES
+    ENTRIES = Registry("number", MethodError, "lrpx.numbers")
+    with pytest.warns(UserWarning, match=r"the number 'badpkg' of badpkg cannot be loaded \(ZeroDivisionError"):
+        assert list(ENTRIES) == ["theirs"]
+    assert ENTRIES["theirs"] == 5
+
+
+ENTRIES = None
+
+
+def test_registering_needs_a_method():
+    with pytest.raises(MethodError, match=r"is no method; derive it from lrpx\.Method"):
+        register(7)
+    with pytest.raises(MethodError, match="there is a method 'lrp' already"):
+        register(Backward("lrp", lrpx.LRP))
