@@ -509,6 +509,7 @@ def test_a_table_with_two_columns_of_one_name_is_refused():
         made.to_dataframe("odd")
 
 
+@settings(deadline=None)
 @given(st.lists(NUMBERS, max_size=6))
 def test_the_colour_scale_covers_all_but_one_sink(values):
     limit, sink = scale(torch.tensor(values, dtype=torch.float64))

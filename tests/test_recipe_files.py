@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from lrpx import rules
 from lrpx.errors import MethodError, ResultFileError
+from lrpx.kinds import INPUTS, KINDS
 from lrpx.recipe_files import BUILT_IN
-from lrpx.recipes import ALTI_LOGIT, ATTNLRP, GRADIENT, INPUTS, KINDS, LRP, Recipe
+from lrpx.recipes import ALTI_LOGIT, ATTNLRP, GRADIENT, LRP, Recipe
 from lrpx.rules import Epsilon, Gamma, ZPlus
 from tests import own_rules
 from tests.own_rules import Needs, Plain, Share, half

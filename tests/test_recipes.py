@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from dataclasses import FrozenInstanceError, dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from lrpx import rules
 from lrpx.errors import LRPxError, MethodError
-from lrpx.recipes import ATTNLRP, GRADIENT, INPUTS, KINDS, LRP, Override, Recipe, rule_name
+from lrpx.kinds import INPUTS, KINDS, rule_name
+from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Override, Recipe
 from lrpx.rules import Gamma
 
 
@@ -162,6 +163,7 @@ def test_with_rules_changes_everywhere() -> None:
     changed = ATTNLRP.with_rules((("softmax", rules.constant),))
     assert changed.softmax is rules.constant
     assert changed.activation is rules.identity
+    assert changed == replace(ATTNLRP, softmax=rules.constant) != ATTNLRP
 
 
 # ---------------------------------------------------------------------- checked when made
@@ -191,6 +193,14 @@ class Changeable:
         return op(*inputs)
 
 
+@dataclass(frozen=True)
+class Holds:
+    factors: list[float] = field(default_factory=lambda: [1.0])
+
+    def __call__(self, op: Any, /, *inputs: Any) -> Any:
+        return op(*inputs)
+
+
 @pytest.mark.parametrize(
     "rule",
     [
@@ -210,7 +220,8 @@ NO_RULES = [
     (None, r"is None; pass a rule"),
     (0.25, r"is 0.25; pass a rule"),
     (Gamma, r"is the class Gamma; pass one of it: Gamma\(…\)"),
-    (Changeable(), r"is .*Changeable\(factor=1.0\), which cannot be hashed; make it a @dataclass\(frozen=True\)"),
+    (Changeable(), r"is .*Changeable\(factor=1.0\), which cannot be hashed .*; make it a @dataclass\(frozen=True\)"),
+    (Holds(), r"is Holds\(factors=\[1.0\]\), which cannot be hashed .*; make it a @dataclass\(frozen=True\) of"),
     (
         lambda: None,
         r"is <lambda>, which cannot be called as rule\(op, {inputs}\) .*; pass another, such as {kind}=rules",
@@ -228,7 +239,6 @@ def makers(kind: str, rule: Any) -> list[Any]:
         lambda: Recipe("a", **{kind: rule}),
         lambda: ATTNLRP.at("*.mlp", **{kind: rule}),
         lambda: replace(ATTNLRP, **{kind: rule}),
-        lambda: ATTNLRP.with_rules(((kind, rule),)),
         lambda: Override("*", None, ((kind, rule),)),
     ]
 
@@ -276,6 +286,8 @@ def test_a_rule_for_another_kind_is_refused_when_the_recipe_is_made(kind: str, r
         (lambda: LRP.at(7, norm=rules.constant), r"the path of an override is 7; pass a text, such as '\*.mlp'"),  # type: ignore[arg-type]
         (lambda: LRP.at("", norm=rules.constant), r"the path of an override is ''"),
         (lambda: LRP.at(use="lrp"), r"use is str; pass a recipe, such as lrpx.LRP"),  # type: ignore[arg-type]
+        (lambda: Override("*", None, "x"), r"the rules of an override are 'x'; make them by .at"),  # type: ignore[arg-type]
+        (lambda: Override("*", None, None), r"the rules of an override are None; make them by .at"),  # type: ignore[arg-type]
         (lambda: Override("*", None, ()), r"nothing to change: pass use=RECIPE or a rule by kind"),
         (lambda: Override("*", None, (("attention", rules.constant),)), r"no kind of operation is called 'attention'"),
     ],

@@ -31,7 +31,8 @@ from typing import TYPE_CHECKING, Any
 from lrpx import rules
 from lrpx.errors import MethodError
 from lrpx.files import write_text
-from lrpx.recipes import KINDS, Override, Recipe, rule_name
+from lrpx.kinds import KINDS, rule_name
+from lrpx.recipes import Override, Recipe
 
 if TYPE_CHECKING:
     from lrpx.rules import Rule

@@ -19,16 +19,16 @@ an operation without a rule is refused
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Collection, Container, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lrpx import kernels, rules
 from lrpx.errors import MethodError
+from lrpx.kinds import KINDS, check_rule, shown, unwrapped
 from lrpx.targets import whole_number
 
 if TYPE_CHECKING:
@@ -36,29 +36,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lrpx.rules import Rule
-
-INPUTS = {
-    "linear": ("x", "weight", "bias"),
-    "convolution": ("x", "weight", "bias"),
-    "activation": ("x",),
-    "product": ("gate", "signal"),
-    "matmul": ("a", "b"),
-    "softmax": ("x",),
-    "norm": ("x",),
-}
-"""Each kind of operation, and what its rule is called with after the operation itself."""
-
-KINDS = tuple(INPUTS)
-
-_SUGGESTED = {
-    "linear": "rules.Gamma(0.25)",
-    "convolution": "rules.Gamma(0.25)",
-    "activation": "rules.identity",
-    "product": "rules.uniform",
-    "matmul": "rules.uniform",
-    "softmax": "rules.constant",
-    "norm": "rules.constant",
-}
 
 QUANTISED_LINEARS = frozenset({"bitsandbytes.autograd._functions"})
 """Modules of autograd functions that are linear layers, with the gradient of the weights they stand for."""
@@ -72,7 +49,7 @@ class Override:
         path: shell pattern on the module's path.
         layers: only in the layers of these indices; None for all. Kept as an ascending range or tuple, where it can be
             listed.
-        rules: pairs of a kind of operation and its rule; kept in the order of :data:`KINDS`.
+        rules: pairs of a kind of operation and its rule; kept in the order of :data:`lrpx.kinds.KINDS`.
 
     Raises:
         MethodError: a path, layers, a kind or a rule that is none.
@@ -84,9 +61,12 @@ class Override:
 
     def __post_init__(self) -> None:
         _check_name(self.path, "the path of an override", "'*.mlp'")
-        chosen = dict(self.rules)
+        try:
+            chosen = dict(self.rules)
+        except (TypeError, ValueError) as error:
+            raise MethodError(f"the rules of an override are {self.rules!r}; make them by .at(path, …)") from error
         for kind, rule in chosen.items():
-            _check_rule(kind, rule)
+            check_rule(kind, rule)
         if not chosen:
             raise MethodError("nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant")
         object.__setattr__(self, "rules", tuple((kind, chosen[kind]) for kind in KINDS if kind in chosen))
@@ -137,7 +117,7 @@ class Recipe:
         overrides: other rules for some modules; made by :meth:`at`.
 
     Raises:
-        MethodError: a rule that cannot be called as :data:`INPUTS` has it, or another field that is none.
+        MethodError: a rule that cannot be called as :data:`lrpx.kinds.INPUTS` has it, or another field that is none.
     """
 
     name: str
@@ -154,7 +134,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _check_name(self.name, "the name of a recipe", "'my-recipe'")
         for kind in KINDS:
-            _check_rule(kind, self.rule(kind))
+            check_rule(kind, self.rule(kind))
         if not isinstance(self.strict, bool):
             raise MethodError(f"strict is {self.strict!r}; pass True or False")
         if not isinstance(self.overrides, tuple) or not all(isinstance(each, Override) for each in self.overrides):
@@ -224,9 +204,8 @@ class Recipe:
         quantised linears where these need no rule."""
         mine = [rule for kind in KINDS for rule in self._rules(kind)]
         quantised = QUANTISED_LINEARS if all(r is rules.unmodified for r in self._rules("linear")) else frozenset()
-        return (
-            frozenset({rules.__name__, kernels.__name__} | {_unwrapped(rule).__module__ for rule in mine}) | quantised
-        )
+        ours = {rules.__name__, kernels.__name__}
+        return frozenset(ours | {unwrapped(rule).__module__ for rule in mine}) | quantised
 
     def has_gates(self) -> bool:
         """Whether a product's relevance may go to the signal alone, so that the gate must be known."""
@@ -245,8 +224,11 @@ class Recipe:
         return bool(self.overrides) or any(getattr(self, kind) is not rules.unmodified for kind in KINDS)
 
     def with_rules(self, changed: tuple[tuple[str, Rule], ...]) -> Recipe:
-        """The same recipe with some rules exchanged everywhere."""
-        return replace(self, **dict[str, Any](changed))
+        """The same recipe with the rules of an override everywhere; they were checked when that was made."""
+        made = copy(self)
+        for kind, rule in changed:
+            object.__setattr__(made, kind, rule)
+        return made
 
     def describe(self) -> str:
         """All rules on one line, the overrides' too; what the provenance of a result holds."""
@@ -255,10 +237,10 @@ class Recipe:
 
     def __str__(self) -> str:
         family = next((words for recipe, words in _FAMILIES if self._has_rules_of(recipe)), None)
-        lines = [] if family is None else [f"the rules of {family}"]
+        lines = [] if family is None else [family]
         if self.overrides:
             lines = [f"{line}, and others in some modules" for line in lines]
-        rows = {kind: _shown(self.rule(kind)) for kind in KINDS}
+        rows = {kind: shown(self.rule(kind)) for kind in KINDS}
         table = [*rows.items(), *((each.where, each.what) for each in self.overrides)]
         width = max(len(name) for name, _ in table)
         lines += [f"  {name:{width}}  {what}" for name, what in table]
@@ -273,64 +255,13 @@ class Recipe:
         return all(self.rule(kind) == other.rule(kind) for kind in KINDS)
 
 
-def rule_name(rule: Rule) -> str:
-    """How a rule is called: a function's name, or a dataclass with its parameters.
-
-    >>> from lrpx.rules import Gamma
-    >>> rule_name(rules.identity), rule_name(Gamma(0.25))
-    ('identity', 'Gamma(gamma=0.25)')
-    """
-    rule = _unwrapped(rule)
-    if type(rule).__repr__ is object.__repr__:  # it has an address in it
-        return type(rule).__name__
-    return getattr(rule, "__name__", None) or repr(rule)
-
-
-def _unwrapped(rule: Any) -> Any:
-    """The rule within a partial, which is of no module of its own."""
-    return _unwrapped(rule.func) if isinstance(rule, partial) else rule
-
-
-def _shown(rule: Rule) -> str:
-    """A rule with all its parameters, a partial's too."""
-    if not isinstance(rule, partial):
-        return rule_name(rule)
-    given = [*map(repr, rule.args), *(f"{name}={value!r}" for name, value in rule.keywords.items())]
-    return f"{_shown(rule.func)}({', '.join(given)})"
-
-
 def _given(kind: str, rule: Rule) -> str:
-    return f"{kind}={_shown(rule)}"
+    return f"{kind}={shown(rule)}"
 
 
 def _check_name(name: Any, what: str, example: str) -> None:
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         raise MethodError(f"{what} is {name!r}; pass a text, such as {example}")
-
-
-def _check_rule(kind: Any, rule: Any) -> None:
-    """Refuse what cannot be called as a rule of a kind of operation is."""
-    if kind not in KINDS:
-        raise MethodError(f"no kind of operation is called {kind!r}; the kinds are {', '.join(KINDS)}")
-    if isinstance(rule, type):
-        raise MethodError(f"the rule for {kind} is the class {rule.__name__}; pass one of it: {rule.__name__}(…)")
-    if not callable(rule):
-        raise MethodError(f"the rule for {kind} is {rule!r}; pass a rule, such as {kind}={_SUGGESTED[kind]}")
-    if type(rule).__hash__ is None:
-        raise MethodError(
-            f"the rule for {kind} is {rule_name(rule)}, which cannot be hashed; make it a @dataclass(frozen=True)"
-        )
-    try:
-        signature = inspect.signature(rule)
-    except (TypeError, ValueError):  # of some functions in C
-        return
-    try:
-        signature.bind(None, *INPUTS[kind])
-    except TypeError as error:
-        raise MethodError(
-            f"the rule for {kind} is {rule_name(rule)}, which cannot be called as rule(op, {', '.join(INPUTS[kind])}) "
-            f"({error}); pass another, such as {kind}={_SUGGESTED[kind]}"
-        ) from None
 
 
 def _listed(layers: Any) -> Container[int] | None:
@@ -408,9 +339,9 @@ ATTNLRP = Recipe(
 
 _NAMED = (GRADIENT, LRP, ATTNLRP)
 _FAMILIES = (
-    (GRADIENT, "no method: the plain gradient"),
-    (LRP, "CP-LRP, LRP with attention weights as constants (Ali et al. 2022)"),
-    (ATTNLRP, "AttnLRP (Achtibat et al. 2024)"),
+    (GRADIENT, "no rules: the plain gradient"),
+    (LRP, "the rules of CP-LRP, LRP with attention weights as constants (Ali et al. 2022)"),
+    (ATTNLRP, "the rules of AttnLRP (Achtibat et al. 2024)"),
 )
 """How a recipe with the same rules says what they are."""
 

@@ -11,7 +11,7 @@ from lrpx import kernels, rules
 from lrpx.engine.gates import mark_gate
 from lrpx.engine.operation import Operation
 from lrpx.engine.tensors import arguments, carries, constants, first
-from lrpx.recipes import rule_name
+from lrpx.kinds import rule_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -69,6 +69,7 @@ class Book(Tap):
     def begin(self, run: Running) -> None:
         """The run that it is the book of."""
         self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
+        self._sources = run.sources
 
     def leaves(self) -> list[Tensor]:
         """Every constant that was added to what depends on the input, as a leaf of the graph."""
@@ -77,7 +78,7 @@ class Book(Tap):
     def _line(self, kind: str, name: str) -> Line:
         """An entry of this kind and name, at the place that the model has reached."""
         self._count += 1
-        return Line((len(self._run.sources), self._count), kind, name)
+        return Line((len(self._sources), self._count), kind, name)
 
     # -------------------------------------------------------------------------- constants
 

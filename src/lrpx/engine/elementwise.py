@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``a · b``, element by element."""
-    a, b, _, _ = pair(args, kwargs)
+    if len(args) == 2:
+        a, b = constants(args[0]), constants(args[1])
+    else:
+        a, b, _, _ = pair(args, kwargs)
     if not (carries(a) and carries(b)):
         return keep_gate(run.recipe, func(a, b), a, b)
     if a is b:

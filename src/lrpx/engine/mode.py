@@ -6,21 +6,18 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import Parameter
+from torch import is_grad_enabled
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
 from lrpx.engine.gates import keep_gate, move_gate
 from lrpx.engine.table import TABLE
 from lrpx.engine.taps import Call
-from lrpx.engine.tensors import any_carries, constants
+from lrpx.engine.tensors import any_carries, carries, constants
 
 if TYPE_CHECKING:
     from lrpx.engine.operation import Operation
     from lrpx.engine.run import Run
-
-TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
-"""Properties of a tensor that are operations on it."""
 
 
 class RuleMode(TorchFunctionMode):
@@ -39,14 +36,17 @@ class RuleMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = func.__name__
         row = TABLE.get(name)
-        if run.is_tapped:
+        if row is not None and run.is_quick and is_grad_enabled():  # nearly always
+            out = row.handler(run, func, args, kwargs)
+        elif run.is_tapped:
             call = Call(name, row, args, kwargs)
             out = run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs))
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
         if run.asks_for_gates and row is not None and row.gate is not None:
-            out = move_gate(run.recipe, out, args[0]) if row.gate == "moves" else keep_gate(run.recipe, out, *args[:3])
-        if run.asks_for_weights:
+            recipe = run.recipe
+            out = move_gate(recipe, out, args[0]) if row.gate == "moves" else keep_gate(recipe, out, *args[:3])
+        if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out
 
@@ -59,16 +59,12 @@ class RuleMode(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return func(*args, **kwargs)
-        if name == "__get__":
-            if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
-                return func(args[0].detach())
-            return func(*args)
         run = self.run
         if row is None:
             return self._unlisted(name, func, types, args, kwargs)
-        if run.trace.ran is None:
+        if run.trace.ran is None or name == "__get__":
             return row.handler(run, func, args, kwargs)
         run.call_it(row.kind if row.kind == "source" else "plain")
         return run.counted(name, row.handler(run, func, args, kwargs))

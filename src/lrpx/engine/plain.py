@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch.nn import Parameter
+
 from lrpx.engine.operation import Operation
 from lrpx.engine.tensors import PLAIN, constants
 
@@ -21,6 +23,17 @@ def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
         return func(*args)
     return func(*constants(args), **constants(kwargs))
+
+
+TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+"""Properties of a tensor that are operations on it."""
+
+
+def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A property of a tensor, or what is one of its operations without brackets."""
+    if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
+        return func(args[0].detach())
+    return func(*args)
 
 
 def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -65,7 +78,7 @@ SELECTS = (
 
 OTHERS = (
     _each(
-        """__get__ __pos__ positive sum mean nansum cumsum cumsum_ diff trace
+        """__pos__ positive sum mean nansum cumsum cumsum_ diff trace
         cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy slice
         index_add index_add_ index_copy index_copy_ take scatter scatter_ scatter_add scatter_add_ scatter_reduce
         masked_scatter masked_scatter_ masked_select zero_ copy_ fill_diagonal_ diag diagonal diag_embed
@@ -89,5 +102,6 @@ OTHERS = (
 
 ROWS = [
     *MOVES, *SUMS, *SELECTS, *OTHERS,
+    Operation("attribute", ("__get__",), attribute, "plain"),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),
 ]  # fmt: skip

@@ -15,7 +15,7 @@ from lrpx.engine.places import Source
 from lrpx.engine.taps import Call, Tap
 from lrpx.engine.tensors import any_carries, carries, constants
 from lrpx.errors import MethodError, UnknownOperationError
-from lrpx.recipes import rule_name
+from lrpx.kinds import rule_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,6 +43,7 @@ class Run:
         asks_for_gates: whether some rule must know which factor of a product is the gate.
         asks_for_weights: whether some rule must know which constants are weights.
         is_tapped: whether a tap wants to be called around torch functions.
+        is_quick: whether nothing is to be done with a call but to answer it.
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
     """
@@ -74,6 +75,7 @@ class Run:
             for part in ("around", "rule", "added")
         )
         self.is_tapped = bool(self._on_calls)
+        self.is_quick = not self.is_tapped and trace.ran is None
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 
@@ -160,10 +162,10 @@ class Run:
             called: the rule's name in the report, if it is not the recipe's.
             conserves: whether this rule hands on exactly what it is given; if not, the ledger measures it.
         """
-        chosen = getattr(self.recipe, kind, rules.unmodified)
         if self.trace.ran is not None:
-            self._rule = called or rule_name(chosen)
-        rule = chosen if rule is None else rule
+            self._rule = called or rule_name(getattr(self.recipe, kind, rules.unmodified))
+        if rule is None:
+            rule = getattr(self.recipe, kind)
         if conserves or not self._on_rules:
             return rule(op, *inputs)
         proceed: Callable[..., Any] = partial(rule, op)

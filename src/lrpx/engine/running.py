@@ -339,11 +339,12 @@ class _Seams:
                     return module.forward(x)
 
             op.__name__ = type(module).__name__
-            if run.has_taps_on_constants:  # what the rule itself computes matters to the ledger alone
+            if not run.has_taps_on_constants:  # what the rule itself computes matters to the ledger alone
+                run.pause()
+            try:
                 y = run.apply("activation", op, x)
-            else:
-                with run.paused():
-                    y = run.apply("activation", op, x)
+            finally:
+                run.resume()
             return mark_gate(run.recipe, "activation", run.counted(op.__name__, y))
 
         return before, after

@@ -323,22 +323,24 @@ def _unseen_functions(value: Tensor, recipe: Recipe) -> Iterator[str]:
         UnknownOperationError: there is one, and the recipe is strict.
     """
     rule_modules = recipe.rule_modules()
+    has_identity = recipe.activation is rules.identity and not recipe.overrides
     seen = {value.grad_fn}
     waiting = [value.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None:
             continue
-        if isinstance(node, BackwardCFunction) and MET not in node.metadata:
+        if isinstance(node, BackwardCFunction):
             function = getattr(node, "_forward_cls", type(node))
-            if function.__name__ in ELEMENT_WISE and recipe.activation is rules.identity and not recipe.overrides:
-                _give_identity_rule(node, ELEMENT_WISE[function.__name__])
+            element_wise = ELEMENT_WISE.get(function.__name__) if has_identity else None
+            if (element_wise or function.__module__ not in rule_modules) and MET not in node.metadata:
+                if element_wise is not None:
+                    _give_identity_rule(node, element_wise)
+                else:
+                    if recipe.strict:
+                        raise UnknownOperationError(_unseen(function))
+                    yield function.__name__
                 node.metadata[MET] = True
-            elif function.__module__ not in rule_modules:
-                if recipe.strict:
-                    raise UnknownOperationError(_unseen(function))
-                node.metadata[MET] = True
-                yield function.__name__
         for child, _ in node.next_functions:
             if child not in seen:
                 seen.add(child)
