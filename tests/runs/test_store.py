@@ -131,17 +131,17 @@ def test_versions_are_listed_and_may_differ(folder):
 
 
 def test_no_flipped_bit_goes_unseen(tmp_path):
-    path = tmp_path / "part.parquet"
-    write_table(path, TABLE, "ab" * 32)
+    path, table = tmp_path / "part.parquet", TABLE.select(["id"])
+    write_table(path, table, "ab")
     whole = path.read_bytes()
-    assert read_table(path, COLUMNS, "ab" * 32).equals(TABLE)
+    assert read_table(path, table.schema, "ab").equals(table)
     wrong = []
     for bit in range(8 * len(whole)):
         broken = bytearray(whole)
         broken[bit // 8] ^= 1 << bit % 8
         path.write_bytes(broken)
-        found = read_table(path, COLUMNS, "ab" * 32)
-        if found is not None and not found.equals(TABLE):
+        found = read_table(path, table.schema, "ab")
+        if found is not None and not found.equals(table):
             wrong.append(bit)
     assert wrong == []
 

@@ -10,9 +10,10 @@ except ImportError as error:
 
 from lrpx.benchmarks import agreement as _agreement  # noqa: F401 - registers itself
 from lrpx.benchmarks.contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
-from lrpx.benchmarks.ground_truth import GroundTruth, Group, Words
+from lrpx.benchmarks.ground_truth import GroundTruth
 from lrpx.benchmarks.keeping import Kept, keep
 from lrpx.benchmarks.running import Run
+from lrpx.benchmarks.words import Group, Words
 from lrpx.data.agreement import Dropped
 
 __all__ = [

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import pyarrow as pa
 
 from lrpx.benchmarks.contract import Case, Samples, Source, register
-from lrpx.benchmarks.ground_truth import GroundTruth, Group, Words
+from lrpx.benchmarks.ground_truth import GroundTruth
+from lrpx.benchmarks.words import Group, Words
 from lrpx.data.agreement import Dropped, Sample, read_agreement
 from lrpx.data.tokenised import TokenSample, tokenise
 from lrpx.errors import DataError, InputError

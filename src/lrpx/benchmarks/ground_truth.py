@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from lrpx.benchmarks.contract import Benchmark, Case
+from lrpx.benchmarks.report import terminal, write_reports
+from lrpx.benchmarks.words import RANDOM, Group, Words
 from lrpx.errors import MethodError
 from lrpx.metrics.ground_truth import METRICS
 
@@ -29,48 +30,8 @@ if TYPE_CHECKING:
 
 S = TypeVar("S")
 
-RANDOM: Final = "random"
-"""The baseline's name where a method's would stand."""
 DRAWS: Final = 10
 """How often the random baseline is drawn for each sample (Arras 2025, Table 2)."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """A column of whole numbers that the means are also shown by.
-
-    Args:
-        column: such as ``"attractors"``.
-        title: such as ``"attractors"``: "By number of attractors".
-        note: what is counted.
-    """
-
-    column: str
-    title: str
-    note: str
-
-
-@dataclass(frozen=True)
-class Words:
-    """What a report says in the benchmark's own words.
-
-    Args:
-        title: its headline: "Which method points at the subject?"
-        about: what was measured: "Subject-verb agreement".
-        truth: what should be found: "the subject".
-        right: what a model does whose prediction is right: "prefers the right form of the verb".
-        value: the column whose absolute value is the explained value, and its name in words.
-        toward: what red speaks for: "the preferred form".
-        paper: what it is taken from, if it is.
-    """
-
-    title: str
-    about: str
-    truth: str
-    right: str
-    value: tuple[str, str]
-    toward: str
-    paper: str = ""
 
 
 class GroundTruth(Benchmark[S]):
@@ -143,8 +104,6 @@ class GroundTruth(Benchmark[S]):
     def report(self, store: Store, show: Sequence[str] = ()) -> RenderableType:
         """Write ``table.md``, ``table.tex``, ``heatmaps.tex`` and ``report.html``; see
         :func:`lrpx.benchmarks.report.write_reports`."""
-        from lrpx.benchmarks.report import terminal, write_reports
-
         return terminal(write_reports(self, store, show=show))
 
 

@@ -16,7 +16,7 @@ from lrpx.views.picture import Piece, visible
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from lrpx.benchmarks.ground_truth import GroundTruth
+    from lrpx.benchmarks.words import Reported
     from lrpx.metrics import Metric
     from lrpx.runs import Store
 
@@ -72,7 +72,7 @@ def shown(metrics: Sequence[Metric]) -> Metric:
 
 
 def choose(
-    benchmark: GroundTruth[Any], store: Store, methods: Sequence[str], metric: Metric, show: Sequence[str] = ()
+    benchmark: Reported, store: Store, methods: Sequence[str], metric: Metric, show: Sequence[str] = ()
 ) -> tuple[Chosen, ...]:
     """The samples asked for, those of largest explained value, and those where the methods fail most.
 
@@ -118,7 +118,7 @@ def choose(
     return tuple(Chosen(title, how, tuple(found[name] for name in ids)) for title, how, ids in kinds if ids)
 
 
-def _heatmap(benchmark: GroundTruth[Any], row: Mapping[str, Any], methods: Sequence[str], metric: Metric) -> Heatmap:
+def _heatmap(benchmark: Reported, row: Mapping[str, Any], methods: Sequence[str], metric: Metric) -> Heatmap:
     lines = (
         Line(name, pieces(row["tokens"], row[f"relevance/{name}"]), row[f"{metric.name}/{name}"]) for name in methods
     )

@@ -1,7 +1,7 @@
 """The reports of a run with a ground truth: a table in Markdown and LaTeX, heatmaps in LaTeX, and one page with it all.
 
 Captions, ranges, directions and rankings are the metrics' own (:class:`~lrpx.metrics.Metric`), a method's label is the
-method's, and the benchmark says the rest (:class:`~lrpx.benchmarks.ground_truth.Words`).
+method's, and the benchmark says the rest (:class:`~lrpx.benchmarks.words.Words`).
 
 Text from outside (tokens, ids, the model's name, what ``run.json`` holds) is escaped for each format by the template's
 environment, whatever the template does.
@@ -23,9 +23,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lrpx.benchmarks import latex
-from lrpx.benchmarks.ground_truth import RANDOM
 from lrpx.benchmarks.heatmaps import choose, shown
 from lrpx.benchmarks.summary import described, summarise
+from lrpx.benchmarks.words import RANDOM
 from lrpx.metrics.metric import TRUTH, number
 from lrpx.metrics.statistics import FLIPS
 from lrpx.runs import write_whole
@@ -36,8 +36,8 @@ from lrpx.views.picture import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from lrpx.benchmarks.ground_truth import GroundTruth
     from lrpx.benchmarks.summary import Summary
+    from lrpx.benchmarks.words import Reported
     from lrpx.metrics import Metric
     from lrpx.runs import Store
 
@@ -47,7 +47,7 @@ UNTOLD: Final = ("spec", "labels", "digest")
 """What the record says for programs alone."""
 
 
-def write_reports(benchmark: GroundTruth[Any], store: Store, *, show: Sequence[str] = ()) -> Summary:
+def write_reports(benchmark: Reported, store: Store, *, show: Sequence[str] = ()) -> Summary:
     """Write ``table.md``, ``table.tex``, ``heatmaps.tex`` and ``report.html`` into a run's folder.
 
     Each replaces the file of before as a whole.
@@ -124,7 +124,7 @@ def p_value(p: float | None) -> str:
     return figure(p) if p >= 0.001 else "< 0.001"
 
 
-def _context(benchmark: GroundTruth[Any], found: Summary, record: Mapping[str, Any]) -> dict[str, Any]:
+def _context(benchmark: Reported, found: Summary, record: Mapping[str, Any]) -> dict[str, Any]:
     """What the templates read; plain text throughout, their environments do the escaping."""
     leaders: defaultdict[str, list[str]] = defaultdict(list)
     for metric in found.metrics:

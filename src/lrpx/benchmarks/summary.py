@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import polars as pl
 
-from lrpx.benchmarks.ground_truth import RANDOM
+from lrpx.benchmarks.words import RANDOM
 from lrpx.errors import InputError, ResultFileError
 from lrpx.metrics import Metric
 from lrpx.metrics.statistics import holm, interval, paired_test
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from lrpx.benchmarks.ground_truth import Group
+    from lrpx.benchmarks.words import Group
     from lrpx.runs import Store
 
 BINS: Final = 20

@@ -117,7 +117,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment: each p value as it stands for the whole family, in the same order.
 
     The i-th smallest of n is multiplied by n − i + 1, is at least the adjusted one before it, and at most 1. Those at
-    or below α reject with a family-wise error of at most α, however the tests depend on each other (Holm 1979).
+    or below an α under 1 reject with a family-wise error of at most α, however the tests depend on each other (Holm
+    1979).
 
     Args:
         p_values: from 0 to 1.
