@@ -37,15 +37,20 @@ class _GradientOf(Function):
 
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """``factor·x + (1 − factor)·[x]detach``, as a view of ``x``."""
-    return scaled_on_entry(x.view_as(x), factor) if x.requires_grad else x
+    return _on_entry(x.view_as(x), factor) if x.requires_grad else x
 
 
 def scaled_on_entry(y: Tensor, factor: float) -> Tensor:
-    """``y`` itself; what enters the operation that made it in the backward pass is scaled.
+    """``y``, in its own memory; what enters the operation that made it in the backward pass is scaled.
 
     The operation's node in the graph scales, not the tensor: the gradient at ``y`` stays what it is, and ``y`` may be
     changed in place. Cheaper than an operation of its own.
     """
+    # a change in place gives a view another node in the place of its own; einsum and tensordot give views
+    return _on_entry(torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y, factor)
+
+
+def _on_entry(y: Tensor, factor: float) -> Tensor:
     if y.grad_fn is not None:
         y.grad_fn.register_prehook(lambda gradients: tuple([g if g is None else g * factor for g in gradients]))
     return y

@@ -595,6 +595,25 @@ def test_a_layer_that_hides_its_products_is_refused(name: str) -> None:
     assert not relevance(spelling, GRADIENT.at(linear=rules.constant)).any()
 
 
+def in_place(y: Tensor) -> Tensor:
+    y[..., 0] *= 3
+    return y.add_(1.0).mul_(2)
+
+
+@pytest.mark.parametrize("rule", RULES["matmul"])
+def test_a_product_may_be_changed_in_place(rule: Rule) -> None:
+    """Some give a view, whose node in the graph a change in place exchanges."""
+    spellings: list[Spelling] = [
+        lambda s, x: in_place(flat(x) @ flat(x).T),
+        lambda s, x: in_place(torch.einsum("id,jd->ij", flat(x), flat(x))),
+        lambda s, x: in_place(torch.tensordot(flat(x), flat(x), dims=([1], [1]))),
+        lambda s, x: in_place(torch.einsum("idk,jdk->ij", flat(x).view(6, 2, 2), flat(x).view(6, 2, 2))),
+    ]
+    wanted = relevance(spellings[0], ATTNLRP.at(matmul=rule))
+    for spelling in spellings[1:]:
+        torch.testing.assert_close(relevance(spelling, ATTNLRP.at(matmul=rule)), wanted, rtol=1e-9, atol=1e-9)
+
+
 def test_three_factors_share_evenly() -> None:
     x = X.abs()
     found = relevance(lambda s, x: torch.einsum("btd,btd,btd->bt", x, x, x), ATTNLRP, x)
