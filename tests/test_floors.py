@@ -89,32 +89,6 @@ def test_imports_only_go_down(path):
         assert allowed, f"{own} (floor {FLOORS[own]}) imports {other} (floor {FLOORS[other]})"
 
 
-def within(folder, tree):
-    """Every module of a folder of the package that is imported, whichever way it is written."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from (
-                [f"{node.module}.{n.name}" for n in node.names] if node.module == f"lrpx.{folder}" else [node.module]
-            )
-
-
-@pytest.mark.parametrize("folder", ["views", "engine"])
-def test_the_files_of_a_folder_import_each_other_in_no_circle(folder):
-    files = {f"lrpx.{folder}.{path.stem}": path for path in (ROOT / folder).glob("*.py")}
-    needs = {name: set(within(folder, ast.parse(path.read_text(encoding="utf-8")))) for name, path in files.items()}
-    assert any(needs.values())
-
-    def reached(name, before=()):
-        assert name not in before, f"a circle: {' -> '.join((*before, name))}"
-        for used in needs[name] & files.keys():
-            reached(used, (*before, name))
-
-    for name in files:
-        reached(name)
-
-
 HEAVY = ["captum", "spacy", "matplotlib", "sklearn", "pandas", "datasets", "selenium", "tensorflow", "typer", "rich"]
 
 

@@ -17,6 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from lrpx.benchmarks import BENCHMARKS
+from lrpx.methods import METHODS
+from lrpx.metrics import METRICS
+
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "howto").glob("*.md"))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"\bas\s+`([\w/.-]+)`(?:(?!\n\n)[^`])*:\s*$")
@@ -78,6 +82,9 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     known = set(sys.modules)
+    for registry in (METHODS, METRICS, BENCHMARKS):  # what a page registers is not there for other tests
+        monkeypatch.setattr(registry, "_found", dict(registry))
+        monkeypatch.setattr(registry, "_origins", dict(registry._origins))
     yield tmp_path
     for name in set(sys.modules) - known:
         if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):

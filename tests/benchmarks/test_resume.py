@@ -41,6 +41,7 @@ def parts():
 for folder, action, after, delay in steps:
     os.makedirs(folder, exist_ok=True)
     os.chdir(folder)
+    Path("printed").touch()  # the process may be killed before it has opened it
     pid = os.fork()
     if not pid:
         sys.argv = command
