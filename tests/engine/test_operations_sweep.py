@@ -150,6 +150,16 @@ def test_a_sigmoid_stays_a_gate(name: str) -> None:
         assert relevance(function, ATTNLRP, "first").any() or name == "to sum one"
 
 
+def test_a_gate_stays_one_where_it_is_passed_by_name() -> None:
+    for function in (
+        lambda a, b: torch.reshape(input=a.sigmoid(), shape=(2, 8)) * b.view(2, 8),
+        lambda a, b: F.dropout(input=a.sigmoid(), training=False) * b,
+        lambda a, b: torch.index_select(input=a.sigmoid(), dim=0, index=torch.arange(4)) * b,
+    ):
+        assert not relevance(function, LRP, "first").any()
+        assert relevance(function, LRP, "second").any()
+
+
 def test_a_gate_plus_a_signal_is_no_gate() -> None:
     in_place = relevance(lambda a, b: a.sigmoid().add_(b) * b, LRP, "first")
     torch.testing.assert_close(in_place, relevance(lambda a, b: (a.sigmoid() + b) * b, LRP, "first"))

@@ -44,8 +44,12 @@ class RuleMode(TorchFunctionMode):
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
         if run.asks_for_gates and row is not None and row.gate is not None:
-            recipe = run.recipe
-            out = move_gate(recipe, out, args[0]) if row.gate == "moves" else keep_gate(recipe, out, *args[:3])
+            made_of = args[:3] or tuple(kwargs.values())
+            out = (
+                move_gate(run.recipe, out, *made_of[:1])
+                if row.gate == "moves"
+                else keep_gate(run.recipe, out, *made_of)
+            )
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out
