@@ -51,6 +51,7 @@ class Part:
     values: Tensor
     axes: tuple[str, ...]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _is_name(self.name):
@@ -79,6 +80,7 @@ class Part:
                 )
             labels[axis] = tuple(names)
         object.__setattr__(self, "values", frozen(values))
+        object.__setattr__(self, "_sizes", sizes)
         object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "labels", MappingProxyType(labels))
 
@@ -104,7 +106,7 @@ class Part:
     @property
     def shape(self) -> dict[str, int]:
         """The number of places along each axis."""
-        return dict(zip(self.axes, self.values.shape, strict=True))
+        return dict(self._sizes)
 
     def grouped(self, axis: str, spans: Sequence[tuple[int, int]]) -> Part:
         """The same part with an axis summed over half-open ranges of it; their labels are joined.
