@@ -16,7 +16,7 @@ import time
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lrpx import Explainer, passes
+from lrpx import Explainer, _passes
 
 
 def main() -> None:
@@ -29,14 +29,14 @@ def main() -> None:
     sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, num_key_value_heads=4, **sizes)).eval()
     explain = Explainer(model)
-    short = passes.SHORT
+    short = _passes.SHORT
 
     def packed(ids: list[int], positions: list[int], limit: int) -> torch.Tensor:
-        passes.SHORT = limit
+        _passes.SHORT = limit
         try:
             return torch.stack([a.relevance.clone() for a in explain(ids, position=positions)])
         finally:
-            passes.SHORT = short
+            _passes.SHORT = short
 
     print(f"{options.questions} questions of one text; torch {torch.__version__}, {torch.get_num_threads()} threads")
     print("| tokens | a call each, ms | one forward pass | packed | largest difference |\n|---|---|---|---|---|")

@@ -26,7 +26,7 @@ from servers import add_subjects, arguments, fleet, head, notes, print_header, r
 from subjects import SHAPES
 
 from lrpx.benchmarks import Run, keep
-from lrpx.benchmarks.agreement import Agreement
+from lrpx.benchmarks._agreement import Agreement
 from lrpx.methods import METHODS
 from lrpx.model import Spec
 

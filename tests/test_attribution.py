@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import lrpx
+from lrpx._saving import FORMAT, metadata
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance, Token, scale
 from lrpx.errors import InputError, MissingExtraError, ResultError, ResultFileError
 from lrpx.ledger import KINDS, Entry, Ledger
 from lrpx.parts import Part, Parts
-from lrpx.saving import FORMAT, metadata
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(["\0", "🙂[1/2]", "é", "</b>"])
 NUMBERS = st.floats(-1e30, 1e30)

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from lrpx import LRP, Contrast, Explainer, LogProb, Margin
-from lrpx.batching import BATCH_COST, TOKENS_PER_ROW, batches
+from lrpx._batching import BATCH_COST, TOKENS_PER_ROW, batches
+from lrpx._tokens import Tokens
 from lrpx.errors import InputError
 from lrpx.inputs import Row, Segment
 from lrpx.methods import Backward
-from lrpx.methods.backward import value_times_gradient
-from lrpx.tokens import Tokens
+from lrpx.methods._backward import value_times_gradient
 from tests import tiny
 from tests.reference import models
 from tests.work import calls

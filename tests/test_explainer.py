@@ -13,7 +13,7 @@ import lrpx
 from lrpx import Contrast, Explainer, Logit, LogProb, Margin
 from lrpx.errors import MethodError
 from lrpx.methods import METHODS, Backward
-from lrpx.methods.gradients import l1
+from lrpx.methods._gradients import l1
 from lrpx.tasks import Task
 from tests import tiny
 from tests.reference import models

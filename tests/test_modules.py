@@ -13,7 +13,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from lrpx.modules import named_modules
+from lrpx._modules import named_modules
 
 SIZES = {
     GPT2LMHeadModel: GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11),

@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lrpx import rules
+from lrpx._kinds import INPUTS, KINDS
+from lrpx._recipe_files import BUILT_IN
 from lrpx.errors import MethodError, ResultFileError
-from lrpx.kinds import INPUTS, KINDS
-from lrpx.recipe_files import BUILT_IN
 from lrpx.recipes import ALTI_LOGIT, ATTNLRP, GRADIENT, LRP, Recipe
 from lrpx.rules import Epsilon, Gamma, ZPlus
 from tests import own_rules

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrpx import rules
+from lrpx._kinds import INPUTS, KINDS, rule_name
 from lrpx.errors import LRPxError, MethodError
-from lrpx.kinds import INPUTS, KINDS, rule_name
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Override, Recipe
 from lrpx.rules import Gamma
 

@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from torch import Tensor
 from torch.nn import functional as F
 
-from lrpx import kernels, rules
+from lrpx import _kernels, rules
 from tests.reference import rules as twins
 
 if TYPE_CHECKING:
@@ -207,12 +207,12 @@ def test_norms_are_their_twins(affine: bool) -> None:
     gamma, beta = (draw(6, seed=2), draw(6, seed=3)) if affine else (np.ones(6), np.zeros(6))
     weight, bias = (torch.as_tensor(gamma), torch.as_tensor(beta)) if affine else (None, None)
     given = leaf(x)
-    output = kernels.layer_norm_constant_std(
+    output = _kernels.layer_norm_constant_std(
         lambda x, b: F.layer_norm(x, (6,), weight, b, 1e-3), given, bias, (-1,), weight, 1e-3
     )
     want = twins.layernorm_constant_std(x, gamma, beta, 1e-3, output.detach().numpy() * upstream)[0]
     near(relevance(output, upstream, given)[0], want)
-    output = kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (6,), weight, 1e-3), given, (-1,), weight, 1e-3)
+    output = _kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (6,), weight, 1e-3), given, (-1,), weight, 1e-3)
     want = twins.rmsnorm_constant_std(x, gamma, 1e-3, output.detach().numpy() * upstream)[0]
     near(relevance(output, upstream, given)[0], want)
 
@@ -222,7 +222,7 @@ def test_norms_over_several_dimensions() -> None:
     mean = x.mean((-2, -1), keepdim=True)
     std = (x - mean).square().mean((-2, -1), keepdim=True).add(1e-5).sqrt().detach()
     (want,) = relevance((x - mean) / std * weight, upstream, x)
-    output = kernels.layer_norm_constant_std(
+    output = _kernels.layer_norm_constant_std(
         lambda x, _: F.layer_norm(x, (3, 4), weight), x, None, (-2, -1), weight, 1e-5
     )
     near(relevance(output, upstream, x)[0], want)
@@ -268,13 +268,15 @@ def modified_forward_passes() -> dict[str, tuple[Callable[..., Tensor], Callable
             lambda x, y: 0.5 * (x @ y.mT) + 0.5 * (x @ y.mT).detach(),
         ),
         "D.5 LayerNorm": (
-            lambda x, y: kernels.layer_norm_constant_std(
+            lambda x, y: _kernels.layer_norm_constant_std(
                 lambda x, b: F.layer_norm(x, (5,), w[0], b), x, b, (-1,), w[0], 1e-5
             ),
             layer_norm,
         ),
         "D.5 RMSNorm": (
-            lambda x, y: kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (5,), w[0], 1e-5), x, (-1,), w[0], 1e-5),
+            lambda x, y: _kernels.rms_norm_constant_std(
+                lambda x: F.rms_norm(x, (5,), w[0], 1e-5), x, (-1,), w[0], 1e-5
+            ),
             rms_norm,
         ),
         "D.6 softmax": (lambda x, y: rules.constant(torch.softmax, x, -1) * y, lambda x, y: x.softmax(-1).detach() * y),
@@ -313,13 +315,13 @@ def operations(dtype: torch.dtype) -> dict[str, tuple[Callable[[Tensor], Tensor]
         "z_plus": linear(rules.ZPlus()),
         "gamma": linear(rules.Gamma(0.25)),
         "layer_norm": (
-            lambda x: kernels.layer_norm_constant_std(
+            lambda x: _kernels.layer_norm_constant_std(
                 lambda x, b: F.layer_norm(x, (8,), w[0], b), x, b, (-1,), w[0], 1e-5
             ),
             lambda x: F.layer_norm(x, (8,), w[0], b),
         ),
         "rms_norm": (
-            lambda x: kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (8,), w[0]), x, (-1,), w[0], 1e-6),
+            lambda x: _kernels.rms_norm_constant_std(lambda x: F.rms_norm(x, (8,), w[0]), x, (-1,), w[0], 1e-6),
             lambda x: F.rms_norm(x, (8,), w[0]),
         ),
     }

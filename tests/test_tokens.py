@@ -22,9 +22,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from lrpx import tokens as reading
+from lrpx import _tokens as reading
+from lrpx._tokens import describe, encode_chat, pad, token_id
 from lrpx.errors import InputError, TargetError
-from lrpx.tokens import describe, encode_chat, pad, token_id
 
 
 def encode(tokenizer, text):

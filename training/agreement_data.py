@@ -64,7 +64,7 @@ def split_rows(agreement: Path) -> tuple[list[AgreementRow], list[AgreementRow]]
 
 
 def held_out_ids(agreement: Path) -> list[str]:
-    """The held-out rows by the ids that ``lrpx.data.agreement`` gives them, ``"lgd_random10001:<line>"``."""
+    """The held-out rows by the ids that ``lrpx._data.agreement`` gives them, ``"lgd_random10001:<line>"``."""
     path = agreement / RANDOM_THIRD
     return [f"{path.stem}:{number + 1}" for number in held_out_numbers(len(read_rows(path)))]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lrpx._files import write_text
 from lrpx.errors import InputError, MissingExtraError, ResultError
-from lrpx.files import write_text
 from lrpx.parts import Parts
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from lrpx.ledger import Ledger
     from lrpx.parts import Part
+
+__all__ = ["Attribution", "Explained", "Prediction", "Provenance", "Token"]
 
 
 TOKEN = "token"
@@ -244,7 +246,7 @@ class Attribution:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types, the numbers of every part included."""
-        from lrpx.saving import metadata
+        from lrpx._saving import metadata
 
         plain = metadata(self)
         for name, part in self.parts.items():
@@ -257,7 +259,7 @@ class Attribution:
         Raises:
             ResultFileError: the folder is missing or cannot be written to.
         """
-        from lrpx.saving import write
+        from lrpx._saving import write
 
         write(self, path)
 
@@ -268,13 +270,13 @@ class Attribution:
         Raises:
             ResultFileError: the file is missing, truncated, not an LRPx result, or of another format.
         """
-        from lrpx.saving import read
+        from lrpx._saving import read
 
         return read(path)
 
     def to_html(self, path: str | Path | None = None) -> str:
         """One self-contained page; also written to ``path`` when given."""
-        from lrpx.views.html import page
+        from lrpx._views.html import page
 
         text = page(self)
         if path is not None:
@@ -282,17 +284,17 @@ class Attribution:
         return text
 
     def _repr_html_(self) -> str:
-        from lrpx.views.html import fragment
+        from lrpx._views.html import fragment
 
         return fragment(self)
 
     def __str__(self) -> str:
-        from lrpx.views.terminal import line
+        from lrpx._views.terminal import line
 
         return line(self)
 
     def __rich__(self) -> Any:
-        from lrpx.views.terminal import heatmap
+        from lrpx._views.terminal import heatmap
 
         return heatmap(self)
 

@@ -21,14 +21,16 @@ from typer.core import TyperGroup
 
 import lrpx
 import lrpx.errors
+from lrpx._files import write_text
 from lrpx.errors import LRPxError
-from lrpx.files import write_text
 from lrpx.methods import METHODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lrpx.benchmarks import Benchmark
+
+__all__ = ["main"]
 
 PATIENCE = 2.0
 """Seconds before progress is shown."""

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "DataError",
+    "InputError",
+    "LRPxError",
+    "MethodError",
+    "MissingExtraError",
+    "ModelError",
+    "NonFiniteError",
+    "ResultError",
+    "ResultFileError",
+    "TargetError",
+    "TraceError",
+    "UnknownOperationError",
+]
+
 
 class LRPxError(Exception):
     """The root of the tree: ``except lrpx.LRPxError`` catches whatever LRPx raises on purpose."""

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from lrpx._batching import batches, filled
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
-from lrpx.batching import batches, filled
 from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.inputs import is_many, spread
 from lrpx.methods import find
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from lrpx.methods import Found, Method
     from lrpx.recipes import Recipe
     from lrpx.tasks import Task
+
+__all__ = ["Explainer"]
 
 FEW = 4
 """So many batches run without a progress bar, unless it is asked for."""
@@ -208,7 +210,7 @@ class Explainer:
                 themselves (:class:`~lrpx.ledger.Ledger`). A bias's share cannot be told apart by rows, so a list then
                 runs row by row.
             batch_size: the most rows run together. Rows are sorted by length, and fewer run together when they are
-                long: at most 64 tokens a row on average (:func:`lrpx.batching.batches`), which bounds the memory.
+                long: at most 64 tokens a row on average (:func:`lrpx._batching.batches`), which bounds the memory.
             progress: show a progress bar on standard error while a list runs; by default on a terminal, when there
                 are more than a few batches.
 

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lrpx import tasks, tokens
+from lrpx import _tokens, tasks
+from lrpx._tokens import Tokens
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
 from lrpx.tasks import Task
-from lrpx.tokens import Tokens
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+__all__ = ["Reader", "Row", "Segment"]
 
 NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
 """What a tokenizer may give that is not for the model's forward pass."""
@@ -171,7 +173,7 @@ class Reader:
     def _fields(self, given: Any, name: str) -> dict[str, list[int]]:
         """What a text, a pair of texts, chat messages or token ids are to the model, token by token."""
         if isinstance(given, str):
-            return tokens.encode(self.text_tokenizer, given)
+            return _tokens.encode(self.text_tokenizer, given)
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
             return self._texts(*given)
         if hasattr(given, "ndim"):  # a tensor or an array
@@ -183,7 +185,7 @@ class Reader:
             given = given.tolist()
         if isinstance(given, Sequence) and not isinstance(given, bytes):
             if given and all(isinstance(message, Mapping) for message in given):
-                return {"input_ids": tokens.encode_chat(self.text_tokenizer, given)}
+                return {"input_ids": _tokens.encode_chat(self.text_tokenizer, given)}
             if not given:
                 raise InputError(f"the {name} has no token ids; pass at least one")
             ids = [whole_number(each) for each in given]
@@ -198,7 +200,7 @@ class Reader:
         raise InputError(f"the {name} is {type(given).__name__}; pass a text, token ids or chat messages")
 
     def _texts(self, text: Any, pair: Any) -> dict[str, list[int]]:
-        return tokens.encode(self.text_tokenizer, text, pair)
+        return _tokens.encode(self.text_tokenizer, text, pair)
 
     def _segment(self, name: str, fields: Mapping[str, Sequence[int]]) -> Segment:
         """A segment, when the model can take it."""
@@ -217,7 +219,7 @@ class Reader:
             for each, values in fields.items()
             if each != "input_ids" and len(values) == len(ids) and tasks.accepts(self.model, each)
         }
-        return Segment(name, tokens.describe(self.text_tokenizer, ids), others)
+        return Segment(name, _tokens.describe(self.text_tokenizer, ids), others)
 
     def _refuse_unknown(self, ids: Sequence[int]) -> None:
         size = tasks.first_weight(self.model).shape[0]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+__all__ = ["KINDS", "Entry", "Ledger"]
+
 KINDS = (
     "tokens",
     "positions",

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lrpx import tasks, tokens
-from lrpx.batching import Batch, batch_of, batches, widths
+from lrpx import _tokens, tasks
+from lrpx._batching import Batch, batch_of, batches, widths
+from lrpx._loading import load_pretrained
+from lrpx._passes import Pass
 from lrpx.engine import propagate
-from lrpx.engine.compiled import Compiler
+from lrpx.engine._compiled import Compiler
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
-from lrpx.loading import load_pretrained
-from lrpx.passes import Pass
 from lrpx.questions import Answers
 from lrpx.targets import Logit, Similarity, Span, Target
 from lrpx.tasks import Task
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from lrpx.engine import Trace
     from lrpx.questions import Questions
     from lrpx.recipes import Recipe
+
+__all__ = ["BoundModel", "Spec"]
 
 BUNDLED = resources.files("lrpx") / "bundled"
 """The small language model that comes with the package."""
@@ -220,7 +222,7 @@ class BoundModel:
             TargetError: there is no such token or class.
         """
         if self.task.logits == "tokens":
-            return tokens.token_id(self.reader.text_tokenizer, text)
+            return _tokens.token_id(self.reader.text_tokenizer, text)
         if self.task.logits != "classes":
             raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
         labels = dict(getattr(self.config, "label2id", None) or {})
@@ -238,7 +240,7 @@ class BoundModel:
         if self.task.logits != "tokens":
             return str(index)
         try:
-            return tokens.describe(self.reader.text_tokenizer, [index]).pieces[0]
+            return _tokens.describe(self.reader.text_tokenizer, [index]).pieces[0]
         except InputError:  # a model's vocabulary may be larger than its tokenizer's
             return f"#{index}"
 
@@ -320,7 +322,7 @@ class BoundModel:
     ) -> Tensor:
         """``[K]``: the values of questions whose targets are resolved, without a graph, perhaps of changed inputs.
 
-        Rows run together as :func:`~lrpx.batching.batches` has it, so there may be as many as you like.
+        Rows run together as :func:`~lrpx._batching.batches` has it, so there may be as many as you like.
 
         Args:
             questions: each about a row of its own (:meth:`~lrpx.questions.Questions.alone`).

@@ -17,6 +17,8 @@ from lrpx.errors import ResultError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+__all__ = ["Part", "Parts"]
+
 _NAME = re.compile(r"[^\W\d_][\w ./:-]*")
 
 

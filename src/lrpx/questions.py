@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lrpx.inputs import Row
     from lrpx.targets import Target
 
+__all__ = ["Answers", "Question", "Questions"]
+
 
 @dataclass(frozen=True)
 class Question:

@@ -26,9 +26,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from lrpx import kernels, rules
+from lrpx import _kernels, rules
+from lrpx._kinds import KINDS, check_rule, shown, unwrapped
 from lrpx.errors import MethodError
-from lrpx.kinds import KINDS, check_rule, shown, unwrapped
 from lrpx.targets import whole_number
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from lrpx.rules import Rule
+
+__all__ = ["ALTI_LOGIT", "ATTNLRP", "GRADIENT", "LRP", "Override", "Recipe"]
 
 QUANTISED_LINEARS = frozenset({"bitsandbytes.autograd._functions"})
 """Modules of autograd functions that are linear layers, with the gradient of the weights they stand for."""
@@ -49,7 +51,7 @@ class Override:
         path: shell pattern on the module's path.
         layers: only in the layers of these indices; None for all. Kept as an ascending range or tuple, where it can be
             listed.
-        rules: pairs of a kind of operation and its rule; kept in the order of :data:`lrpx.kinds.KINDS`.
+        rules: pairs of a kind of operation and its rule; kept in the order of :data:`lrpx._kinds.KINDS`.
 
     Raises:
         MethodError: a path, layers, a kind or a rule that is none.
@@ -117,7 +119,7 @@ class Recipe:
         overrides: other rules for some modules; made by :meth:`at`.
 
     Raises:
-        MethodError: a rule that cannot be called as :data:`lrpx.kinds.INPUTS` has it, or another field that is none.
+        MethodError: a rule that cannot be called as :data:`lrpx._kinds.INPUTS` has it, or another field that is none.
     """
 
     name: str
@@ -179,7 +181,7 @@ class Recipe:
             MethodError: a rule or the layers cannot be written, such as a lambda.
             ResultFileError: the folder is missing or cannot be written to.
         """
-        from lrpx.recipe_files import write
+        from lrpx._recipe_files import write
 
         write(self, path)
 
@@ -195,7 +197,7 @@ class Recipe:
             MethodError: there is no such file, it is no recipe, or it names a rule that is neither LRPx's nor in
                 ``own``.
         """
-        from lrpx.recipe_files import read
+        from lrpx._recipe_files import read
 
         return read(path, own)
 
@@ -204,7 +206,7 @@ class Recipe:
         quantised linears where these need no rule."""
         mine = [rule for kind in KINDS for rule in self._rules(kind)]
         quantised = QUANTISED_LINEARS if all(r is rules.unmodified for r in self._rules("linear")) else frozenset()
-        ours = {rules.__name__, kernels.__name__}
+        ours = {rules.__name__, _kernels.__name__}
         return frozenset(ours | {unwrapped(rule).__module__ for rule in mine}) | quantised
 
     def has_gates(self) -> bool:

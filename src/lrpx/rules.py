@@ -23,14 +23,28 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from lrpx.kernels import ratio as ratio
-from lrpx.kernels import scaled_on_entry
-from lrpx.kernels import with_gradient_of as with_gradient_of
+from lrpx._kernels import ratio as ratio
+from lrpx._kernels import scaled_on_entry
+from lrpx._kernels import with_gradient_of as with_gradient_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Operation = Callable[..., Tensor]
+
+__all__ = [
+    "Epsilon",
+    "Gamma",
+    "Rule",
+    "ZPlus",
+    "constant",
+    "identity",
+    "ratio",
+    "signal_take_all",
+    "uniform",
+    "unmodified",
+    "with_gradient_of",
+]
 
 
 class Rule(Protocol):

@@ -22,6 +22,8 @@ from lrpx.errors import TargetError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+__all__ = ["Contrast", "LogProb", "Logit", "Margin", "Preferred", "Similarity", "Span", "Target"]
+
 
 @dataclass(frozen=True)
 class Target(ABC):

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from lrpx._modules import named_modules
 from lrpx.errors import InputError, ModelError
-from lrpx.modules import named_modules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     Read = Callable[[Any], Tensor]
+
+__all__ = ["Task"]
 
 
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}

@@ -9,17 +9,17 @@ import numpy as np
 import pyarrow as pa
 
 import lrpx
-from lrpx.benchmarks.agreement import Agreement
-from lrpx.benchmarks.report import write_reports
+from lrpx.benchmarks._agreement import Agreement
+from lrpx.benchmarks._report import write_reports
 from lrpx.methods import find
-from lrpx.metrics.ground_truth import METRICS
+from lrpx.metrics._ground_truth import METRICS
 from lrpx.runs import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from lrpx.benchmarks.summary import Summary
+    from lrpx.benchmarks._summary import Summary
     from lrpx.metrics import Metric
 
 BENCHMARK = Agreement([])

@@ -12,10 +12,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from lrpx.benchmarks.heatmaps import choose
-from lrpx.benchmarks.report import terminal
-from lrpx.benchmarks.summary import BINS
-from lrpx.metrics.ground_truth import METRICS, metric
+from lrpx.benchmarks._heatmaps import choose
+from lrpx.benchmarks._report import terminal
+from lrpx.benchmarks._summary import BINS
+from lrpx.metrics._ground_truth import METRICS, metric
 from lrpx.runs import Store
 from tests.benchmarks.report_samples import BENCHMARK, random_rows, reports, write
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from lrpx.benchmarks import heatmaps
-from lrpx.benchmarks.report import terminal
-from lrpx.benchmarks.summary import summarise
+from lrpx._views.picture import visible
+from lrpx.benchmarks import _heatmaps
+from lrpx.benchmarks._report import terminal
+from lrpx.benchmarks._summary import summarise
 from lrpx.errors import InputError, ResultFileError
-from lrpx.metrics.ground_truth import METRICS
+from lrpx.metrics._ground_truth import METRICS
 from lrpx.runs import Store
-from lrpx.views.picture import visible
 from tests.benchmarks.report_samples import BENCHMARK, METHODS, explained, random_rows, reports, row, write
 
 FILES = ["heatmaps.tex", "report.html", "table.md", "table.tex"]
@@ -47,7 +47,7 @@ HOSTILE = (
 
 
 def choose(folder, methods, show=()):
-    return heatmaps.choose(BENCHMARK, Store.read(folder), methods, METRICS["RMA"], show)
+    return _heatmaps.choose(BENCHMARK, Store.read(folder), methods, METRICS["RMA"], show)
 
 
 class Shown(HTMLParser):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from lrpx.views.colour import contrast
+from lrpx._views.colour import contrast
 from tests.benchmarks.report_samples import explained, reports, write
 from tests.benchmarks.test_report import hostile_run
 

@@ -16,7 +16,7 @@ from polars.testing import assert_frame_equal
 import lrpx
 from lrpx import recipes
 from lrpx.benchmarks import Run, keep
-from lrpx.benchmarks.agreement import Agreement
+from lrpx.benchmarks._agreement import Agreement
 from lrpx.errors import ResultFileError
 from lrpx.methods import Backward
 from lrpx.rules import Gamma
@@ -30,7 +30,7 @@ import json, os, resource, signal, sys, time
 from pathlib import Path
 import torch, transformers.models.llama.modeling_llama, transformers.generation.utils
 from lrpx import cli
-from lrpx.benchmarks import report
+from lrpx.benchmarks import _report
 command, steps = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 results = []

@@ -12,10 +12,10 @@ import torch
 
 import lrpx
 from lrpx.benchmarks import BENCHMARKS, Run, find, keep
-from lrpx.benchmarks.agreement import Agreement
+from lrpx.benchmarks._agreement import Agreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError
 from lrpx.methods import AltiLogit
-from lrpx.metrics.ground_truth import METRICS
+from lrpx.metrics._ground_truth import METRICS
 from lrpx.model import Spec
 from lrpx.runs import read_table
 
@@ -65,8 +65,8 @@ def test_two_other_processes_make_the_same_bytes_in_another_order(run, tmp_path)
 SCRIPT = """
 from dataclasses import dataclass
 from lrpx.benchmarks import register
-from lrpx.benchmarks.agreement import Agreement
-from lrpx.metrics.ground_truth import metric
+from lrpx.benchmarks._agreement import Agreement
+from lrpx.metrics._ground_truth import metric
 
 @register
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from fractions import Fraction
 import pyarrow.parquet as pq
 import pytest
 
-from lrpx.benchmarks import summary as summaries
-from lrpx.benchmarks.summary import BINS, Means, select
+from lrpx.benchmarks import _summary as summaries
+from lrpx.benchmarks._summary import BINS, Means, select
 from lrpx.errors import ResultFileError
-from lrpx.metrics.ground_truth import METRICS
+from lrpx.metrics._ground_truth import METRICS
 from lrpx.runs import Store
 from tests.benchmarks.report_samples import BENCHMARK, METHODS, random_rows, write
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import lrpx
 from lrpx import recipes
 from lrpx.benchmarks import Run, keep
-from lrpx.benchmarks.agreement import Agreement
-from lrpx.benchmarks.ground_truth import draws
+from lrpx.benchmarks._agreement import Agreement
+from lrpx.benchmarks._ground_truth import draws
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
 from lrpx.methods import METHODS as REGISTERED
 from lrpx.methods import Backward

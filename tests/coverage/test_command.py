@@ -45,7 +45,7 @@ def test_no_worker_is_refused(run):
 
 
 def test_only_a_folder_needs_the_extra(run, tmp_path, monkeypatch):
-    for name in [name for name in sys.modules if name.startswith(("lrpx.runs", "lrpx.coverage.parts"))]:
+    for name in [name for name in sys.modules if name.startswith(("lrpx.runs", "lrpx.coverage._parts"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert run("coverage", "gpt2", "--mapping", "causal-lm")[0] == 0

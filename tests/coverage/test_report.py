@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from lrpx.coverage import CHECKS, Checked, markdown, summary
-from lrpx.coverage.checking import failed, first_line, judged
-from lrpx.coverage.classes import ModelClass
-from lrpx.coverage.report import counts, gaps, shares
+from lrpx.coverage._checking import failed, first_line, judged
+from lrpx.coverage._classes import ModelClass
+from lrpx.coverage._report import counts, gaps, shares
 from lrpx.ledger import Entry, Ledger
 
 GOOD = Checked("causal-lm", "LlamaForCausalLM", "llama", CHECKS, missing={"lrp": 2e-16, "attnlrp": 3e-16})

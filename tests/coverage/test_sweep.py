@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from lrpx.coverage import CHECKS, choose, sweep, sweeping, versions
-from lrpx.coverage.classes import DATA, MAPPINGS, ModelClass
+from lrpx.coverage import CHECKS, _sweeping, choose, sweep, versions
+from lrpx.coverage._classes import DATA, MAPPINGS, ModelClass
 from lrpx.errors import ResultFileError
 from lrpx.runs import Store
 
@@ -99,7 +99,7 @@ def test_a_sweep_goes_on_where_it_ended(tmp_path, monkeypatch):
     assert again["GPT2LMHeadModel"] == wanted["GPT2LMHeadModel"]
     assert again["LlamaForCausalLM"].reasons["built"] == "took longer than 0.01 s"
     # results of other versions are not mixed with these
-    monkeypatch.setattr(sweeping, "versions", lambda: versions() | {"torch": "1.0"})
+    monkeypatch.setattr(_sweeping, "versions", lambda: versions() | {"torch": "1.0"})
     with pytest.raises(ResultFileError, match=r'torch was ".*" and is "1\.0" now; name another folder'):
         next(sweep(classes, tmp_path))
 

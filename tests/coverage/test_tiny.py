@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lrpx.coverage import choose, every_class
-from lrpx.coverage.classes import MAPPINGS, ModelClass
-from lrpx.coverage.tiny import SIZES, tiny_config, tiny_inputs, tiny_model
+from lrpx.coverage._classes import MAPPINGS, ModelClass
+from lrpx.coverage._tiny import SIZES, tiny_config, tiny_inputs, tiny_model
 from lrpx.errors import InputError
 
 

@@ -7,9 +7,9 @@ from agreement_data import held_out_ids, split_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrpx.data.agreement import Dropped, Sample, read_agreement
-from lrpx.data.inflection import other_form
-from lrpx.data.trees import read_trees
+from lrpx._data.agreement import Dropped, Sample, read_agreement
+from lrpx._data.inflection import other_form
+from lrpx._data.trees import read_trees
 from lrpx.errors import DataError, InputError
 from tests.data.samples import KEYS, conllu, row
 

@@ -10,12 +10,12 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
-from lrpx.data.agreement import Sample, read_agreement
-from lrpx.data.tokenised import tokenise
+from lrpx._data.agreement import Sample, read_agreement
+from lrpx._data.tokenised import tokenise
+from lrpx._tokens import token_id
 from lrpx.errors import InputError, ModelError
 from lrpx.model import BUNDLED
 from lrpx.tasks import Task
-from lrpx.tokens import token_id
 
 
 @pytest.fixture(scope="module")

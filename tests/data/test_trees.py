@@ -7,7 +7,7 @@ import lzma
 import pytest
 import spacy
 
-from lrpx.data.trees import Parser, nominal_subjects, read_lines, read_trees, words_apart
+from lrpx._data.trees import Parser, nominal_subjects, read_lines, read_trees, words_apart
 from lrpx.errors import DataError, ModelError
 from tests.data.samples import KEYS, conllu
 

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrpx import rules
-from lrpx.engine import attention, propagate
+from lrpx.engine import _attention, propagate
 from lrpx.errors import MethodError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 
@@ -71,7 +71,7 @@ def test_fused_is_eager(
         return F.scaled_dot_product_attention(q, k, v, m, is_causal=masked == "causal", enable_gqa=groups > 1)
 
     q, k, v = inputs.values()
-    fused = attention.fused(op, q, k, v, given_mask, softmax, matmul)
+    fused = _attention.fused(op, q, k, v, given_mask, softmax, matmul)
     if masked != "learned":  # torch chooses another kernel for a mask that needs its gradient
         assert torch.equal(fused, op(q, k, v, given_mask))
     if softmax is rules.constant and "v" not in learns:

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine import Trace, propagate
-from lrpx.engine.operation import Operation
-from lrpx.engine.table import TABLE, register
+from lrpx.engine._operation import Operation
+from lrpx.engine._table import TABLE, register
 from lrpx.errors import MethodError, UnknownOperationError
 from lrpx.recipes import ATTNLRP, GRADIENT, KINDS, LRP
 from lrpx.rules import Epsilon, Gamma, ZPlus, with_gradient_of

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lrpx.engine import Trace, propagate
-from lrpx.engine.compiled import Compiler
-from lrpx.engine.recompute import Layer
+from lrpx.engine._compiled import Compiler
+from lrpx.engine._recompute import Layer
 from lrpx.errors import TraceError
-from lrpx.methods.alti_logit import head_relevance
+from lrpx.methods._alti_logit import head_relevance
 from lrpx.recipes import ALTI_LOGIT, ATTNLRP, GRADIENT, LRP
 from lrpx.rules import Gamma
 from tests.engine.samples import SAMPLES, output_of

@@ -11,8 +11,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from lrpx import rules
+from lrpx._modules import layer_of
 from lrpx.engine import Trace, propagate
-from lrpx.modules import layer_of
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Recipe
 from lrpx.rules import Epsilon, Gamma, ZPlus
 from tests.reference import models

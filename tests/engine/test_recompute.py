@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from transformers import DynamicCache, StaticCache
 
 from lrpx.engine import Trace, propagate
-from lrpx.engine.book import Book
+from lrpx.engine._book import Book
 from lrpx.errors import MethodError, TraceError, UnknownOperationError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 from lrpx.rules import Gamma

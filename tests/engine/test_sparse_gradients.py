@@ -9,8 +9,8 @@ from torch.nn.functional import linear
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.pytorch_utils import Conv1D
 
-from lrpx import ATTNLRP, LRP, kernels, propagate, rules
-from lrpx.engine.layers import FEW_ROWS, MANY_OUTPUTS
+from lrpx import ATTNLRP, LRP, _kernels, propagate, rules
+from lrpx.engine._layers import FEW_ROWS, MANY_OUTPUTS
 from tests.reference import models
 
 
@@ -29,7 +29,7 @@ def test_the_gradient_of_the_whole_product(columns, shape):
     x, weight, bias = (torch.randn(*size, dtype=torch.float64) for size in (shape, (5000, 6), (5000,)))
     x.requires_grad_()
     bias.requires_grad_()
-    value, expected = kernels.for_sparse_gradients(linear)(x, weight, bias), linear(x, weight, bias)
+    value, expected = _kernels.for_sparse_gradients(linear)(x, weight, bias), linear(x, weight, bias)
     assert torch.equal(value, expected)
     seed = torch.zeros_like(expected)
     seed[..., list(columns)] = torch.randn(*shape[:-1], len(columns), dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_rows_and_columns_without_a_gradient(columns, rows, transposed):
     weight = weight.T if transposed else weight
     x.requires_grad_()
     bias.requires_grad_()
-    value, expected = kernels.for_sparse_gradients(op, transposed)(x, weight, bias), op(x, weight, bias)
+    value, expected = _kernels.for_sparse_gradients(op, transposed)(x, weight, bias), op(x, weight, bias)
     assert torch.equal(value, expected)
     seed = torch.zeros_like(expected)
     seed[torch.tensor(list(rows), dtype=torch.long)[:, None], torch.tensor(list(columns), dtype=torch.long)] = 1.7
@@ -69,7 +69,7 @@ def test_the_output_of_a_transposed_input_can_be_changed_in_place():
     x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(5, 4, dtype=torch.float64)
     found = []
-    for op in (kernels.for_sparse_gradients(linear), linear):
+    for op in (_kernels.for_sparse_gradients(linear), linear):
         y = op(x.transpose(0, 1), weight)
         y.mul_(2)
         found.append(torch.autograd.grad(y[0, 1].sum(), x)[0])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lrpx.engine import Call, Tap, Trace, propagate
-from lrpx.engine.book import Book
+from lrpx.engine._book import Book
 from lrpx.errors import TraceError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 from lrpx.rules import Gamma
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from lrpx.engine import Running
-    from lrpx.engine.places import Side
+    from lrpx.engine._places import Side
 
 IDS = torch.tensor([[5, 9, 3, 12, 7]])
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lrpx import Explainer
-from lrpx.coverage.checking import _everything_wide as everything_wide
-from lrpx.coverage.classes import choose
-from lrpx.coverage.tiny import tiny_model
+from lrpx.coverage._checking import _everything_wide as everything_wide
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError
 from lrpx.methods import METHODS
 from lrpx.model import BoundModel

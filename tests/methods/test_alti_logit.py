@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrpx import Explainer, propagate
-from lrpx.coverage.checking import _everything_wide as everything_wide
+from lrpx.coverage._checking import _everything_wide as everything_wide
 from lrpx.errors import MethodError, NonFiniteError
-from lrpx.methods import METHODS, alti_logit, attribute_all
+from lrpx.methods import METHODS, _alti_logit, attribute_all
 from lrpx.model import BoundModel
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ALTI_LOGIT
@@ -114,7 +114,7 @@ def test_the_ledger_is_the_twins_entry_by_entry(name):
 @pytest.mark.parametrize("epsilon", [1e-6, 0.05])
 def test_the_distance_may_have_an_epsilon(name, epsilon):
     model = BUILDERS[name]()
-    exact, found = (alti_logit.AltiLogit("mine", epsilon=size) for size in (0.0, epsilon))
+    exact, found = (_alti_logit.AltiLogit("mine", epsilon=size) for size in (0.0, epsilon))
     with everything_wide():
         expected = twin(model, IDS, LENGTH - 3, 2, 1, distance_epsilon=epsilon).relevance
         expected[LENGTH - 3] += twin(model, IDS, LENGTH - 3, 2, 1).biases.get(EMBEDDING_BIAS, 0.0)
@@ -140,7 +140,7 @@ def test_contributions_are_the_twins_shares(name):
     with everything_wide():
         expected, _ = twin_of(name, model, 4, 2, 1)
         writes, _ = run(model, IDS)
-        shares = torch.cat([alti_logit.contributions(write, torch.arange(LENGTH)[None]) for write in writes])
+        shares = torch.cat([_alti_logit.contributions(write, torch.arange(LENGTH)[None]) for write in writes])
     near(shares, expected.contributions)
     near(shares.sum(-1), torch.ones(len(writes), LENGTH))
     assert (shares >= 0).all()
@@ -182,7 +182,7 @@ def test_chunks_do_not_matter(monkeypatch, size):
     model, ids = models.tiny_llama(num_hidden_layers=3), [3, 14, 15, 9, 26, 5, 7]
     methods = ("alti-logit", "alti")
     whole = [Explainer(model)([ids, ids[:4]], method=method) for method in methods]
-    monkeypatch.setattr(alti_logit, "CHUNK", size)
+    monkeypatch.setattr(_alti_logit, "CHUNK", size)
     parts = [Explainer(model)([ids, ids[:4]], method=method) for method in methods]
     for some, others in zip(parts, whole, strict=True):
         for one, other in zip(some, others, strict=True):

@@ -140,9 +140,9 @@ def test_a_method_that_finds_too_little_is_refused():
 
 def test_other_packages_bring_methods_by_entry_points(tmp_path, monkeypatch):
     """A package that is really there, with its metadata; and one whose module is broken is a warning."""
-    from lrpx.registry import Registry
+    from lrpx._registry import Registry
 
-    for name, text in {"goodpkg": "import lrpx.registry\nfrom tests.methods.test_own import ENTRIES\n"
+    for name, text in {"goodpkg": "import lrpx._registry\nfrom tests.methods.test_own import ENTRIES\n"
                        "ENTRIES.add('theirs', 5, __name__)\n", "badpkg": "1 / 0\n"}.items():  # fmt: skip
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
         meta = tmp_path / f"{name}-1.0.dist-info"

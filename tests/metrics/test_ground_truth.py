@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrpx.errors import InputError
-from lrpx.metrics.ground_truth import METRICS, mrr, pg, pta, rma
+from lrpx.metrics._ground_truth import METRICS, mrr, pg, pta, rma
 from tests.reference import ground_truth as twins
 
 MANY = settings(deadline=None)

@@ -9,7 +9,7 @@ import pytest
 
 from lrpx.errors import InputError
 from lrpx.metrics import Metric
-from lrpx.metrics.ground_truth import METRICS, metric
+from lrpx.metrics._ground_truth import METRICS, metric
 
 SIGNED = Metric("Signed", "what it says.", -1.0, 1.0, "lower", lambda value: value)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lrpx.errors import InputError, MissingExtraError
-from lrpx.metrics.statistics import FLIPS, RESAMPLES, holm, interval, paired_test
+from lrpx.metrics._statistics import FLIPS, RESAMPLES, holm, interval, paired_test
 from tests.reference import statistics as twins
 
 FINITE = st.floats(-100, 100)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from view_samples import hostile, long_text, parts, sentence, sink, translation, wide
 
-from lrpx.views.colour import contrast
-from lrpx.views.html import fragment, page
-from lrpx.views.picture import picture, visible
+from lrpx._views.colour import contrast
+from lrpx._views.html import fragment, page
+from lrpx._views.picture import picture, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

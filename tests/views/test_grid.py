@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_samples import attribution
 
+from lrpx._views.grid import LARGEST, grids
 from lrpx.parts import Part
-from lrpx.views.grid import LARGEST, grids
 
 
 def laid_out(part, tokens=("a", " b", "\n"), **options):

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
 
+from lrpx._views.html import STEPS, fragment, page
+from lrpx._views.picture import one_line, picture, visible
 from lrpx.ledger import Entry, Ledger
 from lrpx.parts import Part
-from lrpx.views.html import STEPS, fragment, page
-from lrpx.views.picture import one_line, picture, visible
 from tests.work import calls
 
 VOID = {"meta"}

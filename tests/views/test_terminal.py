@@ -15,10 +15,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
 
+from lrpx._views.colour import INK, PAPER, colour, contrast, hexadecimal, ink
+from lrpx._views.picture import number, picture, visible
 from lrpx.ledger import Entry, Ledger
 from lrpx.parts import Part
-from lrpx.views.colour import INK, PAPER, colour, contrast, hexadecimal, ink
-from lrpx.views.picture import number, picture, visible
 
 COLOUR_CODE = re.compile(r"\x1b\[[\d;]*m")
 SAMPLES = [sentence, sink, wide, translation, hostile, parts]

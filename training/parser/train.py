@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from lrpx.data.trees import Parser, nominal_subjects, read_trees, words_apart
+from lrpx._data.trees import Parser, nominal_subjects, read_trees, words_apart
 
 HERE = Path(__file__).resolve().parent
 TAGS = {"VBZ", "VBP"}

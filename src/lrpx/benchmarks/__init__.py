@@ -8,13 +8,13 @@ try:
 except ImportError as error:
     raise MissingExtraError("the benchmarks need pyarrow and polars: pip install 'lrpx[benchmarks]'") from error
 
-from lrpx.benchmarks import agreement as _agreement  # noqa: F401 - registers itself
-from lrpx.benchmarks.contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
-from lrpx.benchmarks.ground_truth import GroundTruth
-from lrpx.benchmarks.keeping import Kept, keep
-from lrpx.benchmarks.running import Run
-from lrpx.benchmarks.words import Group, Words
-from lrpx.data.agreement import Dropped
+from lrpx._data.agreement import Dropped
+from lrpx.benchmarks import _agreement as _agreement
+from lrpx.benchmarks._contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
+from lrpx.benchmarks._ground_truth import GroundTruth
+from lrpx.benchmarks._keeping import Kept, keep
+from lrpx.benchmarks._running import Run
+from lrpx.benchmarks._words import Group, Words
 
 __all__ = [
     "BENCHMARKS",

@@ -1,9 +1,9 @@
 """Coverage: does every model class of transformers run under the rules, and does its ledger close?"""
 
-from lrpx.coverage.checking import CHECKS, Checked, check
-from lrpx.coverage.classes import MAPPINGS, ModelClass, choose, every_class
-from lrpx.coverage.report import markdown, summary
-from lrpx.coverage.sweeping import sweep, versions
+from lrpx.coverage._checking import CHECKS, Checked, check
+from lrpx.coverage._classes import MAPPINGS, ModelClass, choose, every_class
+from lrpx.coverage._report import markdown, summary
+from lrpx.coverage._sweeping import sweep, versions
 
 __all__ = [
     "CHECKS",

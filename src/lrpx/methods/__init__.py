@@ -1,11 +1,11 @@
-"""The methods: model + questions → relevance of every token. A method is one file; see :mod:`lrpx.methods.contract`."""
+"""The methods: model + questions → relevance of every token. Each is one file, under one contract (:class:`Method`)."""
 
-from lrpx.methods import backward, alti_logit, gradients, leave_one_out  # noqa: F401, I001 - the order of METHODS
-from lrpx.methods.alti_logit import AltiLogit
-from lrpx.methods.backward import Backward
-from lrpx.methods.contract import ALIASES, METHODS, Found, Method, attribute_all, register
-from lrpx.methods.finding import find
-from lrpx.methods.leave_one_out import LeaveOneOut
+from lrpx.methods import _backward, _alti_logit, _gradients, _leave_one_out  # noqa: F401, I001 - the order of METHODS
+from lrpx.methods._alti_logit import AltiLogit
+from lrpx.methods._backward import Backward
+from lrpx.methods._contract import ALIASES, METHODS, Found, Method, attribute_all, register
+from lrpx.methods._finding import find
+from lrpx.methods._leave_one_out import LeaveOneOut
 
 __all__ = [
     "ALIASES",

@@ -1,0 +1,137 @@
+"""One forward pass under a recipe, and the backward passes that explain it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lrpx.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lrpx._batching import Batch
+    from lrpx.engine import Source, Trace
+    from lrpx.questions import Answers, Questions
+
+
+PACK = 16
+"""The most rounds that one backward pass answers."""
+SHORT = 64
+"""Rounds share a backward pass where the rows have no more tokens than this in all; a pass over more of them has more
+work than overhead (measured on a CPU, ``bench/questions.py``)."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward pass under a recipe.
+
+    Args:
+        questions: what was asked.
+        batch: the rows as the model took them.
+        trace: the record of the run.
+        answers: what the model says, in the graph.
+        paths: where relevance ends: the paths of the token embeddings, or the argument that takes an image.
+        packs: whether one backward pass may answer several rounds at once.
+    """
+
+    questions: Questions
+    batch: Batch
+    trace: Trace
+    answers: Answers
+    paths: frozenset[str]
+    packs: bool = False
+
+    def explained(self) -> Iterator[list[int]]:
+        """Explain the questions, round after round: one backward pass answers one question of each row.
+
+        Yields:
+            The questions of a round; the trace holds their relevance until the next.
+
+        Raises:
+            NonFiniteError: NaN or infinity in the relevance.
+            UnknownOperationError: a custom autograd function on the way, under a strict recipe.
+        """
+        rounds = self.questions.rounds()
+        done = 0
+        while done < len(rounds):
+            pack = rounds[done : done + PACK]
+            if self.packs and len(pack) > 1 and self.batch.tokens <= SHORT:
+                yield from self._explained_together(pack)
+            else:
+                yield from self._explained_alone(pack, done + len(pack) == len(rounds))
+            done += len(pack)
+
+    def _explained_together(self, pack: Sequence[list[int]]) -> Iterator[list[int]]:
+        values = torch.stack([self.answers.values[chosen].sum() for chosen in pack])
+        explained = self.trace.explain_together(values)
+        for i, chosen in enumerate(pack):
+            try:
+                next(explained)
+            except RuntimeError:
+                if i:
+                    raise
+                # a rule of one's own that no batch of gradients can pass: one after the other then
+                yield from self._explained_alone(pack, last=False)
+                return
+            yield chosen
+
+    def _explained_alone(self, pack: Sequence[list[int]], last: bool) -> Iterator[list[int]]:
+        answers = self.answers
+        for i, chosen in enumerate(pack):
+            every = len(chosen) == len(self.questions)
+            values = answers.values if every else answers.values[torch.tensor(chosen, device=answers.values.device)]
+            conserves = all(answers.targets[each].conserves for each in chosen)
+            self.trace.explain(values, None if conserves else answers.logits, keep=not last or i < len(pack) - 1)
+            yield chosen
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        """Where relevance ends, for each argument that takes tokens; or the argument that takes an image.
+
+        Raises:
+            ModelError: the token embedding was used more often, or not at all.
+        """
+        found = [source for source in self.trace.sources if not self.paths.isdisjoint(source.paths)]
+        names = self.batch.task.arguments
+        if len(found) != len(names):
+            raise ModelError(
+                f"the token embedding {min(self.paths)} was used {len(found)} times, not {len(names)}; "
+                "use lrpx.propagate(model, recipe) and read trace.sources"
+            )
+        return found
+
+    def by_token(self, scores: Sequence[Tensor]) -> list[Tensor]:
+        """Scores of each of :attr:`sources` ``[B, W]`` in the shape of the ids that were given to the model, ``[B, W]``
+        or ``[B, C, W]``.
+
+        Raises:
+            ModelError: the model embeds other ids than it was given.
+        """
+        found = []
+        for name, source, each in zip(self.batch.arguments, self.sources, scores, strict=True):
+            ids = self.batch.inputs[name]
+            flat = _like(ids.flatten(0, -2), source, each)
+            several = self.batch.task.together is not None
+            found.append(flat.reshape(len(self.batch.rows), -1, flat.shape[-1]) if several else flat)
+        return found
+
+
+def _like(ids: Tensor, source: Source, scores: Tensor) -> Tensor:
+    """The scores ``[B, T]`` of the ids given to the model, which may turn them round or pad them further."""
+    looked_up = None if source.ids is None else source.ids.to(ids.device)
+    if looked_up is not None and not torch.equal(looked_up, ids):
+        if torch.equal(looked_up, ids.T):
+            return scores.T
+        if looked_up.ndim == 2 and torch.equal(looked_up[:, : ids.shape[1]], ids):
+            return scores[:, : ids.shape[1]]
+    if scores.shape != ids.shape:
+        raise ModelError(
+            f"the token embedding {source.paths[0]} was given ids of shape {list(scores.shape)} for an input of "
+            f"{list(ids.shape)}; use lrpx.propagate(model, recipe) and read trace.sources"
+        )
+    return scores

@@ -1,0 +1,260 @@
+"""An attribution in a terminal: one coloured line, or a heatmap that wraps to the width."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from lrpx._views.colour import INK, PAPER, colour, hexadecimal, ink
+from lrpx._views.grid import LARGEST, grids
+from lrpx._views.picture import number, one_line, percent, picture, share
+from lrpx._views.waterfall import waterfall
+
+if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType, RenderResult
+
+    from lrpx._views.grid import Grid
+    from lrpx._views.picture import Picture, Piece, Segment
+    from lrpx._views.waterfall import Waterfall
+    from lrpx.attribution import Attribution
+
+_STRONGEST = 6
+_LARGEST = 4
+_BAR_CELLS = 16
+_FALL_CELLS = 24
+_LEGEND_HALF = 8
+_CELL = 2
+_WIDEST_TOKEN = 24
+_LIGHT_BACKGROUNDS = ("7", "15")
+
+
+def line(a: Attribution) -> str:
+    """What was explained, its value and the tokens, on a single line.
+
+    Coloured where standard output is a terminal that shows colours (``NO_COLOR`` and ``FORCE_COLOR``
+    are honoured, the depth is the terminal's); elsewhere each token is followed by its number instead.
+    """
+    console = Console(force_jupyter=False, highlight=False)
+    shown, coloured = picture(a), _shows_colour(console)
+    text = Text(f"{one_line(a.explained.description)} = {number(a.explained.value)}:  ")
+    for segment in shown.segments:
+        if len(shown.segments) > 1:
+            text.append(f" {segment.name or 'other'}: ")
+        text.append(_tokens(segment, _is_dark(), flat=True) if coloured else _numbered(shown, segment, flat=True))
+    if coloured and (sink := shown.sink):
+        text.append(f"  {_quoted(sink)} alone: {number(sink.relevance)}")
+    with console.capture() as captured:
+        console.print(text, soft_wrap=True, end="")
+    return captured.get()
+
+
+def heatmap(a: Attribution) -> Heatmap:
+    """A renderable for ``rich``: header, tokens on their colours, legend, strongest tokens, other parts, ledger."""
+    return Heatmap(a)
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """An attribution as ``rich`` draws it; without colours the tokens carry their numbers."""
+
+    attribution: Attribution
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw for this console: its width, its colours, its encoding."""
+        a, shown = self.attribution, picture(self.attribution)
+        coloured, dark = _shows_colour(console), _is_dark()
+        yield _header(a)
+        for segment in shown.segments:
+            several = len(shown.segments) > 1
+            yield Text(f"{segment.name or 'other'}  {number(segment.total)}", "bold") if several else Text()
+            tokens = _tokens(segment, dark) if coloured else _numbered(shown, segment)
+            tokens.overflow = "fold"
+            yield Padding(tokens, (0, 1), style=_card(dark)) if coloured else tokens
+        yield Text()
+        yield _legend(shown, dark) if coloured else Text()
+        yield _totals(a, shown)
+        if sink := shown.sink:
+            yield _sink_note(shown, sink)
+        yield Text()
+        yield _strongest(shown, ascii_only=options.ascii_only)
+        for grid in grids(a, largest=max(1, min(LARGEST, (options.max_width - _WIDEST_TOKEN) // _CELL))):
+            yield Text()
+            yield _cells(grid, dark if coloured else None, ascii_only=options.ascii_only)
+        if fall := waterfall(a):
+            yield Text()
+            yield _ledger(fall, ascii_only=options.ascii_only)
+
+
+def _shows_colour(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+def _is_dark() -> bool:
+    """Some terminals tell their background as ``COLORFGBG=15;0``; most are dark."""
+    return os.environ.get("COLORFGBG", "").rpartition(";")[2] not in _LIGHT_BACKGROUNDS
+
+
+def _card(dark: bool) -> Style:
+    return Style(color=hexadecimal(INK[dark]), bgcolor=hexadecimal(PAPER[dark]))
+
+
+def _tokens(segment: Segment, dark: bool, *, flat: bool = False) -> Text:
+    """The tokens of a segment on their colours; ``flat`` leaves out the line breaks."""
+    text = Text(style=_card(dark))
+    for piece in segment.pieces:
+        background = colour(piece.ratio, dark=dark)
+        style = Style(
+            color=hexadecimal(ink(background)),
+            bgcolor=hexadecimal(background),
+            italic=piece.special or None,
+            underline=piece.sink or None,
+        )
+        text.append(piece.before).append(_flat(piece.text) if flat else piece.text, style)
+        text.append("" if flat else piece.after)
+    return text
+
+
+def _numbered(shown: Picture, segment: Segment, *, flat: bool = False) -> Text:
+    """The tokens of a segment, each followed by its number."""
+    words = (f"{_flat(p.text)}[{shown.number(p.relevance)}]{'' if flat else p.after}" for p in segment.pieces)
+    return Text(" ".join(words).replace("\n ", "\n"))
+
+
+def _flat(text: str) -> str:
+    return text.replace("\n", "")
+
+
+def _quoted(piece: Piece) -> str:
+    return f'"{_flat(piece.text)}"'
+
+
+def _header(a: Attribution) -> RenderableType:
+    made = f"{one_line(a.provenance.model)}, {one_line(a.provenance.method)}"
+    first = Text(overflow="fold").append(one_line(a.explained.description), "bold")
+    first.append("  ").append(number(a.explained.value), "bold")
+    second = Text(overflow="fold")
+    if a.prediction is not None:
+        prediction = f'"{one_line(a.prediction.text)}" {percent(a.prediction.probability)}  '
+        second.append("predicted ", "dim").append(prediction)
+    return Group(first, second.append(made, "dim"))
+
+
+def _legend(shown: Picture, dark: bool) -> Text:
+    """The colour scale with its two ends as numbers."""
+    text = Text(f"against {number(-shown.limit)} ", "dim", overflow="fold")
+    for step in range(-_LEGEND_HALF, _LEGEND_HALF + 1):
+        text.append(" ", Style(bgcolor=hexadecimal(colour(step / _LEGEND_HALF, dark=dark))))
+    return text.append(f" {number(shown.limit)} for")
+
+
+def _totals(a: Attribution, shown: Picture) -> Text:
+    part = percent(share(shown.total, a.explained.value))
+    whole = f"sum {number(shown.total)} of {number(a.explained.value)}" + (f" ({part})" if part else "")
+    sides = f"{number(shown.positive)} for, {number(shown.negative)} against"
+    return Text(f"{whole}; {sides}", "dim", overflow="fold")
+
+
+def _sink_note(shown: Picture, sink: Piece) -> Text:
+    return Text(overflow="fold").append(
+        f"{_quoted(sink)} alone carries {number(sink.relevance)}, {abs(sink.relevance) / shown.limit:.1f} "
+        f"times the next largest; it is underlined, and the colours are scaled by the rest"
+    )
+
+
+def _grid() -> Table:
+    """Columns for a name, a bar, a number and a share."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(max_width=_WIDEST_TOKEN, no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="crop")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    return table
+
+
+def _tint(value: float) -> Style:
+    return Style(color=hexadecimal(colour(math.copysign(1, value))))
+
+
+def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
+    """The tokens of largest relevance, with bars and numbers."""
+    table = _grid()
+    for piece in shown.strongest(_STRONGEST):
+        bar = Text(_bar(piece, ascii_only), _tint(piece.ratio))
+        table.add_row(
+            Text(_flat(piece.text)),
+            bar,
+            Text(shown.number(piece.relevance)),
+            Text(percent(piece.share), "dim"),
+        )
+    return table
+
+
+def _cells(grid: Grid, dark: bool | None, *, ascii_only: bool) -> RenderableType:
+    """A part of several axes on its colours, and its strongest places by name; without colours these alone."""
+    note = f"  {grid.note}" if grid.note else ""
+    name = grid.title.replace("×", "x") if ascii_only else grid.title
+    title = Text(overflow="fold").append(name, "bold").append(note, "dim")
+    names = Table.grid(padding=(0, 2))
+    names.add_column(overflow="fold")
+    names.add_column(justify="right", no_wrap=True)
+    for cell in grid.strongest(_LARGEST):
+        names.add_row(Text(cell.place, "dim"), Text(grid.number(cell.value)))
+    if dark is None:
+        return Group(title, names)
+    table = Table.grid(padding=(0, 1))
+    table.add_column(max_width=_WIDEST_TOKEN - 1, no_wrap=True, overflow="ellipsis", justify="right")
+    table.add_column(no_wrap=True, overflow="crop")
+    for label, row in zip(grid.row_labels, grid.rows, strict=True):
+        line = Text()
+        for cell in row:
+            line.append(" " * _CELL, Style(bgcolor=hexadecimal(colour(cell.ratio, dark=dark))))
+        table.add_row(Text(label, "dim"), line)
+    return Group(title, table, names)
+
+
+def _ledger(fall: Waterfall, *, ascii_only: bool) -> RenderableType:
+    """Where the value came from: the sum of each kind of entry, their sum, and the largest entries by name."""
+    table = _grid()
+    for step in fall.steps:
+        bar = _floating_bar(step.start, step.end, ascii_only)
+        table.add_row(Text(step.kind), Text(bar, _tint(step.value)), *_numbers(fall, step.value, step.share))
+    whole = Text(_floating_bar(fall.zero, fall.end, ascii_only), "dim")
+    table.add_row(Text("sum", "bold"), whole, *_numbers(fall, fall.total, fall.share))
+    parts: list[RenderableType] = [Text("where the value came from", "bold"), table]
+    parts.append(Text(fall.verdict, "dim" if fall.closes else "bold", overflow="fold"))
+    if largest := fall.largest(_LARGEST):
+        names = Table.grid(padding=(0, 2))
+        names.add_column(overflow="fold")
+        names.add_column(justify="right", no_wrap=True)
+        for step, line in largest:
+            names.add_row(Text(f"{step.kind}: {line.name}", "dim"), Text(fall.number(line.value)))
+        parts += [Text(), Text("largest single entries", "bold"), names]
+    return Group(*parts)
+
+
+def _numbers(fall: Waterfall, value: float, part: float | None) -> tuple[Text, Text]:
+    return Text(fall.number(value)), Text(percent(part), "dim")
+
+
+def _floating_bar(start: float, end: float, ascii_only: bool) -> str:
+    """A bar between two places of the range, at least one cell long."""
+    low, high = (round(place * _FALL_CELLS) for place in sorted((start, end)))
+    low = min(low, _FALL_CELLS - 1)
+    return " " * low + ("=" if ascii_only else "━") * max(1, high - low)
+
+
+def _bar(piece: Piece, ascii_only: bool) -> str:
+    """A bar as long as the relevance, in half cells; the sink's has an arrow, for it goes on."""
+    full, half, beyond = "=->" if ascii_only else "━╸▶"
+    if piece.sink:
+        return full * (_BAR_CELLS - 1) + beyond
+    whole, rest = divmod(max(1, round(abs(piece.ratio) * _BAR_CELLS * 2)), 2)
+    return full * whole + half * rest

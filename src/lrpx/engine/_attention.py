@@ -1,0 +1,151 @@
+"""Softmax, its logarithm, and the attention that is one torch function."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lrpx import _kernels, rules
+from lrpx._kinds import rule_name
+from lrpx.engine._gates import mark_gate
+from lrpx.engine._operation import Operation
+from lrpx.engine._tensors import arguments, carries, constants, first
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from lrpx.engine._run import Run
+    from lrpx.rules import Rule
+
+
+def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, rest, settings = first(constants(args), constants(kwargs))
+    if not carries(x):
+        return func(x, *rest, **settings)
+    return mark_gate(run.recipe, "softmax", run.apply("softmax", lambda x: func(x, *rest, **settings), x))
+
+
+def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The logarithm of a softmax's normaliser."""
+    x, rest, settings = first(constants(args), constants(kwargs))
+    if not carries(x):
+        return func(x, *rest, **settings)
+    return run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+
+
+def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """``x − log Σ exp x``, with the rule on what is taken off."""
+    x, rest, settings = first(constants(args), constants(kwargs))
+    if not carries(x):
+        return func(x, *rest, **settings)
+    softmax, dim = run.recipe.softmax, rest[0] if rest else settings.get("dim")
+    if softmax is rules.unmodified:
+        return run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+    if dim is None:  # what torch takes it for
+        dim = 0 if x.ndim in (0, 1, 3) else 1
+
+    def spelled_out(op: Callable[..., Any], x: Tensor) -> Any:
+        value = op(x.detach())
+        wide = x.to(value.dtype)
+        normaliser = softmax(lambda x: x.logsumexp(dim, keepdim=True), wide)
+        return rules.with_gradient_of(value, wide - normaliser)
+
+    return run.apply("softmax", lambda x: func(x, *rest, **settings), x, rule=spelled_out)
+
+
+# --------------------------------------------------------------------- fused attention
+
+NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+
+
+def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    args, kwargs = constants(args), constants(kwargs)
+    q, k, v, mask = arguments(args, kwargs, *NAMES[:4])
+    rest = {name: value for name, value in kwargs.items() if name not in NAMES[:4]}
+    softmax, matmul = run.recipe.softmax, run.recipe.matmul
+    if run.has_taps_on_constants and softmax is not rules.constant and _has_summands(mask):
+        mask = run.added(mask, "attn_mask", q, k)
+
+    def op(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Any:
+        return func(q, k, v, mask, *args[4:], **rest)
+
+    if not any(map(carries, (q, k, v, mask))):
+        return op(q, k, v, mask)
+    called = f"softmax={rule_name(softmax)}, matmul={rule_name(matmul)}"
+    if not is_fused(softmax, matmul):
+        _, _, _, _, dropout, causal, scale, _ = arguments(args, kwargs, *NAMES)
+        if dropout:
+            kind = "softmax" if softmax not in (rules.unmodified, rules.constant) else "matmul"
+            raise run.refuse_rule(kind, func.__name__, "with dropout", "put the model into eval(), or ")
+        return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
+    return run.apply(
+        "softmax", op, q, k, v, mask,
+        rule=partial(fused, softmax=softmax, matmul=matmul), called=called, conserves=softmax is rules.constant,
+    )  # fmt: skip
+
+
+def is_fused(softmax: Rule, matmul: Rule) -> bool:
+    """Whether :func:`fused` has a kernel for the rules."""
+    return softmax is rules.constant or (softmax is rules.unmodified and matmul in (rules.unmodified, rules.uniform))
+
+
+def fused(
+    op: Callable[..., Any], /, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softmax: Rule, matmul: Rule
+) -> Any:
+    """Attention as one kernel, ``op(q, k, v, mask)``, under rules for softmax and for matrix products.
+
+    Where the softmax is constant, so are the attention weights: the values alone are left in the graph, and their
+    product with a constant gets no rule.
+    """
+    if softmax is rules.constant:
+        return op(q.detach(), k.detach(), v, None if mask is None else mask.detach())
+    return op(q, k, v, mask) if matmul is rules.unmodified else _kernels.attention(op, q, k, v, mask)
+
+
+def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, scale: float | None, called: str) -> Any:
+    """The value of ``op(q, k, v, mask)`` with the gradient of the two products and the softmax that it is made of."""
+    q, k, v, mask = inputs
+    if k.shape[-3:-2] != q.shape[-3:-2]:  # groups of heads with one key and value
+        k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    wide = torch.promote_types(q.dtype, torch.float32)
+    wide_q, wide_k, wide_v = q.to(wide), k.to(wide), v.to(wide)
+    scores = _between_inputs(run, torch.matmul, wide_q, wide_k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    admitted = None if mask is None or mask.dtype is not torch.bool else mask
+    if causal:
+        admitted = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    elif mask is not None and admitted is None:
+        scores = scores + mask
+        admitted = mask.detach() > torch.finfo(mask.dtype).min / 2
+    if admitted is not None:  # by a finite number: a row that admits nothing must not be NaN
+        scores = scores.masked_fill(~admitted, torch.finfo(wide).min)
+    softmax = partial(torch.softmax, dim=-1)
+    weights = run.apply("softmax", softmax, scores) if carries(scores) else softmax(scores)
+    if admitted is not None:
+        weights = weights.masked_fill(~admitted, 0.0)
+    product = _between_inputs(run, torch.matmul, weights, wide_v)
+    run.call_it(called)
+    value = op(*(None if x is None else x.detach() for x in inputs))
+    return rules.with_gradient_of(value, product.to(value.dtype)) if carries(product) else value
+
+
+def _between_inputs(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
+    return run.apply("matmul", op, a, b) if carries(a) and carries(b) else op(a, b)
+
+
+def _has_summands(mask: Tensor | None) -> bool:
+    """Whether an attention mask adds to the scores (ALiBi), rather than only admits and forbids."""
+    if mask is None or not mask.is_floating_point():
+        return False
+    return bool(((mask != 0) & (mask > torch.finfo(mask.dtype).min / 2)).any())
+
+
+ROWS = [
+    Operation("softmax", ("softmax", "_softmax", "special_softmax"), _softmax, "softmax"),
+    Operation("logsumexp", ("logsumexp", "special_logsumexp"), _logsumexp, "softmax"),
+    Operation("log_softmax", ("log_softmax", "_log_softmax", "special_log_softmax"), _log_softmax, "softmax"),
+    Operation("attention", ("scaled_dot_product_attention",), _attention, "softmax"),
+]

@@ -1,0 +1,387 @@
+"""The ledger while it is being written: constants become leaves, and rules that do not conserve are measured."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lrpx import rules
+from lrpx.engine._taps import Tap
+from lrpx.engine._tensors import any_carries, arguments, carries
+from lrpx.ledger import Entry, Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+    from torch.nn import Module
+    from torch.utils.hooks import RemovableHandle
+
+    from lrpx.engine._operation import Operation
+    from lrpx.engine._places import Source
+    from lrpx.engine._taps import Call, Running
+    from lrpx.rules import Rule
+
+CONSERVING = (rules.constant, rules.uniform, rules.signal_take_all)
+"""Rules that hand on exactly what they are given, whatever the operation."""
+
+NAME = "_lrpx_name"
+"""The attribute of a constant that was made of a named one."""
+
+RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
+"""The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
+
+PLACES_OF_TOKENS = (
+    ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
+    (
+        "positions",
+        re.compile(r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)"),
+    ),
+)
+"""How the kind of an embedding shows in its path."""
+
+
+class Book(Tap):
+    """Collects the entries of one run.
+
+    Args:
+        model: whose parameters and buffers give the entries their names.
+    """
+
+    def __init__(self, model: Module) -> None:
+        self._run: Running
+        self._model = model
+        self._names: dict[int, tuple[bool, str]] = {}
+        for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
+            self._names |= {_storage(tensor): (is_parameter, path) for path, tensor in named}
+        self._names.pop(0, None)
+        self._leaves: list[tuple[Line, Tensor]] = []
+        self._unsummed: dict[int, Tensor] = {}
+        self._fresh: list[Tensor] = []
+        self._measured: list[tuple[Line, Tensor, Tensor]] = []
+        self._count = 0
+
+    def begin(self, run: Running) -> None:
+        """The run that it is the book of."""
+        self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
+        self._sources = run.sources
+
+    def leaves(self) -> list[Tensor]:
+        """Every constant that was added to what depends on the input, as a leaf of the graph."""
+        return [leaf for _, leaf in self._leaves]
+
+    def _line(self, kind: str, name: str) -> Line:
+        """An entry of this kind and name, at the place that the model has reached."""
+        self._count += 1
+        return Line((len(self._sources), self._count), kind, name)
+
+    # -------------------------------------------------------------------------- constants
+
+    def added(self, value: Any, operation: str) -> Any:
+        """``value``, when it is a constant, as a leaf whose relevance is an entry."""
+        return self._added(value, operation, torch.float64)
+
+    def _added(self, value: Any, operation: str, dtype: torch.dtype) -> Any:
+        """The same; a number gets the dtype."""
+        if type(value) in (list, tuple):
+            return type(value)(self.added(each, operation) if isinstance(each, Tensor) else each for each in value)
+        if not isinstance(value, (Tensor, int, float)):
+            return value
+        if not isinstance(value, Tensor):
+            return self._leaf(torch.tensor(value, dtype=dtype), value, operation) if value else value
+        constant = isinstance(value, Parameter) or not value.requires_grad
+        return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
+
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """An operation that needs no rule, the constants among its summands as leaves; any other as it is."""
+        out = self._around(call, proceed)
+        self.added_to(out)
+        return out
+
+    def _around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        args, kwargs, row = call.args, call.kwargs, call.operation
+        if not torch.is_grad_enabled():
+            out = proceed(args, kwargs)
+            self.inherit(out, (*args, *kwargs.values()))
+            return out
+        if row is None or row.kind != "plain" or call.name == "__get__":
+            return proceed(args, kwargs)
+        if call.name in ("pad", "constant_pad_nd"):
+            return self._watched("constants", lambda x: proceed((x, *args[1:]), kwargs), args[:1])
+        out = proceed(*self._operands(call.name, row, args, kwargs))
+        self.inherit(out, args)
+        return out
+
+    def _operands(
+        self, name: str, row: Operation, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not row.has_summands or not any_carries((*args, *kwargs.values())):
+            return tuple(args), dict(kwargs)
+        if name in ("scatter", "scatter_"):
+            args, kwargs = _one_source(args, kwargs)
+        numbers = row.numbers
+        # a sum takes a number in the widest precision, anything else in the tensor's own
+        dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
+        lifted: list[Any] = [
+            self._added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
+            for i, value in enumerate(args)
+        ]
+        if numbers == (1,):  # a sum takes integers and truth values too
+            carrying = next((x for x in (*args, *kwargs.values()) if any_carries(x)), None)
+            lifted = [
+                self.added(x.to(carrying.dtype), name)
+                if isinstance(x, Tensor) and carrying is not None and not (x.is_floating_point() or x.is_complex())
+                else x
+                for x in lifted
+            ]
+        if _is_in_place(name) and isinstance(args[0], Tensor):
+            lifted[0] = args[0]
+            whole = args[0] if args[0]._base is None else args[0]._base
+            if not any_carries(whole) and whole.is_floating_point() and whole.any():
+                # its constant content becomes an entry: the same values, with a leaf behind them
+                whole.copy_(self.added(whole.clone(), name))
+                _ = args[0].grad_fn  # a view of it gets its place in the graph when it is asked for
+        named = {
+            key: self._added(value, name, dtype)
+            if not isinstance(value, (int, float)) or (numbers and key in ("other", "value"))
+            else value
+            for key, value in kwargs.items()
+        }
+        return tuple(lifted), named
+
+    def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
+        leaf = constant.detach().requires_grad_()
+        if self._run.replaying:
+            return leaf
+        is_parameter, name = self._name(named_by, operation)
+        kind = _kind(name, "biases" if is_parameter else "constants")
+        self._leaves.append((self._line(kind, name), leaf))
+        self._fresh.append(leaf)
+        return leaf
+
+    def added_to(self, out: Any) -> None:
+        """The constants that were taken up since the last call went into ``out``.
+
+        A bias is added in every row, so its gradient is a sum over rows; how exact that is, only the rows can tell.
+        (The bias of the keys adds the same to every score that a softmax sees: the rows sum to zero, but for rounding.)
+        """
+        fresh, self._fresh = self._fresh, []
+        if isinstance(out, Tensor) and out.requires_grad:
+            for leaf in fresh:
+                self._see_rows(out, leaf)
+
+    def _see_rows(self, out: Tensor, leaf: Tensor) -> None:
+        shapes = zip(reversed(leaf.shape), reversed(out.shape), strict=False)
+        if leaf.shape == out.shape or leaf.ndim > out.ndim or not all(size in (1, rows) for size, rows in shapes):
+            return
+
+        def record(gradient: Tensor) -> None:
+            self._unsummed[id(leaf)] = rounding(leaf.detach(), gradient, coarsest(leaf, gradient))
+
+        out.register_hook(record)  # type: ignore[no-untyped-call]
+
+    def _name(self, value: Any, operation: str) -> tuple[bool, str]:
+        return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._run.where()}")
+
+    def _known(self, value: Any) -> tuple[bool, str] | None:
+        known = getattr(value, NAME, None) or self._names.get(_storage(value))
+        if known is None and isinstance(value, Parameter):  # loaded for this call only, as where a model is offloaded
+            known = next(((True, path) for path, each in self._model.named_parameters() if each is value), None)
+        return known
+
+    def inherit(self, out: Any, made_of: Iterable[Any]) -> None:
+        """A constant made of one named constant alone, such as the positions looked up in a table, keeps its name."""
+        if isinstance(out, Tensor) and not out.requires_grad and self._known(out) is None:
+            floating = [x for x in made_of if isinstance(x, Tensor) and x.is_floating_point()]
+            if len(floating) == 1 and (name := self._known(floating[0])) is not None:
+                setattr(out, NAME, name)
+
+    # --------------------------------------------------------------------------- residues
+
+    def rule(
+        self, kind: str, rule: Rule, op: Callable[..., Any], inputs: Sequence[Any], proceed: Callable[..., Any]
+    ) -> Any:
+        """``rule(op, *inputs)``, and what enters the operation backwards less what leaves it as an entry."""
+        if (
+            self._run.replaying
+            or any(rule is each for each in CONSERVING)
+            or (rule is rules.unmodified and kind in ("linear", "convolution"))
+        ):
+            return proceed(*inputs)
+        if rule is rules.identity:
+            return self._identity(proceed, inputs[0])
+        return self._watched(kind, proceed, inputs)
+
+    def _watched(self, kind: str, proceed: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+        if self._run.replaying:
+            return proceed(*inputs)
+        seen = [x.view_as(x) if carries(x) else x for x in inputs]
+        y = proceed(*seen)
+        self._residue(kind, y, seen)
+        return y
+
+    def _residue(self, kind: str, y: Tensor, seen: Sequence[Any]) -> None:
+        """What enters an operation of a kind backwards at ``y``, less what leaves it at its inputs, as an entry.
+
+        The inputs must go into this operation only: views of the tensors that others see too.
+        """
+        if y.requires_grad and not self._run.replaying:
+            # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
+            fused = len(seen) > 1 and self._run.recipe.matmul not in CONSERVING
+            named = "rule residue" if fused else RESIDUES.get(kind, "rule residue")
+            line = self._line(named, f"{kind} in {self._run.where()}")
+            carrying = [x for x in seen if carries(x)]
+            dtype = coarsest(y, *carrying)
+            self._measure(line, y, 1, dtype)
+            for x in carrying:
+                self._measure(line, x, -1, dtype)
+
+    def _identity(self, proceed: Callable[..., Tensor], x: Tensor) -> Tensor:
+        """Under the identity rule an output is a constant where its input is next to zero."""
+        y = proceed(x)
+        constant = rules.is_steep(y.detach(), x.detach())
+        if bool(constant.any()):
+            line = self._line("constants", f"activation at zero in {self._run.where()}")
+            self._measure(line, y, 1, coarsest(y, x), constant)
+        return y
+
+    def _measure(
+        self, line: Line, x: Tensor, sign: int, dtype: torch.dtype, only: Tensor | None = None
+    ) -> RemovableHandle:
+        value = x.detach().clone()
+
+        def record(gradient: Tensor) -> None:
+            x, dx = (value, gradient) if only is None else (value[only], gradient[only])
+            self._measured.append((line, sign * relevance(x, dx).sum(), rounding(x, dx, dtype)))
+
+        return x.register_hook(record)  # type: ignore[no-any-return, no-untyped-call]
+
+    @contextmanager
+    def backward(self, value: Tensor, outputs: Tensor | None) -> Iterator[None]:
+        """One backward pass from ``value``, whose measurements take the place of an earlier one's.
+
+        ``outputs``: what it was computed from, if the target itself may keep something (a log-probability's
+        normaliser).
+        """
+        self._measured.clear()
+        if outputs is None or not outputs.requires_grad:
+            yield
+            return
+        line, dtype, kept = self._line("rule residue", "target"), coarsest(value, outputs), value.detach()
+        self._measured.append((line, kept.double().sum(), rounding(kept, torch.ones_like(kept), dtype)))
+        handle = self._measure(line, outputs, -1, dtype)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    # ------------------------------------------------------------------------- conclusion
+
+    def close(
+        self,
+        explained: float,
+        sources: Iterable[tuple[Source, Tensor]],
+        gradients: Mapping[int, Tensor],
+        tokens: Collection[str],
+    ) -> Ledger:
+        """The ledger, entries of one kind and name summed, where the model first reached them.
+
+        What is no more than its own rounding is no entry: whether it is zero, only exact arithmetic could tell.
+
+        Args:
+            explained: the explained value.
+            sources: each source with its relevance.
+            gradients: the gradient of each leaf, by ``id``.
+            tokens: the paths of the token embeddings, if known.
+        """
+        lines = [
+            (Line((number, 0), _kind_of_source(source, tokens), source.paths[0]), r.double().sum(), torch.zeros(()))
+            for number, (source, r) in enumerate(sources, 1)
+        ]
+        for line, leaf in self._leaves:
+            if id(leaf) in gradients:
+                gradient = gradients[id(leaf)]
+                error = self._unsummed.get(id(leaf), rounding(leaf.detach(), gradient, coarsest(leaf, gradient)))
+                lines.append((line, relevance(leaf.detach(), gradient).sum(), error))
+        sums: dict[tuple[str, str], tuple[float, float]] = {}
+        for line, value, error in sorted((*lines, *self._measured), key=lambda each: each[0].place):
+            before = sums.get((line.kind, line.name), (0.0, 0.0))
+            sums[line.kind, line.name] = before[0] + float(value), before[1] + float(error)
+        found = (Entry(kind, name, value) for (kind, name), (value, error) in sums.items() if not abs(value) <= error)
+        return Ledger(tuple(found), explained)
+
+
+class Line(NamedTuple):
+    """What an entry is called, and its place in the forward pass: sources before it, and lines before it."""
+
+    place: tuple[int, int]
+    kind: str
+    name: str
+
+
+def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far from zero a sum of ``x ⊙ ∂x``, computed in a dtype, may be if in exact arithmetic it is zero.
+
+    Each gradient was rounded to its dtype, with errors of up to ``ε/2 |x ∂x|`` that are independent: ``ε ‖x ⊙ ∂x‖₂``
+    is 3.5 standard deviations of their sum; the least that a dtype can hold is lost whatever the size. And each is
+    itself a sum of as many numbers ``n`` as the tensor is long, in the dtype or, where that is a half, in float32: such
+    sums lose ``ε √n ‖x ⊙ ∂x‖₁`` at most (Higham and Mary 2019, Theorem 3.1, with twice the unit roundoff).
+    """
+    terms, narrow = relevance(value, gradient), torch.finfo(dtype)
+    wide = torch.finfo(torch.promote_types(dtype, torch.float32))
+    least = torch.where(gradient == 0, 0.0, value.double()) * narrow.tiny
+    summed = wide.eps * max(terms.shape, default=1) ** 0.5 * terms.abs().sum()
+    found: Tensor = narrow.eps * (terms.square().sum().sqrt() + least.abs().sum()) + summed
+    return found
+
+
+def coarsest(*tensors: Tensor) -> torch.dtype:
+    """The dtype of the tensors that rounds most."""
+    return max((x.dtype for x in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+
+
+def relevance(value: Tensor, gradient: Tensor) -> Tensor:
+    """``x ⊙ ∂x`` in float64; 0 where the gradient is, for a mask holds infinities."""
+    gradient = gradient.double()
+    return torch.where(gradient == 0, 0.0, value.double() * gradient)
+
+
+def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+    """The arguments of a scatter by place; a number among them as the tensor it stands for."""
+    x, dim, index, source = arguments(tuple(args), dict(kwargs), "input", "dim", "index", "src")
+    source = kwargs.get("value") if source is None else source
+    if not isinstance(source, Tensor):
+        source = torch.tensor(source, dtype=x.dtype).expand(index.shape)
+    source = source[tuple(slice(size) for size in index.shape)]
+    return (x, dim, index, source), {key: value for key, value in kwargs.items() if key == "reduce"}
+
+
+def _is_in_place(name: str) -> bool:
+    return name in ("__setitem__", "__iadd__", "__isub__") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _storage(tensor: Any) -> int:
+    """The address of a tensor's memory, by which a slice of a parameter still has the parameter's name."""
+    if not isinstance(tensor, Tensor) or tensor.device.type == "meta":
+        return 0
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):  # a tensor subclass without storage of its own
+        return 0
+
+
+def _kind(path: str, otherwise: str) -> str:
+    return next((kind for kind, shown in PLACES_OF_TOKENS if shown.search(path)), otherwise)
+
+
+def _kind_of_source(source: Source, tokens: Collection[str]) -> str:
+    if not set(tokens).isdisjoint(source.paths):
+        return "tokens"
+    if source.ids is None:
+        return "tokens" if "embeds" in source.paths[0] else "inputs"
+    return _kind(source.paths[0], "tokens" if not tokens else "inputs")

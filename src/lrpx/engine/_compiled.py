@@ -1,0 +1,330 @@
+"""The pass under a compiler: recorded once for each shape, checked against the plain pass, then called.
+
+The user's model runs under the recipe on fake tensors, its backward pass included, and torch records what it does as
+one graph of plain operations (``make_fx``). Its weights and buffers are inputs of the graph like the token ids: none
+is copied, and new values are seen. The graph is cut where the explained value is chosen from the logits, and
+TorchInductor compiles the two halves. Matrix products in float32 on a CPU are oneDNN's.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+
+from lrpx import _kernels
+from lrpx._modules import named_modules
+from lrpx.engine._places import Source
+from lrpx.engine._trace import Trace
+from lrpx.errors import ModelError
+from lrpx.recipes import GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch.fx import GraphModule
+    from torch.nn import Module
+
+    from lrpx.recipes import Recipe
+
+    Forward = Callable[[Mapping[str, Any]], AbstractContextManager[tuple[Trace, Tensor]]]
+
+PLAIN = frozenset({bool, int, float, str, type(None)})
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+INSTEAD = "use Explainer(..., compile=False)"
+TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
+"""How far a compiled pass may be from the plain one at its first use, relative to the largest value. For bfloat16
+and float16, where the plain pass rounds after each operation and the compiled one after several, it is 0.1."""
+
+
+class Compiler:
+    """Compiled passes, made when first needed."""
+
+    def __init__(self) -> None:
+        self._passes: list[tuple[Any, _Pass]] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def run(
+        self, model: Module, forward: Forward, inputs: Mapping[str, Any], paths: frozenset[str], recipe: Recipe
+    ) -> Iterator[tuple[Trace, Tensor]]:
+        """What ``with forward(inputs) as (trace, logits)`` gives, computed by compiled code.
+
+        Args:
+            model: what ``forward`` runs.
+            forward: runs the model under ``recipe``; its logits are ``[B, V]``.
+            inputs: tensors, which may hold other numbers at the next call, and all else, which is part of the code.
+            paths: the sources to record are those with one of these paths.
+            recipe: the rules that ``forward`` applies.
+
+        Raises:
+            ModelError: the model cannot be compiled, or gives other numbers than the plain pass when it is.
+        """
+        with torch.inference_mode(False), torch.enable_grad():
+            call = _Call.of(model, forward, inputs, paths, recipe)
+            with self._lock:
+                found = next((each for key, each in self._passes if key == call.key), None)
+                if found is None:
+                    found = _checked(call)
+                    self._passes.append((call.key, found))
+            yield found(call.tensors)
+
+
+# ---------------------------------------------------------------- what the code depends on
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a model: the tensors its code takes as inputs, and all else that the code depends on."""
+
+    model: Module
+    forward: Forward
+    given: Mapping[str, Any]
+    own: list[Tensor]
+    paths: frozenset[str]
+    key: Any
+
+    @classmethod
+    def of(
+        cls, model: Module, forward: Forward, given: Mapping[str, Any], paths: frozenset[str], recipe: Recipe
+    ) -> _Call:
+        """Look at a model.
+
+        Raises:
+            ModelError: it has hooks of the user's.
+        """
+        own: dict[int, Tensor] = {}
+        facts: list[Any] = []
+        for _, module in named_modules(model):
+            inside = vars(module)
+            tensors = [t for t in (*inside["_parameters"].values(), *inside["_buffers"].values()) if t is not None]
+            own.update((id(tensor), tensor) for tensor in tensors)
+            if any(inside[kind] for kind in HOOKS):
+                _refuse_hooks(module)
+            facts.append((module, inside.get("forward"), [item for item in inside.items() if type(item[1]) in PLAIN]))
+        config = dict(vars(model.config)) if hasattr(model, "config") else None
+        tensors = [*own.values(), *(value for value in given.values() if isinstance(value, Tensor))]
+        kinds = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
+        others = {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
+        casts = {device.type: torch.get_autocast_dtype(device.type) for *_, device in kinds
+                 if torch.is_autocast_enabled(device.type)}  # fmt: skip
+        key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts, config)
+        return cls(model, forward, given, list(own.values()), paths, key)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The inputs of the code: the model's own tensors, then the given ones."""
+        return [*self.own, *(value for value in self.given.values() if isinstance(value, Tensor))]
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> tuple[dict[int, Tensor], dict[str, Any]]:
+        """Other tensors in the place of :attr:`tensors`: for the model's own by ``id``, for the given ones by name."""
+        own = {id(mine): other for mine, other in zip(self.own, tensors, strict=False)}
+        rest = iter(tensors[len(self.own) :])
+        return own, {name: next(rest) if isinstance(value, Tensor) else value for name, value in self.given.items()}
+
+
+def _refuse_hooks(module: Module) -> None:
+    """Refuse hooks of the user's, which may do another thing at every call.
+
+    Raises:
+        ModelError: names the module's class and the hook.
+    """
+    for hook in (hook for kind in HOOKS for hook in vars(module)[kind].values()):
+        if not (getattr(hook, "__module__", None) or "").startswith(("lrpx.", "transformers.")):
+            name = getattr(hook, "__qualname__", repr(hook))
+            raise ModelError(f"{type(module).__name__} has a hook, {name}, that cannot be compiled; {INSTEAD}")
+
+
+# ------------------------------------------------------------------------------- one pass
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """The code for one shape.
+
+    Args:
+        before: from the inputs to the logits, the value and the ids of each source, and what ``after`` needs.
+        after: from that and the gradient of the logits to the gradient of each source.
+        paths: of each source.
+        needed: where to find what ``after`` needs: ``(is an input, index)``.
+    """
+
+    before: Callable[..., Sequence[Tensor]]
+    after: Callable[..., Sequence[Tensor]]
+    paths: Sequence[tuple[str, ...]]
+    needed: Sequence[tuple[bool, int]]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> tuple[Trace, Tensor]:
+        tensors = [tensor.detach() for tensor in tensors]
+        with torch.no_grad():
+            out = self.before(*tensors)
+        trace = Trace(GRADIENT)
+        for paths, value, ids in zip(self.paths, out[1::2], out[2::2], strict=False):
+            trace.sources.append(Source(paths, value.detach().requires_grad_(), ids))
+        needed = [tensors[i] if is_input else out[i] for is_input, i in self.needed]
+        leaves = [source.value for source in trace.sources]
+        return trace, _Logits.apply(lambda seed: self.after(*needed, seed), out[0], *leaves)  # type: ignore[no-untyped-call]
+
+
+class _Logits(Function):
+    """Computed logits, with code for their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, after: Callable[[Tensor], Sequence[Tensor]], logits: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.after = after
+        return logits.view_as(logits)
+
+    @staticmethod
+    def backward(ctx: Any, seed: Tensor) -> tuple[Any, ...]:
+        with torch.no_grad():
+            return (None, None, *ctx.after(seed.contiguous()))
+
+
+def _checked(call: _Call) -> _Pass:
+    """A new pass, which gives the numbers of the plain one for this very call.
+
+    Raises:
+        ModelError: it cannot be made, or gives other numbers.
+    """
+    with call.forward(call.given) as (trace, logits):
+        seed = torch.arange(logits.numel(), device=logits.device).cos().to(logits.dtype).view_as(logits)
+        plain = _numbers(trace, logits, seed, call.paths)
+    found = _made(call, seed)
+    for one, other in zip(plain, _numbers(*found(call.tensors), seed, call.paths), strict=True):
+        size = float(one.masked_fill(~one.isfinite(), 0.0).abs().max())
+        tolerance = TOLERANCE.get(logits.dtype, 0.1) * size
+        if not torch.isclose(one, other, rtol=0.0, atol=tolerance, equal_nan=True).all():
+            off = float((one - other).abs().max()) / size
+            raise ModelError(f"compiled, {type(call.model).__name__} gives other numbers (off by {off:.0e}); {INSTEAD}")
+    return found
+
+
+def _numbers(trace: Trace, logits: Tensor, seed: Tensor, paths: frozenset[str]) -> list[Tensor]:
+    trace.explain((logits.masked_fill(logits == -torch.inf, 0.0) * seed).sum())
+    sources = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
+    return [logits.detach(), *(s.value.detach() for s in sources), *map(trace.source_gradient, sources)]
+
+
+def _made(call: _Call, seed: Tensor) -> _Pass:
+    paths: list[tuple[str, ...]] = []
+
+    def joint(*tensors: Tensor) -> list[Tensor]:
+        own, given = call.with_tensors(tensors[:-1])
+        with _Swapped(own), call.forward(given) as (trace, logits):
+            sources = [source for source in trace.sources if not call.paths.isdisjoint(source.paths)]
+            paths[:] = [source.paths for source in sources]
+            leaves = [source.value for source in sources]
+            gradients = [
+                torch.zeros_like(leaf) if gradient is None else gradient
+                for leaf, gradient in zip(leaves, trace.gradients(logits, leaves, tensors[-1]), strict=True)
+            ]
+        found = [each for s in sources for each in (s.value.detach(), s.value.new_empty(0) if s.ids is None else s.ids)]
+        return [logits.detach(), *found, *gradients]
+
+    try:
+        with _unchanged(call.model):
+            before, after = _halves(joint, [*call.tensors, seed])
+        needed = _needed(before, after)
+        return _Pass(_code(before), _code(after), paths, needed)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".strip().split("\n")[0]
+        raise ModelError(f"{type(call.model).__name__} cannot be compiled ({reason}); {INSTEAD}") from error
+
+
+class _Swapped(TorchFunctionMode):
+    """Gives each torch function other tensors in the place of the model's own, which stay where they are."""
+
+    def __init__(self, others: Mapping[int, Tensor]) -> None:
+        super().__init__()
+        self._others = others
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*self._swap(args), **self._swap(kwargs or {}))
+
+    def _swap(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._others.get(id(value), value)
+        if type(value) is tuple or type(value) is list:
+            return type(value)(map(self._swap, value))
+        return {key: self._swap(item) for key, item in value.items()} if type(value) is dict else value
+
+
+@contextmanager
+def _unchanged(model: Module) -> Iterator[None]:
+    """Put back what a model writes into itself.
+
+    Raises:
+        TypeError: it did, so that its code would depend on the calls before.
+    """
+    spaces = [space for m in model.modules() for space in (vars(m), m._buffers, m._parameters)]
+    earlier = [dict(space) for space in spaces]
+    try:
+        yield
+    finally:
+        changed = None
+        for space, before in zip(spaces, earlier, strict=True):
+            for name in [name for name in {**space, **before} if space.get(name) is not before.get(name)]:
+                changed = name
+                space.clear()
+                space.update(before)
+    if changed is not None:
+        raise TypeError(f"its forward pass keeps something in {changed!r}")
+
+
+# ------------------------------------------------------------------------------ the graph
+
+
+def _halves(joint: Callable[..., list[Tensor]], tensors: Sequence[Tensor]) -> tuple[GraphModule, GraphModule]:
+    """What ``joint`` does, as one graph that ends when its last argument is wanted and one that begins there.
+
+    Raises:
+        TypeError: it writes into its arguments.
+    """
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.func import functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(tensor.detach()) for tensor in tensors]
+    with mode:
+        graph = make_fx(joint)(*fakes)
+        graph = make_fx(functionalize(graph), {**select_decomp_table(), **_kernels.ONEDNN})(*fakes)
+    inputs = graph.graph.find_nodes(op="placeholder")
+    if any(node.target is torch.ops.aten.copy_.default and node.args[0] in inputs for node in graph.graph.nodes):
+        raise TypeError("its forward pass writes into its own buffers")
+    for i, node in enumerate(inputs):
+        node.name = node.target = "tangents_0" if node is inputs[-1] else f"primals_{i}"  # names that torch looks for
+    sources = (len(_results(graph)) - 1) // 3
+    return min_cut_rematerialization_partition(graph, fakes, num_fwd_outputs=1 + 2 * sources)
+
+
+def _results(graph: GraphModule) -> list[Any]:
+    results: Any = graph.graph.output_node().args[0]
+    return list(results)
+
+
+def _needed(before: GraphModule, after: GraphModule) -> list[tuple[bool, int]]:
+    """Where the inputs of ``after`` are found; ``before`` no longer gives those that it was given itself."""
+    inputs = list(before.graph.find_nodes(op="placeholder"))
+    count = len(after.graph.find_nodes(op="placeholder")) - 1
+    results = _results(before)
+    own, saved = results[: len(results) - count], results[len(results) - count :]
+    computed = [node for node in saved if node not in inputs]
+    before.graph.output_node().args = ((*own, *computed),)
+    before.recompile()
+    return [(True, inputs.index(n)) if n in inputs else (False, len(own) + computed.index(n)) for n in saved]
+
+
+def _code(graph: GraphModule) -> Any:
+    import torch._inductor
+
+    return torch._inductor.compile(graph, [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")])

@@ -1,0 +1,316 @@
+"""Attention heads, followed from the weights they read with to what they write into the residual stream.
+
+Under a recipe that cuts every branch of a layer off (``recipes.ALTI_LOGIT``) the graph holds the residual stream alone,
+and what a layer adds to it are constants. This part sees the torch functions that make these constants: softmax
+attention, its output projection, norms and factors after that, the sum with the stream. Tensors carry a mark on the
+way, so no class of model needs to be known.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lrpx import rules
+from lrpx._modules import layer_of
+from lrpx.engine._stream import Attention, Norm, Part, Write
+from lrpx.engine._taps import Tap
+from lrpx.engine._tensors import arguments, carries
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine._taps import Call, Running
+
+MARK = "_lrpx_heads"
+WEIGHTS = "attention weights"
+PRODUCTS = ("matmul", "dot", "einsum", "tensordot", "bilinear")
+"""Products with weights of any shape, such as those of all experts at once: only a matrix is a linear layer."""
+
+
+class Heads(Tap):
+    """Follows the attention heads of one run.
+
+    ``writes`` are in the order of the forward pass; ``beginning`` is the stream before the first, in the graph.
+    """
+
+    def __init__(self) -> None:
+        self._run: Running
+        self._attentions: list[Attention] = []
+        self.writes: list[Write] = []
+        self.beginning: Tensor | None = None
+
+    def begin(self, run: Running) -> None:
+        """The run whose heads are followed."""
+        self._run = weakref.proxy(run)  # which holds this: no circle, so that memory is given back at once
+
+    def leaves(self) -> list[Tensor]:
+        """What each layer adds to the stream, and the stream before the first."""
+        return [write.leaf for write in self.writes] + ([] if self.beginning is None else [self.beginning])
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(B, T)``."""
+        batch, length = self._run.sources[0].value.shape[:2]
+        return batch, length
+
+    def check(self) -> None:
+        """Refuse a model in which the way of some attention to the residual stream was not found.
+
+        Raises:
+            MethodError: says where and why.
+        """
+        why = ", so its prediction cannot be followed along a residual stream; use attnlrp or lrp"
+        if not self._attentions:
+            raise MethodError(f"the model has no softmax attention over the tokens of its input{why}")
+        reached = {id(part.attention) for write in self.writes for part in write.reads}
+        lost = next((each for each in self._attentions if id(each) not in reached), None)
+        if lost is not None:
+            raise MethodError(
+                f"the output of the attention in {lost.path} is not projected and added to a residual stream, or "
+                f"something else comes between{why}"
+            )
+        with_attention = {write.layer for write in self.writes if write.reads}
+        without = next((write.layer for write in self.writes if write.layer not in with_attention), None)
+        if without is not None:
+            raise MethodError(f"{without} has no softmax attention, as the layers of hybrid models{why}")
+        widths = {write.stream.shape[-1] for write in self.writes}
+        if len(widths) > 1:
+            raise MethodError(f"the layers write into streams of {len(widths)} widths, not into one{why}")
+        for write in [write for write in self.writes if write.reads][:-1]:
+            if not write.carried_on and write.norm is None:
+                raise MethodError(f"in {write.layer} the sum of attention and residual stream is changed{why}")
+
+    # ------------------------------------------------------------------------ operations
+
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """One call of a torch function, and what it does to the marks."""
+        name, row, args, kwargs = call.name, call.operation, call.args, call.kwargs
+        if not torch.is_grad_enabled():
+            return proceed(args, kwargs)
+
+        def run(args: tuple[Any, ...]) -> Any:
+            return proceed(args, kwargs)
+
+        operation = name if row is None else row.name
+        marked = next((mark for x in args[:2] if (mark := _mark(x)) is not None), None)
+        if operation == "add" and len(args) == 2 and not kwargs:
+            return self._add(name, args, run)
+        if operation == "attention":
+            out = run(args)
+            return self._fused(args, kwargs, out)
+        if operation == "softmax":
+            return _marked(run(args), WEIGHTS)
+        if operation == "conv1d" and arguments(args, kwargs, "input", "weight")[1].shape[-1] > 1:
+            where = self._run.where()
+            raise MethodError(
+                f"{_layer(where) or where} mixes positions by {name}, besides attention; use attnlrp or lrp"
+            )
+        if operation in PRODUCTS and self._run.recipe.linear is rules.constant:
+            args = tuple(x.detach() if carries(x) else x for x in args)
+        out = run(args)
+        if marked is None or not isinstance(out, Tensor):
+            return out
+        moves = row is not None and row.gate == "moves"
+        if marked == WEIGHTS:
+            if operation == "matmul" and _mark(args[0]) == WEIGHTS:
+                return self._eager(args[0], args[1], out)
+            return _marked(out, WEIGHTS) if moves or operation == "mul" or (row and row.gate == "stays") else out
+        if moves:
+            same = isinstance(marked, Attention) or out.shape[-1] == args[0].shape[-1]
+            return _marked(out, marked) if same else out
+        if isinstance(marked, Attention):
+            return self._projected(marked, operation, args, kwargs, out)
+        if operation in ("layer_norm", "rms_norm"):
+            return self._normed(marked, operation, args, kwargs, out)
+        if isinstance(marked, tuple) and operation in ("mul", "div") and len(args) == 2:
+            return self._scaled(marked, operation, args, out)
+        return out
+
+    def _fused(self, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+        q, k, v, mask, _, causal, scale, _ = arguments(args, kwargs, *names)
+        if q.ndim != 4 or q.shape[2] != k.shape[2]:
+            return out
+        q, k, v = q.detach(), k.detach(), v.detach()
+        scale = q.shape[-1] ** -0.5 if scale is None else scale
+        wide = torch.promote_types(q.dtype, torch.float32)
+
+        def weights(rows: Tensor) -> Tensor:
+            chosen: Tensor = torch.take_along_dim(q, rows[:, None, :, None], 2).to(wide)
+            keys = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+            scores: Tensor = chosen @ keys.to(wide).transpose(-1, -2) * scale
+            if mask is not None:
+                full = mask[(None,) * (4 - mask.ndim)].expand(len(q), -1, q.shape[2], -1)
+                admitted = torch.take_along_dim(full, rows[:, None, :, None], 2)
+                scores = scores.masked_fill(~admitted, -torch.inf) if mask.dtype is torch.bool else scores + admitted
+            if causal:
+                later = torch.arange(k.shape[2], device=q.device) > rows[:, :, None]
+                scores = scores.masked_fill(later[:, None], -torch.inf)
+            return scores.softmax(-1).nan_to_num(0.0)
+
+        return self._attends(Attention(self._run.where(), weights, v, out.detach()), out)
+
+    def _eager(self, weights: Tensor, values: Tensor, out: Tensor) -> Tensor:
+        batch, length = self.shape
+        if weights.shape[-2:] != (length, length) or values.shape[-2] != length or weights.ndim not in (3, 4):
+            return out
+        four = [x.detach().reshape(batch, -1, *x.shape[-2:]) for x in (weights, values, out)]
+        all_rows = four[0].to(torch.promote_types(out.dtype, torch.float32))
+
+        def at(rows: Tensor) -> Tensor:
+            return torch.take_along_dim(all_rows, rows[:, None, :, None], 2)
+
+        return self._attends(Attention(self._run.where(), at, four[1], four[2]), out)
+
+    def _attends(self, attention: Attention, out: Tensor) -> Tensor:
+        self._attentions.append(attention)
+        return _marked(out, attention)
+
+    def _projected(self, attention: Attention, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        """The output projection: of the heads side by side, and of nothing else."""
+        if name == "linear":
+            x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
+            weight = rules.dequantised(weight.detach()).T
+        elif name == "addmm" and not kwargs:
+            bias, x, weight = args
+        elif name == "matmul" and args[1].ndim == 2:  # a matrix without a batch is a weight, perhaps transposed
+            x, weight = args
+            bias = None
+        else:
+            return out
+        if attention.output is None:
+            raise MethodError(
+                f"the output of the attention in {attention.path} is projected twice, as with an adapter; merge the "
+                "adapter into the weights, or use attnlrp or lrp"
+            )
+        heads = attention.output.transpose(1, 2)
+        if x.numel() != heads.numel() or not self._is_stream(out) or not torch.equal(x.reshape(heads.shape), heads):
+            return out
+        wide = torch.promote_types(out.dtype, torch.float32)
+        attention.projection = weight.detach().to(wide).reshape(*heads.shape[2:], -1)
+        attention.output = None
+        value = out.detach().to(wide).reshape(*self.shape, -1)
+        if bias is None:
+            return _marked(out, (Part("attention", attention.path, value, attention),))
+        bias = bias.detach().to(wide)
+        names = Part("biases", f"{self._run.where()}.bias", bias)
+        return _marked(out, (Part("attention", attention.path, value - bias, attention), names))
+
+    def _scaled(self, parts: tuple[Part, ...], name: str, args: Any, out: Tensor) -> Tensor:
+        """The parts times a constant: a number, a vector, or a number for each position."""
+        factor = args[1] if _mark(args[0]) is parts else args[0]
+        if _mark(factor) is not None or carries(out) or (name == "div" and factor is args[0]):
+            return out
+        if isinstance(factor, Tensor):
+            factor = factor.detach()
+        factor = 1 / factor if name == "div" else factor
+        width = out.shape[-1]
+        if isinstance(factor, Tensor) and factor.numel() > 1 and factor.shape[-1] == 1:
+            rows = factor.expand(*out.shape[:-1], 1).reshape(*self.shape, 1)
+            return _marked(out, tuple(part.scaled(rows, ()) for part in parts))
+        if not isinstance(factor, Tensor) or factor.numel() in (1, width):
+            factor = factor.reshape(-1) if isinstance(factor, Tensor) else factor
+            return _marked(out, tuple(part.scaled(None, (lambda x: x * factor,)) for part in parts))
+        return out
+
+    def _normed(self, marked: tuple[Part, ...] | Write, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
+        """A norm of what will be written, or of the stream after it."""
+        has_bias = ("bias",) if name == "layer_norm" else ()
+        found = arguments(args, kwargs, "input", "normalized_shape", "weight", *has_bias, "eps")
+        x, weight, bias, eps = found[0], found[2], found[3] if has_bias else None, found[-1]
+        wide = x.detach().to(torch.promote_types(x.dtype, torch.float32)).reshape(*self.shape, -1)
+        centred = wide - wide.mean(-1, keepdim=True) if name == "layer_norm" else wide
+        smallest = 1e-5 if name == "layer_norm" else torch.finfo(wide.dtype).eps
+        rows = torch.rsqrt(centred.square().mean(-1, keepdim=True) + (smallest if eps is None else eps))
+        fixed: tuple[Callable[[Tensor], Tensor], ...] = ()
+        if name == "layer_norm":
+            fixed += (lambda u: u - u.mean(-1, keepdim=True),)
+        if weight is not None:
+            scale = weight.detach().to(wide.dtype)
+            fixed += (lambda u: u * scale,)
+        where = self._run.where()
+        if isinstance(marked, Write):
+            if _layer(where) == marked.layer:
+                marked.norm = Norm(rows, fixed, out.detach().reshape(wide.shape))
+            return out
+        parts = [part.scaled(rows, fixed) for part in marked]
+        if bias is not None:
+            parts.append(Part("biases", f"{where}.bias", bias.detach().to(wide.dtype)))
+        return _marked(out, tuple(parts))
+
+    def _add(self, name: str, args: tuple[Any, ...], run: Callable[..., Any]) -> Any:
+        marks = [_mark(x) for x in args]
+        for mark in marks:
+            if isinstance(mark, Write):
+                mark.carried_on = True
+        if not all(isinstance(x, Tensor) for x in args):
+            return run(args)
+        carrying = [carries(x) and not isinstance(x, Parameter) for x in args]
+        in_place = name in ("add_", "__iadd__")
+        if not any(carrying):
+            if not any(isinstance(mark, tuple) for mark in marks):
+                return run(args)
+            parts = (*self._parts(args[0], marks[0], in_place), *self._parts(args[1], marks[1], False))
+            return _marked(run(args), parts)
+        if args[0].numel() != args[1].numel() or not self._is_stream(args[0]):
+            return run(args)
+        if all(carrying):
+            if layer := _layer(self._run.where()):
+                raise MethodError(
+                    f"{layer} adds up two tensors that both are linear in its input, so there is no single residual "
+                    "stream, as where layers have several or experts hand on what they are given; use attnlrp or lrp"
+                )
+            return run(args)
+        stream, constant = args if carrying[0] else args[::-1]
+        mark = _mark(constant)
+        layer = _layer(self._run.where())
+        if layer is None or isinstance(constant, Parameter):
+            return run(args)
+        overwritten = in_place and constant is args[0]
+        leaf = (constant.detach().clone() if overwritten else constant.detach()).requires_grad_()
+        before = stream.detach().clone() if in_place else stream.detach()
+        shape = (*self.shape, stream.shape[-1])
+        write = Write(layer, self._parts(constant, mark, overwritten), leaf, before.reshape(shape))
+        self.writes.append(write)
+        self.beginning = stream if self.beginning is None else self.beginning
+        if overwritten:
+            return _marked(constant.copy_(run((leaf.clone(), stream))), write)
+        return _marked(run((stream, leaf) if carrying[0] else (leaf, stream)), write)
+
+    def _is_stream(self, x: Tensor) -> bool:
+        """Whether a tensor is ``[B, T, d]`` or ``[B·T, d]``."""
+        batch, length = self.shape
+        return x.shape[:-1] in ((batch, length), (batch * length,))
+
+    def _parts(self, x: Tensor, mark: Any, overwritten: bool) -> tuple[Part, ...]:
+        """What a constant is made of: the marked parts, else the output of a feed-forward part, or a bias."""
+        if isinstance(mark, tuple):
+            return tuple(replace(part, value=part.value.clone()) for part in mark) if overwritten else mark
+        value = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        value = value.clone() if overwritten else value
+        if x.ndim == 1:
+            return (Part("biases", f"add in {self._run.where()}", value),)
+        return (Part("MLPs", self._run.where(), value.reshape(*self.shape, -1)),)
+
+
+def _layer(path: str) -> str | None:
+    layer = layer_of(path)
+    return None if layer is None else layer.path
+
+
+def _mark(x: Any) -> Any:
+    """The mark of a tensor that was not changed in place since, as a whole or through a view."""
+    mark, version = vars(x).get(MARK, (None, 0)) if isinstance(x, Tensor) else (None, 0)
+    return mark if mark is None or x._version == version else None
+
+
+def _marked(x: Tensor, mark: Any) -> Tensor:
+    setattr(x, MARK, (mark, x._version))
+    return x

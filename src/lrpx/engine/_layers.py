@@ -1,0 +1,287 @@
+"""Linear layers, convolutions and matrix products, however they are spelled.
+
+A product of two tensors that depend on the input gets the rule ``matmul``. One of a tensor that does and a weight is a
+linear layer: it gets the rule ``linear``, called as ``rule(op, x, weight, bias)`` with an ``op`` that is linear in
+``x``. A weight is any constant that was not made of the model's input; attention weights that a rule for softmax makes
+constants are none, and their product with the values has its plain gradient.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lrpx import _kernels, rules
+from lrpx.engine._operation import Operation
+from lrpx.engine._tensors import arguments, carries, constants, pair
+from lrpx.errors import UnknownOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lrpx.engine._run import Run
+
+# ------------------------------------------------------------------------------ layers
+
+MANY_OUTPUTS = 4096
+FEW_ROWS = 64
+"""A linear layer of at least so many outputs, for at most so many rows, may be a language-model head."""
+
+
+def _linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
+    x, weight = constants(x), constants(weight)
+    bias = run.added(bias, "bias", x, weight)
+    if carries(weight):
+        return _with_computed_weight(run, "linear", func, x, weight, bias, bias)
+    if not carries(x):
+        return func(x, weight, bias)
+    is_head = weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1]
+    if (is_head or run.in_last_layer) and _is_plain(weight):
+        func = _kernels.for_sparse_gradients(func)
+    elif type(weight) is not Tensor:
+        _refuse_without_gradient(run, func, x, weight)
+    return run.apply("linear", func, x, weight, bias)
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Whether a weight is a matrix in the memory of the processor, and not a quantised one."""
+    return weight.device.type == "cpu" and type(weight).dequantize is Tensor.dequantize
+
+
+def _refuse_without_gradient(run: Run, func: Any, x: Tensor, weight: Tensor) -> None:
+    """Refuse a quantised weight whose kernel would stop the relevance without a word; one row of ``x`` tells."""
+    if not carries(func(x.detach().reshape(-1, x.shape[-1])[:1].requires_grad_(), weight)):
+        raise UnknownOperationError(
+            f"{run.where()} has a weight of {type(weight).__name__} whose product with the input has no gradient, "
+            "as where activations are quantised too; quantise the weights alone"
+        )
+
+
+def _convolution(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
+    x, weight = constants(x), constants(weight)
+    bias = run.added(bias, "bias", x, weight)
+    rest = {name: value for name, value in kwargs.items() if name not in ("input", "weight", "bias")}
+
+    def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        return func(x, weight, bias, *args[3:], **rest)
+
+    if carries(weight):
+        channels = None if bias is None else bias.view(-1, *(1,) * (weight.ndim - 2))
+        return _with_computed_weight(run, "convolution", op, x, weight, bias, channels)
+    return run.apply("convolution", op, x, weight, bias) if carries(x) else op(x, weight, bias)
+
+
+def _with_computed_weight(
+    run: Run,
+    kind: str,
+    op: Callable[..., Any],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    summand: Tensor | None,
+) -> Any:
+    """A linear layer or a convolution whose weight depends on the input; ``summand``: the bias as the output has it."""
+    if not carries(x):  # linear in what stands in the weight's place
+        swapped = _bilinear_in(lambda weight, x, bias: op(x, weight, bias))
+        return run.apply(kind, swapped, weight, x, bias) if run.is_weight(x) else op(x, weight, bias)
+    product = run.apply("matmul", lambda a, b: op(a, b, None), x, weight)
+    if bias is None or summand is None:
+        return product
+    return rules.with_gradient_of(op(x.detach(), weight.detach(), bias.detach()), product + summand)
+
+
+def _bilinear_in(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The same operation; a rule may leave the bias out."""
+    return lambda x, weight, bias=None: op(x, weight, bias)
+
+
+def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """``bias + a b``; the bias may depend on the input, as the residual stream does."""
+    named = ("input", "mat1", "mat", "batch1", "mat2", "vec", "batch2")
+    given = [*args, *(kwargs[name] for name in named if name in kwargs)]
+    settings = {name: value for name, value in kwargs.items() if name not in named}
+    a, b = constants(given[1]), constants(given[2])
+    has_constant_bias = not carries(constants(given[0]))
+    bias = run.added(given[0], "bias", a, b)
+
+    def product(a: Tensor, b: Tensor) -> Any:
+        return func(bias.new_zeros(()) if isinstance(bias, Tensor) else bias, a, b, **settings)
+
+    if carries(a) and carries(b):
+        apart = run.apply("matmul", product, a, b)
+    elif carries(a) or carries(b):
+        if not run.is_weight(b if carries(a) else a):
+            return func(bias, a, b, **settings)
+        x, weight = (a, b) if carries(a) else (b, a)
+
+        def op(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+            a_, b_ = (x, weight) if carries(a) else (weight, x)
+            if bias is None and func.__name__ == "addmm" and not settings:
+                return a_ @ b_
+            return product(a_, b_) if bias is None else func(bias, a_, b_, **settings)
+
+        if has_constant_bias:
+            sparse = run.in_last_layer and func.__name__ == "addmm" and x is a and not settings and _is_plain(b)
+            return run.apply(
+                "linear", _kernels.for_sparse_gradients(op, transposed=True) if sparse else op, x, weight, bias
+            )
+        if run.recipe.linear is rules.unmodified:
+            return run.apply("linear", lambda x, weight, _: op(x, weight, bias), x, weight, None)
+        apart = run.apply("linear", op, x, weight, None)
+    elif run.has_taps_on_constants and carries(bias):
+        apart = run.added(product(a, b), func.__name__, bias)
+    else:
+        return func(bias, a, b, **settings)
+    value = func(bias.detach(), a.detach(), b.detach(), **settings)
+    return rules.with_gradient_of(value, apart + settings.get("beta", 1) * bias)
+
+
+# ------------------------------------------------------------------- products of two
+
+
+def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b, rest, settings = pair(args, kwargs)
+    return _product_of_two(run, lambda a, b: func(a, b, *rest, **settings), a, b)
+
+
+def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    given: tuple[Any, ...] = (*args, *(kwargs[name] for name in "ab"[len(args) :]))
+    a, b, *rest = given
+    settings = {name: value for name, value in kwargs.items() if name not in ("a", "b")}
+    return _product_of_two(run, lambda a, b: func(a, b, *rest, **settings), constants(a), constants(b))
+
+
+def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
+    """A product ``op(a, b)``, linear in each."""
+    if carries(a) and carries(b):
+        return run.apply("matmul", op, a, b)
+    if carries(a) and run.is_weight(b):
+        return run.apply("linear", _with_bias(op), a, b, None)
+    if carries(b) and run.is_weight(a):
+        return run.apply("linear", _with_bias(lambda x, weight: op(weight, x)), b, a, None)
+    return op(a, b)
+
+
+def _with_bias(op: Callable[[Tensor, Tensor], Any]) -> Callable[..., Any]:
+    """A product as a rule for linear layers calls it."""
+    return lambda x, weight, bias=None: op(x, weight) if bias is None else op(x, weight) + bias
+
+
+def _grouped_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The experts of a mixture, all at once: each row of the input times the weight of its expert."""
+    names = ("input", "mat_a", "mat2", "mat_b")
+    given: list[Any] = [*constants(args), *(constants(kwargs[name]) for name in names if name in kwargs)]
+    a, b, *rest = given
+    settings = {name: value for name, value in kwargs.items() if name not in names}
+    bias = settings.pop("bias", None)
+    bias = None if bias is None else run.added(bias, "bias", a, b)
+
+    def op(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Any:
+        return func(a, b, *rest, **settings) if bias is None else func(a, b, *rest, bias=bias, **settings)
+
+    if carries(a) and carries(b):
+        return run.apply("matmul", lambda a, b: op(a, b, bias), a, b)
+    if carries(a) and run.is_weight(b):
+        return run.apply("linear", op, a, b, bias)
+    if carries(b) and run.is_weight(a):
+        return run.apply("linear", lambda x, weight, bias=None: op(weight, x, bias), b, a, bias)
+    return op(a, b, bias)
+
+
+# ------------------------------------------------------------------ products of several
+
+
+def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    equation, *operands = args
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    operands = [constants(each) for each in operands]
+    return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)
+
+
+def _bilinear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b, weight, bias = arguments(args, kwargs, "input1", "input2", "weight", "bias")
+    operands = [constants(a), constants(b), constants(weight)]
+    product = _product_of_several(run, "bilinear", func, operands)
+    return product if bias is None else product + run.added(bias, "bias", *operands)
+
+
+def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: Sequence[Tensor]) -> Any:
+    """``op(*operands)``, linear in each."""
+    places = [i for i, operand in enumerate(operands) if carries(operand)]
+    carrying = [operands[i] for i in places]
+
+    def of_carrying(*others: Tensor) -> Any:
+        given = dict(zip(places, others, strict=True))
+        return op(*(given.get(i, operand) for i, operand in enumerate(operands)))
+
+    if len(carrying) == 2:
+        return run.apply("matmul", of_carrying, *carrying)
+    if len(carrying) > 2:
+        return _shared(run, name, of_carrying, carrying)
+    if len(operands) == 2:
+        return _product_of_two(run, op, *operands)
+    weights = [operand for operand in operands if not carries(operand) and run.is_weight(operand)]
+    if not carrying or not weights:
+        return op(*operands)
+    if run.recipe.linear not in (rules.unmodified, rules.constant):
+        raise run.refuse_rule(
+            "linear", name, "a product of more than one constant with the input",
+            "spell it as products of two tensors each, or ",
+        )  # fmt: skip
+    return run.apply("linear", of_carrying, *carrying)
+
+
+def _shared(run: Run, name: str, op: Callable[..., Any], factors: Sequence[Tensor]) -> Any:
+    """A product of more than two tensors that depend on the input."""
+    if run.recipe.matmul is rules.uniform:
+        run.under("matmul")
+        return op(*(_kernels.scale_gradient(factor, 1 / len(factors)) for factor in factors))
+    if run.recipe.matmul not in (rules.unmodified, rules.constant):
+        raise run.refuse_rule(
+            "matmul", name, f"a product of {len(factors)} tensors that depend on the input",
+            "spell it as products of two, or ",
+        )  # fmt: skip
+    return run.apply("matmul", op, *factors)
+
+
+def _solve_triangular(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Forward substitution; a gated delta rule spells its recurrence so."""
+    a, b, _, settings = pair(args, kwargs, names=("B",))
+    op = partial(func, **settings)
+    if not carries(a):
+        if not (carries(b) and run.is_weight(a)):
+            return op(a, b)
+        if run.recipe.linear not in (rules.unmodified, rules.constant):
+            raise run.refuse_rule("linear", "linalg.solve_triangular", "which hides its products from a rule")
+        return run.apply("linear", op, a, b)
+    b = run.added(b, "right-hand side", a)
+    matmul = run.recipe.matmul
+    if matmul is rules.uniform:
+        return run.apply("matmul", func, a, b, rule=partial(_kernels.substitution, **settings), conserves=True)
+    if matmul is not rules.unmodified:
+        raise run.refuse_rule("matmul", "linalg.solve_triangular", "which hides its products from a rule")
+    return run.apply("matmul", op, a, b)
+
+
+ROWS = [
+    Operation("linear", ("linear",), _linear, "linear"),
+    Operation("addmm", ("addmm",), _add_matmul, "linear"),
+    Operation("baddbmm", ("addmv", "baddbmm", "addbmm"), _add_matmul, "linear"),
+    Operation("grouped_mm", ("_grouped_mm", "grouped_mm"), _grouped_matmul, "linear"),
+    Operation("matmul", ("matmul", "__matmul__", "mm", "bmm"), _matmul, "matmul"),
+    Operation("rmatmul", ("__rmatmul__",), _matmul, "matmul"),
+    Operation("dot", ("mv", "dot", "vdot", "inner", "outer", "ger"), _matmul, "matmul"),
+    Operation("tensordot", ("tensordot",), _tensordot, "matmul"),
+    Operation("einsum", ("einsum",), _einsum, "matmul"),
+    Operation("bilinear", ("bilinear",), _bilinear, "matmul"),
+    Operation("solve_triangular", ("linalg_solve_triangular",), _solve_triangular, "matmul"),
+    *(
+        Operation(name, (name,), _convolution, "convolution")
+        for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
+    ),
+]

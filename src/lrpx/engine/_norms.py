@@ -1,0 +1,210 @@
+"""Norms, and what divides: standard deviations, lengths, denominators.
+
+The rule ``norm`` is for what a norm divides by. A norm that is one torch function is spelled out for it,
+``(x − mean) / rule(deviation, x) · w + b``, but where the rule is known and there is a kernel for it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lrpx import _kernels, rules
+from lrpx.engine._gates import keep_gate
+from lrpx.engine._operation import Operation
+from lrpx.engine._tensors import arguments, carries, constants, first, pair
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine._run import Run
+    from lrpx.rules import Rule
+
+
+def _layer_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, shape, weight, bias, eps = arguments(args, kwargs, "input", "normalized_shape", "weight", "bias", "eps")
+    x, weight, eps = constants(x), constants(weight), 1e-5 if eps is None else eps
+    bias = run.added(bias, "bias", x)
+
+    def op(x: Tensor, bias: Tensor | None = None) -> Any:
+        return func(x, shape, weight, bias, eps)
+
+    def with_deviation(x: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        value, _, reciprocal_std = torch.native_layer_norm(x, shape, weight, bias, eps)  # what ``func`` calls
+        return value, reciprocal_std
+
+    if not carries(x):
+        return op(x, bias)
+    norm, dims = run.recipe.norm, tuple(range(-len(shape), 0))
+    if norm is rules.unmodified:
+        return run.apply("norm", op, x, bias)
+    if norm is rules.constant:
+        rule = partial(_kernels.layer_norm_constant_std, dims=dims, weight=weight, eps=eps)
+        op_ = with_deviation if _is_wide(x, weight, bias) else op
+        return run.apply("norm", op_, x, bias, rule=rule, conserves=True)
+    return run.apply("norm", op, x, bias, rule=partial(_spelled_out, norm, dims, eps, weight, centred=True))
+
+
+def _is_wide(*tensors: Tensor | None) -> bool:
+    """Whether all that is given has one dtype, and that is no less precise than float32."""
+    dtypes = {tensor.dtype for tensor in tensors if tensor is not None}
+    return dtypes in ({torch.float32}, {torch.float64})
+
+
+def _spelled_out(
+    norm: Rule,
+    dims: tuple[int, ...],
+    eps: float,
+    weight: Tensor | None,
+    op: Callable[..., Any],
+    x: Tensor,
+    bias: Tensor | None = None,
+    *,
+    centred: bool,
+) -> Tensor:
+    """``op(x, bias)``, with the gradient of the norm over ``dims`` written out, and a rule on its deviation.
+
+    Args:
+        norm: the rule.
+        dims: what the deviation is taken over.
+        eps: added to its square.
+        weight: what is multiplied with; broadcast to ``x``.
+        op: the norm.
+        x: its input.
+        bias: what is added; broadcast to ``x``.
+        centred: whether the mean is taken off.
+    """
+
+    def deviation(x: Tensor) -> Tensor:
+        x = x - x.mean(dims, keepdim=True) if centred else x
+        return (x.square().mean(dims, keepdim=True) + eps).sqrt()
+
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    numerator = wide - wide.mean(dims, keepdim=True) if centred else wide
+    normed = numerator / norm(deviation, wide)
+    normed = normed if weight is None else normed * weight
+    normed = normed if bias is None else normed + bias
+    value = op(x.detach(), *(() if bias is None else (bias.detach(),)))
+    return rules.with_gradient_of(value, normed.to(value.dtype))
+
+
+def _rms_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, shape, weight, eps = arguments(constants(args), constants(kwargs), "input", "normalized_shape", "weight", "eps")
+
+    def op(x: Tensor) -> Any:
+        return func(x, shape, weight, eps)
+
+    if not carries(x):
+        return op(x)
+    norm = run.recipe.norm
+    if norm is rules.unmodified:
+        return run.apply("norm", op, x)
+    dims = tuple(range(-len(shape), 0))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    eps = torch.finfo(wide).eps if eps is None else eps
+    if norm is rules.constant:
+        rule: Rule = partial(_kernels.rms_norm_constant_std, dims=dims, weight=weight, eps=eps)
+        return run.apply("norm", op, x, rule=rule, conserves=True)
+    return run.apply("norm", op, x, rule=partial(_spelled_out, norm, dims, eps, weight, centred=False))
+
+
+def _batch_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Linear with its running statistics, which are constants; with a batch's own it would need a rule it has not."""
+    args, kwargs = constants(args), constants(kwargs)
+    names = ("weight", "bias", "running_mean", "running_var")
+    names = names if func is torch.batch_norm else names[2:] + names[:2]
+    x, *four, training, _, eps = arguments(args, kwargs, "input", *names, "training", "momentum", "eps")
+    value = func(*args, **kwargs)
+    if not carries(x):
+        return value
+    if training:
+        run.refuse("batch_norm in training mode")
+        return value
+    # torch's own gradient is wrong for one sample whose gradient is not contiguous (torch 2.13, CPU)
+    named = dict(zip(names, four, strict=True))
+    scale = torch.rsqrt(named["running_var"] + (1e-5 if eps is None else eps))
+    scale = scale if named["weight"] is None else scale * named["weight"]
+    channels = (1, -1, *(1,) * (x.ndim - 2))
+    shift = -named["running_mean"] * scale if named["bias"] is None else named["bias"] - named["running_mean"] * scale
+    linear = (x * scale.view(channels)).to(value.dtype)
+    if run.has_taps_on_constants:
+        linear = linear + run.added(shift, "batch_norm", x).view(channels)
+    return rules.with_gradient_of(value, linear)
+
+
+def _group_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, groups, weight, bias, eps = arguments(args, kwargs, "input", "num_groups", "weight", "bias", "eps")
+    x, weight, eps = constants(x), constants(weight), 1e-5 if eps is None else eps
+    bias = run.added(bias, "bias", x)
+    norm = run.recipe.norm
+    if not carries(x):
+        return func(x, groups, weight, bias, eps)
+    if norm is rules.unmodified:
+        return run.apply("norm", lambda x, bias: func(x, groups, weight, bias, eps), x, bias)
+    grouped = x.reshape(x.shape[0], groups, -1)
+
+    def op(g: Tensor, _: None = None) -> Any:
+        return func(x.detach(), groups, None, None, eps).reshape(g.shape)
+
+    if norm is rules.constant:
+        rule: Rule = partial(_kernels.layer_norm_constant_std, dims=(-1,), weight=None, eps=eps)
+        normed = run.apply("norm", op, grouped, None, rule=rule, conserves=True)
+    else:
+        normed = run.apply("norm", op, grouped, rule=partial(_spelled_out, norm, (-1,), eps, None, centred=True))
+    normed = normed.reshape(x.shape)
+    channels = (1, -1) + (1,) * (x.ndim - 2)
+    normed = normed if weight is None else normed * weight.view(channels)
+    normed = normed if bias is None else normed + bias.view(channels)
+    return rules.with_gradient_of(func(x.detach(), groups, weight, bias, eps), normed)
+
+
+def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, rest, settings = first(constants(args), constants(kwargs))
+    if not carries(x):
+        return func(x, *rest, **settings)
+    return run.apply("norm", lambda x: func(x, *rest, **settings), x)
+
+
+def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    x, rest, settings = first(constants(args), constants(kwargs))
+    deviation, mean = func(x, *rest, **settings)
+    if carries(x):
+        deviation = run.apply("norm", lambda x: func(x, *rest, **settings)[0], x)
+    return deviation, mean
+
+
+def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A denominator is a normaliser, like the standard deviation of a norm."""
+    a, b, _, settings = pair(args, kwargs)
+    if carries(b):
+        norm = run.recipe.norm
+        if norm is not rules.constant:
+            rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)
+            return run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
+        run.under("norm")
+        b = b.detach()
+    return keep_gate(run.recipe, func(a, b, **settings), a, b)
+
+
+def _quotient(norm: Rule, op: Callable[..., Any], a: Any, b: Tensor) -> Any:
+    """``a / b`` with a rule on the denominator."""
+    return op(a, norm(torch.clone, b))
+
+
+ROWS = [
+    Operation("layer_norm", ("layer_norm",), _layer_norm, "norm"),
+    Operation("rms_norm", ("rms_norm",), _rms_norm, "norm"),
+    Operation("batch_norm", ("batch_norm",), _batch_norm, "norm"),
+    Operation("group_norm", ("group_norm",), _group_norm, "norm"),
+    Operation(
+        "deviation",
+        ("rsqrt", "reciprocal", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "std", "var"),
+        _normalizer,
+        "norm",
+    ),
+    Operation("deviation and mean", ("var_mean", "std_mean"), _normalizer_and_mean, "norm"),
+    Operation("div", ("div", "divide", "true_divide", "__truediv__", "__div__"), _division, "norm"),
+]

@@ -1,0 +1,299 @@
+"""The state of one run under a recipe, with one owner: which rules hold now, and what is done with a call."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from lrpx import rules
+from lrpx._kinds import rule_name
+from lrpx.engine._places import Source
+from lrpx.engine._taps import Call, Tap
+from lrpx.engine._tensors import any_carries, carries, constants
+from lrpx.errors import MethodError, UnknownOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from lrpx.engine._trace import Trace
+    from lrpx.recipes import Recipe
+    from lrpx.rules import Rule
+
+
+class Run:
+    """One run of a model under a recipe.
+
+    Args:
+        recipe: the recipe outside every override.
+        trace: where sources are recorded.
+        embeddings: the embeddings, with their paths.
+        paths: for each module (by ``id``), its path; to name the culprit in errors.
+        taps: what listens to the run, or writes into it.
+
+    Attributes:
+        recipe: the recipe that holds now.
+        active: whether the model's forward pass is running, and not a part of it that counts as one function.
+        replaying: whether it runs again in the backward pass, so that nothing is recorded.
+        in_last_layer: whether the last layer is running.
+        asks_for_gates: whether some rule must know which factor of a product is the gate.
+        asks_for_weights: whether some rule must know which constants are weights.
+        is_tapped: whether a tap wants to be called around torch functions.
+        is_quick: whether nothing is to be done with a call but to answer it.
+        has_taps_on_rules: whether a tap wants to be called where rules are applied.
+        has_taps_on_constants: whether a tap wants to know the constants that are added.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        trace: Trace,
+        embeddings: Sequence[tuple[str, Module]],
+        paths: Callable[[], Mapping[int, str]],
+        taps: Sequence[Tap] = (),
+    ) -> None:
+        self.recipe = recipe
+        self.trace = trace
+        self.active = False
+        self.replaying = False
+        self.in_last_layer = False
+        self.asks_for_gates = recipe.has_gates()
+        self.asks_for_weights = recipe.has_rules_for_linear()
+        self._whole = recipe
+        self._outer: list[Recipe] = []
+        self._embeddings = embeddings
+        self._paths = paths
+        self._rule = ""
+        self._marked: list[Tensor] = []
+        self.taps = taps
+        self._on_calls, self._on_rules, self._on_constants = (
+            [tap for tap in taps if getattr(type(tap), part) is not getattr(Tap, part)]
+            for part in ("around", "rule", "added")
+        )
+        self.is_tapped = bool(self._on_calls)
+        self.is_quick = not self.is_tapped and trace.ran is None
+        self.has_taps_on_rules = bool(self._on_rules)
+        self.has_taps_on_constants = bool(self._on_constants)
+
+    # ------------------------------------------------------------------------------ state
+
+    def begin(self) -> None:
+        """The model's forward pass begins."""
+        self.recipe = self._whole
+        self._outer.clear()
+        self.active = True
+
+    def end(self) -> None:
+        """The model's forward pass ends."""
+        self.active = self.in_last_layer = False
+
+    def enter(self, recipe: Recipe) -> None:
+        """A module begins where other rules hold."""
+        self._outer.append(self.recipe)
+        self.recipe = recipe
+
+    def leave(self) -> None:
+        """A module ends where other rules hold."""
+        if self._outer:
+            self.recipe = self._outer.pop()
+
+    def enter_last_layer(self) -> None:
+        """The last layer begins."""
+        self.in_last_layer = True
+
+    def leave_last_layer(self) -> None:
+        """The last layer ends."""
+        self.in_last_layer = False
+
+    def pause(self) -> None:
+        """What runs now counts as one function: its inner calls are not seen."""
+        self.active = False
+
+    def resume(self) -> None:
+        """What counts as one function has ended."""
+        self.active = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, no call is seen."""
+        before, self.active = self.active, False
+        try:
+            yield
+        finally:
+            self.active = before
+
+    @contextmanager
+    def again(self, recipe: Recipe) -> Iterator[None]:
+        """Inside, a part of the model runs as it did under ``recipe``, and nothing is recorded."""
+        before = self.active, self.replaying, self.recipe
+        self.active, self.replaying, self.recipe = True, True, recipe
+        try:
+            yield
+        finally:
+            self.active, self.replaying, self.recipe = before
+
+    def forget_marks(self) -> None:
+        """Take the run's marks off the tensors that are there after it."""
+        while self._marked:
+            vars(self._marked.pop()).pop(FROM_INPUT, None)
+
+    # ------------------------------------------------------------------------------ calls
+
+    def apply(
+        self,
+        kind: str,
+        op: Callable[..., Any],
+        *inputs: Any,
+        rule: Rule | None = None,
+        called: str | None = None,
+        conserves: bool = False,
+    ) -> Any:
+        """``op(*inputs)`` under the recipe's rule for a kind of operation, or under another rule.
+
+        Args:
+            kind: the kind of operation.
+            op: the operation.
+            inputs: its inputs, at least one of which depends on the model's input.
+            rule: what applies the recipe's rule, where that takes more than calling it.
+            called: the rule's name in the report, if it is not the recipe's.
+            conserves: whether this rule hands on exactly what it is given; if not, the ledger measures it.
+        """
+        if self.trace.ran is not None:
+            self._rule = called or rule_name(getattr(self.recipe, kind, rules.unmodified))
+        if rule is None:
+            rule = getattr(self.recipe, kind)
+        if conserves or not self._on_rules:
+            return rule(op, *inputs)
+        proceed: Callable[..., Any] = partial(rule, op)
+        for tap in reversed(self._on_rules):
+            proceed = _around_rule(tap, kind, rule, op, proceed)
+        return proceed(*inputs)
+
+    def tapped(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """The result of a call, ``proceed(args, kwargs)``, with the taps around it."""
+        for tap in reversed(self._on_calls):
+            proceed = _around_call(tap, call, proceed)
+        return proceed(call.args, call.kwargs)
+
+    def under(self, kind: str) -> None:
+        """Note for the report that the call runs under the rule for a kind of operation, as it is."""
+        if self.trace.ran is not None:
+            self._rule = rule_name(getattr(self.recipe, kind))
+
+    def call_it(self, rule: str) -> None:
+        """What the report says of the call, unless a rule is applied in it."""
+        self._rule = rule
+
+    def counted(self, name: str, out: Any) -> Any:
+        """``out``, with the operation called ``name`` that made it in the coverage report, if there is one."""
+        if self.trace.ran is not None and not self.replaying and any_carries(out):
+            self.trace.ran[name, self._rule, self.where()] += 1
+        return out
+
+    def added(self, constant: Any, operation: str, *beside: Any) -> Any:
+        """A constant that is added to what ``beside`` gives: with a ledger open, one of its entries."""
+        if self._on_constants and any(map(carries, beside)):
+            for tap in self._on_constants:
+                constant = tap.added(constant, operation)
+            return constant
+        return constants(constant)
+
+    def refuse(self, name: str) -> None:
+        """Under a strict recipe, refuse the operation called ``name``.
+
+        Raises:
+            UnknownOperationError: names the operation, the module that calls it, and the mend.
+        """
+        self._rule = "unknown"
+        if self.recipe.strict:
+            raise UnknownOperationError(
+                f"{self.where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "
+                "use a recipe with strict=False to take its plain gradient"
+            )
+
+    def refuse_rule(self, kind: str, name: str, why: str, mend: str = "") -> MethodError:
+        """The error of a rule that cannot be applied to the operation called ``name``.
+
+        Args:
+            kind: the kind of operation that the rule is for.
+            name: the torch function.
+            why: what is in the way.
+            mend: what else than another rule would help.
+        """
+        rule = rule_name(getattr(self.recipe, kind))
+        return MethodError(
+            f"{self.where()} calls torch's {name!r}, {why}, so the rule {kind}={rule} cannot be applied to it; "
+            f"{mend}give this module another with recipe.at(path, {kind}=lrpx.rules.unmodified)"
+        )
+
+    # ------------------------------------------------------------- constants, and what they are
+
+    def is_weight(self, constant: Any) -> bool:
+        """Whether a constant is a weight: it was not made of the model's input, as attention weights are under a rule
+        that makes them constants."""
+        return isinstance(constant, Tensor) and FROM_INPUT not in vars(constant)
+
+    def mark_from_input(self, out: Any, made_of: Any, name: str) -> None:
+        """Mark the constants among the results of a call that were made of what depends on the input."""
+        made = (made_of[0],) if name == "__setitem__" else out if isinstance(out, (tuple, list)) else (out,)
+        found = [value for value in made if isinstance(value, Tensor) and not value.requires_grad]
+        if found and _is_from_input(made_of):
+            for value in found:
+                setattr(value, FROM_INPUT, True)
+                if value is made_of[0]:  # changed in place: it may be there after the run
+                    self._marked.append(value)
+
+    def mark_input(self, value: Any) -> None:
+        """Mark an argument of the model that carries no relevance, such as a mask."""
+        if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
+            setattr(value, FROM_INPUT, True)
+            self._marked.append(value)
+
+    @property
+    def sources(self) -> Sequence[Source]:
+        """Where relevance ends, as far as the model has come."""
+        return self.trace.sources
+
+    def source(self, weight: Tensor, ids: Tensor, out: Tensor) -> Tensor:
+        """Make the output of an embedding a leaf of the graph, and record it."""
+        leaf = out.detach().requires_grad_()
+        if not self.replaying:
+            # looked for now, not when the block begins: an offloaded weight is another object in each call
+            holders = (path for path, e in self._embeddings if any(weight is p for p in e.parameters(recurse=False)))
+            self.trace.sources.append(Source(tuple(holders) or ("an embedding",), leaf, ids))
+        return leaf.clone()
+
+    def where(self) -> str:
+        """The path of the module whose forward pass is running, found on the call stack."""
+        paths = self._paths()
+        frame = sys._getframe(1)  # reading the variables of its own frame would keep the whole stack alive
+        while frame is not None:
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, Module) and id(owner) in paths:
+                return paths[id(owner)] or type(owner).__name__
+            frame = frame.f_back  # type: ignore[assignment]
+        return "the model"
+
+
+def _around_call(tap: Tap, call: Call, proceed: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda args, kwargs: tap.around(Call(call.name, call.operation, args, kwargs), proceed)
+
+
+def _around_rule(
+    tap: Tap, kind: str, rule: Rule, op: Callable[..., Any], proceed: Callable[..., Any]
+) -> Callable[..., Any]:
+    return lambda *inputs: tap.rule(kind, rule, op, inputs, proceed)
+
+
+FROM_INPUT = "_lrpx_from_input"
+"""The attribute of a constant that was made of the model's input."""
+
+
+def _is_from_input(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_is_from_input, value))
+    return isinstance(value, Tensor) and (any_carries(value) or FROM_INPUT in vars(value))

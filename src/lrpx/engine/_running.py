@@ -1,0 +1,378 @@
+"""``propagate``: the user's own model, unmodified, run under a recipe inside a ``with`` block."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from contextlib import ExitStack, contextmanager
+from copy import copy
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import Embedding, Module
+from torch.overrides import _get_current_function_mode_stack
+
+from lrpx import rules
+from lrpx._modules import layers, named_modules
+from lrpx.engine import _overrides
+from lrpx.engine._book import Book
+from lrpx.engine._gates import mark_gate
+from lrpx.engine._heads import Heads
+from lrpx.engine._mode import RuleMode
+from lrpx.engine._observer import Observer, first_tensor
+from lrpx.engine._places import Source
+from lrpx.engine._recompute import Layer
+from lrpx.engine._run import Run
+from lrpx.engine._trace import Trace
+from lrpx.errors import MethodError, TraceError
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.autograd.graph import saved_tensors_hooks
+    from torch.utils.hooks import RemovableHandle
+
+    from lrpx.engine._taps import Tap
+    from lrpx.recipes import Recipe
+
+SPELLED_OUT_ACTIVATIONS = frozenset({"BloomGelu"})
+"""Classes outside ``transformers.activations`` that write one element-wise function as many operations."""
+SINGLE_ACTIVATIONS = frozenset({"SiLUActivation"})
+"""Classes of ``transformers.activations`` that call one torch function, which needs no hook to be seen; so do those
+whose ``act`` is one."""
+
+_running = threading.local()
+
+
+@contextmanager
+def propagate(
+    model: Module,
+    recipe: Recipe,
+    observe: Sequence[str] = ("*",),
+    *,
+    ledger: bool = False,
+    recompute: bool = False,
+    heads: bool = False,
+    taps: Sequence[Tap] = (),
+) -> Iterator[Trace]:
+    """Run ``model`` under ``recipe`` inside the block, in this thread.
+
+    Calls of ``model`` inside the block compute what they always compute, and record a graph whose gradients
+    give relevance. Nothing of the model changes, and other models and threads are not affected.
+
+    Args:
+        model: any module; call this very module inside the block.
+        recipe: the rules, such as ``lrpx.ATTNLRP``.
+        observe: shell patterns of module paths whose inputs and outputs can be asked for; each costs the
+            memory of its gradient, so name few, or none (``()``), for long contexts.
+        ledger: also measure what every bias, other constant and non-conserving rule keeps; ``trace.ledger()`` then
+            tells.
+        recompute: forget what happens inside each layer (each element of a list of modules), and compute it again
+            in the backward pass: a second forward pass, for the memory of one layer.
+        heads: follow the attention heads into the residual stream (``trace.heads``), under a recipe that cuts the
+            branches of every layer off, ``recipes.ALTI_LOGIT``.
+        taps: what else shall listen to the run, or write into it (:class:`~lrpx.engine.Tap`).
+
+    Yields:
+        The trace: call ``trace.explain(value)`` on the scalar to explain, then ``trace.relevance(path)``.
+
+    Raises:
+        TraceError: this thread already runs the same model under a recipe.
+        MethodError: the path of an override matches no module of the model, or it has no layers to recompute.
+        UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(),
+    ...                             torch.nn.Linear(4, 2, bias=False))
+    >>> from lrpx.recipes import LRP
+    >>> with propagate(model, LRP) as trace:
+    ...     logits = model(torch.tensor([1.0, 2.0, 3.0]))
+    >>> value = trace.explain(logits[0])
+    >>> torch.allclose(trace.relevance("input").sum(), value)
+    True
+    """
+    running: set[int] = _running.__dict__.setdefault("models", set())
+    if id(model) in running:
+        raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
+    modules = dict(named_modules(model))
+    unused = [
+        override for override in recipe.overrides if not any(fnmatchcase(path, override.path) for path in modules)
+    ]
+    if unused:
+        raise MethodError(
+            f"no module of {type(model).__name__} has a path like {unused[0].path!r}, which an override wants; "
+            "compare it with the paths of model.named_modules()"
+        )
+    recomputed = list(layers(modules)) if recompute else []
+    if recompute and not recomputed:
+        raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
+    trace = Trace(recipe)
+    embeddings = [(path, module) for path, module in modules.items() if _is_embedding(type(module))]
+    trace.taps = [
+        *([Heads()] if heads else []),
+        *([Book(model)] if ledger else []),
+        *([Observer(observe, trace.places)] if observe else []),
+        *taps,
+    ]
+    run = Run(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()}, trace.taps)
+    for tap in trace.taps:
+        tap.begin(run)
+    replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
+    # the model's own checkpoints are inside the hooks; and without rules, a layer's gradients are left to torch
+    last = next(layers(reversed(modules)), None) if recipe.has_rules() and not replayed else None
+    seams = _Seams(run, model, modules, recipe, recomputed, last)
+    if replayed:
+        _overrides.refuse_lost(recipe, replayed)
+        trace.during_backward = lambda: seams.again(recipe)  # the model's own checkpoints compute their layers again
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.callback(running.discard, id(model))
+        running.add(id(model))
+        stack.enter_context(seams.installed())
+        yield trace
+
+
+def _is_embedding(kind: type[Module]) -> bool:
+    return issubclass(kind, Embedding) or "embedding" in kind.__name__.lower()
+
+
+def is_spelled_out_activation(module: Module) -> bool:
+    """Whether a module writes one element-wise function out as many operations."""
+    kind = type(module)
+    if kind.__module__ == "transformers.activations":
+        return kind.__name__ not in SINGLE_ACTIVATIONS and vars(module).get("act") is not torch.nn.functional.gelu
+    return kind.__name__ in SPELLED_OUT_ACTIVATIONS
+
+
+def _without_cache(names: Sequence[str], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The model's arguments for layers that are run twice.
+
+    Raises:
+        TraceError: a cache was given, which they would fill twice.
+    """
+    given = next((name for name in ("past_key_values", "cache_params") if kwargs.get(name) is not None), None)
+    if given is not None:
+        raise TraceError(f"recompute=True runs each layer twice, and would fill the cache twice; leave {given} out")
+    return kwargs | {"use_cache": False} if "use_cache" in names else kwargs
+
+
+@lru_cache
+def _argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(function).parameters)
+
+
+class _Seams:
+    """Where a run meets the model: the mode, and instance hooks that are inert in other threads."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: Module,
+        modules: dict[str, Module],
+        recipe: Recipe,
+        recomputed: Sequence[str],
+        last: str | None,
+    ) -> None:
+        self.run = run
+        self.mode = RuleMode(run)
+        self.model = model
+        self.modules = modules
+        self.recipe = recipe
+        self.recomputed = recomputed
+        self.last = last
+        self.thread: int | None = None
+        self.handles: list[RemovableHandle] = []
+        self.layers: list[saved_tensors_hooks] = []
+        self.newest: list[weakref.ref[Layer]] = []
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """The mode and the hooks, in this thread."""
+        try:
+            self.thread = threading.get_ident()
+            self._register()
+            with self.mode:
+                yield
+        finally:
+            while self.layers:  # where a layer was left by an interrupt, its hook was not called
+                self.layers.pop().__exit__()
+            self.thread = None
+            while self.handles:
+                self.handles.pop().remove()
+            self.run.forget_marks()
+
+    @contextmanager
+    def again(self, recipe: Recipe) -> Iterator[None]:
+        """Parts of the model run as before in the backward pass, after the block even, or in another thread."""
+        mode = self.mode
+        with ExitStack() as stack:
+            if self.thread is None:
+                stack.enter_context(self.installed())
+            elif mode not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+                # in the backward pass of this very block, or in a thread of autograd's while the block's own waits
+                stack.callback(setattr, self, "thread", self.thread)
+                self.thread = threading.get_ident()
+                stack.enter_context(mode)
+            stack.enter_context(self.run.again(recipe))
+            yield
+
+    def _register(self) -> None:
+        model, modules, recipe = self.model, self.modules, self.recipe
+        listening = [tap for tap in self.run.taps if tap.patterns]
+        self._add(model, *self._root(model))
+        if self.last is not None:
+            self._add(modules[self.last], *self._last_layer())
+        if not (listening or recipe.overrides or self.recomputed):  # the usual case, at little cost
+            for module in {module for module in modules.values() if is_spelled_out_activation(module)}:
+                self._add(module, *self._activation())
+            return
+        shared: dict[Module, list[str]] = {}
+        for path, module in modules.items():
+            shared.setdefault(module, []).append(path)
+        for module, paths in shared.items():
+            if not set(self.recomputed).isdisjoint(paths):
+                self._add(module, *self._recompute())
+            begins = [path for path in paths if any(_overrides.begins(override, path) for override in recipe.overrides)]
+            if begins:
+                self._add(module, *self._override(_overrides.recipe_in(recipe, begins[0])))
+            hooks = [
+                self._listener(tap, path)
+                for tap in listening
+                for path in paths
+                if path and any(fnmatchcase(path, pattern) for pattern in tap.patterns)
+            ]
+            # a tap sees what enters the module before it is run as one function, and what leaves it after
+            for before, _ in hooks:
+                self._add(module, before=before)
+            if is_spelled_out_activation(module):
+                self._add(module, *self._activation())
+            for _, after in hooks:
+                self._add(module, after=after)
+
+    def _add(
+        self, module: Module, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
+    ) -> None:
+        def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
+            return lambda *args: hook(*args) if threading.get_ident() == self.thread else None
+
+        if before is not None:
+            self.handles.append(module.register_forward_pre_hook(mine(before), with_kwargs=True))
+        if after is not None:
+            self.handles.append(module.register_forward_hook(mine(after), with_kwargs=True, always_call=True))
+
+    def _root(self, model: Module) -> tuple[Callable[..., Any], ...]:
+        names = _argument_names(getattr(model.forward, "__func__", model.forward))
+        names = names if inspect.ismethod(model.forward) is False else names[1:]
+
+        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if self.recomputed:
+                kwargs = _without_cache(names, kwargs)
+            named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
+            args = tuple(self._source(name, value) for name, value in named)
+            kwargs = {name: self._source(name, value) for name, value in kwargs.items()}
+            self.run.begin()
+            return args, kwargs
+
+        return before, lambda *_: self.run.end()
+
+    def _source(self, name: str, value: Any) -> Any:
+        """A floating-point input of the model, as a leaf of the graph; masks are no input."""
+        if isinstance(value, Tensor) and value.is_inference():
+            value = value.clone()  # autograd cannot save an inference tensor
+        if not isinstance(value, Tensor) or not value.is_floating_point() or "mask" in name or "label" in name:
+            self.run.mark_input(value)
+            return value
+        leaf = value.detach().requires_grad_()
+        self.run.trace.sources.append(Source((name,), leaf))
+        return leaf.clone()
+
+    def _override(self, recipe: Recipe) -> tuple[Callable[..., Any], ...]:
+        return lambda *_: self.run.enter(recipe), lambda *_: self.run.leave()
+
+    def _recompute(self) -> tuple[Callable[..., Any], ...]:
+        def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self.run.active and not self.run.replaying:
+                recipe = self.run.recipe
+                hooks = Layer(module, args, kwargs, lambda: self.again(recipe), self.newest).hooks()
+                hooks.__enter__()
+                self.layers.append(hooks)
+
+        def after(*_: Any) -> None:
+            if self.layers and not self.run.replaying:
+                self.layers.pop().__exit__()
+
+        return before, after
+
+    def _last_layer(self) -> tuple[Callable[..., Any], ...]:
+        return lambda *_: self.run.enter_last_layer(), lambda *_: self.run.leave_last_layer()
+
+    def _activation(self) -> tuple[Callable[..., Any], ...]:
+        """Run the module as one element-wise function ``g``, then give ``g`` the recipe's rule."""
+        run = self.run
+        waiting: list[Tensor] = []
+
+        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            waiting.clear()
+            plain = run.recipe.activation is rules.unmodified
+            if not run.active or (plain and not run.has_taps_on_rules) or kwargs or len(args) != 1:
+                return None
+            run.pause()
+            waiting.append(args[0])
+            return (args[0].detach(),), kwargs
+
+        def after(module: Module, _: Any, __: Any, output: Any) -> Any:
+            if not waiting:
+                return None
+            run.resume()
+            x = waiting.pop()
+            if output is None or not x.requires_grad:
+                return output
+
+            def op(x: Tensor) -> Any:
+                if run.recipe.activation in (rules.identity, rules.constant):
+                    return output.detach()  # they take the value alone
+                with run.paused():
+                    return module.forward(x)
+
+            op.__name__ = type(module).__name__
+            if not run.has_taps_on_constants:  # what the rule itself computes matters to the ledger alone
+                run.pause()
+            try:
+                y = run.apply("activation", op, x)
+            finally:
+                run.resume()
+            return mark_gate(run.recipe, "activation", run.counted(op.__name__, y))
+
+        return before, after
+
+    def _listener(self, tap: Tap, path: str) -> tuple[Callable[..., Any], ...]:
+        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            value = first_tensor((*args, *kwargs.values()))
+            other = None if value is None else tap.module(path, "input", value)
+            return None if other is None else (_with(args, value, other), _with(kwargs, value, other))
+
+        def after(_: Module, __: Any, ___: Any, output: Any) -> Any:
+            value = first_tensor(output)
+            other = None if value is None else tap.module(path, "output", value)
+            return None if other is None else _with(output, value, other)
+
+        return before, after
+
+
+def _with(values: Any, one: Tensor | None, other: Tensor) -> Any:
+    """The same values with another tensor in the place of one."""
+    if values is one:
+        return other
+    if type(values) in (tuple, list):
+        return type(values)(_with(each, one, other) for each in values)
+    if isinstance(values, dict):
+        changed = copy(values)
+        for key, each in values.items():
+            if each is one:
+                changed[key] = other
+        return changed
+    return values

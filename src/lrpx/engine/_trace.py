@@ -1,0 +1,367 @@
+"""What one run under a recipe leaves behind: the places relevance can be read at."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+
+from lrpx import rules
+from lrpx.engine._book import Book
+from lrpx.engine._heads import Heads
+from lrpx.engine._places import Ran, Source
+from lrpx.engine._taps import Tap
+from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from lrpx.engine._places import Place, Side
+    from lrpx.engine._stream import Write
+    from lrpx.ledger import Ledger
+    from lrpx.recipes import Recipe
+
+
+T = TypeVar("T", bound=Tap)
+
+
+class Trace:
+    """The record of a run inside :func:`~lrpx.propagate`.
+
+    Call :meth:`explain` on the scalar to explain; :meth:`relevance` and :meth:`gradient` then answer for every
+    source, and for every observed module's input and output. To ask for several values of one run, keep its graph:
+    ``explain(value, keep=True)``; the answers are those of the newest.
+
+    Args:
+        recipe: the recipe of the run. A strict one allows only those custom autograd functions that are rules of its
+            own; for one with rules that is not strict the operations that run are counted.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+        self.sources: list[Source] = []
+        self.places: list[Place] = []
+        self.taps: Sequence[Tap] = ()
+        self.ran: Counter[tuple[str, str, str]] | None = None
+        if recipe.has_rules() and not recipe.strict:
+            self.ran = Counter()
+        self.during_backward: Callable[[], AbstractContextManager[object]] = nullcontext
+        self._gradients: dict[int, Tensor] | None = None
+        self._explained: Tensor | None = None
+        self._spent = False
+
+    @property
+    def operations(self) -> tuple[Ran, ...]:
+        """Which operations on the way from the input ran, under which rule, in which module, and how often.
+
+        Raises:
+            TraceError: it was not recorded, for the recipe is strict, where every operation is known, or has no rules.
+        """
+        if self.ran is None:
+            raise TraceError(
+                "operations are recorded for a recipe with strict=False: "
+                "propagate(model, dataclasses.replace(recipe, strict=False))"
+            )
+        return tuple(Ran(*key, count) for key, count in self.ran.items())
+
+    def tap(self, kind: type[T]) -> T | None:
+        """The first tap of a kind that listens to the run."""
+        return next((tap for tap in self.taps if isinstance(tap, kind)), None)
+
+    @property
+    def heads(self) -> Heads | None:
+        """The attention heads, if the run follows them."""
+        return self.tap(Heads)
+
+    def explain(self, value: Tensor, outputs: Tensor | None = None, keep: bool = False) -> Tensor:
+        """Propagate back from ``value`` in one backward pass, with seed 1.
+
+        What the trace then answers (relevance, gradients, the ledger, the heads) is about this value, and no longer
+        about one explained before.
+
+        Args:
+            value: a scalar, or ``[B]`` with one value for each independent row of a batch.
+            outputs: the model's outputs that ``value`` was computed from, if not by sums and differences alone; with a
+                ledger, what the computation keeps for itself is then an entry (a log-probability's normaliser).
+            keep: keep the graph, so that another value of the same run can be explained after this one.
+
+        Returns:
+            ``value``, detached.
+
+        Raises:
+            TraceError: the model was not called inside the block, the value does not depend on it, or the run was
+                explained without ``keep`` before.
+            NonFiniteError: NaN or infinity in the value, or in the relevance of a source.
+            UnknownOperationError: a custom autograd function on the way, under a strict recipe.
+        """
+        if value.ndim > 1:
+            raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
+        tensors = self._explainable(value)
+        with ExitStack() as stack:
+            for tap in self.taps:
+                stack.enter_context(tap.backward(value, outputs))
+            gradients = self.gradients(value.sum(), tensors, keep=keep)
+        self._spent = not keep
+        self._hold(value.detach(), tensors, gradients)
+        return value.detach()
+
+    def explain_together(self, values: Tensor) -> Iterator[Tensor]:
+        """Propagate back from each of ``values`` ``[P]`` in one backward pass for all, with seed 1; for short inputs,
+        where a pass has more overhead than work. The graph is kept.
+
+        Yields:
+            Each value, detached; until the next the trace answers about it.
+
+        Raises:
+            TraceError, NonFiniteError, UnknownOperationError: as :meth:`explain`; or a ledger is kept, which measures
+                one pass at a time.
+            RuntimeError: an operation cannot be batched by ``torch.vmap``.
+        """
+        if any(type(tap).backward is not Tap.backward for tap in self.taps):
+            raise TraceError("a ledger, or another tap, measures one pass at a time; call explain() for each value")
+        tensors = self._explainable(values)
+        seeds = torch.eye(len(values), dtype=values.dtype, device=values.device)
+        gradients = self.gradients(values, tensors, seeds, keep=True, batched=True)
+        for i, value in enumerate(values.detach()):
+            self._hold(value, tensors, [None if each is None else each[i] for each in gradients])
+            yield value
+
+    def _explainable(self, value: Tensor) -> list[Tensor]:
+        """The tensors whose gradients an explanation of a value is read from."""
+        if not self.sources:
+            raise TraceError(
+                "nothing was recorded: call the very module that was given to propagate(), inside the block"
+            )
+        if self._spent:
+            raise TraceError(
+                "this run was explained already, and its graph is gone; pass keep=True to every explain() but the "
+                "last, or run the model again in a new block"
+            )
+        for tap in self.taps:
+            tap.check()
+        if not value.requires_grad:
+            raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
+        self.refuse_non_finite(value.detach(), "explained value")
+        self._gradients = self._explained = None
+        tensors = [source.value for source in self.sources]
+        for tap in self.taps:
+            tensors += tap.leaves()
+        return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+
+    def _hold(self, value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """What a backward pass has found, for the trace to answer from."""
+        self._explained = value
+        self._gradients = {
+            id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None
+        }
+        for source in self.sources:
+            gradient = self._gradients.get(id(source.value))
+            if gradient is not None and not is_finite(gradient):
+                raise NonFiniteError(
+                    f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
+                )
+
+    def gradients(
+        self,
+        outputs: Tensor,
+        tensors: Sequence[Tensor],
+        seed: Tensor | None = None,
+        keep: bool = False,
+        batched: bool = False,
+    ) -> Sequence[Tensor | None]:
+        """``∂tensor`` for each of ``tensors`` under the recipe, from ``seed`` (1 for a scalar) at ``outputs``.
+
+        With ``keep`` the graph stays for another pass; ``batched`` seeds have a first dimension of their own, and so
+        have the gradients then.
+
+        Raises:
+            UnknownOperationError: a custom autograd function on the way, under a strict recipe.
+        """
+        if self._recipe.has_rules():
+            for name in _unseen_functions(outputs, self._recipe):
+                if self.ran is not None:
+                    self.ran[name, "unknown", "a custom autograd function"] += 1
+        with self.during_backward():
+            how: dict[str, Any] = {"retain_graph": keep, "is_grads_batched": batched, "allow_unused": True}
+            return torch.autograd.grad(outputs, tensors, seed, **how)
+
+    def refuse_non_finite(self, value: Tensor, name: str) -> None:
+        """Raise NonFiniteError when ``value`` holds NaN or infinity; name the first observed module that does."""
+        if is_finite(value):
+            return
+        outputs = ((place.path, place.value) for place in self.places if place.side == "output")
+        first = next(_non_finite(outputs), None)
+        where = "" if first is None else f", first in the output of {first}"
+        raise NonFiniteError(f"NaN or infinity in the {name}{where}; check the model's weights, or try dtype float32")
+
+    def relevance(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
+        """``x ⊙ ∂x`` at a place, in float32 at least, of the place's own shape (such as ``[B, T, d]``).
+
+        Args:
+            path: the path of an embedding or another observed module, or the name of a floating-point
+                argument of the model (``"pixel_values"``).
+            of: a module's ``"input"`` (its first tensor) or ``"output"``.
+            call: which call, from 0, of a module that was called several times.
+
+        Raises:
+            TraceError: there is no such place, or it was called several times and ``call`` is None.
+        """
+        return self.relevance_of(self._find(path, of, call))
+
+    def gradient(self, path: str, of: Side = "output", call: int | None = None) -> Tensor:
+        """``∂x`` at a place, under the recipe; see :meth:`relevance`."""
+        return self.gradient_of(self._find(path, of, call))
+
+    def ledger(self, tokens: Collection[str] = ()) -> Ledger:
+        """Where every unit of the explained value went; in a batch, of the sum of its values.
+
+        Args:
+            tokens: the paths of the token embeddings; without them every embedding that is not called one of
+                positions or token types is one of tokens.
+
+        Raises:
+            TraceError: nothing was explained yet, or the run was not asked for a ledger.
+        """
+        book = self.tap(Book)
+        if book is None:
+            raise TraceError("no ledger was kept; ask for one with propagate(model, recipe, ledger=True)")
+        if self._gradients is None or self._explained is None:
+            raise TraceError("nothing was explained yet; call trace.explain(value) first")
+        sources = [(source, self.source_relevance(source)) for source in self.sources]
+        return book.close(float(self._explained.double().sum()), sources, self._gradients, tokens)
+
+    def source_relevance(self, source: Source) -> Tensor:
+        """``x ⊙ ∂x`` of one of :attr:`sources`."""
+        return self.relevance_of(source.value)
+
+    def source_gradient(self, source: Source) -> Tensor:
+        """``∂x`` of one of :attr:`sources`."""
+        return self.gradient_of(source.value)
+
+    def gradient_at(self, write: Write) -> Tensor:
+        """``∂x`` of what a layer adds to the residual stream, ``[B, T, d]``."""
+        return self.gradient_of(write.leaf).reshape(write.stream.shape)
+
+    def relevance_of_beginning(self) -> Tensor:
+        """``x ⊙ ∂x`` of the residual stream before any layer has added to it, ``[B, T, d]``."""
+        heads = self.heads
+        assert heads is not None
+        assert heads.beginning is not None
+        stream = heads.writes[0].stream
+        gradient = self.gradient_of(heads.beginning).reshape(stream.shape)
+        return stream.to(gradient.dtype) * gradient
+
+    def relevance_of(self, value: Tensor) -> Tensor:
+        """``x ⊙ ∂x`` of a leaf that a tap has named."""
+        gradient = self.gradient_of(value)
+        return value.detach().to(gradient.dtype) * gradient
+
+    def gradient_of(self, value: Tensor) -> Tensor:
+        """``∂x`` of a leaf that a tap has named, in float32 at least; 0 where nothing arrives."""
+        if self._gradients is None:
+            raise TraceError("nothing was explained yet; call trace.explain(value) first")
+        gradient = self._gradients.get(id(value))
+        wide = torch.promote_types(value.dtype, torch.float32)
+        return torch.zeros_like(value, dtype=wide) if gradient is None else gradient.to(wide)
+
+    def _find(self, path: str, of: Side, call: int | None) -> Tensor:
+        values = [source.value for source in self.sources if path in source.paths and of == "output"]
+        if not values:
+            found = [place for place in self.places if place.path == path and place.side == of]
+            changed = [place for place in found if place.value._version != place.version]
+            if changed:
+                raise TraceError(f"the {of} of {path} was changed in place later; observe a module beside it")
+            values = [place.value for place in found]
+        if not values:
+            names = sorted({name for source in self.sources for name in source.paths})
+            raise TraceError(
+                f"no {of} of {path!r} was recorded; the sources are {', '.join(names)}, and modules are "
+                "recorded when propagate(..., observe=[pattern]) names them and they are called"
+            )
+        if call is None and len(values) > 1:
+            raise TraceError(f"{path} was called {len(values)} times; pass call=0 to {len(values) - 1}")
+        try:
+            return values[call or 0]
+        except IndexError:
+            raise TraceError(f"{path} was called {len(values)} times; call={call} is not one of them") from None
+
+    def _blame_backward(self) -> str:
+        assert self._gradients is not None
+        pairs = ((place.path, self._gradients.get(id(place.value))) for place in reversed(self.places))
+        first = next(_non_finite(pairs), None)
+        return "" if first is None else f", first at {first}"
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether every element is finite; at a glance where their sum is."""
+    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+
+
+def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
+    for path, value in pairs:
+        if value is not None and not is_finite(value):
+            yield path
+
+
+MET = "lrpx met this function"
+"""The key, in what a node of the graph carries along, of those that an earlier pass has dealt with."""
+
+ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
+"""Custom autograd functions of one saved input that are element-wise, and what they compute."""
+
+
+def _unseen_functions(value: Tensor, recipe: Recipe) -> Iterator[str]:
+    """The names of the custom ``autograd.Function`` in a graph, which are no torch functions, so no rule reaches them;
+    each once, however often the graph is passed.
+
+    Raises:
+        UnknownOperationError: there is one, and the recipe is strict.
+    """
+    rule_modules = recipe.rule_modules()
+    has_identity = recipe.activation is rules.identity and not recipe.overrides
+    seen = {value.grad_fn}
+    waiting = [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        if isinstance(node, BackwardCFunction):
+            function = getattr(node, "_forward_cls", type(node))
+            element_wise = ELEMENT_WISE.get(function.__name__) if has_identity else None
+            if (element_wise or function.__module__ not in rule_modules) and MET not in node.metadata:
+                if element_wise is not None:
+                    _give_identity_rule(node, element_wise)
+                else:
+                    if recipe.strict:
+                        raise UnknownOperationError(_unseen(function))
+                    yield function.__name__
+                node.metadata[MET] = True
+        for child, _ in node.next_functions:
+            if child not in seen:
+                seen.add(child)
+                waiting.append(child)
+
+
+def _unseen(function: type) -> str:
+    if function.__module__ == "torch.utils.checkpoint":
+        return (
+            "the model's gradient checkpointing hides its layers from every rule; enable it with use_reentrant=False, "
+            "or use lrpx.propagate(model, recipe, recompute=True)"
+        )
+    return (
+        f"the model calls {function.__name__} of {function.__module__}, a custom autograd function that no "
+        'rule can reach; for flash_attention_2 load the model with attn_implementation="sdpa", else use '
+        "a recipe with strict=False to take its plain gradient"
+    )
+
+
+def _give_identity_rule(node: Any, function: Callable[[Tensor], Tensor]) -> None:
+    """Let a node of the graph that is an element-wise function of its one saved tensor hand its relevance on."""
+    (x,) = node.saved_tensors
+    share = rules.ratio(function(x.detach()), x.detach())
+    node.register_hook(lambda _, arrived: (arrived[0] * share,))

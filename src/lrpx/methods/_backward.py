@@ -1,0 +1,152 @@
+"""Methods of one forward and one backward pass: the LRP family and the gradient baselines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from lrpx import recipes
+from lrpx.errors import MethodError, NonFiniteError
+from lrpx.methods._contract import Found, Method, register
+from lrpx.parts import Part
+from lrpx.tasks import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from torch import Tensor
+
+    from lrpx._passes import Pass
+    from lrpx.ledger import Ledger
+    from lrpx.model import BoundModel
+    from lrpx.questions import Questions
+    from lrpx.recipes import Recipe
+
+
+def value_times_gradient(value: Tensor, gradient: Tensor) -> Tensor:
+    """``Σ_d x ⊙ ∂x``: relevance under a rule recipe, Gradient×Input under none."""
+    return (value.to(gradient.dtype) * gradient).sum(-1)
+
+
+@dataclass(frozen=True)
+class Backward(Method):
+    """One forward pass under a recipe, a backward pass for each question of a row, and a reduction over the embedding.
+
+    Args:
+        name: how results call it.
+        recipe: the rules.
+        reduce: from embeddings and their gradients ``[..., d]`` to scores ``[...]``.
+        label: how tables spell it.
+    """
+
+    name: str
+    recipe: Recipe
+    reduce: Callable[[Tensor, Tensor], Tensor] = value_times_gradient
+    label: str = ""
+
+    tasks: ClassVar[frozenset[Task]] = frozenset(Task)
+
+    def describe(self) -> str:
+        """The recipe, and the reduction if it is not ``Σ x ⊙ ∂x``."""
+        reduced = "" if self.reduce is value_times_gradient else f"; {self.reduce.__module__}.{self.reduce.__name__}"
+        return self.recipe.describe() + reduced
+
+    def pass_key(self) -> Hashable:
+        """Methods of one recipe differ in what they make of the gradient alone."""
+        return self.recipe
+
+    def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
+        """See :meth:`Method.attribute <lrpx.methods._contract.Method.attribute>`.
+
+        Raises:
+            MethodError: a ledger of a method whose scores are not in the units of the explained value.
+            NonFiniteError: NaN or infinity in the logits or the relevance; names the first module.
+            ModelError: the token embedding was not used, or the model cannot be compiled.
+        """
+        return self.together([self], model, questions, ledger=ledger)[0]
+
+    def together(
+        self, methods: Sequence[Backward], model: BoundModel, questions: Questions, *, ledger: bool = False
+    ) -> list[Found]:
+        """What methods of one recipe find, in one pass for all of them; see :meth:`attribute`."""
+        for method in methods:
+            if ledger and method.reduce is not value_times_gradient:
+                raise MethodError(
+                    f"{method.name} does not measure in the units of the explained value, so no ledger can add up to "
+                    "it; leave ledger out, or use attnlrp, lrp or gradient-x-input"
+                )
+        try:
+            return self._found(methods, model, questions, ledger=ledger)
+        except NonFiniteError:
+            # once more, watching every module, so that the error can name the first one
+            return self._found(methods, model, questions, ledger=ledger, observe=("*",), plain=True)
+
+    def _found(
+        self, methods: Sequence[Backward], model: BoundModel, questions: Questions, *, ledger: bool, **how: Any
+    ) -> list[Found]:
+        relevance: list[list[Tensor]] = [[torch.empty(0)] * len(questions) for _ in methods]
+        parts: dict[str, list[list[Part]]] = {}
+        ledgers: list[Ledger] = []
+        with model.traced(questions, self.recipe, ledger=ledger, **how) as ran:
+            for chosen in ran.explained():
+                for method, mine in zip(methods, relevance, strict=True):
+                    for i, found in zip(chosen, _of_tokens(ran, chosen, method.reduce), strict=True):
+                        mine[i] = found
+                ledgers += [ran.trace.ledger(ran.paths if ran.batch.arguments else ())] if ledger else []
+                _of_arguments(ran, chosen, methods, parts)
+        answers = ran.answers.detached()
+        if ledger:  # a round has one question then, the first of them first
+            assert len(questions.rows) == 1
+        return [
+            Found(
+                answers,
+                tuple(mine),
+                {name: tuple(each[at]) for name, each in parts.items()},
+                tuple(ledgers) if ledger else None,
+            )
+            for at, mine in enumerate(relevance)
+        ]
+
+
+def _of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+    """``[T]`` for each of the chosen questions."""
+    if not ran.batch.arguments:
+        return [torch.empty(0)] * len(chosen)
+    scores = [reduce(source.value.detach(), ran.trace.source_gradient(source)) for source in ran.sources]
+    scores = [each.cpu() for each in ran.by_token(scores)]
+    return [ran.batch.of_row(ran.questions.asked[i].row, scores).clone() for i in chosen]
+
+
+def _of_arguments(
+    ran: Pass, chosen: Sequence[int], methods: Sequence[Backward], parts: dict[str, list[list[Part]]]
+) -> None:
+    """The relevance of inputs that are no tokens, such as pixels, as parts: ``parts[name][method][question]``."""
+    for source in ran.trace.sources:
+        (name, *_) = source.paths
+        if source.ids is not None or name not in ran.questions.rows[0].arguments:
+            continue
+        gradient = ran.trace.source_gradient(source)
+        for at, method in enumerate(methods):
+            called = "pixels" if name == "pixel_values" else name
+            mine = parts.setdefault(called, [[] for _ in methods])[at]
+            mine += [Part(called, torch.empty(0), ("place",))] * (len(ran.questions) - len(mine))
+            # a number is its own embedding: the reduction over a dimension of size one
+            scores = method.reduce(source.value.detach().unsqueeze(-1), gradient.unsqueeze(-1)).cpu()
+            for i in chosen:
+                row = ran.questions.asked[i].row if len(ran.questions.rows) > 1 else slice(None)
+                values = scores[row]
+                values = values[0] if isinstance(row, slice) and len(values) == 1 else values
+                mine[i] = Part(called, values, _axes(called, values.ndim))
+
+
+def _axes(name: str, count: int) -> tuple[str, ...]:
+    """The axes of an argument of the model."""
+    if name == "pixels" and count == 3:
+        return "channel", "row", "column"
+    return tuple(f"dimension {i}" for i in range(count))
+
+
+register(Backward("attnlrp", recipes.ATTNLRP, label="AttnLRP"))
+register(Backward("lrp", recipes.LRP, label="LRP"))

@@ -1,0 +1,92 @@
+"""What is public: every module without an underscore, and of each what its ``__all__`` names; no more is promised."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import lrpx
+
+ROOT = Path(lrpx.__file__).parent
+PUBLIC = {
+    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Contrast Epsilon Explainer Gamma LRPxError Ledger LogProb Logit
+        Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
+    "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
+    "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Run Samples Source Words find keep
+        register""",
+    "lrpx.cli": "main",
+    "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
+    "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
+    "lrpx.errors": """LRPxError InputError TargetError ModelError MethodError UnknownOperationError NonFiniteError
+        TraceError DataError MissingExtraError ResultError ResultFileError""",
+    "lrpx.explainer": "Explainer",
+    "lrpx.inputs": "Reader Row Segment",
+    "lrpx.ledger": "KINDS Entry Ledger",
+    "lrpx.methods": "ALIASES METHODS AltiLogit Backward Found LeaveOneOut Method attribute_all find register",
+    "lrpx.metrics": "METRICS Metric holm interval metric mrr paired_test pg pta rma",
+    "lrpx.model": "BoundModel Spec",
+    "lrpx.parts": "Part Parts",
+    "lrpx.questions": "Answers Question Questions",
+    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GRADIENT LRP Override Recipe",
+    "lrpx.rules": """Epsilon Gamma Rule ZPlus constant identity ratio signal_take_all uniform unmodified
+        with_gradient_of""",
+    "lrpx.runs": "Store digest read_table versions write_table write_whole",
+    "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
+    "lrpx.tasks": "Task",
+}
+"""Every public name. A change here is a change of what users may rely on, and stands in the changelog."""
+
+
+def test_the_modules_without_an_underscore_are_the_public_ones():
+    found = {module.name for module in pkgutil.walk_packages([str(ROOT)], "lrpx.")}
+    assert {name for name in found if "._" not in name} | {"lrpx"} == set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_a_module_exports(name):
+    module = importlib.import_module(name)
+    assert set(module.__all__) == set(PUBLIC[name].split())
+    for each in module.__all__:
+        thing = getattr(module, each)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert inspect.getdoc(thing), f"{name}.{each} has no docstring"
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+OURS = {
+    node.attr
+    for path in FILES
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    if node.attr.startswith("_") and not node.attr.startswith("__")
+} - {"_parameters", "_buffers", "_modules"}
+"""The private attributes of our own classes."""
+
+
+def private_uses(tree):
+    """Where a private attribute is read of something that is not ``self``: ``(line, attribute)``."""
+    own = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assigned = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in OURS and node.attr not in own | assigned:
+            yield node.lineno, node.attr
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_private_of_another_files_class_is_used(path):
+    assert list(private_uses(ast.parse(path.read_text(encoding="utf-8")))) == []
+
+
+def test_a_private_use_would_be_found():
+    name = min(OURS)
+    assert list(private_uses(ast.parse(f"def f(x):\n    return x.{name}\n"))) == [(2, name)]
+    assert list(private_uses(ast.parse(f"class C:\n    def f(self):\n        return self.{name}\n"))) == []
