@@ -252,7 +252,8 @@ def test_pixels_of_an_image():
         assert found.tokens == ()
         assert found.explained.value == pytest.approx(float(value), abs=1e-12)
     others = torch.randn(2, 3, 8, 8, dtype=torch.float64)
-    many = explain([image, *others], 2, method="lrp")
+    many = explain(torch.stack([image, *others]), 2, method="lrp")
+    assert many == explain([image, *others], 2, method="lrp")
     torch.testing.assert_close(many[0].parts["pixels"].values.clone(), expected, rtol=0, atol=1e-12)
     classes = explain(image, [0, 1, 2], method="lrp")
     torch.testing.assert_close(classes[2].parts["pixels"].values.clone(), expected, rtol=0, atol=1e-12)
@@ -273,6 +274,34 @@ def test_an_image_through_its_processor():
     found = Explainer(model, processor)(image, 2)
     ready = Explainer(model)(processor(images=image, return_tensors="pt"), 2)
     assert torch.equal(found.parts["pixels"].values, ready.parts["pixels"].values)
+
+
+def test_an_image_classifier_from_a_folder(tmp_path):
+    vit().float().save_pretrained(tmp_path)
+    tf.ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(tmp_path)
+    explain = Explainer.from_pretrained(tmp_path)
+    image = np.random.default_rng(0).integers(0, 255, (16, 16, 3), dtype=np.uint8)
+    assert explain(image, 2).parts["pixels"].shape == {"channel": 3, "row": 8, "column": 8}
+    first, second = explain([image, 255 - image], 2)
+    alone = explain(image, 2).parts["pixels"].values.clone()
+    limit = 1e-4 * float(alone.abs().max())
+    torch.testing.assert_close(first.parts["pixels"].values.clone(), alone, rtol=0, atol=limit)
+    assert not torch.allclose(second.parts["pixels"].values.clone(), alone, atol=limit)
+
+
+def test_real_sentences_compared(minilm):
+    """MiniLM, from its folder: the ledger of the similarity closes, and two doors speak for each other."""
+    explain = Explainer.from_pretrained(minilm)
+    assert explain.task is Task.EMBEDDINGS
+    found = explain(("The doors of the house are open", "An open door"), method="lrp", ledger=True)
+    assert found.ledger.closes(1e-4)
+    strongest = sorted(found, key=lambda token: -token.relevance)[:2]
+    assert {token.text.strip() for token in strongest} == {"doors", "door"}
+    for given in ({"input_ids": [[5, 7]]}, {"question": "is it", "context": "it is"}):
+        with pytest.raises(InputError, match="a text encoder takes several texts; pass them as a tuple"):
+            explain(given)
+    with pytest.raises(InputError, match="a text encoder compares two texts; pass them as a tuple"):
+        explain("one text")
 
 
 def _has_pillow():

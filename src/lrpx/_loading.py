@@ -14,7 +14,7 @@ HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_down
 
 
 def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any, Any]:
-    """``(model, tokenizer)``; the tokenizer is None where there is none.
+    """``(model, tokenizer)``; the tokenizer, or the processor of a model of images, is None where there is none.
 
     Args:
         name: a name on the Hub or a folder.
@@ -46,12 +46,7 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
             except ModelError as error:
                 raise ModelError(f"{name} cannot be explained: {error}") from None
         model = kind.from_pretrained(name, dtype=dtype, **options)
-        try:
-            tokenizer = transformers.AutoTokenizer.from_pretrained(name, **where)
-        except (OSError, ValueError, KeyError):
-            tokenizer = None
-        if tokenizer is not None and len(tokenizer) <= len(tokenizer.added_tokens_decoder) + 2:
-            tokenizer = None  # where there are no files, transformers makes one up, of special tokens alone
+        tokenizer = _tokenizer(name, config, tasks.task_of(model), where)
     except ModelError:
         raise
     except Exception as error:
@@ -61,3 +56,24 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
             "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
         ) from error
     return model, tokenizer
+
+
+def _tokenizer(name: str, config: Any, task: tasks.Task, where: dict[str, Any]) -> Any:
+    """The tokenizer of a model, or what reads images for it, with texts beside them or alone; None where there is
+    none."""
+    import transformers
+
+    if not task.segments:
+        kinds = [transformers.AutoImageProcessor]
+    elif hasattr(config, "vision_config"):
+        kinds = [transformers.AutoProcessor, transformers.AutoTokenizer]
+    else:
+        kinds = [transformers.AutoTokenizer]
+    for kind in kinds:
+        try:
+            found = kind.from_pretrained(name, **where)
+        except (OSError, ValueError, KeyError, ImportError):
+            continue
+        if not hasattr(found, "added_tokens_decoder") or len(found) > len(found.added_tokens_decoder) + 2:
+            return found  # else transformers has made one up, of special tokens alone, for there are no files
+    return None

@@ -153,6 +153,11 @@ class Reader:
     def _read(self, given: Any) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
         """The segments but for the decoder's, and the other arguments."""
         name = self.task.segments[0] if self.task.segments else "image"
+        if isinstance(given, Mapping) and self.task.together is not None:
+            raise InputError(
+                f"the input is {type(given).__name__}, and a {self.task.title} takes several texts; pass them as a "
+                "tuple: (text, other), or (text, [choice, choice]) for multiple choice"
+            )
         if isinstance(given, Mapping) and not {"role", "content"} <= set(given):
             if {"question", "context"} <= set(given):
                 return (self._segment(name, self._texts(given["question"], given["context"])),), {}
@@ -353,7 +358,7 @@ def is_many(inputs: Any) -> bool:
         nested = isinstance(ids, list) and bool(ids) and hasattr(ids[0], "__len__")
         return (nested or getattr(ids, "ndim", 0) > 1) and len(ids) > 1
     if hasattr(inputs, "ndim"):
-        return bool(inputs.ndim == 2 and len(inputs) > 1)
+        return bool(inputs.ndim in (2, 4) and len(inputs) > 1)  # rows of ids, or images
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence):
         return False
     if not inputs:
