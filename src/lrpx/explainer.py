@@ -15,7 +15,7 @@ from lrpx._batching import batches, filled
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.inputs import is_many, spread
-from lrpx.methods import find
+from lrpx.methods import attribute_all, find
 from lrpx.model import AT_A_TIME, BoundModel, Spec
 from lrpx.parts import Part, Parts
 from lrpx.questions import Question, Questions
@@ -233,7 +233,7 @@ class Explainer:
         if (whole_number(batch_size) or 0) < 1:
             raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
         chosen = find(method)
-        chosen.check(bound)
+        chosen.check(bound)  # before the inputs are read
         several = is_many(inputs)
         rows = bound.reader.rows(inputs, decoder) if several else [bound.reader.row(inputs, decoder)]
         asked = {"target": target, "contrast": contrast, "position": position}
@@ -282,7 +282,8 @@ class Explainer:
         """The attributions of the rows of a group, a list for each."""
         ran = filled(group, batch_size) if self.bound.pads_up and not ledger else group
         asked = [Question(at, *each) for at, i in enumerate(group) for each in questions[i][1]]
-        found = method.attribute(self.bound, Questions(tuple(rows[i] for i in ran), tuple(asked)), ledger=ledger)
+        together = Questions(tuple(rows[i] for i in ran), tuple(asked))
+        found = attribute_all([method], self.bound, together, ledger=ledger)[method.name]
         logits = found.answers.logits.to(torch.promote_types(found.answers.logits.dtype, torch.float32))
         results: list[list[Attribution]] = [[] for _ in group]
         for i, question in enumerate(asked):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 import lrpx
 from lrpx import Explainer
-from lrpx.errors import MethodError
+from lrpx.errors import MethodError, NonFiniteError
 from lrpx.methods import METHODS, Backward, Found, Method, find, register
 from tests.reference import models
 
@@ -136,6 +137,24 @@ def test_a_method_that_finds_too_little_is_refused():
 
     with pytest.raises(MethodError, match="a method found relevance for 0 of 1 questions"):
         Explainer(models.tiny_gpt2())(IDS, method=Short())
+
+
+@dataclass(frozen=True)
+class Bad(Method):
+    numbers: tuple
+    name: str = "bad"
+
+    def attribute(self, model, questions, *, ledger=False):
+        return Found(model.ask(questions), (torch.tensor(self.numbers),))
+
+
+def test_relevance_that_is_none_is_refused():
+    explain = Explainer(models.tiny_gpt2())
+    with pytest.raises(MethodError, match=r"bad found relevance of shape \[2\] for 3 tokens; give one number for each"):
+        explain(IDS[:3], method=Bad((1.0, 2.0)))
+    for number in (float("nan"), float("inf")):
+        with pytest.raises(NonFiniteError, match="the relevance of bad is not finite"):
+            explain(IDS[:3], method=Bad((1.0, number, 2.0)))
 
 
 def test_other_packages_bring_methods_by_entry_points(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from lrpx._registry import Registry
-from lrpx.errors import MethodError
+from lrpx.errors import MethodError, NonFiniteError
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -150,8 +150,10 @@ def attribute_all(
     differently.
 
     Raises:
-        MethodError: two methods have one name; or as the methods themselves do.
-        NonFiniteError, ModelError: as the methods themselves do.
+        MethodError: two methods have one name, or one finds another number of tokens than there are; or as the methods
+            themselves do.
+        NonFiniteError: NaN or infinity in the logits or the relevance.
+        ModelError: as the methods themselves do.
     """
     name, times = Counter(method.name for method in methods).most_common(1)[0]
     if times > 1:
@@ -168,6 +170,24 @@ def attribute_all(
     found: dict[str, Found] = {}
     for _, group in groups:
         each = group[0].together(group, model, questions, ledger=ledger)
-        found |= {method.name: one for method, one in zip(group, each, strict=True)}
+        for method, one in zip(group, each, strict=True):
+            _check_relevance(method, one, questions)
+            found[method.name] = one
         questions = questions.with_targets(each[0].answers.targets)
     return {method.name: found[method.name] for method in methods}
+
+
+def _check_relevance(method: Method, found: Found, questions: Questions) -> None:
+    """Refuse relevance that is none: of another length than the row, or not finite."""
+    for i, relevance in enumerate(found.relevance):
+        row = questions.row_of(i)
+        count = sum(row.lengths)
+        if relevance.shape != (count,):
+            raise MethodError(
+                f"{method.name} found relevance of shape {list(relevance.shape)} for {count} tokens; give one number for "
+                f"each token of the row{row.where}"
+            )
+        if not bool(relevance.isfinite().all()):
+            raise NonFiniteError(
+                f"the relevance of {method.name} is not finite; use another dtype, such as float32{row.where}"
+            )
