@@ -184,8 +184,8 @@ def _check_relevance(method: Method, found: Found, questions: Questions) -> None
         count = sum(row.lengths)
         if relevance.shape != (count,):
             raise MethodError(
-                f"{method.name} found relevance of shape {list(relevance.shape)} for {count} tokens; give one number for "
-                f"each token of the row{row.where}"
+                f"{method.name} found relevance of shape {list(relevance.shape)} for {count} tokens; give one number "
+                f"for each token of the row{row.where}"
             )
         if not bool(relevance.isfinite().all()):
             raise NonFiniteError(
