@@ -1,68 +1,80 @@
-"""Many questions of one text: one forward pass and packed backward passes, against one pass each and one call each.
+"""Many questions of one text: one forward pass for all, and backward passes that share, against a call for each.
 
-    python bench/questions.py
+    python bench/questions.py [--shape llama-512x8] [--lengths 16 64 256] [--questions 16] [--rounds 7]
 
-A random Llama (hidden size 512, 8 layers, float32). Each round times every way once, in random order; the ratios are
-medians over the rounds, to a call of the explainer for each question.
+AttnLRP; the questions are about positions spread evenly over the text. "alone": a backward pass each; "packed": as many
+together as there may be. Each round measures every way once, in an order drawn anew; cells are medians over the rounds
+of the ratio within the round to a call for each question.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from servers import arguments, head, notes, print_header, row
+from subjects import SHAPES, Case, wait
 
 from lrpx import Explainer, _passes
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
+    parser.add_argument("--shape", default="llama-512x8", choices=SHAPES)
     parser.add_argument("--lengths", nargs="+", type=int, default=[16, 32, 64, 128, 256])
     parser.add_argument("--questions", type=int, default=16)
-    parser.add_argument("--runs", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, "num_attention_heads": 8}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, num_key_value_heads=4, **sizes)).eval()
+    torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
+    model = Case(SHAPES[options.shape], device).model()
     explain = Explainer(model)
     short = _passes.SHORT
 
-    def packed(ids: list[int], positions: list[int], limit: int) -> torch.Tensor:
+    def together(ids: list[int], positions: list[int], limit: int) -> torch.Tensor:
         _passes.SHORT = limit
         try:
-            return torch.stack([a.relevance.clone() for a in explain(ids, position=positions)])
+            found = torch.stack([a.relevance.clone() for a in explain(ids, position=positions)])
         finally:
             _passes.SHORT = short
+        wait(device)
+        return found
 
-    print(f"{options.questions} questions of one text; torch {torch.__version__}, {torch.get_num_threads()} threads")
-    print("| tokens | a call each, ms | one forward pass | packed | largest difference |\n|---|---|---|---|---|")
+    def each(ids: list[int], positions: list[int]) -> torch.Tensor:
+        found = torch.stack([explain(ids, position=position).relevance.clone() for position in positions])
+        wait(device)
+        return found
+
+    print_header(options, ["lrpx attnlrp"])
+    head("shape", "tokens", "questions", "a call each, ms", "alone", "packed")
+    worst = 0.0
+    size = model.get_input_embeddings().weight.shape[0]
     for length in options.lengths:
-        ids = torch.randint(0, 32000, (length,)).tolist()
+        drawn = random.Random(length)
+        ids = [drawn.randrange(size) for _ in range(length)]
         positions = torch.linspace(0, length - 1, options.questions).long().tolist()
         ways = {
-            "calls": lambda: torch.stack([explain(ids, position=p).relevance.clone() for p in positions]),  # noqa: B023
-            "alone": lambda: packed(ids, positions, 0),  # noqa: B023
-            "packed": lambda: packed(ids, positions, length),  # noqa: B023
+            "a call each": lambda given=(ids, positions): each(*given),
+            "alone": lambda given=(ids, positions): together(*given, 0),
+            "packed": lambda given=(ids, positions): together(*given, 1 << 20),
         }
         found = {name: way() for name, way in ways.items()}
-        off = max(float((found[name] - found["calls"]).abs().max()) for name in ("alone", "packed"))
-        off /= float(found["calls"].abs().max())
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(options.runs):
+        base = found["a call each"]
+        worst = max([worst, *(float((one - base).abs().max() / base.abs().max()) for one in found.values())])
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(options.rounds):
             for name in random.sample(list(ways), len(ways)):
                 began = time.perf_counter()
                 ways[name]()
-                times[name].append(time.perf_counter() - began)
-        base = statistics.median(times["calls"])
-        ratios = [
-            statistics.median(a / b for a, b in zip(times[name], times["calls"], strict=True))
-            for name in ("alone", "packed")
-        ]
-        print(f"| {length} | {1000 * base:.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} | {off:.0e} |", flush=True)
+                seconds[name].append(time.perf_counter() - began)
+        pairs = {name: zip(taken, seconds["a call each"], strict=True) for name, taken in seconds.items()}
+        ratios = {name: statistics.median(a / b for a, b in pair) for name, pair in pairs.items()}
+        milliseconds = 1000 * statistics.median(seconds["a call each"])
+        cells = [f"{milliseconds:.0f}", *(f"{ratios[name]:.2f}" for name in ("alone", "packed"))]
+        row(options.shape, length, options.questions, *cells)
+    notes([f"largest difference of the relevance, relative to the largest: {worst:.1e}"])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ SCRIPTS = {
     "longest_context.py": ([*TOY, "--lengths", "32", "64", "--at-most", "64", "--subjects", "lrpx attnlrp"], 1),
     "ledger.py": ([*TOY, "--lengths", "8", "--runs", "1"], 1),
     "batches.py": (["--sentences", "4", "--rounds", "1"], 2),
+    "questions.py": (["--shape", "toy", "--lengths", "8", "--questions", "3", "--rounds", "1"], 1),
     "sva.py": ([*SVA, "--samples", "4", "--rounds", "1", "--sizes", "2", "4", "--subjects", "lrpx attnlrp"], 3),
 }
 
