@@ -312,6 +312,58 @@ def _has_pillow():
     return True
 
 
+def test_a_sound():
+    torch.manual_seed(0)
+    config = tf.Wav2Vec2Config(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, conv_dim=(8, 8),
+        conv_kernel=(10, 3), conv_stride=(5, 2), num_feat_extract_layers=2, num_conv_pos_embeddings=4,
+        num_conv_pos_embedding_groups=2, num_labels=3, classifier_proj_size=8,
+    )  # fmt: skip
+    model = tf.Wav2Vec2ForSequenceClassification(config).eval()
+    explain = Explainer(model)
+    assert explain.task is Task.AUDIO_CLASSIFICATION
+    sound = torch.randn(400)
+    with propagate(model, LRP, observe=()) as trace:
+        value = model(input_values=sound[None]).logits[0, 1]
+    value = trace.explain(value)
+    found = explain(sound, 1, method="lrp")
+    part = found.parts["input_values"]
+    torch.testing.assert_close(part.values.clone(), trace.relevance("input_values")[0])
+    assert found.explained.value == pytest.approx(float(value), rel=1e-5)
+    assert found.parts == explain({"input_values": sound[None]}, 1, method="lrp").parts
+    with pytest.raises(InputError, match="the sound is str; pass what the model's processor returned"):
+        explain("a text")
+
+
+def test_speech_to_text():
+    torch.manual_seed(0)
+    config = tf.WhisperConfig(
+        vocab_size=50, d_model=16, encoder_layers=1, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, num_mel_bins=8, max_source_positions=20,
+        max_target_positions=20, decoder_start_token_id=3, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = tf.WhisperForConditionalGeneration(config).eval()
+    explain = Explainer(model)
+    assert explain.task is Task.SPEECH
+    features = torch.randn(1, 8, 40)
+    written = [3, 7, 9]
+    found = explain({"input_features": features}, 5, method="gradient-x-input", decoder=written)
+    assert found.ids == tuple(written)
+    assert [name for name, _, _ in found.segments] == ["decoder"]
+    sound = features.clone().requires_grad_()
+    table = model.get_input_embeddings()
+    embedded = table(torch.tensor([written])).detach().requires_grad_()
+    logit = model(input_features=sound, decoder_inputs_embeds=embedded).logits[0, -1, 5]
+    logit.backward()
+    assert found.explained.value == pytest.approx(float(logit.detach()), abs=1e-5)
+    expected = (embedded * embedded.grad).sum(-1)[0].detach()
+    torch.testing.assert_close(found.relevance.clone(), expected, rtol=1e-3, atol=1e-6)
+    of_sound = (sound * sound.grad)[0].detach()
+    torch.testing.assert_close(found.parts["input_features"].values.clone(), of_sound, rtol=1e-3, atol=1e-6)
+    with pytest.raises(InputError, match="the sound is str"):
+        explain("a text")
+
+
 @pytest.mark.parametrize("given", ["a text", [5, 7], torch.zeros(8, 8), 7, None])
 def test_what_is_no_image(given):
     with pytest.raises(InputError, match=r"the image is .*; pass pixel_values"):

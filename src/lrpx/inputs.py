@@ -152,7 +152,7 @@ class Reader:
 
     def _read(self, given: Any) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
         """The segments but for the decoder's, and the other arguments."""
-        name = self.task.segments[0] if self.task.segments else "image"
+        name = self.task.segments[0] if self.task.segments else "input"
         if isinstance(given, Mapping) and self.task.together is not None:
             raise InputError(
                 f"the input is {type(given).__name__}, and a {self.task.title} takes several texts; pass them as a "
@@ -171,8 +171,8 @@ class Reader:
                 raise InputError("a text encoder compares two texts; pass them as a tuple: (text, other)")
             both = zip(self.task.segments, given, strict=True)
             return tuple(self._segment(each, self._fields(one, each)) for each, one in both), {}
-        if not self.task.segments:
-            return (), self._image(given)
+        if self.task.arguments[0] != "input_ids":
+            return (), self._signal(given)
         return (self._segment(name, self._fields(given, name)),), {}
 
     def _fields(self, given: Any, name: str) -> dict[str, list[int]]:
@@ -260,19 +260,25 @@ class Reader:
             self._refuse_unknown(per_token["input_ids"])
             found = (self._segment(name, per_token),)
             arguments = {key: value for key, value in arguments.items() if key not in {*per_token, "attention_mask"}}
-        elif self.task.segments and not arguments:
+        elif "input_ids" in self.task.arguments or not arguments:
+            wanted = "input_ids" if self.task.segments else tasks.signal_argument(self.model, self.task)
             raise InputError(
-                f"the {name} is {type(given).__name__} without input_ids; pass what the tokenizer returned, or a text"
+                f"the {name} is {type(given).__name__} without {wanted}; pass what the tokenizer returned, or a text"
             )
         return found, arguments
 
-    def _image(self, given: Any) -> dict[str, Tensor]:
-        """An image as its processor reads it; a floating-point tensor is taken as what a processor made."""
-        argument = self.task.arguments[0]
-        if isinstance(given, Tensor) and given.is_floating_point() and given.ndim in (3, 4):
-            one = given if given.ndim == 4 else given[None]
+    def _signal(self, given: Any) -> dict[str, Tensor]:
+        """An image or a sound, as its processor reads it; a floating-point tensor is what a processor made."""
+        argument, is_image = tasks.signal_argument(self.model, self.task), self.task is Task.IMAGE_CLASSIFICATION
+        if isinstance(given, Tensor) and given.is_floating_point() and (given.ndim in (3, 4) or not is_image):
+            one = given[None] if given.ndim == 3 or not is_image else given
             if len(one) == 1:
                 return {argument: one}
+        if not is_image:
+            raise InputError(
+                f"the sound is {type(given).__name__}; pass what the model's processor returned, or {argument} as the "
+                "model takes them, a float tensor of one sound"
+            )
         if self.tokenizer is None or not (hasattr(given, "ndim") or hasattr(given, "convert")):
             raise InputError(
                 f"the image is {type(given).__name__}; pass pixel_values as the model takes them, a float tensor "
@@ -354,7 +360,7 @@ def is_many(inputs: Any) -> bool:
     (False, True)
     """
     if isinstance(inputs, Mapping):
-        ids = inputs.get("input_ids", inputs.get("pixel_values"))
+        ids = inputs.get("input_ids", next((v for v in inputs.values() if getattr(v, "ndim", 0) > 1), None))
         nested = isinstance(ids, list) and bool(ids) and hasattr(ids[0], "__len__")
         return (nested or getattr(ids, "ndim", 0) > 1) and len(ids) > 1
     if hasattr(inputs, "ndim"):
@@ -388,7 +394,7 @@ def spread(value: Any, count: int, name: str) -> list[Any]:
 
 def _each(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What a tokenizer or processor returned for several inputs, one by one."""
-    count = len(batch.get("input_ids", batch.get("pixel_values", ())))
+    count = len(batch.get("input_ids", next(iter(batch.values()))))
     uneven = next((key for key, value in batch.items() if len(value) != count), None)
     if uneven is not None:
         raise InputError(f"{uneven} has {len(batch[uneven])} rows for {count} inputs; pass one input at a time")

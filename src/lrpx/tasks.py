@@ -88,6 +88,14 @@ class Task(_Facts, Enum):
         "image classifier", ("IMAGE_CLASSIFICATION",), "ForImageClassification", "whole", None, "classes",
         (), ("pixel_values",),
     )  # fmt: skip
+    AUDIO_CLASSIFICATION = (
+        "audio classifier", ("AUDIO_CLASSIFICATION",), "ForAudioClassification", "whole", None, "classes",
+        (), ("input_values",),
+    )  # fmt: skip
+    SPEECH = (
+        "speech recognition model", ("SPEECH_SEQ_2_SEQ",), None, "position", "last", "tokens",
+        ("decoder",), ("decoder_input_ids",),
+    )  # fmt: skip
     MASKED = ("masked language model", ("MASKED_LM",), "ForMaskedLM", "position", "mask", "tokens")
     CAUSAL = ("causal language model", ("CAUSAL_LM", "IMAGE_TEXT_TO_TEXT"), "ForCausalLM", "position", "last", "tokens")
     EMBEDDINGS = (
@@ -175,7 +183,7 @@ def source_paths(model: Module, task: Task) -> set[str]:
     """Where relevance ends: the path of the token embedding, and of the decoder's where an encoder-decoder model has
     another; or the model's argument itself, for images."""
     if not task.segments:
-        return set(task.arguments)
+        return {signal_argument(model, task)}
     path, module = input_embedding(model)
     if len(task.arguments) == 1:
         return {path}
@@ -183,6 +191,11 @@ def source_paths(model: Module, task: Task) -> set[str]:
     parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
     modules = [module, *(part.get_input_embeddings() for part in parts)]
     return {path for path, each in named_modules(model) if any(each is one for one in modules)}
+
+
+def signal_argument(model: Module, task: Task) -> str:
+    """The argument that takes an image or a sound: what the model says itself, else the task's."""
+    return str(getattr(model, "main_input_name", None) or task.arguments[0])
 
 
 def input_device(model: Module) -> torch.device:
