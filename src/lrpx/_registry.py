@@ -30,6 +30,8 @@ class Registry(Mapping[str, T], Generic[T]):
     >>> numbers.add("one", 1)
     >>> numbers["one"], list(numbers)
     (1, ['one'])
+    >>> numbers
+    <the numbers one>
     >>> numbers["two"]
     Traceback (most recent call last):
     ...
@@ -75,6 +77,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __iter__(self) -> Iterator[str]:
         self._load()
         return iter(self._found)
+
+    def __repr__(self) -> str:
+        return f"<the {self._kind}s {', '.join(self)}>"
 
     def __len__(self) -> int:
         self._load()
