@@ -225,7 +225,7 @@ def test_a_ledger_is_measured_one_pass_at_a_time(packs, options):
 
 def test_long_inputs_do_not(packs):
     explain = Explainer(models.tiny_llama())
-    explain([[3] * 40, [4] * 40], 7, position=[[39, 2], [3, 4]])
+    explain([[3] * 50, [4] * 50, [5] * 50], 7, position=[[49, 2], [3, 4], [5, 6]])
     Explainer(models.tiny_llama(), recompute=True)(IDS, 7, position=[6, 2])
     assert packs == []
 

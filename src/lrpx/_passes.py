@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PACK = 16
 """The most rounds that one backward pass answers."""
-SHORT = 64
+SHORT = 128
 """Rounds share a backward pass where the rows have no more tokens than this in all; a pass over more of them has more
 work than overhead (measured on a CPU, ``bench/questions.py``)."""
 
