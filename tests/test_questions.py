@@ -246,9 +246,10 @@ def looking(op, /, x):
     return Looking.apply(x, op)
 
 
-def test_rules_that_cannot_be_batched_run_one_by_one(packs):
+def test_rules_of_ones_own_run_one_by_one(packs):
+    """Nobody knows whether they can be batched; in plain torch one that looks at ``gradient.data`` ends the process."""
     explain = Explainer(models.tiny_llama())
     recipe = LRP.at(activation=looking)
     for position, found in zip([6, 2, 0], explain(IDS, 7, method=recipe, position=[6, 2, 0]), strict=True):
         same(found, explain(IDS, 7, method=recipe, position=position))
-    assert packs == [3]
+    assert packs == []

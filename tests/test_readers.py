@@ -8,8 +8,8 @@ import pytest
 import torch
 import transformers as tf
 
-from lrpx import LRP, Explainer, Logit, propagate
-from lrpx.errors import InputError, ModelError
+from lrpx import LRP, Explainer, Logit, LogProb, propagate
+from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.targets import Similarity, Span
 from lrpx.tasks import Task
 from tests import tiny
@@ -59,7 +59,9 @@ def test_a_pair_of_texts_is_one_input(piece_tokenizer):
     same(found, expected[0], value)
 
 
-def test_types_of_tokens_are_carried_in_batches(piece_backend):
+@pytest.fixture
+def typed_tokenizer(piece_backend):
+    """One that says which of two texts a token is of."""
     from tokenizers import Tokenizer, processors
 
     backend = Tokenizer.from_str(piece_backend)
@@ -67,20 +69,23 @@ def test_types_of_tokens_are_carried_in_batches(piece_backend):
         single="[CLS] $A [SEP]", pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
-    tokenizer = tf.PreTrainedTokenizerFast(
+    return tf.PreTrainedTokenizerFast(
         tokenizer_object=backend,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **special,
     )
+
+
+def test_types_of_tokens_are_carried_in_batches(typed_tokenizer):
     model = bert(tf.BertForSequenceClassification, num_labels=3)
-    explain = Explainer(model, tokenizer)
+    explain = Explainer(model, typed_tokenizer)
     pairs = [
         ("the key is small", "the keys are tall"),
         ("a film", "what a terrible ending to the film"),
         "the girl",
     ]
     for found, given in zip(explain(pairs, 1, method="lrp"), pairs, strict=True):
-        inputs = tokenizer(*(given if isinstance(given, tuple) else [given]), return_tensors="pt")
+        inputs = typed_tokenizer(*(given if isinstance(given, tuple) else [given]), return_tensors="pt")
         assert bool(inputs["token_type_ids"].any()) == isinstance(given, tuple)
         expected, value = by_hand(model, lambda output: output.logits[0, 1], **inputs)
         same(found, expected[0], value)
@@ -112,6 +117,113 @@ def test_padding_on_the_left_is_taken_off(byte_tokenizer):
     texts = ["The keys", "The keys to the cabinet are"]
     for found, text in zip(explain(byte_tokenizer(texts, padding=True, return_tensors="pt")), texts, strict=True):
         same(found, explain(text).relevance, explain(text).explained.value)
+
+
+@pytest.mark.parametrize("as_", [torch.as_tensor, np.asarray, list, tuple], ids=["tensor", "array", "list", "tuple"])
+@pytest.mark.parametrize("batch", [True, False])
+def test_fields_of_any_kind_of_array(as_, batch):
+    model = bert(tf.BertForSequenceClassification, num_labels=3)
+    ids, types = [2, 14, 15, 9, 3], [0, 0, 1, 1, 1]
+
+    def made(values):
+        return as_([values]) if batch else as_(values)
+
+    found = Explainer(model)({"input_ids": made(ids), "token_type_ids": made(types)}, 1, method="lrp")
+    inputs = {"input_ids": torch.tensor([ids]), "token_type_ids": torch.tensor([types])}
+    expected, value = by_hand(model, lambda output: output.logits[0, 1], **inputs)
+    same(found, expected[0], value)
+    two = Explainer(model)({"input_ids": as_([ids, ids]), "token_type_ids": as_([types, types])}, 1, method="lrp")
+    assert len(two) == 2
+    same(two[1], expected[0], value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"token_type_ids": [0, 1]}, "the token_type_ids are int64 of shape .2. for 3 tokens"),
+        ({"token_type_ids": ["a", "b", "c"]}, "the token_type_ids are a list that is no array of numbers"),
+        ({"token_type_ids": [[0], [1, 2]]}, "the token_type_ids are a list that is no array of numbers"),
+        ({"tokens": ["a", "b", "c"], "labels": "x"}, None),
+    ],
+)
+def test_fields_that_do_not_fit(fields, message):
+    explain = Explainer(bert(tf.BertForSequenceClassification, num_labels=3))
+    if message is None:
+        assert explain({"input_ids": [2, 14, 3], **fields}).ids == (2, 14, 3)
+        return
+    with pytest.raises(InputError, match=message):
+        explain({"input_ids": [2, 14, 3], **fields})
+
+
+@pytest.mark.parametrize("build", [models.tiny_t5, tiny.bart])
+def test_a_decoders_text_in_what_a_tokenizer_returned(build):
+    explain = Explainer(build())
+    written = [0, 8, 9]
+    expected = explain([3, 14, 15], 7, decoder=written)
+    padded = {
+        "decoder_input_ids": torch.tensor([[*written, 1]]),
+        "decoder_attention_mask": torch.tensor([[1, 1, 1, 0]]),
+    }
+    for more in ({"decoder_input_ids": [written]}, {"decoder_input_ids": torch.tensor([written])}, padded):
+        found = explain({"input_ids": torch.tensor([[3, 14, 15]]), **more}, 7)
+        assert found.ids == expected.ids
+        same(found, expected.relevance, expected.explained.value)
+    with pytest.raises(InputError, match="the decoder's text is given twice"):
+        explain({"input_ids": [3, 14], "decoder_input_ids": written}, decoder=written)
+
+
+def test_choices_that_padding_would_end_are_refused(piece_tokenizer):
+    """XLNet reads the last token of each choice."""
+    torch.manual_seed(0)
+    config = tf.XLNetConfig(vocab_size=200, d_model=16, n_layer=1, n_head=2, d_inner=24)
+    explain = Explainer(tf.XLNetForMultipleChoice(config).eval(), piece_tokenizer)
+    with pytest.raises(ModelError, match="XLNetForMultipleChoice reads the last token of each choice, which padding"):
+        explain(("the key", ["is small", "are tall and the girl is small"]))
+
+
+def test_ids_that_are_the_same_turned_round():
+    """XLNet turns them round; with as many rows as tokens, only the numbers could tell."""
+    torch.manual_seed(0)
+    model = (
+        tf.XLNetLMHeadModel(tf.XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=24)).eval().double()
+    )
+    explain = Explainer(model)
+    for found, ids in zip(explain([[5, 6], [6, 7]], 7, position=0), [[5, 6], [6, 7]], strict=True):
+        expected = explain(ids, 7, position=0)
+        same(found, expected.relevance, expected.explained.value)
+
+
+def test_two_texts_of_which_one_has_types(typed_tokenizer):
+    model = bert(tf.BertModel)
+    explain = Explainer(model, typed_tokenizer)
+    ids, texts = [2, 14, 15, 3], ("the key", "is small")
+    inputs = typed_tokenizer(*texts, return_tensors="pt")
+    assert inputs["token_type_ids"].any()
+    with torch.no_grad():
+        one = model(input_ids=torch.tensor([ids])).last_hidden_state[0].mean(0)
+        other = model(**inputs).last_hidden_state[0].mean(0)
+    cosine = float(torch.nn.functional.cosine_similarity(one, other, 0))
+    for pair in ((ids, texts), (texts, ids)):
+        (found,) = explain([pair], method="lrp")
+        assert found.explained.value == pytest.approx(cosine, abs=1e-12)
+
+
+def test_targets_of_another_kind_are_refused(piece_tokenizer):
+    asked = ("is it small", "the key is small")
+    with pytest.raises(TargetError, match=r"has no Logit to explain; pass Span"):
+        Explainer(bert(tf.BertForQuestionAnswering), piece_tokenizer)(asked, 3)
+    with pytest.raises(TargetError, match="a sequence classifier has no Span to explain; pass a token or a class"):
+        Explainer(bert(tf.BertForSequenceClassification, num_labels=3), piece_tokenizer)("the key", Span(1, 2))
+    with pytest.raises(TargetError, match=r"a text encoder has no LogProb to explain; pass Similarity"):
+        Explainer(bert(tf.BertModel), piece_tokenizer)(asked, LogProb(3))
+
+
+def test_dropout_by_function_is_seen():
+    model = models.tiny_llama()
+    model.model.layers[0].self_attn.attention_dropout = 0.5
+    model.model.layers[0].self_attn.train()
+    with pytest.raises(ModelError, match=r"model\.layers\.0\.self_attn is in training mode"):
+        Explainer(model)([3, 4])
 
 
 # --------------------------------------------------------------------------------- tasks

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _tokens, tasks
+from lrpx.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,12 +107,14 @@ class Batch:
         rows: the rows.
         inputs: the model's keyword arguments.
         starts: where each row's tokens begin in each of the arguments that take tokens, ``[B]`` each.
+        wide: how many tokens wide the first of these is, padding included.
     """
 
     task: Task
     rows: tuple[Row, ...]
     inputs: dict[str, Any]
     starts: tuple[Tensor, ...]
+    wide: int = 0
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -122,6 +125,13 @@ class Batch:
     def tokens(self) -> int:
         """How many tokens the rows have in all, padding included."""
         return sum(self.inputs[name].numel() for name in self.arguments)
+
+    @property
+    def real(self) -> Tensor:
+        """``[B, W]``: what of the first segments is no padding, whatever masks are changed to."""
+        lengths = torch.tensor([row.lengths[0] for row in self.rows])[:, None]
+        places = torch.arange(self.wide) - self.starts[0][:, None]
+        return (places >= 0) & (places < lengths)
 
     def of_row(self, row: int, values: Sequence[Tensor]) -> Tensor:
         """``[…, T]``: what belongs to one row's tokens, the segments one after another, without the padding.
@@ -143,7 +153,11 @@ class Batch:
         return torch.cat([value[row, ..., start : start + length] for value, start, length in pairs], -1)
 
     def positions(self, questions: Questions) -> Tensor | None:
-        """``[B, n]``: where the logits of each round are read, in the padded rows; None where they have no position."""
+        """``[B, n]``: where the logits of each round are read, in the padded rows; None where they have no position.
+
+        Raises:
+            InputError: a question's position is none of its row's.
+        """
         if self.task.reads != "position":
             return None
         rounds = questions.rounds()
@@ -151,13 +165,20 @@ class Batch:
         for i, chosen in enumerate(rounds):
             for question in chosen:
                 asked = questions.asked[question]
-                found[asked.row, i] = asked.position or 0
+                length = self.rows[asked.row].lengths[-1]
+                if asked.position is None or not 0 <= asked.position < length:
+                    raise InputError(
+                        f"a question is read at position {asked.position} of {length} tokens; pass 0 to {length - 1}"
+                    )
+                found[asked.row, i] = asked.position
         return found + self.starts[-1][:, None]
 
-    def changed(self, argument: str, values: Sequence[Tensor]) -> Batch:
-        """The same with another ``attention_mask``, or with ``inputs_embeds`` in the place of token ids.
+    def changed(self, model: Module, argument: str, values: Sequence[Tensor]) -> Batch:
+        """The same with another ``attention_mask``, where each token keeps its place, or with ``inputs_embeds`` in the
+        place of token ids.
 
         Args:
+            model: what will take it.
             argument: one of these two.
             values: for each row ``[T, …]``, of its first segment.
         """
@@ -169,6 +190,9 @@ class Batch:
             padded[i, start : start + len(value)] = value
         if argument == "inputs_embeds":
             del inputs["input_ids"]
+        elif "position_ids" not in inputs and tasks.accepts(model, "position_ids"):
+            # counted before the mask changes, from which some models count them
+            inputs["position_ids"] = tasks.count_positions(model, self.real.to(torch.int64)).to(ids.device)
         kind = inputs[argument].dtype if argument in inputs else padded.dtype
         return replace(self, inputs=inputs | {argument: padded.to(ids.device, kind)})
 
@@ -222,16 +246,18 @@ def batch_of(
         inputs["use_cache"] = False
     device = tasks.input_device(model)
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    return Batch(task, tuple(rows), moved, tuple(starts))
+    wide = inputs[arguments[0]].shape[-1] if arguments else 0
+    return Batch(task, tuple(rows), moved, tuple(starts), wide)
 
 
 def _fields(segments: Sequence[Segment], width: int, side: str) -> dict[str, Tensor]:
-    """What else the tokenizer says of each token, padded with zeros."""
+    """What else the tokenizer says of each token, padded with zeros; zeros for a segment of which it says nothing."""
     found = {}
-    for name in segments[0].fields:
+    for name in dict.fromkeys(name for segment in segments for name in segment.fields):
         padded = torch.zeros(len(segments), width, dtype=torch.int64)
         for i, segment in enumerate(segments):
             start = width - len(segment) if side == "left" else 0
-            padded[i, start : start + len(segment)] = torch.tensor(segment.fields[name], dtype=torch.int64)
+            values = segment.fields.get(name, (0,) * len(segment))
+            padded[i, start : start + len(segment)] = torch.tensor(values, dtype=torch.int64)
         found[name] = padded
     return found

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from importlib import metadata
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from lrpx.errors import LRPxError
@@ -69,6 +69,11 @@ class Registry(Mapping[str, T], Generic[T]):
         except (KeyError, TypeError):
             listed = ", ".join(self._found)
             raise self._error(f"there is no {self._kind} {name!r}; the {self._kind}s are {listed}") from None
+
+    def get(self, name: Any, default: Any = None) -> Any:
+        """The thing of that name, or the default."""
+        self._load()
+        return self._found.get(name, default)
 
     def __contains__(self, name: object) -> bool:
         self._load()

@@ -70,6 +70,6 @@ def _run(path: Path, error: type[LRPxError]) -> None:
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
-    except Exception as wrong:
+    except (Exception, SystemExit) as wrong:
         reason = f"{type(wrong).__name__}: {wrong}"
         raise error(f"the script {path} cannot be run ({reason}); mend it, and try again") from wrong

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader", "Row", "Segment"]
 
+DECODERS = ("decoder_input_ids", "decoder_attention_mask")
+"""The fields that are the decoder's text."""
+RANKS = {"pixel_values": 4, "input_features": 3, "input_values": 2}
+"""How many dimensions a batch of images or sounds has."""
 NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
 """What a tokenizer may give that is not for the model's forward pass."""
 
@@ -110,7 +115,10 @@ class Reader:
         many = _each(inputs) if isinstance(inputs, Mapping) else list(inputs)
         if not many:
             raise InputError("the list of inputs is empty; pass at least one text")
-        several = is_many(decoder) or (isinstance(decoder, (list, tuple)) and any(each is None for each in decoder))
+        texts = isinstance(decoder, tuple) and all(isinstance(each, str) for each in decoder)
+        several = (
+            texts or is_many(decoder) or (isinstance(decoder, (list, tuple)) and any(each is None for each in decoder))
+        )
         decoders = spread(decoder, len(many), "decoder") if several else [decoder] * len(many)
         pairs = zip(many, decoders, strict=True)
         return [self.row(each, written, f" (row {i} of the batch)") for i, (each, written) in enumerate(pairs)]
@@ -129,7 +137,7 @@ class Reader:
             InputError: no tokens, too many, ids outside the vocabulary, or something that this model cannot take.
         """
         try:
-            written = self._decoder_ids(decoder)
+            written = self._decoder_ids(_decoder_of(given, decoder))
             segments, arguments = self._read(given)
         except InputError as error:
             raise InputError(f"{error}{where}") if where else error from None
@@ -234,38 +242,44 @@ class Reader:
 
     def _processed(self, given: Mapping[str, Any], name: str) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
         """What a tokenizer or a processor returned for one input, carried as it is, without the padding."""
-        values = {key: _one(value) for key, value in given.items() if not key.startswith(NO_INPUT)}
-        arguments = {
-            key: value[None]
-            for key, value in values.items()
-            if isinstance(value, Tensor) and key not in tasks.MASKS and tasks.accepts(self.model, key)
+        fields = {
+            key: _field(key, value)
+            for key, value in given.items()
+            if value is not None and not key.startswith(NO_INPUT) and key not in DECODERS
+            if key in ("input_ids", "attention_mask") or tasks.accepts(self.model, key)
         }
         found: tuple[Segment, ...] = ()
-        if "input_ids" in values:
-            ids, kept = _whole_numbers(values, "input_ids"), _whole_numbers(values, "attention_mask")
-            if ids.ndim != 1 or not len(ids):
-                raise InputError(f"the input_ids have shape {list(ids.shape)}; pass those of one input, or of a batch")
-            kept = torch.ones_like(ids) if kept.ndim == 0 else kept
+        if "input_ids" in fields:
+            ids = _flat(fields["input_ids"])
+            if ids.ndim != 1 or not len(ids) or ids.is_floating_point():
+                told = _told(fields["input_ids"])
+                raise InputError(f"the input_ids are {told}; pass the whole numbers of one input, or of a batch")
+            kept = _flat(fields.get("attention_mask", torch.ones_like(ids)))
             if kept.shape != ids.shape:
                 raise InputError("the attention_mask and the input_ids differ in shape; pass both as they were made")
             kept = kept.bool()
             inside = kept.nonzero()[:, 0].tolist()
             if not inside or inside != list(range(inside[0], inside[-1] + 1)):
                 raise InputError("the attention_mask hides tokens between others; leave these tokens out of the input")
-            per_token = {
-                key: [int(each) for each in torch.as_tensor(value)[kept]]
-                for key, value in values.items()
-                if key != "attention_mask" and _is_per_token(value, ids)
-            }
+            per_token = {}
+            for key in [key for key in fields if key != "attention_mask"]:
+                value = _flat(fields[key])
+                if value.shape == ids.shape and not value.is_floating_point():
+                    per_token[key] = [int(each) for each in value[kept]]
+                    del fields[key]
+                elif value.ndim <= 1:
+                    raise InputError(
+                        f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token"
+                    )
+            fields.pop("attention_mask", None)
             self._refuse_unknown(per_token["input_ids"])
             found = (self._segment(name, per_token),)
-            arguments = {key: value for key, value in arguments.items() if key not in {*per_token, "attention_mask"}}
-        elif "input_ids" in self.task.arguments or not arguments:
+        elif "input_ids" in self.task.arguments or not fields:
             wanted = "input_ids" if self.task.segments else tasks.signal_argument(self.model, self.task)
             raise InputError(
                 f"the {name} is {type(given).__name__} without {wanted}; pass what the tokenizer returned, or a text"
             )
-        return found, arguments
+        return found, {key: _as_batch(key, value) for key, value in fields.items()}
 
     def _signal(self, given: Any) -> dict[str, Tensor]:
         """An image or a sound, as its processor reads it; a floating-point tensor is what a processor made."""
@@ -314,7 +328,10 @@ class Reader:
             return [start]
         if self.tokenizer is None:
             raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
-        written = self.text_tokenizer(text_target=decoder, add_special_tokens=False, verbose=False)["input_ids"]
+        try:
+            written = self.text_tokenizer(text_target=decoder, add_special_tokens=False, verbose=False)["input_ids"]
+        except (TypeError, ValueError) as error:  # half a surrogate pair, for one
+            raise InputError(f"the tokenizer cannot read {decoder[:60]!r}; pass whole Unicode characters") from error
         return [start, *written]
 
     def _position(self, row: Row, position: Any) -> int | None:
@@ -360,9 +377,7 @@ def is_many(inputs: Any) -> bool:
     (False, True)
     """
     if isinstance(inputs, Mapping):
-        ids = inputs.get("input_ids", next((v for v in inputs.values() if getattr(v, "ndim", 0) > 1), None))
-        nested = isinstance(ids, list) and bool(ids) and hasattr(ids[0], "__len__")
-        return (nested or getattr(ids, "ndim", 0) > 1) and len(ids) > 1
+        return _rows_of(inputs) > 1
     if hasattr(inputs, "ndim"):
         return bool(inputs.ndim in (2, 4) and len(inputs) > 1)  # rows of ids, or images
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence):
@@ -392,37 +407,67 @@ def spread(value: Any, count: int, name: str) -> list[Any]:
     return list(value)
 
 
+def _rows_of(batch: Mapping[str, Any]) -> int:
+    """How many inputs there are in what a tokenizer or processor returned."""
+    name = next((key for key in ("input_ids", *RANKS) if key in batch), None)
+    value = None if name is None else batch[name]
+    if isinstance(value, (list, tuple)):
+        is_batch = bool(value) and (isinstance(value[0], (list, tuple)) or hasattr(value[0], "ndim"))
+        is_batch = is_batch and (name == "input_ids" or getattr(value[0], "ndim", 0) == RANKS[str(name)] - 1)
+    else:
+        is_batch = getattr(value, "ndim", 0) == (2 if name == "input_ids" else RANKS.get(str(name), 0))
+    return len(value) if is_batch and value is not None else 1
+
+
 def _each(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a tokenizer or processor returned for several inputs, one by one."""
-    count = len(batch.get("input_ids", next(iter(batch.values()))))
-    uneven = next((key for key, value in batch.items() if len(value) != count), None)
+    """What a tokenizer or processor returned for several inputs, each as a batch of one."""
+    count = _rows_of(batch)
+    if count == 1:
+        return [dict(batch)]
+    held = {key: value for key, value in batch.items() if value is not None and hasattr(value, "__len__")}
+    uneven = next((key for key, value in held.items() if len(value) != count), None)
     if uneven is not None:
-        raise InputError(f"{uneven} has {len(batch[uneven])} rows for {count} inputs; pass one input at a time")
-    return [{key: value[i] for key, value in batch.items()} for i in range(count)]
+        raise InputError(f"{uneven} has {len(held[uneven])} rows for {count} inputs; pass one input at a time")
+    return [{key: value[i : i + 1] for key, value in held.items()} for i in range(count)]
 
 
-def _one(value: Any) -> Any:
-    """A field of one input, without the dimension of a batch of one."""
-    if isinstance(value, Tensor) and value.ndim > 1 and len(value) == 1:
-        return value[0]
-    nested = isinstance(value, list) and len(value) == 1 and isinstance(value[0], list)
-    return value[0] if nested else value
-
-
-def _whole_numbers(values: Mapping[str, Any], name: str) -> Tensor:
-    """A field as a tensor of integers; one that is missing has no dimension."""
+def _field(name: str, value: Any) -> Tensor:
+    """A field as a tensor, whatever a tokenizer or processor returned: lists, arrays, lists of arrays, tensors."""
     try:
-        found = torch.as_tensor(values.get(name, 0))
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            value = torch.stack(tuple(value))
+        return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
     except (TypeError, ValueError, RuntimeError):
-        found = None
-    if found is None or (found.numel() and (found.is_floating_point() or found.is_complex())):
-        raise InputError(f"the {name} are no list of whole numbers; pass what the tokenizer returned, or a text")
-    return found
+        told = f"a {type(value).__name__} that is no array of numbers"
+        raise InputError(f"the {name} are {told}; pass what the tokenizer returned, or leave them out") from None
 
 
-def _is_per_token(value: Any, ids: Tensor) -> bool:
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value) if isinstance(value, list) else None
-    return tensor is not None and tensor.shape == ids.shape and not tensor.is_floating_point()
+def _flat(value: Tensor) -> Tensor:
+    """A field of tokens without the dimension of a batch of one."""
+    return value[0] if value.ndim == 2 and len(value) == 1 else value
+
+
+def _as_batch(name: str, value: Tensor) -> Tensor:
+    """A field that holds no tokens, as a batch of one if it was not one yet."""
+    return value[None] if value.ndim == RANKS.get(name, value.ndim) - 1 else value
+
+
+def _told(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+
+
+def _decoder_of(given: Any, decoder: Any) -> Any:
+    """The decoder's text: given beside the input, or in what a tokenizer returned, without its padding."""
+    if not isinstance(given, Mapping) or given.get("decoder_input_ids") is None:
+        return decoder
+    if decoder is not None:
+        raise InputError("the decoder's text is given twice, as decoder_input_ids and as decoder; pass one of them")
+    ids = _flat(_field("decoder_input_ids", given["decoder_input_ids"]))
+    mask = given.get("decoder_attention_mask")
+    kept = torch.ones_like(ids) if mask is None else _flat(_field("decoder_attention_mask", mask))
+    if ids.ndim != 1 or kept.shape != ids.shape or ids.is_floating_point():
+        raise InputError(f"the decoder_input_ids are {_told(ids)}; pass those of one input, with their mask")
+    return ids[kept.bool()].tolist()
 
 
 def _choices(given: Any) -> tuple[str, Sequence[str]]:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from lrpx.engine import Trace
+    from lrpx.inputs import Row
     from lrpx.questions import Questions
     from lrpx.recipes import Recipe
 
@@ -143,6 +144,8 @@ class BoundModel:
         for name, value in (("recompute", recompute), ("compile", compile)):
             if not isinstance(value, bool):
                 raise InputError(f"{name} is {value!r}; pass True or False")
+        if not (task is None or isinstance(task, Task)):
+            raise InputError(f"task is {task!r}; pass one such as lrpx.Task.CAUSAL")
         self.module = module
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
@@ -290,12 +293,45 @@ class BoundModel:
         found = None if config is None else getattr(config.get_text_config(), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
-    def batch(self, questions: Questions) -> Batch:
-        """The rows of some questions as the model takes them."""
+    def batch(self, questions: Questions, *, exactly: bool = False) -> Batch:
+        """The rows of some questions as the model takes them.
+
+        Args:
+            questions: what is asked.
+            exactly: not padded up to a size that code is compiled for.
+
+        Raises:
+            ModelError: choices of unequal length for a model that reads the last token of each.
+        """
+        takes_last = getattr(self.config, "summary_type", None) == "last"
+        if self.task.together == "choices" and takes_last and any(len(set(row.lengths)) > 1 for row in questions.rows):
+            raise ModelError(
+                f"{type(self.module).__name__} reads the last token of each choice, which padding would be; pass "
+                "choices of equal length"
+            )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
-            width = widths(questions.rows, self.limit) if self.pads_up else ()
-            how: dict[str, Any] = {"pad_id": self._pad_id or 0, "side": self.padding_side, "width": width}
-            return batch_of(questions.rows, self.module, self.task, **how)
+            width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
+            how: dict[str, Any] = {"pad_id": self._pad_id or 0, "side": self.padding_side}
+            batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
+            if self._turns_unseen(batch):
+                batch = batch_of(questions.rows, self.module, self.task, width=(batch.wide + 1,), **how)
+            return batch
+
+    def _turns_unseen(self, batch: Batch) -> bool:
+        """Whether nobody could tell if the model turns these ids round, as XLNet does: they are the same turned."""
+        ids = batch.inputs.get("input_ids")
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or not self.can_batch or not len(ids) == ids.shape[1] > 1:
+            return False
+        return torch.equal(ids, ids.T)
+
+    @staticmethod
+    def _groups(rows: Sequence[Row], batch_size: int, exactly: bool) -> Iterator[list[int]]:
+        """The batches of rows; ``exactly``: only rows of equal length together, without padding."""
+        kinds: dict[object, list[int]] = {}
+        for i, row in enumerate(rows):
+            kinds.setdefault(row.lengths if exactly else None, []).append(i)
+        for kind in kinds.values():
+            yield from ([kind[i] for i in group] for group in batches([rows[i] for i in kind], batch_size))
 
     # -------------------------------------------------------------------------- running
 
@@ -338,13 +374,13 @@ class BoundModel:
             if given is not None and not self.accepts(name):
                 raise ModelError(f"{type(self.module).__name__} takes no {name}; use a method that does not need it")
         found: dict[int, Tensor] = {}
-        for group in batches(questions.rows, batch_size if self.can_batch else 1):
+        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, attention_mask is not None):
             some = questions.about(group)
-            batch = self.batch(some)
+            batch = self.batch(some, exactly=attention_mask is not None)
             if attention_mask is not None:
-                batch = batch.changed("attention_mask", [attention_mask[i] for i in group])
+                batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
-                batch = batch.changed("inputs_embeds", [embeddings[i] for i in group])
+                batch = batch.changed(self.module, "inputs_embeds", [embeddings[i] for i in group])
             with torch.no_grad(), self._reading(batch, batch.positions(some)) as read:
                 values = self._answers(some, read(self.module(**batch.inputs))).values.cpu()
             mine = [i for i, question in enumerate(questions.asked) if question.row in group]
@@ -398,7 +434,7 @@ class BoundModel:
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
         compiled = not (self.compiler is None or plain or ledger or heads)
-        packs = not (compiled or ledger or self.recompute) and bool(batch.arguments)
+        packs = not (compiled or ledger or self.recompute) and bool(batch.arguments) and recipe.is_ours()
         if self.compiler is None or not compiled:
             run = forward(given)
         else:
@@ -408,7 +444,10 @@ class BoundModel:
             yield Pass(questions, batch, trace, self._answers(questions, logits), paths, packs)
 
     def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
-        return tasks.reading(self.module, self.task, batch.inputs, positions)
+        inputs: Mapping[str, Any] = batch.inputs
+        if self.task.reads == "span":  # where there is text, whatever the mask hides
+            inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
+        return tasks.reading(self.module, self.task, inputs, positions)
 
     def _answers(self, questions: Questions, slots: Tensor) -> Answers:
         """The answers, from the logits ``[B, n, V]``."""
@@ -421,8 +460,18 @@ class BoundModel:
         values = torch.stack([target.value(row) for target, row in zip(targets, logits, strict=True)])
         return Answers(logits, targets, values)
 
+    def _refuse_other(self, target: Target) -> None:
+        """Refuse a target of another kind of logits than the model gives; of a user's own nothing is known."""
+        wanted = {"span": Span, "embeddings": Similarity}.get(self.task.reads)
+        kind = type(target)
+        is_ours = kind.__module__ == Span.__module__
+        if kind is not wanted and (kind in (Span, Similarity) or (wanted is not None and is_ours)):
+            mend = "a token or a class" if wanted is None else f"{wanted.__name__}(…), or no target"
+            raise TargetError(f"a {self.task.title} has no {kind.__name__} to explain; pass {mend}")
+
     def _resolved(self, questions: Questions, question: int, logits: Tensor) -> Target:
         try:
+            self._refuse_other(questions.asked[question].target)
             return questions.asked[question].target.resolved(self.index, logits)
         except TargetError as error:
             where = questions.row_of(question).where

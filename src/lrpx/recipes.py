@@ -221,6 +221,11 @@ class Recipe:
         """The rules of one kind of operation, the overrides' too."""
         return [getattr(self, kind), *(rule for o in self.overrides for each, rule in o.rules if each == kind)]
 
+    def is_ours(self) -> bool:
+        """Whether every rule is one of this package's."""
+        every = [rule for kind in KINDS for rule in self._rules(kind)]
+        return all(unwrapped(rule).__module__ == rules.__name__ for rule in every)
+
     def has_rules(self) -> bool:
         """Whether any kind of operation has another rule than its plain gradient."""
         return bool(self.overrides) or any(getattr(self, kind) is not rules.unmodified for kind in KINDS)

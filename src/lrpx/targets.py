@@ -188,7 +188,10 @@ class Span(Target):
                 wanted = wanted & (chosen[:, None] if at == 0 else chosen[None, :])
         if not bool(wanted.any()):
             raise TargetError(f"the answer ends at {self.end}, before its start; pass an end that is not before it")
-        best = int(sums.masked_fill(~wanted, -torch.inf).argmax())
+        sums = sums.masked_fill(~wanted, -torch.inf)
+        best = int(sums.argmax())
+        if sums.flatten()[best] == -torch.inf:  # padding
+            raise TargetError(f"the answer from token {self.token} to {self.end} is outside the input; pass its tokens")
         return Span(best // len(ends), best % len(ends))
 
     def value(self, logits: Tensor) -> Tensor:

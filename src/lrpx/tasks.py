@@ -175,8 +175,15 @@ def input_embedding(model: Module) -> tuple[str, Module]:
 def active_dropout(model: Module) -> str | None:
     """The path of the first dropout in training mode, or None."""
     kinds = (torch.nn.Dropout, torch.nn.AlphaDropout)
-    found = (path for path, each in named_modules(model) if isinstance(each, kinds) and each.training and each.p > 0)
-    return next(found, None)
+    for path, each in named_modules(model):
+        if each.training and ((isinstance(each, kinds) and each.p > 0) or _drops_by_function(each)):
+            return path
+    return None
+
+
+def _drops_by_function(module: Module) -> bool:
+    """Whether a module holds the rate of a dropout that it calls as a function, such as ``attention_dropout``."""
+    return any("dropout" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items())
 
 
 def source_paths(model: Module, task: Task) -> set[str]:
@@ -245,8 +252,13 @@ def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:
     elif not accepts(model, "position_ids"):
         why = "takes no position_ids, so padding on the left would move its tokens"
     else:
-        return (mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
+        return count_positions(model, mask)
     raise InputError(f'{type(model).__name__} {why}; use padding_side="right"')
+
+
+def count_positions(model: Module, mask: Tensor) -> Tensor:
+    """``[B, T]`` positions that count from the model's first at each row's first token."""
+    return (mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
 
 
 @contextmanager

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
-from lrpx import Contrast, Explainer, LogProb
-from lrpx.errors import MethodError, NonFiniteError
+from lrpx import Contrast, Explainer, LogProb, Span
+from lrpx.errors import MethodError, NonFiniteError, TargetError
 from lrpx.methods import METHODS, LeaveOneOut
 from tests import tiny
 from tests.reference import models
@@ -25,11 +26,13 @@ def near(found, expected):
 def test_causal_models(build, position):
     model = build()
     found = Explainer(model)(IDS, 7, 2, "leave-one-out", position=position)
-    expected = leave_one_out(model, IDS, lambda output: output.logits[0, position, 7] - output.logits[0, position, 2])
+    places = {"position_ids": torch.arange(7)[None]} if build is tiny.opt else {}  # which else counts them by the mask
+    expected = leave_one_out(
+        model, IDS, lambda output: output.logits[0, position, 7] - output.logits[0, position, 2], **places
+    )
     near(found.relevance, expected)
     assert found.relevance.abs().max() > 1e-3
-    if build is not tiny.opt:  # its positions are counted by the mask
-        near(found.relevance[position + 1 :], torch.zeros(6 - position))
+    near(found.relevance[position + 1 :], torch.zeros(6 - position))
 
 
 def test_a_masked_model_and_a_classifier():
@@ -39,6 +42,32 @@ def test_a_masked_model_and_a_classifier():
     classifier = tiny.bert_classifier()
     found = Explainer(classifier)(IDS, 1, method="leave-one-out")
     near(found.relevance, leave_one_out(classifier, IDS, lambda output: output.logits[0, 1]))
+
+
+def test_the_answer_to_a_question():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    model = transformers.BertForQuestionAnswering(transformers.BertConfig(vocab_size=31, **sizes)).eval().double()
+
+    def read(output):
+        return output.start_logits[0, 2] + output.end_logits[0, 4]
+
+    rows = [IDS, [8, 9, 4, 11, 20, 3]]
+    for found, ids in zip(Explainer(model)(rows, Span(2, 4), method="leave-one-out"), rows, strict=True):
+        near(found.relevance, leave_one_out(model, ids, read))
+    with pytest.raises(TargetError, match=r"the answer from token 6 to 6 is outside.*\(row 1 of the batch\)"):
+        Explainer(model)(rows, Span(6, 6))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_places_are_kept_whatever_the_batch(side):
+    """OPT counts places from the mask; a token that is hidden still has its own."""
+    explain = Explainer(tiny.opt(), padding_side=side)
+    for many, row in zip(explain(ROWS, 7, method="leave-one-out"), ROWS, strict=True):
+        near(many.relevance, explain(row, 7, method="leave-one-out").relevance)
+        model, last = tiny.opt(), len(row) - 1
+        places = {"position_ids": torch.arange(len(row))[None]}
+        near(many.relevance, leave_one_out(model, row, lambda out, at=last: out.logits[0, at, 7], **places))
 
 
 def test_to_mask_is_to_delete_where_there_are_no_positions():

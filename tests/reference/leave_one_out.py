@@ -5,18 +5,19 @@ from __future__ import annotations
 import torch
 
 
-def leave_one_out(model, ids, read):
+def leave_one_out(model, ids, read, **more):
     """``f(x) − f(x without i)`` for every token ``i``.
 
     Args:
         model: takes ``input_ids`` and ``attention_mask``.
         ids: the token ids.
         read: from the model's output for one input to the explained value.
+        more: other arguments, such as the places of the tokens.
     """
 
     def value(mask):
         with torch.no_grad():
-            return float(read(model(input_ids=torch.tensor([ids]), attention_mask=torch.tensor([mask]))))
+            return float(read(model(input_ids=torch.tensor([ids]), attention_mask=torch.tensor([mask]), **more)))
 
     whole = value([1] * len(ids))
     found = []

@@ -155,6 +155,10 @@ def attribute_all(
         NonFiniteError: NaN or infinity in the logits or the relevance.
         ModelError: as the methods themselves do.
     """
+    if not methods:
+        raise MethodError("there are no methods; pass at least one")
+    if ledger and len(questions.rows) > 1:
+        raise MethodError(f"a bias has one relevance for all {len(questions.rows)} rows; ask for a ledger row by row")
     name, times = Counter(method.name for method in methods).most_common(1)[0]
     if times > 1:
         raise MethodError(f"{times} methods are called {name!r}; give each a name of its own")

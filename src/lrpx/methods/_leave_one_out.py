@@ -22,8 +22,10 @@ class LeaveOneOut(Method):
     """``f(x) − f(x without token i)`` for every token ``i`` (You et al. 2025, §2).
 
     A token is left out by the attention mask: it keeps its place, and no other token sees it. What the explained
-    position holds itself is still there when its own token is left out. The differences are in the units of the
-    explained value, and need not sum to it.
+    position holds itself is still there when its own token is left out. (Where a model counts ALiBi's distances from
+    the mask, as BLOOM does, they are those of the text without the token; and where its mask hides rows too, as
+    DeBERTa's does, the token sees nothing either.) The differences are in the units of the explained value, and need
+    not sum to it.
 
     Args:
         name: how results call it.
@@ -44,6 +46,15 @@ class LeaveOneOut(Method):
         """How a token is left out."""
         return "f(x) − f(x without i), by the attention mask"
 
+    def check(self, model: BoundModel) -> None:
+        """Refuse a decoder that is given the same tokens, where they would still be seen; see :meth:`Method.check`."""
+        super().check(model)
+        if getattr(model.config, "is_encoder_decoder", False):
+            kind = type(model.module).__name__
+            raise MethodError(
+                f"{self.name} hides tokens from an encoder, and {kind} gives them to a decoder too; use lrp"
+            )
+
     def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
         """See :meth:`Method.attribute <lrpx.methods._contract.Method.attribute>`.
 
@@ -51,6 +62,8 @@ class LeaveOneOut(Method):
             MethodError: a ledger is asked for, which differences have none of.
         """
         self.check(model)
+        if not isinstance(self.batch_size, int) or self.batch_size < 1:
+            raise MethodError(f"batch_size is {self.batch_size!r}; pass a whole number, at least 1")
         if ledger:
             raise MethodError("leave-one-out has no ledger, for differences need not sum to the value; use attnlrp")
         answers = model.ask(questions)
