@@ -515,3 +515,12 @@ def test_the_colour_scale_covers_all_but_one_sink(values):
     limit, sink = scale(torch.tensor(values, dtype=torch.float64))
     rest = [abs(value) for i, value in enumerate(values) if i != sink]
     assert limit == max(rest, default=0.0)
+
+
+def test_tokens_that_are_in_no_word_stay_alone():
+    a = dataclasses.replace(KEYS, word_spans=((1, 3),), word_texts=("two",))
+    grouped = a.words()
+    assert grouped.tokens == (KEYS.tokens[0], "two", *KEYS.tokens[3:])
+    assert float(grouped.relevance.sum()) == pytest.approx(float(a.relevance.sum()))
+    with pytest.raises(InputError, match="overlaps"):
+        dataclasses.replace(KEYS, word_spans=((0, 2), (1, 3)), word_texts=("one", "two")).words()

@@ -169,12 +169,16 @@ class Attribution:
     def words(self) -> Attribution:
         """The same relevance, summed over the tokens of each word.
 
+        A token that is in no word stays alone.
+
         Raises:
-            InputError: the attribution was made without words.
+            InputError: the attribution was made without words, or with words that overlap.
         """
         if not self.word_spans:
             raise InputError("this attribution has no word_spans; pass the ranges to spans() instead")
-        return self._grouped(self.word_spans, self.word_texts)
+        words = dict(zip(self.word_spans, self.word_texts, strict=True))
+        whole = self._whole(self.word_spans)
+        return self._grouped(whole, [words.get(span, "".join(self.tokens[slice(*span)])) for span in whole])
 
     def spans(self, spans: Sequence[tuple[int, int]]) -> Attribution:
         """The same relevance, summed over half-open token ranges; a token in none of them stays alone.
@@ -182,6 +186,11 @@ class Attribution:
         Raises:
             InputError: a range is empty, out of bounds, or overlaps another.
         """
+        whole = self._whole(spans)
+        return self._grouped(whole, ["".join(self.tokens[a:b]) for a, b in whole])
+
+    def _whole(self, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Ranges of all tokens: those given, and each token between them alone."""
         ranges = sorted(spans)
         reached = 0
         whole: list[tuple[int, int]] = []
@@ -195,8 +204,7 @@ class Attribution:
                 raise InputError(f"span ({start}, {end}) overlaps the one before it; pass disjoint spans")
             whole += [(i, i + 1) for i in range(reached, start)] + [(start, end)]
             reached = end
-        whole += [(i, i + 1) for i in range(reached, len(self))]
-        return self._grouped(whole, ["".join(self.tokens[a:b]) for a, b in whole])
+        return whole + [(i, i + 1) for i in range(reached, len(self))]
 
     def _grouped(self, spans: Sequence[tuple[int, int]], texts: Sequence[str]) -> Attribution:
         starts = {start: group for group, (start, _) in enumerate(spans)} | {len(self): len(spans)}

@@ -251,3 +251,31 @@ def test_the_ledger_closes_beside_other_taps() -> None:
         models.tiny_gpt2(), ATTNLRP, Everything(), Written("transformer.h.0.mlp", "output", 2.0), ledger=True
     )
     assert trace.ledger().closes(1e-9)
+
+
+@pytest.mark.parametrize(
+    ("taps", "message"),
+    [
+        (Tap(), "taps is .*; pass a list of taps"),
+        ([Tap], "taps is .*; pass a list of taps"),
+        ("x", "taps is 'x'; pass a list of taps"),
+    ],
+)
+def test_what_is_no_list_of_taps(taps: Any, message: str) -> None:
+    with pytest.raises(TraceError, match=message), propagate(nn.Tanh(), LRP, taps=taps):
+        pass
+
+
+def test_a_pattern_that_no_module_has_is_refused() -> None:
+    tap = Written("transformer.layer.0", "output", 2.0)
+    with pytest.raises(
+        TraceError, match=r"no module of GPT2LMHeadModel has a path like 'transformer\.layer\.0'.*Written"
+    ):
+        run(models.tiny_gpt2(), LRP, tap)
+
+
+def test_a_tensor_that_no_tap_has_named_has_no_relevance() -> None:
+    trace, _ = run(models.tiny_gpt2(), LRP)
+    for asked in (trace.relevance_of, trace.gradient_of):
+        with pytest.raises(TraceError, match=r"no tap named this tensor among its leaves"):
+            asked(torch.ones(3))

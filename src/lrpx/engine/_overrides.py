@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from lrpx.recipes import Override, Recipe
 
 
-def _covers(override: Override, path: str) -> bool:
+def covers(override: Override, path: str) -> bool:
+    """Whether an override names a module by its path and layer."""
     layer = layer_of(path)
     return override.covers(path, None if layer is None else layer.number)
 
@@ -22,12 +23,12 @@ def _covers(override: Override, path: str) -> bool:
 def _covered(override: Override, path: str) -> list[str]:
     """The modules around one, from the outermost, and itself, as far as an override covers them."""
     around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path))] if path else []
-    return [place for place in (*around, path) if _covers(override, place)]
+    return [place for place in (*around, path) if covers(override, place)]
 
 
 def begins(override: Override, path: str) -> bool:
     """Whether an override covers a module but none of the modules around it."""
-    return _covers(override, path) and _covered(override, path) == [path]
+    return covers(override, path) and _covered(override, path) == [path]
 
 
 def recipe_in(recipe: Recipe, path: str) -> Recipe:

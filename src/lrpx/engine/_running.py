@@ -26,6 +26,7 @@ from lrpx.engine._observer import Observer, first_tensor
 from lrpx.engine._places import Source
 from lrpx.engine._recompute import Layer
 from lrpx.engine._run import Run
+from lrpx.engine._taps import Tap
 from lrpx.engine._trace import Trace
 from lrpx.errors import MethodError, TraceError
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from torch.autograd.graph import saved_tensors_hooks
     from torch.utils.hooks import RemovableHandle
 
-    from lrpx.engine._taps import Tap
     from lrpx.recipes import Recipe
 
 SPELLED_OUT_ACTIVATIONS = frozenset({"BloomGelu"})
@@ -106,6 +106,20 @@ def propagate(
             f"no module of {type(model).__name__} has a path like {unused[0].path!r}, which an override wants; "
             "compare it with the paths of model.named_modules()"
         )
+    for override in recipe.overrides:
+        if not any(_overrides.covers(override, path) for path in modules):
+            count = len(list(layers(modules)))
+            have = f"its layers are 0 to {count - 1}" if count else "it has no layers"
+            raise MethodError(
+                f"no layer of {type(model).__name__} is one that the override {override.description!r} wants; {have}"
+            )
+    for tap in _taps(taps):
+        for pattern in tap.patterns:
+            if not any(fnmatchcase(path, pattern) for path in modules if path):
+                raise TraceError(
+                    f"no module of {type(model).__name__} has a path like {pattern!r}, which the tap "
+                    f"{type(tap).__name__} wants; compare it with the paths of model.named_modules()"
+                )
     recomputed = list(layers(modules)) if recompute else []
     if recompute and not recomputed:
         raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
@@ -134,6 +148,17 @@ def propagate(
         running.add(id(model))
         stack.enter_context(seams.installed())
         yield trace
+
+
+def _taps(given: Any) -> Sequence[Tap]:
+    """The user's taps.
+
+    Raises:
+        TraceError: they are no list of taps.
+    """
+    if not isinstance(given, (list, tuple)) or not all(isinstance(tap, Tap) for tap in given):
+        raise TraceError(f"taps is {given!r}; pass a list of taps, each derived from lrpx.Tap: taps=[Mine()]")
+    return given
 
 
 def _is_embedding(kind: type[Module]) -> bool:

@@ -53,6 +53,7 @@ class Trace:
         self.during_backward: Callable[[], AbstractContextManager[object]] = nullcontext
         self._gradients: dict[int, Tensor] | None = None
         self._explained: Tensor | None = None
+        self._asked: set[int] = set()
         self._spent = False
 
     @property
@@ -151,6 +152,7 @@ class Trace:
         tensors = [source.value for source in self.sources]
         for tap in self.taps:
             tensors += tap.leaves()
+        self._asked = {id(tensor) for tensor in tensors}
         return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
 
     def _hold(self, value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
@@ -265,6 +267,8 @@ class Trace:
         """``∂x`` of a leaf that a tap has named, in float32 at least; 0 where nothing arrives."""
         if self._gradients is None:
             raise TraceError("nothing was explained yet; call trace.explain(value) first")
+        if id(value) not in self._asked:
+            raise TraceError("no tap named this tensor among its leaves() when the value was explained; name it there")
         gradient = self._gradients.get(id(value))
         wide = torch.promote_types(value.dtype, torch.float32)
         return torch.zeros_like(value, dtype=wide) if gradient is None else gradient.to(wide)
