@@ -621,6 +621,33 @@ def test_three_factors_share_evenly() -> None:
     assert not relevance(lambda s, x: torch.einsum("btd,btd,btd->bt", x, x, x), ATTNLRP.at(matmul=rules.constant)).any()
 
 
+TRANSFORMED: dict[str, Spelling] = {
+    "linear inside a transform": lambda s, x: torch.vmap(lambda row: F.linear(row, s.w))(x),
+    "tanh inside a transform": lambda s, x: torch.vmap(torch.vmap(torch.tanh))(x),
+    "cat inside a transform": lambda s, x: torch.vmap(lambda row: torch.cat([row, row]).tanh())(x),
+    "tanh inside a transform of": lambda s, x: torch.func.functionalize(torch.tanh)(x),
+    "_make_dual inside a transform": lambda s, x: torch.func.jvp(torch.tanh, (x,), (torch.ones_like(x),))[0],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_transform_that_hides_what_carries_is_refused(name: str) -> None:
+    """``torch.func``: inside, no tensor tells that it depends on the input, so no rule would be called."""
+    with pytest.raises(UnknownOperationError, match=rf"Model calls torch's '{name}.*strict=False"):
+        run(TRANSFORMED[name], LRP)
+    model = Model(TRANSFORMED[name])
+    with propagate(model, dataclasses.replace(LRP, strict=False), ()) as trace:
+        trace.explain(model(X).sum())
+    unknown = {ran.operation for ran in trace.operations if ran.rule == "unknown"}
+    assert any(operation.startswith(name) for operation in unknown)
+
+
+def test_a_transform_of_constants_is_none_of_ours() -> None:
+    ones = torch.ones(4, dtype=X.dtype)
+    found = relevance(lambda s, x: x @ torch.vmap(lambda row: row * 2)(s.w) * torch.vmap(torch.neg)(ones), LRP)
+    torch.testing.assert_close(found, relevance(lambda s, x: x @ (s.w * 2) * -1, LRP))
+
+
 def test_bounds_that_depend_on_the_input_are_refused() -> None:
     spelling: Spelling = lambda s, x: x.clamp(min=x.tanh())  # noqa: E731
     with pytest.raises(UnknownOperationError, match="clamp of several tensors"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
 PLAIN = frozenset({Tensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice})
@@ -28,6 +29,23 @@ def constants(value: Any) -> Any:
     if isinstance(value, Parameter):
         return value.detach()
     return value
+
+
+def unwrapped(value: Any) -> Any:
+    """The tensor that the transforms of ``torch.func`` (``vmap``, ``jvp``) have wrapped; any other value as it is."""
+    while isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
+
+
+def transformed_constants(value: Any) -> Any:
+    """The same argument with the parameters detached that a transform of ``torch.func`` has wrapped."""
+    if type(value) in (tuple, list):
+        return type(value)(map(transformed_constants, value))
+    if type(value) is dict:
+        return {key: transformed_constants(item) for key, item in value.items()}
+    inner = unwrapped(value)
+    return value.detach() if inner is not value and isinstance(inner, Parameter) else value
 
 
 def carries(value: Any) -> bool:
