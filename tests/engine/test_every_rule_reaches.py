@@ -485,6 +485,59 @@ def test_rules_reach_attention_in_one_kernel(name: str, kind: str) -> None:
     assert counting.calls == {"softmax": 1, "matmul": 1 if name == "constant queries" else 2}[kind]
 
 
+def latents(s: Any) -> Tensor:
+    """Learned queries ``[2, 2, 3, 2]``: a weight."""
+    return heads(s.cube[:, :3])
+
+
+LEARNED: dict[str, tuple[Spelling, Spelling]] = {
+    "queries": (lambda s, x: fused(latents(s), heads(x), heads(x)),
+                lambda s, x: eager(latents(s), heads(x), heads(x))),
+    "keys": (lambda s, x: fused(heads(x), latents(s), heads(x), CAUSAL),
+             lambda s, x: eager(heads(x), latents(s), heads(x), CAUSAL)),
+    "values": (lambda s, x: fused(heads(x), heads(x), latents(s)),
+               lambda s, x: eager(heads(x), heads(x), latents(s))),
+    "keys and values": (lambda s, x: fused(heads(x), latents(s), latents(s), is_causal=True),
+                        lambda s, x: eager(heads(x), latents(s), latents(s), CAUSAL)),
+    "queries and keys": (lambda s, x: fused(latents(s), latents(s), heads(x)),
+                         lambda s, x: eager(latents(s), latents(s), heads(x))),
+    "values, biased by the input": (
+        lambda s, x: fused(latents(s), latents(s), latents(s), x[:, None, :, :3]),
+        lambda s, x: eager(latents(s), latents(s), latents(s), x[:, None, :, :3])),
+    "queries, biased": (lambda s, x: fused(latents(s), latents(s), heads(x), x.detach()[:, None, :, :3]),
+                        lambda s, x: eager(latents(s), latents(s), heads(x), x.detach()[:, None, :, :3])),
+    "groups": (lambda s, x: fused(latents(s), heads(x)[:, :1], heads(x)[:, 1:], enable_gqa=True),
+               lambda s, x: eager(latents(s), heads(x)[:, :1].expand(2, 2, 3, 2), heads(x)[:, 1:].expand(2, 2, 3, 2))),
+    "no weights": (lambda s, x: fused(heads(x).detach(), heads(x), heads(x).detach()),
+                   lambda s, x: eager(heads(x).detach(), heads(x), heads(x).detach())),
+    "no weights, in groups": (
+        lambda s, x: fused(heads(x), heads(x)[:, :1].detach(), heads(x)[:, 1:].detach(), enable_gqa=True),
+        lambda s, x: eager(
+            heads(x), heads(x)[:, :1].detach().expand(2, 2, 3, 2), heads(x).detach()[:, 1:].expand(2, 2, 3, 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_rules_for_linear_layers_reach_attention_in_one_kernel(name: str) -> None:
+    """A product with learned queries, keys or values is a linear layer."""
+    in_one, spelled_out = LEARNED[name]
+    for rule in (*RULES["linear"], Counting(0.0)):
+        for base in (GRADIENT, ATTNLRP, LRP, ATTNLRP.at(matmul=Counting(0.7), softmax=Counting(0.3))):
+            found, wanted = relevance(in_one, base.at(linear=rule)), relevance(spelled_out, base.at(linear=rule))
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    called = []
+    for spelling in (in_one, spelled_out):
+        counting = Counting()
+        run(spelling, ATTNLRP.at(linear=counting))
+        called.append(counting.calls)
+    assert called[0] == called[1]
+
+
+def test_attention_with_dropout_hides_a_layer() -> None:
+    with pytest.raises(MethodError, match=r"scaled_dot_product_attention', with dropout.*linear=.*eval"):
+        run(lambda s, x: fused(latents(s), heads(x), heads(x), dropout_p=0.5), GRADIENT.at(linear=Gamma(0.5)))
+
+
 def test_a_row_that_attends_to_nothing_is_no_nan() -> None:
     mask = CAUSAL.clone()
     mask[1] = False
@@ -500,6 +553,14 @@ def test_multi_head_attention_of_torch() -> None:
         counting = Counting()
         run(lambda s, x: s.mha(x, x, x, need_weights=False)[0], ATTNLRP.at(**{kind: counting}))
         assert counting.calls == {"linear": 2, "softmax": 1, "matmul": 2}[kind]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_multi_head_attention_of_a_learned_query(need_weights: bool) -> None:
+    """Keys and values by one layer, the product of queries and keys, and the output's layer."""
+    counting = Counting()
+    run(lambda s, x: s.mha(s.cube, x, x, need_weights=need_weights)[0], ATTNLRP.at(linear=counting))
+    assert counting.calls == 3
 
 
 # ------------------------------------------------------------------------- what is a weight
