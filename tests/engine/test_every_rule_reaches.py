@@ -563,6 +563,81 @@ def test_multi_head_attention_of_a_learned_query(need_weights: bool) -> None:
     assert counting.calls == 3
 
 
+# ------------------------------------------------------------ norms whose weight depends on the input
+
+
+def gates(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return x.sigmoid().mean(dims)
+
+
+def running(s: Any) -> tuple[Tensor, Tensor]:
+    return s.bias.detach(), s.vector.detach().abs()
+
+
+MODULATED: dict[str, tuple[Spelling, Spelling]] = {
+    "layer_norm": (lambda s, x: F.layer_norm(x, (4,), gates(x, (0, 1)), x.mean((0, 1))),
+                   lambda s, x: F.layer_norm(x, (4,)) * gates(x, (0, 1)) + x.mean((0, 1))),
+    "layer_norm with a bias": (lambda s, x: F.layer_norm(x, (4,), gates(x, (0, 1)), s.bias),
+                               lambda s, x: F.layer_norm(x, (4,)) * gates(x, (0, 1)) + s.bias),
+    "layer_norm of a constant": (lambda s, x: F.layer_norm(s.w, (4,), gates(x, (0, 1)), s.bias),
+                                 lambda s, x: F.layer_norm(s.w, (4,)) * gates(x, (0, 1)) + s.bias),
+    "rms_norm": (lambda s, x: F.rms_norm(x, (4,), gates(x, (0, 1)), 1e-6),
+                 lambda s, x: F.rms_norm(x, (4,), None, 1e-6) * gates(x, (0, 1))),
+    "group_norm": (lambda s, x: F.group_norm(x.mT, 2, gates(x, (0, 1)), s.bias),
+                   lambda s, x: F.group_norm(x.mT, 2) * gates(x, (0, 1))[:, None] + s.bias[:, None]),
+    "batch_norm": (lambda s, x: F.batch_norm(x.mT, *running(s), gates(x, (0, 1)), s.bias),
+                   lambda s, x: F.batch_norm(x.mT, *running(s)) * gates(x, (0, 1))[:, None]
+                   + s.bias[:, None]),
+    "batch_norm with a computed bias": (
+        lambda s, x: F.batch_norm(x.mT, *running(s), gates(x, (0, 1)), x.mean((0, 1))),
+        lambda s, x: F.batch_norm(x.mT, *running(s)) * gates(x, (0, 1))[:, None] + x.mean((0, 1))[:, None]),
+    "torch.batch_norm": (
+        lambda s, x: torch.batch_norm(
+            x.mT, gates(x, (0, 1)), None, *running(s), False, 0.1, 1e-5, False),
+        lambda s, x: F.batch_norm(x.mT, *running(s)) * gates(x, (0, 1))[:, None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULATED)
+def test_rules_reach_a_norm_whose_weight_depends_on_the_input(name: str) -> None:
+    """The weight is a factor of a product (AdaGN), and may be its gate."""
+    in_one, spelled_out = MODULATED[name]
+    product_rules = [*RULES["product"], rules.signal_take_all, Counting(0.0)]
+    recipes = [base.at(product=rule) for base in (GRADIENT, ATTNLRP) for rule in product_rules]
+    recipes += [base.at(norm=rule) for base in (GRADIENT, ATTNLRP, LRP) for rule in RULES["norm"]]
+    for recipe in recipes:
+        found, wanted = relevance(in_one, recipe), relevance(spelled_out, recipe)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    counting = Counting()
+    run(in_one, ATTNLRP.at(product=counting))
+    assert counting.calls == (0 if name == "layer_norm of a constant" else 1)
+    model = Model(in_one)
+    with propagate(model, ATTNLRP, (), ledger=True) as trace:
+        trace.explain(model(X).sum())
+    assert trace.ledger().closes(1e-9)
+
+
+def test_a_bias_of_batch_norm_that_depends_on_the_input_keeps_its_relevance() -> None:
+    bias: Spelling = lambda s, x: F.batch_norm(x.mT, *running(s), s.vector, x.mean((0, 1)))  # noqa: E731
+    apart: Spelling = lambda s, x: F.batch_norm(x.mT, *running(s), s.vector) + x.mean((0, 1))[:, None]  # noqa: E731
+    torch.testing.assert_close(relevance(bias, ATTNLRP), relevance(apart, ATTNLRP))
+
+
+def test_a_bag_whose_weights_depend_on_the_input_is_refused() -> None:
+    ids = torch.tensor([[0, 1, 3], [2, 2, 1]])
+    spelling: Spelling = lambda s, x: F.embedding_bag(ids, s.w, per_sample_weights=x.mean(-1), mode="sum")  # noqa: E731
+    with pytest.raises(UnknownOperationError, match=r"embedding_bag with per_sample_weights.*strict=False"):
+        run(spelling, LRP)
+    model = Model(lambda s, x: F.embedding_bag(ids, s.w, None, None, 2.0, False, "sum", False, x.mean(-1)))
+    with propagate(model, GRADIENT, ()) as trace:
+        trace.explain(model(X).sum())
+    x = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad((model.w.detach()[ids] * x.mean(-1, keepdim=True)).sum(), x)
+    torch.testing.assert_close(
+        trace.relevance("x"), slope * X if trace.relevance("x").ndim == 3 else (slope * X).sum(-1)
+    )
+
+
 # ------------------------------------------------------------------------- what is a weight
 
 
@@ -644,6 +719,26 @@ REFUSED_LINEAR: dict[str, Spelling] = {
     "bilinear": lambda s, x: F.bilinear(x, s.w[:3].expand(2, 3, 4), s.three),
     "solve_triangular": lambda s, x: torch.linalg.solve_triangular(s.w.triu(), x.mT, upper=True),
 }
+
+
+SEVERAL: dict[str, Spelling] = {
+    "einsum": lambda s, x: torch.einsum("bti,ij,btj->bt", x, s.w, x.tanh()),
+    "bilinear": lambda s, x: F.bilinear(x, x.tanh(), s.three),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_product_of_two_inputs_and_a_weight_is_refused(name: str) -> None:
+    spelling = SEVERAL[name]
+    for base in (GRADIENT, ATTNLRP, LRP):
+        for rule in (Gamma(0.5), Counting()):
+            with pytest.raises(
+                MethodError, match=rf"Model calls torch's '{name}'.*linear=.*products of two.*recipe\.at"
+            ):
+                run(spelling, base.at(linear=rule))
+        assert relevance(spelling, base).any()
+    mask: Spelling = lambda s, x: torch.einsum("bti,i,bsi->bts", x, x.detach()[0, 0], x)  # noqa: E731 - no weight
+    torch.testing.assert_close(relevance(mask, ATTNLRP.at(linear=Gamma(0.5))), relevance(mask, ATTNLRP))
 
 
 @pytest.mark.parametrize("name", REFUSED_LINEAR)

@@ -60,6 +60,11 @@ def any_carries(value: Any) -> bool:
     return carries(value) and not isinstance(value, Parameter)
 
 
+def detached(*values: Any) -> tuple[Any, ...]:
+    """The same values, the tensors among them detached."""
+    return tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
+
+
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
     """The arguments of these names, in this order, however they were passed; None for those that were not."""
     if len(args) == len(names):
