@@ -485,6 +485,59 @@ def test_rules_reach_attention_in_one_kernel(name: str, kind: str) -> None:
     assert counting.calls == {"softmax": 1, "matmul": 1 if name == "constant queries" else 2}[kind]
 
 
+def latents(s: Any) -> Tensor:
+    """Learned queries ``[2, 2, 3, 2]``: a weight."""
+    return heads(s.cube[:, :3])
+
+
+LEARNED: dict[str, tuple[Spelling, Spelling]] = {
+    "queries": (lambda s, x: fused(latents(s), heads(x), heads(x)),
+                lambda s, x: eager(latents(s), heads(x), heads(x))),
+    "keys": (lambda s, x: fused(heads(x), latents(s), heads(x), CAUSAL),
+             lambda s, x: eager(heads(x), latents(s), heads(x), CAUSAL)),
+    "values": (lambda s, x: fused(heads(x), heads(x), latents(s)),
+               lambda s, x: eager(heads(x), heads(x), latents(s))),
+    "keys and values": (lambda s, x: fused(heads(x), latents(s), latents(s), is_causal=True),
+                        lambda s, x: eager(heads(x), latents(s), latents(s), CAUSAL)),
+    "queries and keys": (lambda s, x: fused(latents(s), latents(s), heads(x)),
+                         lambda s, x: eager(latents(s), latents(s), heads(x))),
+    "values, biased by the input": (
+        lambda s, x: fused(latents(s), latents(s), latents(s), x[:, None, :, :3]),
+        lambda s, x: eager(latents(s), latents(s), latents(s), x[:, None, :, :3])),
+    "queries, biased": (lambda s, x: fused(latents(s), latents(s), heads(x), x.detach()[:, None, :, :3]),
+                        lambda s, x: eager(latents(s), latents(s), heads(x), x.detach()[:, None, :, :3])),
+    "groups": (lambda s, x: fused(latents(s), heads(x)[:, :1], heads(x)[:, 1:], enable_gqa=True),
+               lambda s, x: eager(latents(s), heads(x)[:, :1].expand(2, 2, 3, 2), heads(x)[:, 1:].expand(2, 2, 3, 2))),
+    "no weights": (lambda s, x: fused(heads(x).detach(), heads(x), heads(x).detach()),
+                   lambda s, x: eager(heads(x).detach(), heads(x), heads(x).detach())),
+    "no weights, in groups": (
+        lambda s, x: fused(heads(x), heads(x)[:, :1].detach(), heads(x)[:, 1:].detach(), enable_gqa=True),
+        lambda s, x: eager(
+            heads(x), heads(x)[:, :1].detach().expand(2, 2, 3, 2), heads(x).detach()[:, 1:].expand(2, 2, 3, 2))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_rules_for_linear_layers_reach_attention_in_one_kernel(name: str) -> None:
+    """A product with learned queries, keys or values is a linear layer."""
+    in_one, spelled_out = LEARNED[name]
+    for rule in (*RULES["linear"], Counting(0.0)):
+        for base in (GRADIENT, ATTNLRP, LRP, ATTNLRP.at(matmul=Counting(0.7), softmax=Counting(0.3))):
+            found, wanted = relevance(in_one, base.at(linear=rule)), relevance(spelled_out, base.at(linear=rule))
+            torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    called = []
+    for spelling in (in_one, spelled_out):
+        counting = Counting()
+        run(spelling, ATTNLRP.at(linear=counting))
+        called.append(counting.calls)
+    assert called[0] == called[1]
+
+
+def test_attention_with_dropout_hides_a_layer() -> None:
+    with pytest.raises(MethodError, match=r"scaled_dot_product_attention', with dropout.*linear=.*eval"):
+        run(lambda s, x: fused(latents(s), heads(x), heads(x), dropout_p=0.5), GRADIENT.at(linear=Gamma(0.5)))
+
+
 def test_a_row_that_attends_to_nothing_is_no_nan() -> None:
     mask = CAUSAL.clone()
     mask[1] = False
@@ -500,6 +553,89 @@ def test_multi_head_attention_of_torch() -> None:
         counting = Counting()
         run(lambda s, x: s.mha(x, x, x, need_weights=False)[0], ATTNLRP.at(**{kind: counting}))
         assert counting.calls == {"linear": 2, "softmax": 1, "matmul": 2}[kind]
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_multi_head_attention_of_a_learned_query(need_weights: bool) -> None:
+    """Keys and values by one layer, the product of queries and keys, and the output's layer."""
+    counting = Counting()
+    run(lambda s, x: s.mha(s.cube, x, x, need_weights=need_weights)[0], ATTNLRP.at(linear=counting))
+    assert counting.calls == 3
+
+
+# ------------------------------------------------------------ norms whose weight depends on the input
+
+
+def gates(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    return x.sigmoid().mean(dims)
+
+
+def running(s: Any) -> tuple[Tensor, Tensor]:
+    return s.bias.detach(), s.vector.detach().abs()
+
+
+MODULATED: dict[str, tuple[Spelling, Spelling]] = {
+    "layer_norm": (lambda s, x: F.layer_norm(x, (4,), gates(x, (0, 1)), x.mean((0, 1))),
+                   lambda s, x: F.layer_norm(x, (4,)) * gates(x, (0, 1)) + x.mean((0, 1))),
+    "layer_norm with a bias": (lambda s, x: F.layer_norm(x, (4,), gates(x, (0, 1)), s.bias),
+                               lambda s, x: F.layer_norm(x, (4,)) * gates(x, (0, 1)) + s.bias),
+    "layer_norm of a constant": (lambda s, x: F.layer_norm(s.w, (4,), gates(x, (0, 1)), s.bias),
+                                 lambda s, x: F.layer_norm(s.w, (4,)) * gates(x, (0, 1)) + s.bias),
+    "rms_norm": (lambda s, x: F.rms_norm(x, (4,), gates(x, (0, 1)), 1e-6),
+                 lambda s, x: F.rms_norm(x, (4,), None, 1e-6) * gates(x, (0, 1))),
+    "group_norm": (lambda s, x: F.group_norm(x.mT, 2, gates(x, (0, 1)), s.bias),
+                   lambda s, x: F.group_norm(x.mT, 2) * gates(x, (0, 1))[:, None] + s.bias[:, None]),
+    "batch_norm": (lambda s, x: F.batch_norm(x.mT, *running(s), gates(x, (0, 1)), s.bias),
+                   lambda s, x: F.batch_norm(x.mT, *running(s)) * gates(x, (0, 1))[:, None]
+                   + s.bias[:, None]),
+    "batch_norm with a computed bias": (
+        lambda s, x: F.batch_norm(x.mT, *running(s), gates(x, (0, 1)), x.mean((0, 1))),
+        lambda s, x: F.batch_norm(x.mT, *running(s)) * gates(x, (0, 1))[:, None] + x.mean((0, 1))[:, None]),
+    "torch.batch_norm": (
+        lambda s, x: torch.batch_norm(
+            x.mT, gates(x, (0, 1)), None, *running(s), False, 0.1, 1e-5, False),
+        lambda s, x: F.batch_norm(x.mT, *running(s)) * gates(x, (0, 1))[:, None]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODULATED)
+def test_rules_reach_a_norm_whose_weight_depends_on_the_input(name: str) -> None:
+    """The weight is a factor of a product (AdaGN), and may be its gate."""
+    in_one, spelled_out = MODULATED[name]
+    product_rules = [*RULES["product"], rules.signal_take_all, Counting(0.0)]
+    recipes = [base.at(product=rule) for base in (GRADIENT, ATTNLRP) for rule in product_rules]
+    recipes += [base.at(norm=rule) for base in (GRADIENT, ATTNLRP, LRP) for rule in RULES["norm"]]
+    for recipe in recipes:
+        found, wanted = relevance(in_one, recipe), relevance(spelled_out, recipe)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    counting = Counting()
+    run(in_one, ATTNLRP.at(product=counting))
+    assert counting.calls == (0 if name == "layer_norm of a constant" else 1)
+    model = Model(in_one)
+    with propagate(model, ATTNLRP, (), ledger=True) as trace:
+        trace.explain(model(X).sum())
+    assert trace.ledger().closes(1e-9)
+
+
+def test_a_bias_of_batch_norm_that_depends_on_the_input_keeps_its_relevance() -> None:
+    bias: Spelling = lambda s, x: F.batch_norm(x.mT, *running(s), s.vector, x.mean((0, 1)))  # noqa: E731
+    apart: Spelling = lambda s, x: F.batch_norm(x.mT, *running(s), s.vector) + x.mean((0, 1))[:, None]  # noqa: E731
+    torch.testing.assert_close(relevance(bias, ATTNLRP), relevance(apart, ATTNLRP))
+
+
+def test_a_bag_whose_weights_depend_on_the_input_is_refused() -> None:
+    ids = torch.tensor([[0, 1, 3], [2, 2, 1]])
+    spelling: Spelling = lambda s, x: F.embedding_bag(ids, s.w, per_sample_weights=x.mean(-1), mode="sum")  # noqa: E731
+    with pytest.raises(UnknownOperationError, match=r"embedding_bag with per_sample_weights.*strict=False"):
+        run(spelling, LRP)
+    model = Model(lambda s, x: F.embedding_bag(ids, s.w, None, None, 2.0, False, "sum", False, x.mean(-1)))
+    with propagate(model, GRADIENT, ()) as trace:
+        trace.explain(model(X).sum())
+    x = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad((model.w.detach()[ids] * x.mean(-1, keepdim=True)).sum(), x)
+    torch.testing.assert_close(
+        trace.relevance("x"), slope * X if trace.relevance("x").ndim == 3 else (slope * X).sum(-1)
+    )
 
 
 # ------------------------------------------------------------------------- what is a weight
@@ -585,6 +721,26 @@ REFUSED_LINEAR: dict[str, Spelling] = {
 }
 
 
+SEVERAL: dict[str, Spelling] = {
+    "einsum": lambda s, x: torch.einsum("bti,ij,btj->bt", x, s.w, x.tanh()),
+    "bilinear": lambda s, x: F.bilinear(x, x.tanh(), s.three),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_product_of_two_inputs_and_a_weight_is_refused(name: str) -> None:
+    spelling = SEVERAL[name]
+    for base in (GRADIENT, ATTNLRP, LRP):
+        for rule in (Gamma(0.5), Counting()):
+            with pytest.raises(
+                MethodError, match=rf"Model calls torch's '{name}'.*linear=.*products of two.*recipe\.at"
+            ):
+                run(spelling, base.at(linear=rule))
+        assert relevance(spelling, base).any()
+    mask: Spelling = lambda s, x: torch.einsum("bti,i,bsi->bts", x, x.detach()[0, 0], x)  # noqa: E731 - no weight
+    torch.testing.assert_close(relevance(mask, ATTNLRP.at(linear=Gamma(0.5))), relevance(mask, ATTNLRP))
+
+
 @pytest.mark.parametrize("name", REFUSED_LINEAR)
 def test_a_layer_that_hides_its_products_is_refused(name: str) -> None:
     spelling = REFUSED_LINEAR[name]
@@ -619,6 +775,33 @@ def test_three_factors_share_evenly() -> None:
     found = relevance(lambda s, x: torch.einsum("btd,btd,btd->bt", x, x, x), ATTNLRP, x)
     torch.testing.assert_close(found, relevance(lambda s, x: torch.einsum("btd,btd,btd->bt", x, x, x), GRADIENT, x) / 3)
     assert not relevance(lambda s, x: torch.einsum("btd,btd,btd->bt", x, x, x), ATTNLRP.at(matmul=rules.constant)).any()
+
+
+TRANSFORMED: dict[str, Spelling] = {
+    "linear inside a transform": lambda s, x: torch.vmap(lambda row: F.linear(row, s.w))(x),
+    "tanh inside a transform": lambda s, x: torch.vmap(torch.vmap(torch.tanh))(x),
+    "cat inside a transform": lambda s, x: torch.vmap(lambda row: torch.cat([row, row]).tanh())(x),
+    "tanh inside a transform of": lambda s, x: torch.func.functionalize(torch.tanh)(x),
+    "_make_dual inside a transform": lambda s, x: torch.func.jvp(torch.tanh, (x,), (torch.ones_like(x),))[0],
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_a_transform_that_hides_what_carries_is_refused(name: str) -> None:
+    """``torch.func``: inside, no tensor tells that it depends on the input, so no rule would be called."""
+    with pytest.raises(UnknownOperationError, match=rf"Model calls torch's '{name}.*strict=False"):
+        run(TRANSFORMED[name], LRP)
+    model = Model(TRANSFORMED[name])
+    with propagate(model, dataclasses.replace(LRP, strict=False), ()) as trace:
+        trace.explain(model(X).sum())
+    unknown = {ran.operation for ran in trace.operations if ran.rule == "unknown"}
+    assert any(operation.startswith(name) for operation in unknown)
+
+
+def test_a_transform_of_constants_is_none_of_ours() -> None:
+    ones = torch.ones(4, dtype=X.dtype)
+    found = relevance(lambda s, x: x @ torch.vmap(lambda row: row * 2)(s.w) * torch.vmap(torch.neg)(ones), LRP)
+    torch.testing.assert_close(found, relevance(lambda s, x: x @ (s.w * 2) * -1, LRP))
 
 
 def test_bounds_that_depend_on_the_input_are_refused() -> None:

@@ -10,6 +10,7 @@ import torch
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
 from lrpx.engine._gates import mark_gate
+from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
 from lrpx.engine._tensors import arguments, carries, constants, first
 
@@ -66,7 +67,7 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     q, k, v, mask = arguments(args, kwargs, *NAMES[:4])
     rest = {name: value for name, value in kwargs.items() if name not in NAMES[:4]}
-    softmax, matmul = run.recipe.softmax, run.recipe.matmul
+    softmax, matmul, linear = run.recipe.softmax, run.recipe.matmul, run.recipe.linear
     if run.has_taps_on_constants and softmax is not rules.constant and _has_summands(mask):
         mask = run.added(mask, "attn_mask", q, k)
 
@@ -76,16 +77,31 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not any(map(carries, (q, k, v, mask))):
         return op(q, k, v, mask)
     called = f"softmax={rule_name(softmax)}, matmul={rule_name(matmul)}"
-    if not is_fused(softmax, matmul):
+    is_linear = linear is not rules.unmodified and _has_layer(run, q, k, v, mask)
+    if is_linear or not is_fused(softmax, matmul):
         _, _, _, _, dropout, causal, scale, _ = arguments(args, kwargs, *NAMES)
+        called = f"linear={rule_name(linear)}, {called}" if is_linear else called
         if dropout:
-            kind = "softmax" if softmax not in (rules.unmodified, rules.constant) else "matmul"
+            own = softmax not in (rules.unmodified, rules.constant)
+            kind = "linear" if is_linear else "softmax" if own else "matmul"
             raise run.refuse_rule(kind, func.__name__, "with dropout", "put the model into eval(), or ")
         return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
     return run.apply(
         "softmax", op, q, k, v, mask,
         rule=partial(fused, softmax=softmax, matmul=matmul), called=called, conserves=softmax is rules.constant,
     )  # fmt: skip
+
+
+def _has_layer(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
+    """Whether one of the two products is of what depends on the input and a weight, such as learned queries."""
+    constant = [not carries(x) for x in (q, k, v)]
+    weight = [is_constant and run.is_weight(x) for is_constant, x in zip(constant, (q, k, v), strict=True)]
+    if all(weight[:2]) and (mask is None or (not carries(mask) and run.is_weight(mask))):
+        return not constant[2]
+    if run.recipe.softmax is rules.constant:
+        return False
+    scored = not (constant[0] and constant[1])
+    return (scored and any(weight[:2])) or ((scored or carries(mask)) and weight[2])
 
 
 def is_fused(softmax: Rule, matmul: Rule) -> bool:
@@ -107,13 +123,21 @@ def fused(
 
 
 def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, scale: float | None, called: str) -> Any:
-    """The value of ``op(q, k, v, mask)`` with the gradient of the two products and the softmax that it is made of."""
+    """The value of ``op(q, k, v, mask)`` with the gradient of the two products and the softmax that it is made of;
+    each gets the rule of its kind."""
     q, k, v, mask = inputs
     if k.shape[-3:-2] != q.shape[-3:-2]:  # groups of heads with one key and value
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     wide = torch.promote_types(q.dtype, torch.float32)
-    wide_q, wide_k, wide_v = q.to(wide), k.to(wide), v.to(wide)
-    scores = _between_inputs(run, torch.matmul, wide_q, wide_k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)
+
+    def widened(x: Tensor, made_of: Any) -> Tensor:
+        x = x.to(wide)
+        if not carries(x):  # a weight, unless it was made of the input
+            run.mark_from_input(x, made_of, "to")
+        return x
+
+    wide_q, wide_k, wide_v = widened(q, inputs[:1]), widened(k.mT, inputs[1:2]), widened(v, inputs[2:3])
+    scores = product_of_two(run, torch.matmul, wide_q, wide_k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     admitted = None if mask is None or mask.dtype is not torch.bool else mask
     if causal:
         admitted = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
@@ -126,14 +150,10 @@ def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, sc
     weights = run.apply("softmax", softmax, scores) if carries(scores) else softmax(scores)
     if admitted is not None:
         weights = weights.masked_fill(~admitted, 0.0)
-    product = _between_inputs(run, torch.matmul, weights, wide_v)
+    product = product_of_two(run, torch.matmul, widened(weights, (q, k, mask)), wide_v)
     run.call_it(called)
     value = op(*(None if x is None else x.detach() for x in inputs))
     return rules.with_gradient_of(value, product.to(value.dtype)) if carries(product) else value
-
-
-def _between_inputs(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
-    return run.apply("matmul", op, a, b) if carries(a) and carries(b) else op(a, b)
 
 
 def _has_summands(mask: Tensor | None) -> bool:

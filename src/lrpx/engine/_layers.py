@@ -145,17 +145,17 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, rest, settings = pair(args, kwargs)
-    return _product_of_two(run, lambda a, b: func(a, b, *rest, **settings), a, b)
+    return product_of_two(run, lambda a, b: func(a, b, *rest, **settings), a, b)
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     given: tuple[Any, ...] = (*args, *(kwargs[name] for name in "ab"[len(args) :]))
     a, b, *rest = given
     settings = {name: value for name, value in kwargs.items() if name not in ("a", "b")}
-    return _product_of_two(run, lambda a, b: func(a, b, *rest, **settings), constants(a), constants(b))
+    return product_of_two(run, lambda a, b: func(a, b, *rest, **settings), constants(a), constants(b))
 
 
-def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
+def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
     """A product ``op(a, b)``, linear in each."""
     if carries(a) and carries(b):
         return run.apply("matmul", op, a, b)
@@ -219,16 +219,22 @@ def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: S
         given = dict(zip(places, others, strict=True))
         return op(*(given.get(i, operand) for i, operand in enumerate(operands)))
 
+    weights = [operand for operand in operands if not carries(operand) and run.is_weight(operand)]
+    is_own = run.recipe.linear not in (rules.unmodified, rules.constant)
+    if len(carrying) >= 2 and weights and is_own:
+        raise run.refuse_rule(
+            "linear", name, f"a product of a constant and {len(carrying)} tensors that depend on the input",
+            "spell it as products of two tensors each, or ",
+        )  # fmt: skip
     if len(carrying) == 2:
         return run.apply("matmul", of_carrying, *carrying)
     if len(carrying) > 2:
         return _shared(run, name, of_carrying, carrying)
     if len(operands) == 2:
-        return _product_of_two(run, op, *operands)
-    weights = [operand for operand in operands if not carries(operand) and run.is_weight(operand)]
+        return product_of_two(run, op, *operands)
     if not carrying or not weights:
         return op(*operands)
-    if run.recipe.linear not in (rules.unmodified, rules.constant):
+    if is_own:
         raise run.refuse_rule(
             "linear", name, "a product of more than one constant with the input",
             "spell it as products of two tensors each, or ",

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import is_grad_enabled
+from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import any_carries, carries, constants
+from lrpx.engine._tensors import any_carries, carries, constants, transformed_constants
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -35,6 +36,9 @@ class RuleMode(TorchFunctionMode):
         if not run.active:
             return func(*args, **kwargs)
         name = func.__name__
+        is_transformed = peek_interpreter_stack() is not None
+        if is_transformed:
+            args, kwargs = transformed_constants(args), transformed_constants(kwargs)
         row = TABLE.get(name)
         if row is not None and run.is_quick and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
@@ -43,6 +47,8 @@ class RuleMode(TorchFunctionMode):
             out = run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs))
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
+        if is_transformed:
+            run.refuse_transformed(name, out)
         if run.asks_for_gates and row is not None and row.gate is not None:
             made_of = args[:3] or tuple(kwargs.values())
             out = (

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lrpx import _kernels, rules
-from lrpx.engine._gates import keep_gate
+from lrpx.engine._elementwise import product
+from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._operation import Operation
-from lrpx.engine._tensors import arguments, carries, constants, first, pair
+from lrpx.engine._tensors import arguments, carries, constants, detached, first, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 def _layer_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, shape, weight, bias, eps = arguments(args, kwargs, "input", "normalized_shape", "weight", "bias", "eps")
     x, weight, eps = constants(x), constants(weight), 1e-5 if eps is None else eps
+    if _is_product(run, weight):
+        normed = _layer_norm(run, func, (x, shape, None, None, eps), {})
+        value = func(*detached(x, shape, weight, bias, eps))
+        return _times_weight(run, value, normed, weight, run.added(bias, "bias", x, weight))
     bias = run.added(bias, "bias", x)
 
     def op(x: Tensor, bias: Tensor | None = None) -> Any:
@@ -46,6 +52,18 @@ def _layer_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         op_ = with_deviation if _is_wide(x, weight, bias) else op
         return run.apply("norm", op_, x, bias, rule=rule, conserves=True)
     return run.apply("norm", op, x, bias, rule=partial(_spelled_out, norm, dims, eps, weight, centred=True))
+
+
+def _is_product(run: Run, weight: Tensor | None) -> bool:
+    """Whether a norm's weight depends on the input (AdaGN), so that there is a product that some rule is for."""
+    return carries(weight) and not (run.recipe.norm is run.recipe.product is rules.unmodified)
+
+
+def _times_weight(run: Run, value: Tensor, normed: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``value`` with the gradient of ``normed · weight + bias``, where the weight depends on the input."""
+    apart = product(run, torch.mul, (normed, weight), {})
+    apart = apart if bias is None else apart + bias
+    return rules.with_gradient_of(value, apart.to(value.dtype))
 
 
 def _is_wide(*tensors: Tensor | None) -> bool:
@@ -94,6 +112,10 @@ def _spelled_out(
 def _rms_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, shape, weight, eps = arguments(constants(args), constants(kwargs), "input", "normalized_shape", "weight", "eps")
 
+    if _is_product(run, weight):
+        normed = _rms_norm(run, func, (x, shape, None, eps), {})
+        return _times_weight(run, func(*detached(x, shape, weight, eps)), normed, weight, None)
+
     def op(x: Tensor) -> Any:
         return func(x, shape, weight, eps)
 
@@ -118,26 +140,44 @@ def _batch_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     names = names if func is torch.batch_norm else names[2:] + names[:2]
     x, *four, training, _, eps = arguments(args, kwargs, "input", *names, "training", "momentum", "eps")
     value = func(*args, **kwargs)
-    if not carries(x):
+    named = dict(zip(names, four, strict=True))
+    weight = named["weight"]
+    if not (carries(x) or carries(weight)):
         return value
     if training:
         run.refuse("batch_norm in training mode")
         return value
+    if carries(weight):
+        still = {name: named[name] for name in ("running_mean", "running_var")}
+        normed = _batch_norm(run, F.batch_norm, (x,), {**still, "eps": 1e-5 if eps is None else eps})
+        return _times_weight(run, value.detach(), normed, *_by_channel(run, x, weight, named["bias"]))
+    if not carries(x):
+        return value
     # torch's own gradient is wrong for one sample whose gradient is not contiguous (torch 2.13, CPU)
-    named = dict(zip(names, four, strict=True))
     scale = torch.rsqrt(named["running_var"] + (1e-5 if eps is None else eps))
     scale = scale if named["weight"] is None else scale * named["weight"]
     channels = (1, -1, *(1,) * (x.ndim - 2))
     shift = -named["running_mean"] * scale if named["bias"] is None else named["bias"] - named["running_mean"] * scale
     linear = (x * scale.view(channels)).to(value.dtype)
-    if run.has_taps_on_constants:
+    if run.has_taps_on_constants or carries(shift):
         linear = linear + run.added(shift, "batch_norm", x).view(channels)
     return rules.with_gradient_of(value, linear)
+
+
+def _by_channel(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """A weight and what is added ``[C]`` as they are broadcast to ``x`` ``[B, C, …]``."""
+    channels = (1, -1, *(1,) * (x.ndim - 2))
+    bias = run.added(bias, "bias", x, weight)
+    return move_gate(run.recipe, weight.view(channels), weight), None if bias is None else bias.view(channels)
 
 
 def _group_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, groups, weight, bias, eps = arguments(args, kwargs, "input", "num_groups", "weight", "bias", "eps")
     x, weight, eps = constants(x), constants(weight), 1e-5 if eps is None else eps
+    if _is_product(run, weight):
+        normed = _group_norm(run, func, (x, groups, None, None, eps), {})
+        value = func(*detached(x, groups, weight, bias, eps))
+        return _times_weight(run, value, normed, *_by_channel(run, x, weight, bias))
     bias = run.added(bias, "bias", x)
     norm = run.recipe.norm
     if not carries(x):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import Parameter
 
 from lrpx.engine._operation import Operation
-from lrpx.engine._tensors import PLAIN, constants
+from lrpx.engine._tensors import PLAIN, any_carries, constants
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Gate
@@ -40,6 +40,10 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A look-up: a leaf of the graph, unless what is looked up in was computed."""
     ids, weight = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs["weight"]
     out = func(*constants(args), **constants(kwargs))
+    factors = constants((*args[2:], kwargs.get("per_sample_weights")))
+    if any_carries(factors):
+        run.refuse(f"{func.__name__} with per_sample_weights that depend on the input")
+        return out
     if not weight.requires_grad or weight.is_leaf:
         return run.source(weight, ids, out)
     return out

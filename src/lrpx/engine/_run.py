@@ -14,7 +14,7 @@ from lrpx import rules
 from lrpx._kinds import rule_name
 from lrpx.engine._places import Source
 from lrpx.engine._taps import Call, Tap
-from lrpx.engine._tensors import any_carries, carries, constants
+from lrpx.engine._tensors import any_carries, carries, constants, unwrapped
 from lrpx.errors import MethodError, UnknownOperationError
 
 if TYPE_CHECKING:
@@ -215,6 +215,19 @@ class Run:
                 "use a recipe with strict=False to take its plain gradient"
             )
 
+    def refuse_transformed(self, name: str, out: Any) -> None:
+        """Under a strict recipe, refuse an operation inside a transform of ``torch.func`` whose result depends on the
+        model's input: there a tensor does not tell that it does, so no rule was called.
+
+        Raises:
+            UnknownOperationError: as :meth:`refuse` has it.
+        """
+        if _hides_what_carries(out):
+            transformed = f"{name} inside a transform of torch.func, such as vmap"
+            self.refuse(transformed)
+            if self.trace.ran is not None and not self.replaying:
+                self.trace.ran[transformed, self._rule, self.where()] += 1
+
     def refuse_rule(self, kind: str, name: str, why: str, mend: str = "") -> MethodError:
         """The error of a rule that cannot be applied to the operation called ``name``.
 
@@ -297,3 +310,11 @@ def _is_from_input(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_is_from_input, value))
     return isinstance(value, Tensor) and (any_carries(value) or FROM_INPUT in vars(value))
+
+
+def _hides_what_carries(value: Any) -> bool:
+    """Whether a value, or one in a list or tuple of values, is a wrapped tensor and depends on the input."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_hides_what_carries, value))
+    inner = unwrapped(value)
+    return inner is not value and any_carries(inner)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
 PLAIN = frozenset({Tensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice})
@@ -30,6 +31,23 @@ def constants(value: Any) -> Any:
     return value
 
 
+def unwrapped(value: Any) -> Any:
+    """The tensor that the transforms of ``torch.func`` (``vmap``, ``jvp``) have wrapped; any other value as it is."""
+    while isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):
+        value = get_unwrapped(value)
+    return value
+
+
+def transformed_constants(value: Any) -> Any:
+    """The same argument with the parameters detached that a transform of ``torch.func`` has wrapped."""
+    if type(value) in (tuple, list):
+        return type(value)(map(transformed_constants, value))
+    if type(value) is dict:
+        return {key: transformed_constants(item) for key, item in value.items()}
+    inner = unwrapped(value)
+    return value.detach() if inner is not value and isinstance(inner, Parameter) else value
+
+
 def carries(value: Any) -> bool:
     """Whether a value, no parameter, depends on the input."""
     return isinstance(value, Tensor) and value.requires_grad
@@ -40,6 +58,11 @@ def any_carries(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(any_carries, value))
     return carries(value) and not isinstance(value, Parameter)
+
+
+def detached(*values: Any) -> tuple[Any, ...]:
+    """The same values, the tensors among them detached."""
+    return tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
