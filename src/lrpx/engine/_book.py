@@ -257,7 +257,8 @@ class Book(Tap):
 
         def record(gradient: Tensor) -> None:
             x, dx = (value, gradient) if only is None else (value[only], gradient[only])
-            self._measured.append((line, sign * relevance(x, dx).sum(), rounding(x, dx, dtype)))
+            terms = relevance(x, dx)
+            self._measured.append((line, sign * terms.sum(), rounding(x, dx, dtype, terms)))
 
         return x.register_hook(record)  # type: ignore[no-any-return, no-untyped-call]
 
@@ -324,15 +325,16 @@ class Line(NamedTuple):
     name: str
 
 
-def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype) -> Tensor:
-    """How far from zero a sum of ``x ⊙ ∂x``, computed in a dtype, may be if in exact arithmetic it is zero.
+def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype, terms: Tensor | None = None) -> Tensor:
+    """How far from zero a sum of ``x ⊙ ∂x`` (``terms``, if they are there already), computed in a dtype, may be if in
+    exact arithmetic it is zero.
 
     Each gradient was rounded to its dtype, with errors of up to ``ε/2 |x ∂x|`` that are independent: ``ε ‖x ⊙ ∂x‖₂``
     is 3.5 standard deviations of their sum; the least that a dtype can hold is lost whatever the size. And each is
     itself a sum of as many numbers ``n`` as the tensor is long, in the dtype or, where that is a half, in float32: such
     sums lose ``ε √n ‖x ⊙ ∂x‖₁`` at most (Higham and Mary 2019, Theorem 3.1, with twice the unit roundoff).
     """
-    terms, narrow = relevance(value, gradient), torch.finfo(dtype)
+    terms, narrow = relevance(value, gradient) if terms is None else terms, torch.finfo(dtype)
     wide = torch.finfo(torch.promote_types(dtype, torch.float32))
     least = torch.where(gradient == 0, 0.0, value.double()) * narrow.tiny
     summed = wide.eps * max(terms.shape, default=1) ** 0.5 * terms.abs().sum()
