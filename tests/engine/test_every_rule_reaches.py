@@ -274,6 +274,18 @@ GROUPS: dict[str, list[dict[str, Spelling]]] = {
             ),
             "addcmul_": lambda s, x: put(torch.zeros(3, 4, dtype=x.dtype), lambda y: y.addcmul_(x[0], x[1])),
             "lerp": lambda s, x: torch.lerp(torch.zeros(3, 4, dtype=x.dtype), x[0], x[1]),
+            "einsum": lambda s, x: torch.einsum("td,td->td", x[0], x[1]),
+            "einsum of dots": lambda s, x: torch.einsum("...d, ...d -> ...d", x[0], x[1]),
+        },
+        {
+            "an outer product": lambda s, x: x[0, :, :, None] * x[1, 0],
+            "einsum": lambda s, x: torch.einsum("td,e->tde", x[0], x[1, 0]),
+            "einsum of dots": lambda s, x: torch.einsum("...ab,...c", x[0], x[1, 0]),
+            "einsum without an arrow": lambda s, x: torch.einsum("ab,c", x[0], x[1, 0]),
+        },
+        {
+            "a product with itself": lambda s, x: x * x.view_as(x),
+            "einsum": lambda s, x: torch.einsum("btd,btd->btd", x, x),
         },
         {"glu": lambda s, x: F.glu(x), "by name": lambda s, x: F.glu(x, dim=-1)},
     ],
@@ -749,6 +761,13 @@ def test_a_layer_that_hides_its_products_is_refused(name: str) -> None:
             run(spelling, GRADIENT.at(linear=rule))
     assert relevance(spelling, GRADIENT).any()
     assert not relevance(spelling, GRADIENT.at(linear=rules.constant)).any()
+
+
+def test_an_einsum_has_gates() -> None:
+    recipe = GRADIENT.at(product=rules.signal_take_all)
+    found = relevance(lambda s, x: torch.einsum("btd,btd->btd", x.sigmoid(), x), recipe)
+    torch.testing.assert_close(found, relevance(lambda s, x: x.sigmoid() * x, recipe))
+    assert not torch.allclose(found, relevance(lambda s, x: x.sigmoid() * x, GRADIENT))
 
 
 def in_place(y: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import _kernels, rules
+from lrpx.engine._elementwise import product
 from lrpx.engine._operation import Operation
 from lrpx.engine._tensors import arguments, carries, constants, pair
 from lrpx.errors import UnknownOperationError
@@ -200,7 +201,18 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
     operands = [constants(each) for each in operands]
+    if len(operands) == 2 and all(map(carries, operands)) and _sums_nothing(equation):
+        a, b = operands
+        return product(run, lambda a, b: func(equation, a, b, **kwargs), (a, b.view_as(b) if a is b else b), {})
     return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)
+
+
+def _sums_nothing(equation: str) -> bool:
+    """Whether each index of the factors is one of the result, so that it is an element-wise or an outer product."""
+    factors, arrow, result = equation.replace(" ", "").partition("->")
+    labels = factors.replace(",", "")
+    letters = labels.replace(".", "")  # without an arrow, the dots are kept, and so is each letter that comes once
+    return set(labels) <= set(result) if arrow else len(set(letters)) == len(letters)
 
 
 def _bilinear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
