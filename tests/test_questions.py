@@ -142,6 +142,7 @@ def test_rounds_hold_each_question_once_and_each_row_at_most_once(about):
 
 def test_a_bound_model_answers_without_a_graph():
     model = BoundModel(models.tiny_gpt2())
+    assert model.paths == tuple(path for path, _ in model.module.named_modules(remove_duplicate=False) if path)
     questions = Questions((model.reader.row(IDS),), (Question(0, 6, Logit()), Question(0, 2, Contrast(7, 2))))
     answers = model.ask(questions)
     with torch.no_grad():

@@ -18,6 +18,7 @@ from torch import Tensor
 from lrpx import _tokens, tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._loading import load_pretrained
+from lrpx._modules import named_modules
 from lrpx._passes import Pass
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
@@ -178,6 +179,11 @@ class BoundModel:
     def revision(self) -> str | None:
         """The commit of its files on the Hub, if they come from there."""
         return getattr(self.config, "_commit_hash", None)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of its modules, as recipes and taps name them."""
+        return tuple(path for path, _ in named_modules(self.module) if path)
 
     @property
     def dtype(self) -> str:
