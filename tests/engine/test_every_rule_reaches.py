@@ -575,6 +575,16 @@ def test_multi_head_attention_of_a_learned_query(need_weights: bool) -> None:
     assert counting.calls == 3
 
 
+@pytest.mark.parametrize("rule", [Gamma(0.5), ZPlus(), Counting(0.7)])
+def test_multi_head_attention_of_a_learned_query_is_the_same_without_its_weights(rule: Rule) -> None:
+    found = []
+    for need_weights in (True, False):
+        torch.manual_seed(0)  # for the weights of the attention
+        recipe = ATTNLRP.at(linear=rule)
+        found.append(relevance(lambda s, x: s.mha(s.cube, x, x, need_weights=need_weights)[0], recipe))  # noqa: B023
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
 # ------------------------------------------------------------ norms whose weight depends on the input
 
 
@@ -633,6 +643,19 @@ def test_a_bias_of_batch_norm_that_depends_on_the_input_keeps_its_relevance() ->
     bias: Spelling = lambda s, x: F.batch_norm(x.mT, *running(s), s.vector, x.mean((0, 1)))  # noqa: E731
     apart: Spelling = lambda s, x: F.batch_norm(x.mT, *running(s), s.vector) + x.mean((0, 1))[:, None]  # noqa: E731
     torch.testing.assert_close(relevance(bias, ATTNLRP), relevance(apart, ATTNLRP))
+
+
+def test_a_row_looked_up_in_what_was_computed_keeps_its_relevance() -> None:
+    ids = torch.tensor([0, 2, 2])
+    wanted = relevance(lambda s, x: x[0].tanh()[ids], ATTNLRP)
+    spellings: list[Spelling] = [
+        lambda s, x: F.embedding(ids, x[0].tanh()),
+        lambda s, x: F.embedding(input=ids, weight=x[0].tanh()),
+        lambda s, x: torch.embedding(x[0].tanh(), ids),
+        lambda s, x: torch.embedding(weight=x[0].tanh(), indices=ids),
+    ]
+    for spelling in spellings:
+        torch.testing.assert_close(relevance(spelling, ATTNLRP), wanted)
 
 
 def test_a_bag_whose_weights_depend_on_the_input_is_refused() -> None:

@@ -38,7 +38,10 @@ def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A look-up: a leaf of the graph, unless what is looked up in was computed."""
-    ids, weight = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs["weight"]
+    given: tuple[Any, ...] = (*args[:2], *(kwargs[n] for n in ("input", "indices", "weight") if n in kwargs))
+    ids, weight = given
+    if ids.is_floating_point():  # torch.embedding has the weight first
+        ids, weight = weight, ids
     out = func(*constants(args), **constants(kwargs))
     factors = constants((*args[2:], kwargs.get("per_sample_weights")))
     if any_carries(factors):
