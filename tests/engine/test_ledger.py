@@ -833,7 +833,6 @@ RECIPES_BY_LAYER = RECIPES | {
 def test_random_transformers(
     family: Any, implementation: str, heads: int, act: str, depth: int, seed: int, ids: list[int], recipe: str
 ) -> None:
-    depth = depth if recipe in RECIPES else max(depth, 2)  # one with rules for the second layer
     names: dict[Any, dict[str, Any]] = {
         models.tiny_llama: {"num_attention_heads": 4, "num_key_value_heads": heads, "hidden_act": act,
                             "num_hidden_layers": depth, "mlp_bias": heads > 1},

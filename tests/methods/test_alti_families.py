@@ -259,5 +259,5 @@ def test_shares_have_no_ledger():
 def test_a_module_without_layers_is_refused():
     model = BoundModel(Plain(), task=Task.CAUSAL)
     questions = Questions((model.reader.row(IDS),), (Question(0, 6, Logit(2)),))
-    with pytest.raises(MethodError, match=r"no layer of Plain is one that the override .* wants; it has no layers"):
+    with pytest.raises(MethodError, match=r"no softmax attention over the tokens of its input.*use attnlrp or lrp"):
         METHODS["alti-logit"].attribute(model, questions)

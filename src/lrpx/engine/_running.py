@@ -106,13 +106,6 @@ def propagate(
             f"no module of {type(model).__name__} has a path like {unused[0].path!r}, which an override wants; "
             "compare it with the paths of model.named_modules()"
         )
-    for override in recipe.overrides:
-        if not any(_overrides.covers(override, path) for path in modules):
-            count = len(list(layers(modules)))
-            have = f"its layers are 0 to {count - 1}" if count else "it has no layers"
-            raise MethodError(
-                f"no layer of {type(model).__name__} is one that the override {override.description!r} wants; {have}"
-            )
     for tap in _taps(taps):
         for pattern in tap.patterns:
             if not any(fnmatchcase(path, pattern) for path in modules if path):
