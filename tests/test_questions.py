@@ -167,6 +167,25 @@ def test_values_of_changed_embeddings(side):
     torch.testing.assert_close(model.values(questions, embeddings=changed, batch_size=2), expected)
 
 
+BUILDS = [
+    models.tiny_llama, models.tiny_gpt2, models.tiny_bert, tiny.opt, tiny.neox, tiny.bloom, tiny.codegen, tiny.roberta,
+    tiny.bert_classifier, tiny.gpt2_classifier, tiny.llama_classifier, tiny.xlnet,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_mask_that_hides_nothing_changes_nothing(build):
+    model = BoundModel(build())
+    rows = tuple(model.reader.row(ids) for ids in ROWS)
+    at = [len(ids) - 1 if model.task.reads == "position" else None for ids in ROWS]
+    questions = Questions(rows, tuple(Question(i, position, Logit(1)) for i, position in enumerate(at)))
+    if not model.accepts("attention_mask"):
+        pytest.skip(f"{type(model.module).__name__} takes no mask")
+    masks = [torch.ones(len(ids), dtype=torch.int64) for ids in ROWS]
+    alone = torch.stack([model.ask(questions.alone([i])).values[0] for i in range(len(rows))])
+    torch.testing.assert_close(model.values(questions, attention_mask=masks), alone, rtol=1e-9, atol=1e-12)
+
+
 def test_two_altis_of_different_epsilon_do_not_share_their_numbers():
     from lrpx.methods import AltiLogit, attribute_all
 

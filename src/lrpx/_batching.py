@@ -190,8 +190,8 @@ class Batch:
             padded[i, start : start + len(value)] = value
         if argument == "inputs_embeds":
             del inputs["input_ids"]
-        elif "position_ids" not in inputs and tasks.accepts(model, "position_ids"):
-            # counted before the mask changes, from which some models count them
+        elif not {"position_ids", *self.rows[0].arguments} & set(inputs) and tasks.accepts(model, "position_ids"):
+            # counted before the mask changes, from which some models count them; beside an image they count otherwise
             inputs["position_ids"] = tasks.count_positions(model, self.real.to(torch.int64)).to(ids.device)
         kind = inputs[argument].dtype if argument in inputs else padded.dtype
         return replace(self, inputs=inputs | {argument: padded.to(ids.device, kind)})
