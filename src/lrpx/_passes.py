@@ -75,7 +75,7 @@ class Pass:
             except RuntimeError:
                 if i:
                     raise
-                # a rule of one's own that no batch of gradients can pass: one after the other then
+                # some operation's gradient cannot be batched (rules of one's own never come here): one by one then
                 yield from self._explained_alone(pack, last=False)
                 return
             yield chosen
