@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import Function
 
 if TYPE_CHECKING:
@@ -90,14 +91,14 @@ class _ForSparseGradients(Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         weight = ctx.saved_tensors[0].to(dy.dtype)  # under autocast it has another
         rows = dy.reshape(-1, dy.shape[-1])
-        dx = torch.ops.lrpx.sparse_matmul(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], -1)
+        is_plain = type(rows) is Tensor and not is_legacy_batchedtensor(rows)
+        product = _sparse_product if is_plain else torch.ops.lrpx.sparse_matmul
+        dx = product(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], -1)
         return None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[4] else None
 
 
-@torch.library.custom_op("lrpx::sparse_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
-def _sparse_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` without the rows and columns of ``a`` that are all zero, where they are many; an operator of its own,
-    so that a compiler leaves the choice to the call."""
+def _sparse_product(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b`` without the rows and columns of ``a`` that are all zero, where they are many."""
     if 2 * a[:, :1].count_nonzero() <= len(a):  # else most rows are not zero, without another look
         rows = a.any(1).nonzero()[:, 0]
         if 2 * len(rows) <= len(a):
@@ -111,6 +112,12 @@ def _without_columns(a: Tensor, b: Tensor) -> Tensor:
         if 8 * len(columns) <= len(b):
             return a[:, columns] @ b[columns]
     return a @ b
+
+
+_sparse_matmul = torch.library.custom_op(
+    "lrpx::sparse_matmul", _sparse_product, mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor"
+)
+"""The same as an operator of its own, so that a compiler leaves the choice to the call, and a batch of them is one."""
 
 
 @_sparse_matmul.register_fake

@@ -350,7 +350,7 @@ def only_rows(model: Module, positions: Tensor) -> Iterator[Callable[[Tensor], T
 
 def _at(values: Tensor, positions: Tensor) -> Tensor:
     """``[B, n, …]``: what stands at ``positions`` ``[B, n]`` of ``[B, T, …]``."""
-    rows = torch.arange(len(positions), device=values.device)
-    if positions.shape[1] == 1:
-        return values[rows, positions[:, 0].to(values.device)].unsqueeze(1)
-    return values[rows[:, None], positions.to(values.device)]
+    positions = positions.to(values.device)
+    if len(positions) == 1:
+        return values.index_select(1, positions[0])
+    return values[torch.arange(len(positions), device=values.device)[:, None], positions]

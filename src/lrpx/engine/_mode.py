@@ -37,9 +37,11 @@ class RuleMode(TorchFunctionMode):
             return func(*args, **kwargs)
         name = func.__name__
         is_transformed = peek_interpreter_stack() is not None
+        row = TABLE.get(name)
+        if run.is_direct and row is not None and not is_transformed and is_grad_enabled():  # nearly always
+            return row.handler(run, func, args, kwargs)
         if is_transformed:
             args, kwargs = transformed_constants(args), transformed_constants(kwargs)
-        row = TABLE.get(name)
         if row is not None and run.is_quick and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
         elif run.is_tapped:

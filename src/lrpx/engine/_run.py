@@ -44,6 +44,7 @@ class Run:
         asks_for_weights: whether some rule must know which constants are weights.
         is_tapped: whether a tap wants to be called around torch functions.
         is_quick: whether nothing is to be done with a call but to answer it.
+        is_direct: whether nothing is to be done with its result either.
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
     """
@@ -76,6 +77,7 @@ class Run:
         )
         self.is_tapped = bool(self._on_calls)
         self.is_quick = not self.is_tapped and trace.ran is None
+        self.is_direct = self.is_quick and not self.asks_for_gates and not self.asks_for_weights
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 

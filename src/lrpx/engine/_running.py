@@ -117,7 +117,8 @@ def propagate(
     if recompute and not recomputed:
         raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
     trace = Trace(recipe)
-    embeddings = [(path, module) for path, module in modules.items() if _is_embedding(type(module))]
+    lookups = {kind for kind in {type(module) for module in modules.values()} if _is_embedding(kind)}
+    embeddings = [(path, module) for path, module in modules.items() if type(module) in lookups]
     trace.taps = [
         *([Heads()] if heads else []),
         *([Book(model)] if ledger else []),
