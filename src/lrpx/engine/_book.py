@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 from torch.nn import Parameter
 
 from lrpx import rules
@@ -307,7 +308,9 @@ class Book(Tap):
         for line, leaf in self._leaves:
             if id(leaf) in gradients:
                 gradient = gradients[id(leaf)]
-                error = self._unsummed.get(id(leaf), rounding(leaf.detach(), gradient, coarsest(leaf, gradient)))
+                error = self._unsummed.get(id(leaf))
+                if error is None:
+                    error = rounding(leaf.detach(), gradient, coarsest(leaf, gradient))
                 lines.append((line, relevance(leaf.detach(), gradient).sum(), error))
         sums: dict[tuple[str, str], tuple[float, float]] = {}
         for line, value, error in sorted((*lines, *self._measured), key=lambda each: each[0].place):
@@ -336,10 +339,16 @@ def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype, terms: Tensor 
     """
     terms, narrow = relevance(value, gradient) if terms is None else terms, torch.finfo(dtype)
     wide = torch.finfo(torch.promote_types(dtype, torch.float32))
-    least = torch.where(gradient == 0, 0.0, value.double()) * narrow.tiny
-    summed = wide.eps * max(terms.shape, default=1) ** 0.5 * terms.abs().sum()
-    found: Tensor = narrow.eps * (terms.square().sum().sqrt() + least.abs().sum()) + summed
+    found: Tensor = narrow.eps * vector_norm(terms) + wide.eps * max(terms.shape, default=1) ** 0.5 * vector_norm(
+        terms, 1
+    )
+    if narrow.tiny > LEAST:
+        found += narrow.eps * narrow.tiny * vector_norm(torch.where(gradient == 0, 0.0, value.double()), 1)
     return found
+
+
+LEAST = 1e-30
+"""A dtype whose least number is below this loses nothing to it that a ledger could show."""
 
 
 def coarsest(*tensors: Tensor) -> torch.dtype:
