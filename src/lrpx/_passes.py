@@ -68,7 +68,7 @@ class Pass:
 
     def _explained_together(self, pack: Sequence[list[int]]) -> Iterator[list[int]]:
         values = torch.stack([self.answers.values[chosen].sum() for chosen in pack])
-        explained = self.trace.explain_together(values)
+        explained = self.trace.explain_together(values, self.answers.logits)
         for i, chosen in enumerate(pack):
             try:
                 next(explained)
@@ -85,8 +85,7 @@ class Pass:
         for i, chosen in enumerate(pack):
             every = len(chosen) == len(self.questions)
             values = answers.values if every else answers.values[torch.tensor(chosen, device=answers.values.device)]
-            conserves = all(answers.targets[each].conserves for each in chosen)
-            self.trace.explain(values, None if conserves else answers.logits, keep=not last or i < len(pack) - 1)
+            self.trace.explain(values, answers.logits, keep=not last or i < len(pack) - 1)
             yield chosen
 
     @cached_property

@@ -463,7 +463,8 @@ class BoundModel:
             logits = logits[torch.tensor(places, device=logits.device)]
         seen = logits.detach()
         targets = tuple(self._resolved(questions, i, seen[i]) for i in range(len(questions)))
-        values = torch.stack([target.value(row) for target, row in zip(targets, logits, strict=True)])
+        with torch._C.DisableTorchFunction():  # a target is no part of the model, and has no rules
+            values = torch.stack([target.value(row) for target, row in zip(targets, logits, strict=True)])
         return Answers(logits, targets, values)
 
     def _refuse_other(self, target: Target) -> None:

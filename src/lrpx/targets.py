@@ -35,8 +35,6 @@ class Target(ABC):
 
     token: int | str | None = None
     name: ClassVar[str]
-    conserves: ClassVar[bool] = True
-    """Whether the relevance of the logits sums to the value, ``Σ z ∂z = value``; if not, a ledger measures the rest."""
 
     def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
         """The same target with every token as an index into ``logits`` ``[V]``.
@@ -114,12 +112,12 @@ class LogProb(Target):
     """The log-probability of a token: ``z_t − log Σ_v exp z_v``."""
 
     name: ClassVar[str] = "log-probability"
-    conserves: ClassVar[bool] = False
 
     def value(self, logits: Tensor) -> Tensor:
         """``log softmax(z)_t``, in float32 at least."""
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-        return wide.max() if self.token is None else wide[self._id]
+        with torch._C.DisableTorchFunction():  # its normaliser has no rule, also where it is computed beside the model
+            wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+            return wide.max() if self.token is None else wide[self._id]
 
 
 @dataclass(frozen=True)
@@ -223,10 +221,11 @@ class Similarity(Target):
 
     def value(self, logits: Tensor) -> Tensor:
         """The cosine."""
-        a, b = logits.chunk(2)
-        product: Tensor = (a @ b.detach() + a.detach() @ b) / 2
-        lengths: Tensor = torch.linalg.vector_norm(a.detach()) * torch.linalg.vector_norm(b.detach())
-        return product / lengths
+        with torch._C.DisableTorchFunction():  # its rules are spelled out
+            a, b = logits.chunk(2)
+            product: Tensor = (a @ b.detach() + a.detach() @ b) / 2
+            lengths: Tensor = torch.linalg.vector_norm(a.detach()) * torch.linalg.vector_norm(b.detach())
+            return product / lengths
 
     def describe(self, names: Callable[[int], str]) -> str:
         """``similarity of the two texts``."""

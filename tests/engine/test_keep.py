@@ -62,9 +62,10 @@ def asked_again_as_alone(
     for i, value in enumerate(values):
         with propagate(model, recipe, **options) as alone:
             fresh = output_of(model, batch)
+            only = VALUES[i](fresh)
         outputs = (logits, fresh) if i == 2 else (None, None)
         kept.explain(value, outputs[0], keep=i < len(values) - 1)
-        alone.explain(VALUES[i](fresh), outputs[1])
+        alone.explain(only, outputs[1])
         for found, expected in zip(answers(kept), answers(alone), strict=True):
             assert torch.equal(found, expected)
         if options.get("ledger"):

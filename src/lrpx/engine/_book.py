@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, arguments, carries
+from lrpx.engine._tensors import any_carries, arguments, carries, is_in_place
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Book(Tap):
                 else x
                 for x in lifted
             ]
-        if _is_in_place(name) and isinstance(args[0], Tensor):
+        if is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
             whole = args[0] if args[0]._base is None else args[0]._base
             if not any_carries(whole) and whole.is_floating_point() and whole.any():
@@ -370,10 +370,6 @@ def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequenc
         source = torch.tensor(source, dtype=x.dtype).expand(index.shape)
     source = source[tuple(slice(size) for size in index.shape)]
     return (x, dim, index, source), {key: value for key, value in kwargs.items() if key == "reduce"}
-
-
-def _is_in_place(name: str) -> bool:
-    return name in ("__setitem__", "__iadd__", "__isub__") or (name.endswith("_") and not name.endswith("__"))
 
 
 def _storage(tensor: Any) -> int:

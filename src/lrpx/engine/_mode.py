@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import is_grad_enabled
+from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
 from lrpx.engine._gates import keep_gate, move_gate
+from lrpx.engine._graph import newest
+from lrpx.engine._plain import TRANSPOSES
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import any_carries, carries, constants, transformed_constants
+from lrpx.engine._tensors import any_carries, as_own, carries, constants, has_foreign
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -33,24 +36,35 @@ class RuleMode(TorchFunctionMode):
     ) -> Any:
         run = self.run
         kwargs = kwargs or {}
-        if not run.active:
+        if not (run.active or (run.is_after and run.is_ours(func, args, kwargs))):
             return func(*args, **kwargs)
         name = func.__name__
-        is_transformed = peek_interpreter_stack() is not None
+        if name == "__get__" and run.is_quick and func.__self__.__name__ not in TRANSPOSES:
+            return func(*args)
         row = TABLE.get(name)
+        nodes = run.nodes
+        if newest() != nodes.last:
+            run.meet_unseen()
+        if hooks_of_saved(False) is not None:
+            run.meet_hooks()
+        if has_foreign(args, nodes.first) or (kwargs and has_foreign(kwargs.values(), nodes.first)):
+            args, kwargs = run.without_foreign(name, row, args, kwargs)
+        is_transformed = peek_interpreter_stack() is not None
         if run.is_direct and row is not None and not is_transformed and is_grad_enabled():  # nearly always
-            return row.handler(run, func, args, kwargs)
+            out = row.handler(run, func, args, kwargs)
+            if nodes.waiting:
+                nodes.close()
+            nodes.last = newest()
+            return out
         if is_transformed:
-            args, kwargs = transformed_constants(args), transformed_constants(kwargs)
-        if row is not None and run.is_quick and is_grad_enabled():  # nearly always
+            out = run.transformed(name, func, args, kwargs)
+        elif row is not None and run.is_quick and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
         elif run.is_tapped:
             call = Call(name, row, args, kwargs)
-            out = run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs))
+            out = as_own(run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs)))
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
-        if is_transformed:
-            run.refuse_transformed(name, out)
         if run.asks_for_gates and row is not None and row.gate is not None:
             made_of = args[:3] or tuple(kwargs.values())
             out = (
@@ -60,6 +74,9 @@ class RuleMode(TorchFunctionMode):
             )
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
+        if nodes.waiting:
+            nodes.close()
+        nodes.last = newest()
         return out
 
     def _ruled(

@@ -47,7 +47,7 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if any_carries(factors):
         run.refuse(f"{func.__name__} with per_sample_weights that depend on the input")
         return out
-    if not weight.requires_grad or weight.is_leaf:
+    if not weight.requires_grad or weight.is_leaf or run.is_foreign(weight):
         return run.source(weight, ids, out)
     return out
 

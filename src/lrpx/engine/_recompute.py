@@ -93,15 +93,16 @@ class Layer:
             )
         cpu, devices, states = self._random
         with ExitStack() as stack:
-            stack.enter_context(self._again())
             stack.enter_context(torch.enable_grad())
+            args, kwargs = _cut(self._args), _cut(self._kwargs)
+            stack.enter_context(self._again())
             stack.enter_context(torch.random.fork_rng(devices))
             torch.set_rng_state(cpu)
             set_device_states(devices, states)
             for device, dtype, enabled in self._autocasts:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             stack.enter_context(saved_tensors_hooks(keep, never))
-            self._module(*_cut(self._args), **_cut(self._kwargs))
+            self._module(*args, **kwargs)
         return saved
 
 
@@ -112,7 +113,8 @@ def _versions(args: Any, kwargs: Any) -> list[int]:
 def _cut(value: Any) -> Any:
     """The same arguments, cut off from the graph they came from."""
     if isinstance(value, Tensor):
-        return value.detach().requires_grad_(value.requires_grad)
+        leaf = value.detach().requires_grad_(value.requires_grad)
+        return leaf if value.is_leaf else leaf.view_as(leaf)  # as a leaf it would be a constant
     if type(value) in (tuple, list):
         return type(value)(map(_cut, value))
     if type(value) is dict:

@@ -7,19 +7,32 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch.nn import Module
 
 from lrpx import rules
 from lrpx._kinds import rule_name
+from lrpx.engine._graph import OUTSIDE, newest
 from lrpx.engine._places import Source
+from lrpx.engine._plain import TRANSPOSES
 from lrpx.engine._taps import Call, Tap
-from lrpx.engine._tensors import any_carries, carries, constants, unwrapped
-from lrpx.errors import MethodError, UnknownOperationError
+from lrpx.engine._tensors import (
+    any_carries,
+    carries,
+    constants,
+    has_foreign,
+    is_in_place,
+    transformed_constants,
+    unwrapped,
+)
+from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from lrpx.engine._graph import Nodes
+    from lrpx.engine._operation import Operation
     from lrpx.engine._trace import Trace
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
@@ -34,9 +47,14 @@ class Run:
         embeddings: the embeddings, with their paths.
         paths: for each module (by ``id``), its path; to name the culprit in errors.
         taps: what listens to the run, or writes into it.
+        has_outputs: whether what is computed from the model's outputs has rules.
 
     Attributes:
         recipe: the recipe that holds now.
+        nodes: what the run has made of the graph.
+        replays: to be called when a checkpoint of the model's own is met, which will run a part again in the backward
+            pass.
+        is_after: whether the model's forward pass has ended, so that its outputs may be computed with.
         active: whether the model's forward pass is running, and not a part of it that counts as one function.
         replaying: whether it runs again in the backward pass, so that nothing is recorded.
         in_last_layer: whether the last layer is running.
@@ -56,10 +74,14 @@ class Run:
         embeddings: Sequence[tuple[str, Module]],
         paths: Callable[[], Mapping[int, str]],
         taps: Sequence[Tap] = (),
+        has_outputs: bool = True,
     ) -> None:
         self.recipe = recipe
         self.trace = trace
-        self.active = False
+        self.nodes = trace.nodes
+        self.replays: Callable[[], None] | None = None
+        self.active = self.is_after = False
+        self._has_outputs = has_outputs
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
@@ -87,11 +109,15 @@ class Run:
         """The model's forward pass begins."""
         self.recipe = self._whole
         self._outer.clear()
-        self.active = True
+        self.active, self.is_after = True, False
 
     def end(self) -> None:
         """The model's forward pass ends."""
+        self.recipe = self._whole
+        if newest() != self.nodes.last:
+            self.meet_unseen()
         self.active = self.in_last_layer = False
+        self.is_after = self._has_outputs
 
     def enter(self, recipe: Recipe) -> None:
         """A module begins where other rules hold."""
@@ -113,11 +139,14 @@ class Run:
 
     def pause(self) -> None:
         """What runs now counts as one function: its inner calls are not seen."""
+        if newest() != self.nodes.last:
+            self.meet_unseen()
         self.active = False
 
     def resume(self) -> None:
         """What counts as one function has ended."""
         self.active = True
+        self.nodes.last = newest()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -129,14 +158,17 @@ class Run:
             self.active = before
 
     @contextmanager
-    def again(self, recipe: Recipe) -> Iterator[None]:
+    def again(self, recipe: Recipe, is_other_thread: bool) -> Iterator[None]:
         """Inside, a part of the model runs as it did under ``recipe``, and nothing is recorded."""
-        before = self.active, self.replaying, self.recipe
-        self.active, self.replaying, self.recipe = True, True, recipe
+        nodes = self.nodes
+        before = self.active, self.replaying, self.recipe, self.is_after, nodes.first, nodes.last
+        self.active, self.replaying, self.recipe, self.is_after, nodes.last = True, True, recipe, False, newest()
+        if is_other_thread:  # where nodes have other numbers
+            nodes.first = 0
         try:
             yield
         finally:
-            self.active, self.replaying, self.recipe = before
+            self.active, self.replaying, self.recipe, self.is_after, nodes.first, nodes.last = before
 
     def forget_marks(self) -> None:
         """Take the run's marks off the tensors that are there after it."""
@@ -204,31 +236,84 @@ class Run:
             return constant
         return constants(constant)
 
-    def refuse(self, name: str) -> None:
-        """Under a strict recipe, refuse the operation called ``name``.
+    def meet_unseen(self) -> None:
+        """Nodes of the graph were made that no handler has made."""
+        if self.replaying:
+            self.nodes.last = newest()
+            return
+        self.nodes.skip(self.where() if self.active else OUTSIDE)
+
+    def meet_hooks(self) -> None:
+        """What the graph saves is given to hooks: perhaps a part of the model runs in a checkpoint of its own, and will
+        again in the backward pass.
 
         Raises:
-            UnknownOperationError: names the operation, the module that calls it, and the mend.
+            MethodError: it will without the rules of an override around it.
         """
+        hooks = hooks_of_saved(False)
+        if self.replaying or getattr(hooks[0], "__module__", "") != "torch.utils.checkpoint":
+            return
+        if self._outer:
+            raise MethodError(
+                f"a checkpoint of torch.utils.checkpoint in {self.where()} would lose the rules of an override around "
+                "it when it runs its part again; switch the checkpoint off, and use "
+                "lrpx.propagate(model, recipe, recompute=True)"
+            )
+        self.in_last_layer = False  # nothing tells that it is when the part runs again
+        if self.replays is not None:
+            self.replays()
+
+    def is_ours(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a torch function is called on what was computed from the model's outputs."""
+        if not is_grad_enabled() or func.__name__ in ("grad", "backward"):
+            return False
+        if func.__name__ == "__get__" and func.__self__.__name__ not in TRANSPOSES:
+            return False
+        return _any_own(args, self.nodes) or _any_own(kwargs.values(), self.nodes)
+
+    def without_foreign(
+        self, name: str, row: Operation | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a call, with what requires a gradient and does not come from this run detached, as
+        parameters are; but for the leaves of taps, a table that is looked up in, and what is changed in place."""
+        if row is not None and row.kind == "source":
+            return args, kwargs
+        own = {id(source.value) for source in self.trace.sources}
+        own.update(id(leaf) for tap in self.taps for leaf in tap.leaves())
+
+        def ours(value: Any) -> Any:
+            if type(value) is tuple or type(value) is list:
+                return type(value)(map(ours, value))
+            if type(value) is not Tensor or not has_foreign((value,), self.nodes.first) or id(value) in own:
+                return value
+            return value.detach()
+
+        given = tuple(map(ours, args))
+        if is_in_place(name):
+            given = (*args[:1], *given[1:])
+        return given, {key: ours(value) for key, value in kwargs.items()}
+
+    def refuse(self, name: str) -> None:
+        """Under a strict recipe, refuse the operation called ``name``, if the explained value depends on it: the walk of
+        the graph before the backward pass raises UnknownOperationError, which names the operation, the module that
+        calls it, and the mend."""
         self._rule = "unknown"
-        if self.recipe.strict:
-            raise UnknownOperationError(
+        if self.recipe.strict and not self.replaying:
+            self.nodes.refuse(
                 f"{self.where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "
                 "use a recipe with strict=False to take its plain gradient"
             )
 
-    def refuse_transformed(self, name: str, out: Any) -> None:
-        """Under a strict recipe, refuse an operation inside a transform of ``torch.func`` whose result depends on the
-        model's input: there a tensor does not tell that it does, so no rule was called.
-
-        Raises:
-            UnknownOperationError: as :meth:`refuse` has it.
-        """
+    def transformed(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call inside a transform of ``torch.func``, where no tensor tells that it depends on the model's input, and
+        so no rule can be applied; refused, if its result does."""
+        out = func(*transformed_constants(args), **transformed_constants(kwargs))
         if _hides_what_carries(out):
-            transformed = f"{name} inside a transform of torch.func, such as vmap"
-            self.refuse(transformed)
+            called = f"{name} inside a transform of torch.func, such as vmap"
+            self.refuse(called)
             if self.trace.ran is not None and not self.replaying:
-                self.trace.ran[transformed, self._rule, self.where()] += 1
+                self.trace.ran[called, self._rule, self.where()] += 1
+        return out
 
     def refuse_rule(self, kind: str, name: str, why: str, mend: str = "") -> MethodError:
         """The error of a rule that cannot be applied to the operation called ``name``.
@@ -267,6 +352,10 @@ class Run:
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)
+
+    def is_foreign(self, value: Tensor) -> bool:
+        """Whether a tensor was there before the run."""
+        return has_foreign((value,), self.nodes.first)
 
     @property
     def sources(self) -> Sequence[Source]:
@@ -312,6 +401,17 @@ def _is_from_input(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_is_from_input, value))
     return isinstance(value, Tensor) and (any_carries(value) or FROM_INPUT in vars(value))
+
+
+def _any_own(values: Any, nodes: Nodes) -> bool:
+    """Whether one of these arguments was computed by the run."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            if _any_own(value, nodes):
+                return True
+        elif isinstance(value, Tensor) and value.grad_fn is not None and nodes.is_own(value.grad_fn):
+            return True
+    return False
 
 
 def _hides_what_carries(value: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from fnmatch import fnmatchcase
@@ -27,11 +28,11 @@ from lrpx.engine._places import Source
 from lrpx.engine._recompute import Layer
 from lrpx.engine._run import Run
 from lrpx.engine._taps import Tap
+from lrpx.engine._tensors import as_own
 from lrpx.engine._trace import Trace
 from lrpx.errors import MethodError, TraceError
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.autograd.graph import saved_tensors_hooks
@@ -125,13 +126,21 @@ def propagate(
         *([Observer(observe, trace.places)] if observe else []),
         *taps,
     ]
-    run = Run(recipe, trace, embeddings, lambda: {id(m): path for path, m in modules.items()}, trace.taps)
+    run = Run(
+        recipe,
+        trace,
+        embeddings,
+        lambda: {id(m): path for path, m in modules.items()},
+        trace.taps,
+        has_outputs=not heads,
+    )
     for tap in trace.taps:
         tap.begin(run)
     replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
     # the model's own checkpoints are inside the hooks; and without rules, a layer's gradients are left to torch
     last = next(layers(reversed(modules)), None) if recipe.has_rules() and not replayed else None
     seams = _Seams(run, model, modules, recipe, recomputed, last)
+    run.replays = seams.replayed_by(trace)
     if replayed:
         _overrides.refuse_lost(recipe, replayed)
         trace.during_backward = lambda: seams.again(recipe)  # the model's own checkpoints compute their layers again
@@ -204,6 +213,7 @@ class _Seams:
         self.recomputed = recomputed
         self.last = last
         self.thread: int | None = None
+        self.first_thread = threading.get_ident()
         self.handles: list[RemovableHandle] = []
         self.layers: list[saved_tensors_hooks] = []
         self.newest: list[weakref.ref[Layer]] = []
@@ -224,6 +234,17 @@ class _Seams:
                 self.handles.pop().remove()
             self.run.forget_marks()
 
+    def replayed_by(self, trace: Trace) -> Callable[[], None]:
+        """What makes the backward pass of a trace run under the recipe too, for checkpoints of the model's own."""
+        mine = weakref.ref(self)
+
+        def replays() -> None:
+            seams = mine()
+            if seams is not None:
+                trace.during_backward = lambda: seams.again(seams.recipe)
+
+        return replays
+
     @contextmanager
     def again(self, recipe: Recipe) -> Iterator[None]:
         """Parts of the model run as before in the backward pass, after the block even, or in another thread."""
@@ -236,7 +257,7 @@ class _Seams:
                 stack.callback(setattr, self, "thread", self.thread)
                 self.thread = threading.get_ident()
                 stack.enter_context(mode)
-            stack.enter_context(self.run.again(recipe))
+            stack.enter_context(self.run.again(recipe, is_other_thread=threading.get_ident() != self.first_thread))
             yield
 
     def _register(self) -> None:
@@ -290,6 +311,8 @@ class _Seams:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if self.recomputed:
                 kwargs = _without_cache(names, kwargs)
+            if not self.run.replaying:
+                self.run.nodes.begin()
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
             args = tuple(self._source(name, value) for name, value in named)
             kwargs = {name: self._source(name, value) for name, value in kwargs.items()}
@@ -371,12 +394,12 @@ class _Seams:
     def _listener(self, tap: Tap, path: str) -> tuple[Callable[..., Any], ...]:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = first_tensor((*args, *kwargs.values()))
-            other = None if value is None else tap.module(path, "input", value)
+            other = None if value is None else as_own(tap.module(path, "input", value))
             return None if other is None else (_with(args, value, other), _with(kwargs, value, other))
 
         def after(_: Module, __: Any, ___: Any, output: Any) -> Any:
             value = first_tensor(output)
-            other = None if value is None else tap.module(path, "output", value)
+            other = None if value is None else as_own(tap.module(path, "output", value))
             return None if other is None else _with(output, value, other)
 
         return before, after

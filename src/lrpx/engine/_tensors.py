@@ -31,6 +31,32 @@ def constants(value: Any) -> Any:
     return value
 
 
+def has_foreign(values: Any, first: int) -> bool:
+    """Whether one of these arguments requires a gradient and does not come from a run whose nodes are numbered from
+    ``first``: a weight, whatever object holds it. Parameters are not looked at."""
+    for value in values:
+        kind = type(value)
+        if kind is Tensor:
+            node = value.grad_fn
+            if value.requires_grad if node is None else node._sequence_nr() < first:
+                return True
+        elif (kind is tuple or kind is list) and value and has_foreign(value, first):
+            return True
+    return False
+
+
+def as_own(value: Any) -> Any:
+    """What a tap gives: a leaf of its own as a tensor that comes from the run."""
+    if type(value) is Tensor and value.requires_grad and value.is_leaf:
+        return value.view_as(value)
+    return value
+
+
+def is_in_place(name: str) -> bool:
+    """Whether the torch function of this name changes its first argument."""
+    return name in ("__setitem__", "__iadd__", "__isub__") or (name.endswith("_") and not name.endswith("__"))
+
+
 def unwrapped(value: Any) -> Any:
     """The tensor that the transforms of ``torch.func`` (``vmap``, ``jvp``) have wrapped; any other value as it is."""
     while isinstance(value, Tensor) and is_functorch_wrapped_tensor(value):

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import BackwardCFunction
 
-from lrpx import rules
 from lrpx.engine._book import Book
+from lrpx.engine._graph import Nodes, Walk
 from lrpx.engine._heads import Heads
 from lrpx.engine._places import Ran, Source
 from lrpx.engine._taps import Tap
-from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
+from lrpx.errors import NonFiniteError, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -50,6 +49,7 @@ class Trace:
         self.ran: Counter[tuple[str, str, str]] | None = None
         if recipe.has_rules() and not recipe.strict:
             self.ran = Counter()
+        self.nodes = Nodes()
         self.during_backward: Callable[[], AbstractContextManager[object]] = nullcontext
         self._gradients: dict[int, Tensor] | None = None
         self._explained: Tensor | None = None
@@ -87,8 +87,10 @@ class Trace:
 
         Args:
             value: a scalar, or ``[B]`` with one value for each independent row of a batch.
-            outputs: the model's outputs that ``value`` was computed from, if not by sums and differences alone; with a
-                ledger, what the computation keeps for itself is then an entry (a log-probability's normaliser).
+            outputs: the model's outputs that ``value`` was computed from outside of the block, if not by sums and
+                differences alone: what was computed from them has its plain gradient then, and with a ledger what it
+                keeps for itself is an entry (a log-probability's normaliser). What is computed inside the block has
+                rules as the model has.
             keep: keep the graph, so that another value of the same run can be explained after this one.
 
         Returns:
@@ -98,22 +100,24 @@ class Trace:
             TraceError: the model was not called inside the block, the value does not depend on it, or the run was
                 explained without ``keep`` before.
             NonFiniteError: NaN or infinity in the value, or in the relevance of a source.
-            UnknownOperationError: a custom autograd function on the way, under a strict recipe.
+            UnknownOperationError: something on the way that no rule has reached, under a strict recipe.
         """
         if value.ndim > 1:
             raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
         tensors = self._explainable(value)
+        if outputs is not None and value.grad_fn is not None and self.nodes.is_own(value.grad_fn):
+            outputs = None  # it was computed inside the block, where rules and taps have seen it
         with ExitStack() as stack:
             for tap in self.taps:
                 stack.enter_context(tap.backward(value, outputs))
-            gradients = self.gradients(value.sum(), tensors, keep=keep)
+            gradients = self.gradients(value.sum(), tensors, keep=keep, since=outputs)
         self._spent = not keep
         self._hold(value.detach(), tensors, gradients)
         return value.detach()
 
-    def explain_together(self, values: Tensor) -> Iterator[Tensor]:
+    def explain_together(self, values: Tensor, outputs: Tensor | None = None) -> Iterator[Tensor]:
         """Propagate back from each of ``values`` ``[P]`` in one backward pass for all, with seed 1; for short inputs,
-        where a pass has more overhead than work. The graph is kept.
+        where a pass has more overhead than work. The graph is kept. ``outputs``: as :meth:`explain` takes them.
 
         Yields:
             Each value, detached; until the next the trace answers about it.
@@ -127,7 +131,7 @@ class Trace:
             raise TraceError("a ledger, or another tap, measures one pass at a time; call explain() for each value")
         tensors = self._explainable(values)
         seeds = torch.eye(len(values), dtype=values.dtype, device=values.device)
-        gradients = self.gradients(values, tensors, seeds, keep=True, batched=True)
+        gradients = self.gradients(values, tensors, seeds, keep=True, batched=True, since=outputs)
         for i, value in enumerate(values.detach()):
             self._hold(value, tensors, [None if each is None else each[i] for each in gradients])
             yield value
@@ -149,11 +153,16 @@ class Trace:
             raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
         self.refuse_non_finite(value.detach(), "explained value")
         self._gradients = self._explained = None
+        tensors = self._leaves()
+        self._asked = {id(tensor) for tensor in tensors}
+        return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+
+    def _leaves(self) -> list[Tensor]:
+        """Where relevance ends, and what the taps have named."""
         tensors = [source.value for source in self.sources]
         for tap in self.taps:
             tensors += tap.leaves()
-        self._asked = {id(tensor) for tensor in tensors}
-        return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
+        return tensors
 
     def _hold(self, value: Tensor, tensors: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
         """What a backward pass has found, for the trace to answer from."""
@@ -175,19 +184,22 @@ class Trace:
         seed: Tensor | None = None,
         keep: bool = False,
         batched: bool = False,
+        since: Tensor | None = None,
     ) -> Sequence[Tensor | None]:
         """``∂tensor`` for each of ``tensors`` under the recipe, from ``seed`` (1 for a scalar) at ``outputs``.
 
         With ``keep`` the graph stays for another pass; ``batched`` seeds have a first dimension of their own, and so
-        have the gradients then.
+        have the gradients then. What was computed since the model's outputs ``since`` has its plain gradient.
 
         Raises:
-            UnknownOperationError: a custom autograd function on the way, under a strict recipe.
+            UnknownOperationError: something on the way that no rule has reached, under a strict recipe.
         """
         if self._recipe.has_rules():
-            for name in _unseen_functions(outputs, self._recipe):
+            leaves = {id(leaf) for leaf in self._leaves()}
+            limit = 2**64 if since is None or since.grad_fn is None else since.grad_fn._sequence_nr() + 1
+            for name, where in Walk(self._recipe, self.nodes, leaves, limit).unseen(outputs):
                 if self.ran is not None:
-                    self.ran[name, "unknown", "a custom autograd function"] += 1
+                    self.ran[name, "unknown", where] += 1
         with self.during_backward():
             how: dict[str, Any] = {"retain_graph": keep, "is_grads_batched": batched, "allow_unused": True}
             return torch.autograd.grad(outputs, tensors, seed, **how)
@@ -310,62 +322,3 @@ def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
     for path, value in pairs:
         if value is not None and not is_finite(value):
             yield path
-
-
-MET = "lrpx met this function"
-"""The key, in what a node of the graph carries along, of those that an earlier pass has dealt with."""
-
-ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
-"""Custom autograd functions of one saved input that are element-wise, and what they compute."""
-
-
-def _unseen_functions(value: Tensor, recipe: Recipe) -> Iterator[str]:
-    """The names of the custom ``autograd.Function`` in a graph, which are no torch functions, so no rule reaches them;
-    each once, however often the graph is passed.
-
-    Raises:
-        UnknownOperationError: there is one, and the recipe is strict.
-    """
-    rule_modules = recipe.rule_modules()
-    has_identity = recipe.activation is rules.identity and not recipe.overrides
-    seen = {value.grad_fn}
-    waiting = [value.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None:
-            continue
-        if isinstance(node, BackwardCFunction):
-            function = getattr(node, "_forward_cls", type(node))
-            element_wise = ELEMENT_WISE.get(function.__name__) if has_identity else None
-            if (element_wise or function.__module__ not in rule_modules) and MET not in node.metadata:
-                if element_wise is not None:
-                    _give_identity_rule(node, element_wise)
-                else:
-                    if recipe.strict:
-                        raise UnknownOperationError(_unseen(function))
-                    yield function.__name__
-                node.metadata[MET] = True
-        for child, _ in node.next_functions:
-            if child not in seen:
-                seen.add(child)
-                waiting.append(child)
-
-
-def _unseen(function: type) -> str:
-    if function.__module__ == "torch.utils.checkpoint":
-        return (
-            "the model's gradient checkpointing hides its layers from every rule; enable it with use_reentrant=False, "
-            "or use lrpx.propagate(model, recipe, recompute=True)"
-        )
-    return (
-        f"the model calls {function.__name__} of {function.__module__}, a custom autograd function that no "
-        'rule can reach; for flash_attention_2 load the model with attn_implementation="sdpa", else use '
-        "a recipe with strict=False to take its plain gradient"
-    )
-
-
-def _give_identity_rule(node: Any, function: Callable[[Tensor], Tensor]) -> None:
-    """Let a node of the graph that is an element-wise function of its one saved tensor hand its relevance on."""
-    (x,) = node.saved_tensors
-    share = rules.ratio(function(x.detach()), x.detach())
-    node.register_hook(lambda _, arrived: (arrived[0] * share,))
