@@ -216,8 +216,7 @@ def test_the_entries_are_in_the_order_of_the_forward_pass(recompute: bool) -> No
     model, batch = models.tiny_gpt2(), {"input_ids": torch.tensor([[5, 9, 3, 12, 7]])}
     with propagate(model, GRADIENT, observe=(), ledger=True, recompute=recompute) as trace:
         logits = model(**batch).logits[:, -1]
-        value = logits[0].log_softmax(-1)[1]
-    trace.explain(value, logits)
+    trace.explain(logits[0].log_softmax(-1)[1], logits)
     places = [entry.name.replace("transformer.", "") for entry in trace.ledger().entries]
     layer = [
         "h.{}.ln_1.bias", "norm in h.{}.ln_1", "h.{}.attn.c_attn.bias", "softmax in h.{}.attn",

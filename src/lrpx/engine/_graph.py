@@ -112,7 +112,7 @@ LINEAR_NODES = {"Mm": (0, 1), "Bmm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm
 """Nodes of a product, and where its two factors are: those of a linear layer, if one is a constant."""
 
 
-class Walk(NamedTuple):
+class Walk:
     """One walk of the graph of an explained value.
 
     Args:
@@ -122,10 +122,9 @@ class Walk(NamedTuple):
         limit: what is numbered from here on is the target's own.
     """
 
-    recipe: Recipe
-    nodes: Nodes
-    leaves: Collection[int]
-    limit: int
+    def __init__(self, recipe: Recipe, nodes: Nodes, leaves: Collection[int], limit: int) -> None:
+        self.recipe, self.nodes, self.leaves, self.limit = recipe, nodes, leaves, limit
+        self._refused: list[tuple[int, str]] = []
 
     def unseen(self, value: Tensor) -> Iterator[tuple[str, str]]:
         """What no rule has reached and would be wrong without one, and where; each once, however often the graph is
@@ -154,7 +153,7 @@ class Walk(NamedTuple):
                         _give_identity_rule(node, element_wise)
                     else:
                         where = _find(nodes.unseen, number)
-                        self._refuse(_unseen_function(function, where))
+                        self._refused.append((number, _unseen_function(function, where)))
                         yield function.__name__, where or "a custom autograd function"
                     node.metadata[MET] = True
             elif is_odd or not first <= number < last or number > above:
@@ -163,23 +162,21 @@ class Walk(NamedTuple):
                 if child not in seen:
                     seen.add(child)
                     waiting.append((child, number))
-
-    def _refuse(self, message: str) -> None:
-        if self.recipe.strict:
-            raise UnknownOperationError(message)
+        if self._refused and self.recipe.strict:
+            raise UnknownOperationError(min(self._refused)[1])  # the first that the model has called
 
     def _judged(self, node: Any, number: int, above: int) -> Iterator[tuple[str, str]]:
         """What is to be said of a node that the engine may not have made, or that is refused."""
         nodes = self.nodes
         if node.name() == LEAF:
             if above < self.limit and id(node.variable) not in self.leaves:
-                self._refuse(_foreign(node.variable, _find(nodes.unseen, above)))
+                self._refused.append((above, _foreign(node.variable, _find(nodes.unseen, above))))
             return
         if number >= self.limit:
             return
         message = _find(nodes.refused, number)
         if message is not None:  # counted when it was called
-            self._refuse(message)
+            self._refused.append((number, message))
             return
         is_of_thread = number <= above
         where = OUTSIDE if number >= nodes.last else _find(nodes.unseen, number)
@@ -189,17 +186,18 @@ class Walk(NamedTuple):
         if self._is_plain(name, node):
             return
         if is_of_thread and where == OUTSIDE:
-            self._refuse(
+            said = (
                 f"the explained value was computed by {name} outside of the block, where no rule holds; compute it "
                 "inside, or tell explain() the model's outputs that it was computed from, outputs=logits, to take its "
                 "plain gradient from there"
             )
         else:
             where = where or "the model"
-            self._refuse(
+            said = (
                 f"{where} computes {name} where no rule sees it, as code of torch.jit, of an extension or of another "
                 "thread does; call it as plain PyTorch, or use a recipe with strict=False to take its plain gradient"
             )
+        self._refused.append((number, said))
         if MET not in node.metadata:
             node.metadata[MET] = True
             yield name, where or "outside of the model"

@@ -14,10 +14,9 @@ from torch.overrides import TorchFunctionMode
 from lrpx import rules
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._graph import newest
-from lrpx.engine._plain import TRANSPOSES
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import any_carries, as_own, carries, constants, has_foreign
+from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, constants, has_foreign
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import Parameter
 
 from lrpx.engine._operation import Operation
-from lrpx.engine._tensors import PLAIN, any_carries, constants
+from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, constants
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Gate
@@ -23,10 +23,6 @@ def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
         return func(*args)
     return func(*constants(args), **constants(kwargs))
-
-
-TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
-"""Properties of a tensor that are operations on it."""
 
 
 def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

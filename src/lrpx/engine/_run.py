@@ -15,9 +15,9 @@ from lrpx import rules
 from lrpx._kinds import rule_name
 from lrpx.engine._graph import OUTSIDE, newest
 from lrpx.engine._places import Source
-from lrpx.engine._plain import TRANSPOSES
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
+    TRANSPOSES,
     any_carries,
     carries,
     constants,
@@ -87,7 +87,7 @@ class Run:
         self.asks_for_gates = recipe.has_gates()
         self.asks_for_weights = recipe.has_rules_for_linear()
         self._whole = recipe
-        self._outer: list[Recipe] = []
+        self._outer: list[tuple[Recipe, bool]] = []
         self._embeddings = embeddings
         self._paths = paths
         self._rule = ""
@@ -121,13 +121,13 @@ class Run:
 
     def enter(self, recipe: Recipe) -> None:
         """A module begins where other rules hold."""
-        self._outer.append(self.recipe)
+        self._outer.append((self.recipe, self._in_checkpoint()))
         self.recipe = recipe
 
     def leave(self) -> None:
         """A module ends where other rules hold."""
         if self._outer:
-            self.recipe = self._outer.pop()
+            self.recipe, _ = self._outer.pop()
 
     def enter_last_layer(self) -> None:
         """The last layer begins."""
@@ -156,6 +156,7 @@ class Run:
             yield
         finally:
             self.active = before
+            self.nodes.last = newest()
 
     @contextmanager
     def again(self, recipe: Recipe, is_other_thread: bool) -> Iterator[None]:
@@ -250,10 +251,9 @@ class Run:
         Raises:
             MethodError: it will without the rules of an override around it.
         """
-        hooks = hooks_of_saved(False)
-        if self.replaying or getattr(hooks[0], "__module__", "") != "torch.utils.checkpoint":
+        if self.replaying or not self._in_checkpoint():
             return
-        if self._outer:
+        if not all(began_inside for _, began_inside in self._outer):
             raise MethodError(
                 f"a checkpoint of torch.utils.checkpoint in {self.where()} would lose the rules of an override around "
                 "it when it runs its part again; switch the checkpoint off, and use "
@@ -262,6 +262,11 @@ class Run:
         self.in_last_layer = False  # nothing tells that it is when the part runs again
         if self.replays is not None:
             self.replays()
+
+    @staticmethod
+    def _in_checkpoint() -> bool:
+        hooks = hooks_of_saved(False)
+        return hooks is not None and getattr(hooks[0], "__module__", "") == "torch.utils.checkpoint"
 
     def is_ours(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether a torch function is called on what was computed from the model's outputs."""

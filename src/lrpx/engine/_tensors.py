@@ -13,6 +13,10 @@ PLAIN = frozenset({Tensor, int, float, bool, str, type(None), torch.dtype, torch
 """Types of arguments that are no parameter and hold none."""
 
 
+TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+"""Properties of a tensor that are operations on it."""
+
+
 def constants(value: Any) -> Any:
     """The same argument with the parameters in it detached: weights are constants, and stay as they are."""
     kind = type(value)
