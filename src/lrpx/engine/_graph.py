@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
     from lrpx.recipes import Recipe
 
+LEAF = "torch::autograd::AccumulateGrad"
+
+LEAVES = "lrpx found none of these leaves"
+"""The key, in what a node of the graph carries along, of leaves that it does not come from."""
+
 OUTSIDE = ""
 """Where a node was made that no forward pass of the model has made."""
 
@@ -85,6 +90,24 @@ def _find(spans: list[Span], number: int) -> str | None:
     return next((span.said for span in spans if span.begin <= number < span.end), None)
 
 
+def descends(node: Any, leaves: Collection[int]) -> bool:
+    """Whether a node that seems older than the run does come from one of the leaves, by their ``id``: another thread has
+    made it, which numbers its nodes by itself."""
+    if node is None or node.metadata.get(LEAVES) == leaves:
+        return False
+    seen, waiting = {node}, [node]
+    while waiting:
+        each = waiting.pop()
+        if each.name() == LEAF and id(each.variable) in leaves:
+            return True
+        for child, _ in each.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    node.metadata[LEAVES] = leaves
+    return False
+
+
 # ------------------------------------------------------------------------------- the walk
 
 MET = "lrpx met this function"
@@ -92,8 +115,6 @@ MET = "lrpx met this function"
 
 ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
 """Custom autograd functions of one saved input that are element-wise, and what they compute."""
-
-LEAF = "torch::autograd::AccumulateGrad"
 
 PLAIN_NODES = frozenset(
     """Add Sub Neg Rsub Sum Mean Nansum Cumsum Diff Trace Alias View UnsafeView ReshapeAlias Reshape Permute Transpose T
@@ -170,7 +191,9 @@ class Walk:
         nodes = self.nodes
         if node.name() == LEAF:
             if above < self.limit and id(node.variable) not in self.leaves:
-                self._refused.append((above, _foreign(node.variable, _find(nodes.unseen, above))))
+                where = _find(nodes.unseen, above)
+                said = _unseen_node("a sum or product with a weight", where) if where else _foreign(node.variable)
+                self._refused.append((above, said))
             return
         if number >= self.limit:
             return
@@ -182,7 +205,7 @@ class Walk:
         where = OUTSIDE if number >= nodes.last else _find(nodes.unseen, number)
         if nodes.first <= number and is_of_thread and where is None:
             return
-        name = node.name().rstrip("0123456789").removesuffix("Backward")
+        name = node.name().split("::")[-1].rstrip("0123456789").removesuffix("Backward")
         if self._is_plain(name, node):
             return
         if is_of_thread and where == OUTSIDE:
@@ -193,10 +216,7 @@ class Walk:
             )
         else:
             where = where or "the model"
-            said = (
-                f"{where} computes {name} where no rule sees it, as code of torch.jit, of an extension or of another "
-                "thread does; call it as plain PyTorch, or use a recipe with strict=False to take its plain gradient"
-            )
+            said = _unseen_node(name, where)
         self._refused.append((number, said))
         if MET not in node.metadata:
             node.metadata[MET] = True
@@ -231,10 +251,17 @@ def _unseen_function(function: type, where: str | None) -> str:
     )
 
 
-def _foreign(leaf: Tensor, where: str | None) -> str:
+def _unseen_node(name: str, where: str) -> str:
     return (
-        f"the explained value depends on a tensor of shape {list(leaf.shape)} that requires a gradient and is neither "
-        f"an input nor a parameter{f', by {where}' if where else ''}; detach it, or make it a torch.nn.Parameter"
+        f"{where} computes {name} where no rule sees it, as code of torch.jit, of an extension or of another thread "
+        "does; call it as plain PyTorch, or use a recipe with strict=False to take its plain gradient"
+    )
+
+
+def _foreign(leaf: Tensor) -> str:
+    return (
+        f"the explained value depends on a tensor of shape {list(leaf.shape)} that requires a gradient and is no input "
+        "of the model; detach it, or make it a torch.nn.Parameter that the model uses"
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
     from lrpx.engine._run import Run
 
+AUTOGRAD = frozenset({"grad", "backward"})
+
 
 class RuleMode(TorchFunctionMode):
     """Gives each torch function called inside the model its rule; the state is the run's."""
@@ -46,9 +48,10 @@ class RuleMode(TorchFunctionMode):
             run.meet_unseen()
         if hooks_of_saved(False) is not None:
             run.meet_hooks()
-        if has_foreign(args, nodes.first) or (kwargs and has_foreign(kwargs.values(), nodes.first)):
-            args, kwargs = run.without_foreign(name, row, args, kwargs)
         is_transformed = peek_interpreter_stack() is not None
+        first = nodes.first
+        if not is_transformed and (has_foreign(args, first) or (kwargs and has_foreign(kwargs.values(), first))):
+            args, kwargs = run.without_foreign(name, row, args, kwargs)
         if run.is_direct and row is not None and not is_transformed and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
             if nodes.waiting:
@@ -98,6 +101,8 @@ class RuleMode(TorchFunctionMode):
         return run.counted(name, row.handler(run, func, args, kwargs))
 
     def _unlisted(self, name: str, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in AUTOGRAD:
+            self.run.refuse_gradients(name, (*args, *kwargs.values()))
         if isinstance(func, FunctionType):
             # a function written in Python hides its inner calls unless the mode is entered again
             with self:

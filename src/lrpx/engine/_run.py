@@ -13,7 +13,8 @@ from torch.nn import Module
 
 from lrpx import rules
 from lrpx._kinds import rule_name
-from lrpx.engine._graph import OUTSIDE, newest
+from lrpx.engine._graph import OUTSIDE, descends, newest
+from lrpx.engine._observer import Observer
 from lrpx.engine._places import Source
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
@@ -26,7 +27,7 @@ from lrpx.engine._tensors import (
     transformed_constants,
     unwrapped,
 )
-from lrpx.errors import MethodError
+from lrpx.errors import MethodError, UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,7 +80,8 @@ class Run:
         self.recipe = recipe
         self.trace = trace
         self.nodes = trace.nodes
-        self.replays: Callable[[], None] | None = None
+        self.replays: Callable[[Recipe], None] | None = None
+        self._replayed: Recipe | None = None
         self.active = self.is_after = False
         self._has_outputs = has_outputs
         self.replaying = False
@@ -249,19 +251,21 @@ class Run:
         again in the backward pass.
 
         Raises:
-            MethodError: it will without the rules of an override around it.
+            MethodError: another part does so under other rules.
         """
         if self.replaying or not self._in_checkpoint():
             return
-        if not all(began_inside for _, began_inside in self._outer):
+        recipe = next((around for around, began_inside in self._outer if began_inside), self.recipe)
+        if self._replayed is not None and recipe is not self._replayed:
             raise MethodError(
-                f"a checkpoint of torch.utils.checkpoint in {self.where()} would lose the rules of an override around "
-                "it when it runs its part again; switch the checkpoint off, and use "
+                f"{self.where()} is in a checkpoint of torch.utils.checkpoint under other rules than an earlier one, and "
+                "nothing tells them apart when they run again; switch the checkpoints off, and use "
                 "lrpx.propagate(model, recipe, recompute=True)"
             )
+        self._replayed = recipe
         self.in_last_layer = False  # nothing tells that it is when the part runs again
         if self.replays is not None:
-            self.replays()
+            self.replays(recipe)
 
     @staticmethod
     def _in_checkpoint() -> bool:
@@ -284,14 +288,14 @@ class Run:
         if row is not None and row.kind == "source":
             return args, kwargs
         own = {id(source.value) for source in self.trace.sources}
-        own.update(id(leaf) for tap in self.taps for leaf in tap.leaves())
+        own.update(id(leaf) for tap in self.taps if not isinstance(tap, Observer) for leaf in tap.leaves())
 
         def ours(value: Any) -> Any:
             if type(value) is tuple or type(value) is list:
                 return type(value)(map(ours, value))
             if type(value) is not Tensor or not has_foreign((value,), self.nodes.first) or id(value) in own:
                 return value
-            return value.detach()
+            return value if descends(value.grad_fn, own) else value.detach()
 
         given = tuple(map(ours, args))
         if is_in_place(name):
@@ -309,11 +313,23 @@ class Run:
                 "use a recipe with strict=False to take its plain gradient"
             )
 
+    def refuse_gradients(self, name: str, given: Any) -> None:
+        """Refuse a gradient that the model itself takes of what depends on its input: it would be the rules'.
+
+        Raises:
+            UnknownOperationError: the recipe has rules.
+        """
+        if not self.replaying and any_carries(given) and self.recipe.has_rules():
+            raise UnknownOperationError(
+                f"{self.where()} takes a gradient itself, with torch's {name!r}, which under rules would be another "
+                "number; use a recipe without rules, lrpx.GRADIENT"
+            )
+
     def transformed(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
         """A call inside a transform of ``torch.func``, where no tensor tells that it depends on the model's input, and
         so no rule can be applied; refused, if its result does."""
-        out = func(*transformed_constants(args), **transformed_constants(kwargs))
-        if _hides_what_carries(out):
+        out = func(*transformed_constants(constants(args)), **transformed_constants(constants(kwargs)))
+        if _hides_what_carries(out) or any_carries(out):
             called = f"{name} inside a transform of torch.func, such as vmap"
             self.refuse(called)
             if self.trace.ran is not None and not self.replaying:

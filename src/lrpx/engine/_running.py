@@ -234,14 +234,14 @@ class _Seams:
                 self.handles.pop().remove()
             self.run.forget_marks()
 
-    def replayed_by(self, trace: Trace) -> Callable[[], None]:
-        """What makes the backward pass of a trace run under the recipe too, for checkpoints of the model's own."""
+    def replayed_by(self, trace: Trace) -> Callable[[Recipe], None]:
+        """What makes the backward pass of a trace run under a recipe too, for checkpoints of the model's own."""
         mine = weakref.ref(self)
 
-        def replays() -> None:
+        def replays(recipe: Recipe) -> None:
             seams = mine()
             if seams is not None:
-                trace.during_backward = lambda: seams.again(seams.recipe)
+                trace.during_backward = lambda: seams.again(recipe)
 
         return replays
 
