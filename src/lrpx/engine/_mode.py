@@ -90,9 +90,11 @@ class RuleMode(TorchFunctionMode):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        if not is_grad_enabled():
-            return func(*args, **kwargs)
         run = self.run
+        if not is_grad_enabled():
+            if not run.trace.notes.cut and any_carries((*args, *kwargs.values())):
+                run.trace.notes.cut = run.where()
+            return func(*args, **kwargs)
         if row is None:
             return self._unlisted(name, func, types, args, kwargs)
         if run.trace.ran is None or name == "__get__":

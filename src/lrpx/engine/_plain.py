@@ -48,6 +48,16 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A selection; of the rows of a parameter by the ids of tokens, a look-up as an embedding's is."""
+    x, at = args
+    if isinstance(x, Parameter):
+        ids, rest = (at[0], at[1:]) if type(at) is tuple and at else (at, ())
+        if all(type(each) is slice and each == slice(None) or each is ... for each in rest) and run.is_lookup(ids):
+            return run.source(x, ids, func(x.detach(), at))
+    return plain(run, func, args, kwargs)
+
+
 def _each(names: str, gate: Gate | None = None, **facts: Any) -> list[Operation]:
     return [Operation(name, (name,), plain, "plain", gate, **facts) for name in names.split()]
 
@@ -70,7 +80,7 @@ SUMS = [
 
 SELECTS = (
     _each(
-        """__getitem__ chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
+        """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
         index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad neg
         negative __neg__""",
         "stays",
@@ -105,6 +115,7 @@ OTHERS = (
 
 ROWS = [
     *MOVES, *SUMS, *SELECTS, *OTHERS,
+    Operation("__getitem__", ("__getitem__",), index, "plain", "stays"),
     Operation("attribute", ("__get__",), attribute, "plain"),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, is_grad_enabled
 from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch.nn import Module
@@ -48,6 +49,7 @@ class Run:
         embeddings: the embeddings, with their paths.
         paths: for each module (by ``id``), its path; to name the culprit in errors.
         taps: what listens to the run, or writes into it.
+        parameters: the model's parameters, with their names.
         has_outputs: whether what is computed from the model's outputs has rules.
 
     Attributes:
@@ -76,6 +78,7 @@ class Run:
         paths: Callable[[], Mapping[int, str]],
         taps: Sequence[Tap] = (),
         has_outputs: bool = True,
+        parameters: Callable[[], Iterable[tuple[str, Tensor]]] = tuple,
     ) -> None:
         self.recipe = recipe
         self.trace = trace
@@ -84,6 +87,8 @@ class Run:
         self._replayed: Recipe | None = None
         self.active = self.is_after = False
         self._has_outputs = has_outputs
+        self._parameters = parameters
+        self._given: set[int] = set()
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
@@ -369,7 +374,9 @@ class Run:
                     self._marked.append(value)
 
     def mark_input(self, value: Any) -> None:
-        """Mark an argument of the model that carries no relevance, such as a mask."""
+        """Mark an argument of the model that carries no relevance, such as a mask, or the ids of tokens."""
+        if isinstance(value, Tensor) and not value.is_floating_point():
+            self._given.add(id(value if value._base is None else value._base))
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)
@@ -383,13 +390,22 @@ class Run:
         """Where relevance ends, as far as the model has come."""
         return self.trace.sources
 
+    def is_lookup(self, ids: Any) -> bool:
+        """Whether what is indexed with these is looked up for the model's input: an integer argument of the model, or
+        the first indices there are in a model without another source."""
+        if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype is torch.bool:
+            return False
+        return not self.trace.sources or id(ids if ids._base is None else ids._base) in self._given
+
     def source(self, weight: Tensor, ids: Tensor, out: Tensor) -> Tensor:
         """Make the output of an embedding a leaf of the graph, and record it."""
         leaf = out.detach().requires_grad_()
         if not self.replaying:
             # looked for now, not when the block begins: an offloaded weight is another object in each call
-            holders = (path for path, e in self._embeddings if any(weight is p for p in e.parameters(recurse=False)))
-            self.trace.sources.append(Source(tuple(holders) or ("an embedding",), leaf, ids))
+            holders = tuple(path for path, e in self._embeddings if any(weight is p for p in e.parameters(recurse=False)))
+            if not holders:
+                holders = tuple(name for name, parameter in self._parameters() if parameter is weight)
+            self.trace.sources.append(Source(holders or ("an embedding",), leaf, ids))
         return leaf.clone()
 
     def where(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
+from collections import UserDict
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from fnmatch import fnmatchcase
@@ -46,6 +47,9 @@ SINGLE_ACTIVATIONS = frozenset({"SiLUActivation"})
 """Classes of ``transformers.activations`` that call one torch function, which needs no hook to be seen; so do those
 whose ``act`` is one."""
 
+CACHES = ("past_key_values", "cache_params", "mems", "state")
+"""Arguments of models that hold what an earlier call has computed, which are no input."""
+
 _running = threading.local()
 
 
@@ -82,7 +86,8 @@ def propagate(
         The trace: call ``trace.explain(value)`` on the scalar to explain, then ``trace.relevance(path)``.
 
     Raises:
-        TraceError: this thread already runs the same model under a recipe.
+        TraceError: this thread already runs the same model, or a part of it, under a recipe; or it is compiled by
+            torch.compile.
         MethodError: the path of an override matches no module of the model, or it has no layers to recompute.
         UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
 
@@ -95,10 +100,17 @@ def propagate(
     >>> torch.allclose(trace.relevance("input").sum(), value)
     True
     """
-    running: set[int] = _running.__dict__.setdefault("models", set())
+    running: dict[int, frozenset[int]] = _running.__dict__.setdefault("models", {})
     if id(model) in running:
         raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
     modules = dict(named_modules(model))
+    _refuse_compiled(modules)
+    inside = frozenset(map(id, modules.values()))
+    if any(id(model) in others or other in inside for other, others in running.items()):
+        raise TraceError(
+            "this thread already runs a model under a recipe that is a part of this one, or this one of it; leave the "
+            "first block before the second, or give the part its rules with recipe.at(path, use=other)"
+        )
     unused = [
         override for override in recipe.overrides if not any(fnmatchcase(path, override.path) for path in modules)
     ]
@@ -132,6 +144,7 @@ def propagate(
         embeddings,
         lambda: {id(m): path for path, m in modules.items()},
         trace.taps,
+        parameters=model.named_parameters,
         has_outputs=not heads,
     )
     for tap in trace.taps:
@@ -147,8 +160,8 @@ def propagate(
     with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        stack.callback(running.discard, id(model))
-        running.add(id(model))
+        stack.callback(running.pop, id(model), None)
+        running[id(model)] = inside
         stack.enter_context(seams.installed())
         yield trace
 
@@ -313,6 +326,7 @@ class _Seams:
                 kwargs = _without_cache(names, kwargs)
             if not self.run.replaying:
                 self.run.nodes.begin()
+            self.run.trace.notes.has_no_gradients |= not torch.is_grad_enabled()
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]
             args = tuple(self._source(name, value) for name, value in named)
             kwargs = {name: self._source(name, value) for name, value in kwargs.items()}
@@ -322,10 +336,19 @@ class _Seams:
         return before, lambda *_: self.run.end()
 
     def _source(self, name: str, value: Any) -> Any:
-        """A floating-point input of the model, as a leaf of the graph; masks are no input."""
+        """A floating-point input of the model as a leaf of the graph, also one in a list or a dictionary; masks are no
+        input."""
+        if type(value) in (list, tuple, dict) and name not in CACHES:
+            items = value.items() if type(value) is dict else enumerate(value)
+            inside = {key: self._source(f"{name}.{key}", each) for key, each in items}
+            return inside if type(value) is dict else type(value)(inside.values())
+        if isinstance(value, UserDict):  # what a tokenizer or a processor returns
+            changed = copy(value)
+            changed.data = self._source(name, value.data)
+            return changed
         if isinstance(value, Tensor) and value.is_inference():
             value = value.clone()  # autograd cannot save an inference tensor
-        if not isinstance(value, Tensor) or not value.is_floating_point() or "mask" in name or "label" in name:
+        if not isinstance(value, Tensor) or not value.is_floating_point() or "label" in name or _is_mask(name, value):
             self.run.mark_input(value)
             return value
         leaf = value.detach().requires_grad_()
@@ -403,6 +426,30 @@ class _Seams:
             return None if other is None else _with(output, value, other)
 
         return before, after
+
+
+def _is_mask(name: str, value: Tensor) -> bool:
+    """Whether an argument is a mask: its name says so, or it may be one by its name and by what is in it."""
+    return "mask" in name and (name.endswith(("mask", "masks")) or bool(((value == 0) | (value == 1)).all()))
+
+
+def _refuse_compiled(modules: dict[str, Module]) -> None:
+    """Refuse what ``torch.compile`` has compiled, for no rule is called in its code.
+
+    Raises:
+        TraceError: names the module.
+    """
+    for path, module in modules.items():
+        where = path or type(module).__name__
+        if "_orig_mod" in module._modules:
+            raise TraceError(
+                f"{where} is compiled by torch.compile, where no rule is called; "
+                f"pass the module itself, {path or 'model'}._orig_mod"
+            )
+        if vars(module).get("_compiled_call_impl") is not None:
+            raise TraceError(
+                f"{where} is compiled by its compile(), where no rule is called; explain the model before it is compiled"
+            )
 
 
 def _with(values: Any, one: Tensor | None, other: Tensor) -> Any:

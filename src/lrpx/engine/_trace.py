@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +30,19 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Tap)
 
 
+class Notes:
+    """What may be why nothing arrives at an input.
+
+    Attributes:
+        has_no_gradients: whether the model was called where gradients are off.
+        cut: the path of the first module that computed with what depends on the input where gradients are off.
+    """
+
+    def __init__(self) -> None:
+        self.has_no_gradients = False
+        self.cut = ""
+
+
 class Trace:
     """The record of a run inside :func:`~lrpx.propagate`.
 
@@ -50,6 +64,7 @@ class Trace:
         if recipe.has_rules() and not recipe.strict:
             self.ran = Counter()
         self.nodes = Nodes()
+        self.notes = Notes()
         self.during_backward: Callable[[], AbstractContextManager[object]] = nullcontext
         self._gradients: dict[int, Tensor] | None = None
         self._explained: Tensor | None = None
@@ -138,9 +153,16 @@ class Trace:
 
     def _explainable(self, value: Tensor) -> list[Tensor]:
         """The tensors whose gradients an explanation of a value is read from."""
+        if self.notes.has_no_gradients and not value.requires_grad:
+            raise TraceError(
+                "the model ran where gradients are off, as inside torch.no_grad(), generate(), encode() or predict(), so "
+                "nothing was recorded; call the model itself, model(...), inside the block"
+            )
         if not self.sources:
             raise TraceError(
-                "nothing was recorded: call the very module that was given to propagate(), inside the block"
+                "nothing was recorded: call the very module that was given to propagate(), inside the block; neither its "
+                "methods, as model.encode(), nor a part of it are seen, and its input must be looked up in an embedding "
+                "or be floating-point tensors"
             )
         if self._spent:
             raise TraceError(
@@ -150,7 +172,10 @@ class Trace:
         for tap in self.taps:
             tap.check()
         if not value.requires_grad:
-            raise TraceError("the value does not depend on the model's inputs; pass a logit of this very run")
+            raise TraceError(
+                "the value does not depend on the model's inputs under this recipe, as where it ends in a softmax that "
+                "the recipe holds constant; pass a logit of this very run"
+            )
         self.refuse_non_finite(value.detach(), "explained value")
         self._gradients = self._explained = None
         tensors = self._leaves()
@@ -172,6 +197,11 @@ class Trace:
         }
         for source in self.sources:
             gradient = self._gradients.get(id(source.value))
+            if gradient is None and source.ids is None and self.notes.cut:
+                warnings.warn(
+                    f"nothing arrives at {source.paths[0]}: {self.notes.cut} computes where gradients are off",
+                    stacklevel=3,
+                )
             if gradient is not None and not is_finite(gradient):
                 raise NonFiniteError(
                     f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
