@@ -309,6 +309,9 @@ class _Seams:
     def _add(
         self, module: Module, before: Callable[..., Any] | None = None, after: Callable[..., Any] | None = None
     ) -> None:
+        if isinstance(module, torch.jit.ScriptModule):  # it takes no hooks; what it computes is refused
+            return
+
         def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
             return lambda *args: hook(*args) if threading.get_ident() == self.thread else None
 
@@ -441,6 +444,8 @@ def _refuse_compiled(modules: dict[str, Module]) -> None:
     """
     for path, module in modules.items():
         where = path or type(module).__name__
+        if not path and isinstance(module, torch.jit.ScriptModule):
+            raise TraceError(f"{where} is compiled by torch.jit, where no rule is called; pass the module it was made of")
         if "_orig_mod" in module._modules:
             raise TraceError(
                 f"{where} is compiled by torch.compile, where no rule is called; "

@@ -1,0 +1,598 @@
+"""What carries relevance is what descends from the run's inputs; what no rule has seen is refused by name."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
+
+from lrpx.engine import Tap, propagate
+from lrpx.errors import MethodError, TraceError, UnknownOperationError
+from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Recipe
+from lrpx.rules import Gamma, signal_take_all
+from tests.reference import models
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine import Trace
+
+    Spelling = Callable[["Model", Tensor], Tensor]
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated", "ignore:.*weight_norm.*is deprecated")
+
+GAMMA = ATTNLRP.at(linear=Gamma(0.3))
+RECIPES = pytest.mark.parametrize("recipe", [LRP, ATTNLRP, GAMMA], ids=["lrp", "attnlrp", "gamma"])
+WIDE = torch.float64
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=WIDE)
+
+
+X, W, A, B = normal(2, 3, 4, seed=3), normal(4, 4), normal(4, 2, seed=1), normal(2, 4, seed=2)
+LEAF = W.clone().requires_grad_()
+CACHED = A.clone().requires_grad_() @ B.clone().requires_grad_()
+IDS = torch.tensor([[5, 9, 3, 12, 7]])
+
+
+class Model(nn.Module):
+    def __init__(self, function: Spelling) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function = function
+        self.a, self.b = nn.Linear(4, 4, dtype=WIDE), nn.Linear(4, 4, dtype=WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def traced(model: nn.Module, recipe: Recipe, **options: Any) -> Trace:
+    with propagate(model, recipe, **options) as trace:
+        value = model(X)[0].sum()
+    trace.explain(value)
+    return trace
+
+
+def relevance(function: Spelling, recipe: Recipe, **options: Any) -> Tensor:
+    return traced(Model(function), recipe, **options).relevance("x")
+
+
+# ------------------------------------------------------------------------------- weights
+
+WEIGHTS: dict[str, tuple[Spelling, Spelling]] = {
+    "a leaf": (lambda m, x: m.a(x) @ LEAF, lambda m, x: m.a(x) @ W),
+    "a leaf transposed": (lambda m, x: m.a(x) @ LEAF.T, lambda m, x: m.a(x) @ W.T),
+    "a cached product": (lambda m, x: F.linear(m.a(x), CACHED), lambda m, x: F.linear(m.a(x), A @ B)),
+    "by keyword": (lambda m, x: torch.matmul(m.a(x), other=CACHED.mT), lambda m, x: m.a(x) @ (A @ B).mT),
+    "a scale": (lambda m, x: m.a(x) * LEAF[0].exp(), lambda m, x: m.a(x) * W[0].exp()),
+    "a denominator": (lambda m, x: m.a(x) / LEAF[0].exp(), lambda m, x: m.a(x) / W[0].exp()),
+    "in a list": (lambda m, x: m.a(x) @ torch.cat([LEAF, CACHED]).T, lambda m, x: m.a(x) @ torch.cat([W, A @ B]).T),
+    "an addend": (lambda m, x: m.b((m.a(x) + LEAF[0]).tanh()), lambda m, x: m.b((m.a(x) + W[0]).tanh())),
+    "a hypernetwork": (lambda m, x: m.a(x) @ m.b(LEAF).tanh(), lambda m, x: m.a(x) @ m.b(W).tanh()),
+    "einsum": (
+        lambda m, x: torch.einsum("bti,ij->btj", m.a(x), LEAF),
+        lambda m, x: torch.einsum("bti,ij->btj", m.a(x), W),
+    ),
+    "a convolution": (
+        lambda m, x: F.conv1d(m.a(x).mT, LEAF[:, :, None]),
+        lambda m, x: F.conv1d(m.a(x).mT, W[:, :, None]),
+    ),
+    "functional_call": (
+        lambda m, x: torch.func.functional_call(m.b, {"weight": LEAF, "bias": CACHED[0]}, (m.a(x),)),
+        lambda m, x: F.linear(m.a(x), W, (A @ B)[0]),
+    ),
+}
+
+
+@RECIPES
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_weight_is_a_weight_whatever_object_holds_it(name: str, recipe: Recipe) -> None:
+    one, other = WEIGHTS[name]
+    torch.testing.assert_close(relevance(one, recipe), relevance(other, recipe), rtol=1e-12, atol=1e-12)
+    assert LEAF.grad is None
+    assert LEAF.requires_grad
+
+
+PARAMETRISED: dict[str, Callable[[nn.Module], Any]] = {
+    "weight_norm": parametrizations.weight_norm,
+    "weight_norm by a hook": nn.utils.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "spectral_norm by a hook": nn.utils.spectral_norm,
+    "pruned": lambda layer: prune.l1_unstructured(layer, "weight", amount=8),
+}
+
+
+@RECIPES
+@pytest.mark.parametrize("is_root", [False, True], ids=["part", "root"])
+@pytest.mark.parametrize("name", PARAMETRISED)
+def test_a_weight_that_is_computed_from_parameters(name: str, is_root: bool, recipe: Recipe) -> None:
+    model = nn.Sequential(nn.Linear(4, 4, dtype=WIDE), nn.Linear(4, 4, dtype=WIDE))
+    PARAMETRISED[name](model[1])
+    model.eval()
+    model(X)
+    plain = nn.Linear(4, 4, dtype=WIDE)
+    plain.load_state_dict({"weight": model[1].weight.detach(), "bias": model[1].bias.detach()})
+    one, other = (model[1], plain) if is_root else (model, nn.Sequential(model[0], plain))
+    found, wanted = traced(one, recipe), traced(other, recipe)
+    torch.testing.assert_close(found.relevance("input"), wanted.relevance("input"), rtol=1e-12, atol=1e-12)
+
+
+def test_functional_call_on_the_model_itself() -> None:
+    model = Model(lambda m, x: m.b(m.a(x).tanh()))
+    other = {name: (2 * value).requires_grad_() for name, value in model.named_parameters()}
+    with propagate(model, LRP) as trace:
+        trace.explain(torch.func.functional_call(model, other, (X,))[0].sum())
+    model.load_state_dict(other)
+    torch.testing.assert_close(trace.relevance("x"), traced(model, LRP).relevance("x"))
+
+
+def test_a_leaf_of_a_tap_that_enters_the_model_again_keeps_its_gradient() -> None:
+    class Added(Tap):
+        patterns = ("a", "b")
+
+        def __init__(self) -> None:
+            self.leaf = torch.zeros(4, dtype=WIDE).requires_grad_()
+
+        def module(self, path: str, side: str, value: Tensor) -> Tensor | None:
+            return value + self.leaf if side == "output" else None
+
+        def leaves(self) -> list[Tensor]:
+            return [self.leaf]
+
+    tap = Added()
+    trace = traced(Model(lambda m, x: m.b(m.a(x))), LRP, taps=[tap])
+    with_two = torch.ones(3, 4, dtype=WIDE) + torch.ones(3, 4, dtype=WIDE) @ Model(lambda m, x: x).b.weight
+    torch.testing.assert_close(trace.gradient_of(tap.leaf), with_two.sum(0).detach())
+
+
+def test_a_table_that_was_computed_before_the_run_is_a_source() -> None:
+    table = (2 * normal(9, 4)).requires_grad_() * 1.0
+
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4, dtype=WIDE)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.layer(F.embedding(ids, table))
+
+    model = Looks()
+    with propagate(model, LRP) as trace:
+        trace.explain(model(torch.tensor([[1, 2]]))[0, 0, 0])
+    assert trace.source_relevance(trace.sources[0]).any()
+
+
+# --------------------------------------------------------------------------- unseen code
+
+
+@torch.jit.script
+def softclamp(x: Tensor) -> Tensor:
+    return (x / 5.0).tanh() * 5.0
+
+
+def in_a_thread(_: Model, x: Tensor, before: int = 0) -> Tensor:
+    found: list[Tensor] = []
+
+    def work() -> None:
+        for _ in range(before):
+            x.exp()
+        found.append(x.tanh())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def unseen(function: Callable[[Tensor], Tensor]) -> Spelling:
+    def spelling(m: Model, x: Tensor) -> Tensor:
+        h = m.a(x)
+        with torch._C.DisableTorchFunction():
+            h = function(h)
+        return m.b(h)
+
+    return spelling
+
+
+UNSEEN: dict[str, tuple[Spelling, str]] = {
+    "a scripted function": (lambda m, x: m.b(softclamp(m.a(x))), r"b computes \w+ where.*torch\.jit.*strict=False"),
+    "a scripted module": (lambda m, x: m.scripted(m.a(x)), "Holds computes .* where no rule sees it"),
+    "a traced module": (lambda m, x: m.traced(m.a(x)), "Holds computes .* where no rule sees it"),
+    "another thread": (lambda m, x: m.b(m.a(x) + in_a_thread(m, m.a(x))), "computes Tanh where no rule sees it"),
+    "a busy thread": (
+        lambda m, x: m.b(m.a(x) + in_a_thread(m, m.a(x), 100_000)),
+        "computes Tanh where no rule sees it",
+    ),
+    "sigmoid": (unseen(torch.sigmoid), "b computes Sigmoid where"),
+    "softmax": (unseen(lambda h: h.softmax(-1)), "b computes Softmax where"),
+    "exp": (unseen(torch.exp), "b computes Exp where"),
+    "a square": (unseen(lambda h: h * h), "b computes Mul where"),
+    "a product": (unseen(lambda h: h @ h.mT @ h), "b computes .*Bmm where"),
+    "an own layer": (lambda m, x: unseen(m.b)(m, x), "b computes a sum or product with a weight where"),
+    "reentrant": (
+        lambda m, x: checkpoint(torch.tanh, m.a(x), use_reentrant=True),
+        "gradient checkpointing hides its layers.*use_reentrant=False",
+    ),
+    "vmap": (lambda m, x: torch.vmap(torch.tanh)(m.a(x)), "'tanh inside a transform of torch.func"),
+    "vmap over weights": (
+        lambda m, x: torch.vmap(lambda w: m.a(x) @ w)(torch.stack([W, W])).sum(0),
+        "inside a transform of torch.func",
+    ),
+    "vmap of what is closed over": (
+        lambda m, x: (h := m.a(x), torch.vmap(lambda i: i + h.tanh())(torch.arange(2.0)).sum(0))[1],
+        "'tanh inside a transform of torch.func",
+    ),
+    "an ensemble": (
+        lambda m, x: torch.vmap(lambda p, h: torch.func.functional_call(m.b, p, (h,)), in_dims=(0, None))(
+            torch.func.stack_module_state([m.b, m.b])[0], m.a(x)
+        ).sum(0),
+        "'linear inside a transform of torch.func",
+    ),
+    "torch.func.grad": (
+        lambda m, x: m.b(torch.func.grad(lambda h: h.tanh().sum())(m.a(x))),
+        "inside a transform of torch.func",
+    ),
+    "torch.autograd.grad": (
+        lambda m, x: (h := m.a(x), m.b(h + torch.autograd.grad(h.tanh().sum(), h, create_graph=True)[0]))[1],
+        r"Holds takes a gradient itself.*lrpx\.GRADIENT",
+    ),
+}
+
+
+class Holds(Model):
+    def __init__(self, function: Spelling) -> None:
+        super().__init__(function)
+        inner = nn.Sequential(nn.Linear(4, 4, dtype=WIDE), nn.Tanh())
+        self.scripted, self.traced = torch.jit.script(inner), torch.jit.trace(inner, X)
+
+
+@RECIPES
+@pytest.mark.parametrize("name", UNSEEN)
+def test_what_no_rule_has_seen_is_refused_by_name(name: str, recipe: Recipe) -> None:
+    spelling, said = UNSEEN[name]
+    with pytest.raises(UnknownOperationError, match=said):
+        traced(Holds(spelling), recipe)
+
+
+@pytest.mark.parametrize("name", ["a scripted function", "another thread", "exp", "vmap"])
+def test_what_no_rule_has_seen_runs_when_not_strict(name: str) -> None:
+    trace = traced(Holds(UNSEEN[name][0]), replace(LRP, strict=False))
+    assert any(ran.rule == "unknown" for ran in trace.operations)
+    assert trace.relevance("x").any()
+    assert traced(Holds(UNSEEN[name][0]), GRADIENT).relevance("x").any()
+
+
+SEEN: dict[str, tuple[Spelling, Spelling]] = {
+    "sums and shapes": (
+        unseen(lambda h: (h * 2.0).flatten(0, 1).sum(0) - h[0, 0]),
+        lambda m, x: (h := m.a(x), m.b((h * 2.0).flatten(0, 1).sum(0) - h[0, 0]))[1],
+    ),
+    "vmap of constants": (
+        lambda m, x: m.a(x) * torch.vmap(torch.tanh)(W)[0],
+        lambda m, x: m.a(x) * W.tanh()[0],
+    ),
+    "unknown beside the value": (lambda m, x: (torch.lgamma(m.a(x)), m.b(m.a(x)))[1], lambda m, x: m.b(m.a(x))),
+    "unseen beside the value": (lambda m, x: (softclamp(m.a(x)), m.b(m.a(x)))[1], lambda m, x: m.b(m.a(x))),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_what_needs_no_rule_or_is_not_in_the_value_is_no_matter(name: str) -> None:
+    one, other = SEEN[name]
+    torch.testing.assert_close(relevance(one, LRP), relevance(other, LRP))
+
+
+def test_the_first_unknown_operation_is_named_with_its_module() -> None:
+    with pytest.raises(UnknownOperationError, match="^Model calls torch's 'lgamma'"):
+        relevance(lambda m, x: torch.linalg.det(m.b(torch.lgamma(m.a(x))).mT @ m.a(x))[:, None], LRP)
+
+
+# --------------------------------------------------------------------------- checkpoints
+
+
+def keeping(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
+CHECKPOINTED: dict[str, tuple[Spelling, Spelling]] = {
+    "with a layer": (
+        lambda m, x: keeping(lambda h: m.b(h.tanh()), m.a(x)),
+        lambda m, x: m.b(m.a(x).tanh()),
+    ),
+    "an activation alone": (lambda m, x: keeping(torch.tanh, m.a(x)), lambda m, x: m.a(x).tanh()),
+    "a product": (
+        lambda m, x: m.b(keeping(lambda h: h * h.sigmoid(), m.a(x))),
+        lambda m, x: (h := m.a(x), m.b(h * h.sigmoid()))[1],
+    ),
+    "nested": (
+        lambda m, x: keeping(lambda h: m.b(keeping(torch.tanh, h)), m.a(x)),
+        lambda m, x: m.b(m.a(x).tanh()),
+    ),
+    "weights of any kind": (
+        lambda m, x: keeping(lambda h: (h @ LEAF).tanh() * CACHED[0], m.a(x)),
+        lambda m, x: (m.a(x) @ W).tanh() * (A @ B)[0],
+    ),
+}
+
+
+@RECIPES
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("name", CHECKPOINTED)
+def test_the_users_own_checkpoints(name: str, inside: bool, recipe: Recipe) -> None:
+    one, other = CHECKPOINTED[name]
+    model = Model(one)
+    with propagate(model, recipe) as trace:
+        value = model(X)[0].sum()
+        if inside:
+            trace.explain(value)
+    if not inside:
+        trace.explain(value)
+    torch.testing.assert_close(trace.relevance("x"), relevance(other, recipe))
+    assert not model._forward_hooks
+
+
+def test_checkpoints_under_different_rules_are_refused() -> None:
+    class Part(Model):
+        pass
+
+    model = nn.Sequential(Model(CHECKPOINTED["a product"][0]), Model(CHECKPOINTED["a product"][0]))
+    with pytest.raises(MethodError, match=r"^1 is in a checkpoint.*other rules.*recompute=True"):
+        traced(model, LRP.at("1", product=signal_take_all, linear=Gamma(0.1)))
+
+
+# ------------------------------------------------------------- what is computed from outputs
+
+
+class Tower(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.table, self.layer = nn.Embedding(20, 8, dtype=WIDE), nn.Linear(8, 8, bias=False, dtype=WIDE)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.layer(torch.relu(self.table(ids))).mean(1)
+
+
+ONE, OTHER = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])
+COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cosine_similarity": lambda a, b: F.cosine_similarity(a, b)[0],
+    "of one and a constant": lambda a, b: F.cosine_similarity(a, b.detach())[0],
+    "spelled out": lambda a, b: (a * b).sum() / (a.norm() * b.norm()),
+    "normalize": lambda a, b: (F.normalize(a) @ F.normalize(b).T)[0, 0],
+    "product": lambda a, b: (a * b).sum(),
+    "dot": lambda a, b: torch.dot(a[0], b[0]),
+    "transposed": lambda a, b: (a @ b.T)[0, 0],
+    "pairwise_distance": lambda a, b: F.pairwise_distance(a, b, eps=0.0)[0],
+    "cdist": lambda a, b: torch.cdist(a, b)[0, 0],
+    "dist": lambda a, b: torch.dist(a, b),
+    "distance spelled out": lambda a, b: (a - b).square().sum().sqrt(),
+    "tanh": lambda a, b: a.tanh()[0, 0] + b[0, 1],
+}
+
+
+@pytest.mark.parametrize("recipe", [LRP, ATTNLRP], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", COMPUTED)
+def test_values_computed_from_outputs_inside_the_block_have_rules(name: str, recipe: Recipe) -> None:
+    model = Tower()
+    with propagate(model, recipe, ledger=True) as trace:
+        value = COMPUTED[name](model(ONE), model(OTHER))
+    trace.explain(value)
+    torch.testing.assert_close(sum(trace.source_relevance(each).sum() for each in trace.sources), value.detach())
+    assert trace.ledger().closes(1e-9)
+
+
+def test_a_cosine_is_half_of_each_over_its_length() -> None:
+    model = Tower()
+    with propagate(model, LRP) as trace:
+        a, b = model(ONE), model(OTHER)
+        value = F.cosine_similarity(a, b)[0]
+    with propagate(model, LRP) as other:
+        c, d = model(ONE), model(OTHER)
+        lengths = c.detach().norm() * d.detach().norm()
+        spelled = ((c * d.detach()).sum() + (c.detach() * d).sum()) / 2 / lengths
+    trace.explain(value)
+    other.explain(spelled)
+    for one, two in zip(trace.sources, other.sources, strict=True):
+        torch.testing.assert_close(trace.source_relevance(one), other.source_relevance(two))
+
+
+def test_distances_spelled_out_are_the_same() -> None:
+    found = []
+    for name in ("pairwise_distance", "cdist", "dist", "distance spelled out"):
+        model = Tower()
+        with propagate(model, LRP) as trace:
+            value = COMPUTED[name](model(ONE), model(OTHER))
+        trace.explain(value)
+        found.append(trace.source_relevance(trace.sources[0]))
+    for each in found:
+        torch.testing.assert_close(each, found[-1])
+
+
+@pytest.mark.parametrize("name", [name for name in COMPUTED])
+def test_values_computed_outside_the_block_are_refused_or_told_what_from(name: str) -> None:
+    model = Tower()
+    with propagate(model, LRP, ledger=True) as trace:
+        both = torch.stack([model(ONE), model(OTHER)])
+    value = COMPUTED[name](*both)
+    with pytest.raises(UnknownOperationError, match="computed by .* outside of the block.*outputs=logits"):
+        trace.explain(value)
+    trace.explain(value, outputs=both)
+    leaf = both.detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(COMPUTED[name](*leaf), leaf)
+    kept = float(value.detach() - (leaf * gradient).sum().detach())
+    found = {entry.name: entry.value for entry in trace.ledger().entries}.get("target", 0.0)
+    assert found == pytest.approx(kept, abs=1e-12)
+    assert trace.ledger().closes(1e-9)
+
+
+def test_sums_of_outputs_are_explained_outside_the_block() -> None:
+    model = Tower()
+    with propagate(model, LRP) as trace:
+        logits = model(ONE)
+    value = trace.explain(logits[0, 2] - 2 * logits[0, 3:5].mean() + 1.0)
+    torch.testing.assert_close(trace.source_relevance(trace.sources[0]).sum() + 1.0, value)
+
+
+def test_other_work_in_the_block_is_plain() -> None:
+    model, other = Tower(), Tower()
+    with propagate(model, LRP):
+        model(ONE)
+        x = X.clone().requires_grad_()
+        (found,) = torch.autograd.grad((x.tanh() * x).sum(), x)
+        value = F.cosine_similarity(other(ONE), other(OTHER))[0]
+    (expected,) = torch.autograd.grad((x.tanh() * x).sum(), x)
+    assert torch.equal(found, expected)
+    (gradient,) = torch.autograd.grad(value, other.layer.weight)
+    again = F.cosine_similarity(other(ONE), other(OTHER))[0]
+    assert torch.equal(gradient, torch.autograd.grad(again, other.layer.weight)[0])
+
+
+def test_a_probability_says_what_to_pass() -> None:
+    model = Tower()
+    with propagate(model, LRP) as trace:
+        value = model(ONE).softmax(-1)[0, 1]
+    with pytest.raises(TraceError, match="softmax that the recipe holds constant; pass a logit"):
+        trace.explain(value)
+
+
+def test_a_loss_beside_the_logits_is_no_matter() -> None:
+    model = models.tiny_llama()
+    with propagate(model, LRP) as trace:
+        outputs = model(input_ids=IDS, labels=IDS)
+    trace.explain(outputs.logits[0, -1, 3], keep=True)
+    with pytest.raises(UnknownOperationError, match="'cross_entropy_loss'"):
+        trace.explain(outputs.loss)
+
+
+# ------------------------------------------------------------------- the true cause of errors
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["part first", "model first"])
+def test_nested_blocks_on_a_part_of_the_model_are_refused(turned: bool) -> None:
+    model = Model(lambda m, x: m.b(m.a(x)))
+    outer, inner = (model, model.a) if turned else (model.a, model)
+    with (
+        pytest.raises(TraceError, match=r"a part of this one.*recipe\.at"),
+        propagate(outer, LRP),
+        propagate(inner, ATTNLRP),
+    ):
+        pass
+    traced(model, LRP)
+
+
+class LooksUp(nn.Module):
+    def __init__(self, at: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.at = at
+        self.W_E, self.W_pos = nn.Parameter(normal(20, 8)), nn.Parameter(normal(9, 8, seed=1))
+        self.head = nn.Linear(8, 4, bias=False, dtype=WIDE)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.W_E[self.at(tokens)] + self.W_pos[: tokens.shape[-1]])
+
+
+@pytest.mark.parametrize(
+    "at", [lambda ids: ids, lambda ids: ids.long(), lambda ids: (ids, slice(None))], ids=["ids", "cast", "with a slice"]
+)
+def test_a_parameter_that_is_indexed_by_the_input_is_a_source(at: Any) -> None:
+    model = LooksUp(at)
+    with propagate(model, LRP, ledger=True) as trace:
+        value = trace.explain(model(ONE)[0, 0, 1])
+    (source,) = trace.sources
+    assert source.paths == ("W_E",)
+    assert source.ids is not None
+    assert torch.equal(source.ids, ONE)
+    assert trace.ledger().closes(1e-9)
+    positions = {entry.name: entry.value for entry in trace.ledger().entries}["W_pos"]
+    torch.testing.assert_close(trace.relevance("W_E").sum() + positions, value)
+
+
+class Takes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4, dtype=WIDE)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.head(batch["x"] if isinstance(batch, dict) else batch[0])
+
+
+@pytest.mark.parametrize(("batch", "path"), [({"x": X}, "batch.x"), ([X], "batch.0"), ((X, 1), "batch.0")])
+def test_inputs_in_lists_and_dictionaries_are_found(batch: Any, path: str) -> None:
+    model = Takes()
+    with propagate(model, LRP) as trace:
+        trace.explain(model(batch)[0, 0, 0])
+    assert trace.relevance(path).any()
+    assert not X.requires_grad
+
+
+def test_where_gradients_are_off_it_says_so() -> None:
+    model = models.tiny_llama()
+    with propagate(model, LRP) as trace:
+        found = model.generate(IDS, max_new_tokens=2, return_dict_in_generate=True, output_logits=True)
+    with pytest.raises(TraceError, match="gradients are off.*generate"):
+        trace.explain(found.logits[0][0, 3])
+
+
+def test_a_method_of_the_model_is_not_the_model() -> None:
+    model = Takes()
+    with propagate(model, LRP) as trace:
+        value = model.head(X.clone().requires_grad_()).sum()
+    with pytest.raises(TraceError, match=r"methods, as model\.encode\(\), nor a part"):
+        trace.explain(value)
+
+
+def test_an_input_is_no_mask_for_its_name() -> None:
+    class Masked(Takes):
+        def forward(self, masked_image: Tensor, attention_mask: Tensor, mask_of_ones: Tensor) -> Tensor:
+            return self.head(masked_image * attention_mask * mask_of_ones)
+
+    model, ones = Masked(), torch.ones(4, dtype=WIDE)
+    with propagate(model, LRP) as trace:
+        trace.explain(model(X, 0.5 * ones, mask_of_ones=ones).sum())
+    assert [source.paths for source in trace.sources] == [("masked_image",)]
+
+
+def test_compiled_models_name_what_to_pass() -> None:
+    compiled = torch.compile(Takes())
+    with pytest.raises(TraceError, match=r"torch\.compile.*model\._orig_mod"), propagate(compiled, LRP):
+        pass
+    with pytest.raises(TraceError, match=r"^0 is compiled.*0\._orig_mod"), propagate(nn.Sequential(compiled), LRP):
+        pass
+    model = Takes()
+    model.compile()
+    with pytest.raises(TraceError, match=r"compiled by its compile\(\)"), propagate(model, LRP):
+        pass
+    scripted = torch.jit.script(nn.Linear(4, 4))
+    with pytest.raises(TraceError, match=r"compiled by torch\.jit.*the module it was made of"), propagate(scripted, LRP):
+        pass
+
+
+def test_a_part_without_gradients_warns() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tower, self.head = nn.Linear(4, 4, dtype=WIDE), nn.Linear(4, 4, dtype=WIDE)
+
+        def forward(self, x: Tensor, pixels: Tensor) -> Tensor:
+            with torch.no_grad():
+                seen = self.tower(pixels).tanh()
+            return self.head(x + seen)
+
+    model = Frozen()
+    with propagate(model, LRP) as trace:
+        value = model(X, X).sum()
+    with pytest.warns(UserWarning, match="nothing arrives at pixels: tower computes where gradients are off"):
+        trace.explain(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        traced(Model(lambda m, x: m.a(x)), LRP)
