@@ -417,13 +417,13 @@ def test_distances_spelled_out_are_the_same() -> None:
         torch.testing.assert_close(each, found[-1])
 
 
-@pytest.mark.parametrize("name", [name for name in COMPUTED])
+@pytest.mark.parametrize("name", COMPUTED)
 def test_values_computed_outside_the_block_are_refused_or_told_what_from(name: str) -> None:
     model = Tower()
     with propagate(model, LRP, ledger=True) as trace:
         both = torch.stack([model(ONE), model(OTHER)])
     value = COMPUTED[name](*both)
-    with pytest.raises(UnknownOperationError, match="computed by .* outside of the block.*outputs=logits"):
+    with pytest.raises(UnknownOperationError, match=r"computed by .* outside of the block.*outputs=logits"):
         trace.explain(value)
     trace.explain(value, outputs=both)
     leaf = both.detach().requires_grad_()
@@ -539,7 +539,7 @@ def test_where_gradients_are_off_it_says_so() -> None:
     model = models.tiny_llama()
     with propagate(model, LRP) as trace:
         found = model.generate(IDS, max_new_tokens=2, return_dict_in_generate=True, output_logits=True)
-    with pytest.raises(TraceError, match="gradients are off.*generate"):
+    with pytest.raises(TraceError, match=r"gradients are off.*generate"):
         trace.explain(found.logits[0][0, 3])
 
 
@@ -573,7 +573,10 @@ def test_compiled_models_name_what_to_pass() -> None:
     with pytest.raises(TraceError, match=r"compiled by its compile\(\)"), propagate(model, LRP):
         pass
     scripted = torch.jit.script(nn.Linear(4, 4))
-    with pytest.raises(TraceError, match=r"compiled by torch\.jit.*the module it was made of"), propagate(scripted, LRP):
+    with (
+        pytest.raises(TraceError, match=r"compiled by torch\.jit.*the module it was made of"),
+        propagate(scripted, LRP),
+    ):
         pass
 
 
@@ -591,7 +594,7 @@ def test_a_part_without_gradients_warns() -> None:
     model = Frozen()
     with propagate(model, LRP) as trace:
         value = model(X, X).sum()
-    with pytest.warns(UserWarning, match="nothing arrives at pixels: tower computes where gradients are off"):
+    with pytest.warns(UserWarning, match=r"nothing arrives at pixels: tower computes where gradients are off"):
         trace.explain(value)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

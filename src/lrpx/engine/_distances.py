@@ -58,7 +58,7 @@ def _cdist(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``‖a_i − b_j‖``, each with each."""
     a, b, p = arguments(constants(args[:3]), constants(kwargs), "x1", "x2", "p")
     p = 2.0 if p is None else p
-    value = torch.cdist(*detached(a, b), p)
+    value = torch.cdist(a.detach(), b.detach(), p)
     if not any_carries((a, b)):
         return value
     a, b = run.added(a, "cdist", b), run.added(b, "cdist", a)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _get_sequence_nr as newest
+from torch._C._autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
 
 from lrpx import rules
@@ -28,6 +28,10 @@ LEAVES = "lrpx found none of these leaves"
 
 OUTSIDE = ""
 """Where a node was made that no forward pass of the model has made."""
+
+
+newest: Callable[[], int] = _get_sequence_nr
+"""The number that the next node of this thread gets."""
 
 
 class Span(NamedTuple):

@@ -53,7 +53,7 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, at = args
     if isinstance(x, Parameter):
         ids, rest = (at[0], at[1:]) if type(at) is tuple and at else (at, ())
-        if all(type(each) is slice and each == slice(None) or each is ... for each in rest) and run.is_lookup(ids):
+        if all((type(each) is slice and each == slice(None)) or each is ... for each in rest) and run.is_lookup(ids):
             return run.source(x, ids, func(x.detach(), at))
     return plain(run, func, args, kwargs)
 

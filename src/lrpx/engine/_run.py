@@ -31,7 +31,7 @@ from lrpx.engine._tensors import (
 from lrpx.errors import MethodError, UnknownOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from lrpx.engine._graph import Nodes
     from lrpx.engine._operation import Operation
@@ -402,7 +402,9 @@ class Run:
         leaf = out.detach().requires_grad_()
         if not self.replaying:
             # looked for now, not when the block begins: an offloaded weight is another object in each call
-            holders = tuple(path for path, e in self._embeddings if any(weight is p for p in e.parameters(recurse=False)))
+            holders = tuple(
+                path for path, e in self._embeddings if any(weight is p for p in e.parameters(recurse=False))
+            )
             if not holders:
                 holders = tuple(name for name, parameter in self._parameters() if parameter is weight)
             self.trace.sources.append(Source(holders or ("an embedding",), leaf, ids))

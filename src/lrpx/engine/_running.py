@@ -445,7 +445,9 @@ def _refuse_compiled(modules: dict[str, Module]) -> None:
     for path, module in modules.items():
         where = path or type(module).__name__
         if not path and isinstance(module, torch.jit.ScriptModule):
-            raise TraceError(f"{where} is compiled by torch.jit, where no rule is called; pass the module it was made of")
+            raise TraceError(
+                f"{where} is compiled by torch.jit, where no rule is called; pass the module it was made of"
+            )
         if "_orig_mod" in module._modules:
             raise TraceError(
                 f"{where} is compiled by torch.compile, where no rule is called; "
