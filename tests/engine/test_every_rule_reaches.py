@@ -203,6 +203,14 @@ GROUPS: dict[str, list[dict[str, Spelling]]] = {
     ],
     "activation": [
         {
+            "pairwise_distance": lambda s, x: F.pairwise_distance(x[0], x[1], eps=0.0),
+            "by name": lambda s, x: F.pairwise_distance(x1=x[0], x2=x[1], p=2, eps=0.0, keepdim=True)[:, 0],
+            "cdist": lambda s, x: torch.cdist(x[0], x[1]).diagonal(),
+            "cdist by name": lambda s, x: torch.cdist(x1=x[0], x2=x[1], p=2.0).diagonal(),
+            "dist": lambda s, x: torch.stack([torch.dist(x[0, i], x[1, i]) for i in range(3)]),
+            "spelled out": lambda s, x: (x[0] - x[1]).square().sum(-1).sqrt(),
+        },
+        {
             "relu": lambda s, x: x.relu(),
             "torch.relu": lambda s, x: torch.relu(x),
             "torch.relu by name": lambda s, x: torch.relu(input=x),
@@ -260,6 +268,11 @@ GROUPS: dict[str, list[dict[str, Spelling]]] = {
                        "floor", "ceil", "trunc", "sgn")),
     ],
     "product": [
+        {
+            "cosine_similarity": lambda s, x: F.cosine_similarity(x[0], x[1], dim=-1),
+            "by name": lambda s, x: torch.cosine_similarity(x1=x[0], x2=x[1], dim=-1, eps=1e-8),
+            "spelled out": lambda s, x: (x[0] * x[1]).sum(-1) / x[0].norm(dim=-1) / x[1].norm(dim=-1),
+        },
         {
             "a * b": lambda s, x: x[0] * x[1],
             "torch.mul": lambda s, x: torch.mul(x[0], x[1]),

@@ -292,7 +292,7 @@ def test_what_needs_no_rule_or_is_not_in_the_value_is_no_matter(name: str) -> No
 
 
 def test_the_first_unknown_operation_is_named_with_its_module() -> None:
-    with pytest.raises(UnknownOperationError, match="^Model calls torch's 'lgamma'"):
+    with pytest.raises(UnknownOperationError, match=r"^Model calls torch's 'lgamma'"):
         relevance(lambda m, x: torch.linalg.det(m.b(torch.lgamma(m.a(x))).mT @ m.a(x))[:, None], LRP)
 
 

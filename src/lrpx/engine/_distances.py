@@ -1,7 +1,7 @@
 """How near two things are: the cosine of two tensors, and distances.
 
-A cosine is a product of the two over their lengths, each with the rule of its kind. A distance is homogeneous of degree 1
-(Euler), so its plain gradient already is that of its powers and sums under the identity rule.
+A cosine is a product of the two over their lengths, each with the rule of its kind. A distance is homogeneous of degree
+1 (Euler), so its plain gradient already is that of its powers and sums under the identity rule.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ def _cosine(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     found = product(run, torch.mul, (a, b if a is not b else b.view_as(b)), {}).sum(dim)
     for x in (a, b):
         length = HANDLERS["deviation"](run, torch.linalg.vector_norm, (x,), {"dim": dim})
-        if carries(length):
-            length = torch.where(length < eps, eps, length)
-        else:
-            length = length.clamp(min=eps)
+        length = torch.where(length < eps, eps, length)
         found = HANDLERS["div"](run, torch.div, (found, length), {})
     return rules.with_gradient_of(value, found)
 

@@ -1,7 +1,7 @@
 """The graph of a run: which of its nodes the engine has made, and one walk of it before the backward pass.
 
-Autograd numbers the nodes of a thread as it makes them. What a handler of the table makes is numbered between the call of
-the torch function and its return; what is numbered in between was made unseen, by code that no rule reaches.
+Autograd numbers the nodes of a thread as it makes them. What a handler of the table makes is numbered between the call
+of the torch function and its return; what is numbered in between was made unseen, by code that no rule reaches.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _find(spans: list[Span], number: int) -> str | None:
 
 
 def descends(node: Any, leaves: Collection[int]) -> bool:
-    """Whether a node that seems older than the run does come from one of the leaves, by their ``id``: another thread has
-    made it, which numbers its nodes by itself."""
+    """Whether a node that seems older than the run does come from one of the leaves, by their ``id``: another thread
+    has made it, which numbers its nodes by itself."""
     if node is None or node.metadata.get(LEAVES) == leaves:
         return False
     seen, waiting = {node}, [node]
@@ -124,8 +124,9 @@ PLAIN_NODES = frozenset(
     """Add Sub Neg Rsub Sum Mean Nansum Cumsum Diff Trace Alias View UnsafeView ReshapeAlias Reshape Permute Transpose T
     Select Slice Index IndexSelect Gather Take TakeAlongDim Narrow Cat Stack Expand Squeeze Unsqueeze Clone ToCopy Copy
     Contiguous CopySlices AsStrided Unbind Split SplitWithSizes Repeat Tile Flip Roll Unfold Diagonal DiagonalBackward
-    MaskedFill MaskedSelect MaskedScatter Where Tril Triu ConstantPadNd SelectBackward Max Min Amax Amin Topk Sort Kthvalue
-    Median Maximum Minimum Relu Abs NativeDropout Movedim Swapaxes Detach Identity View As Error IndexPut IndexAdd
+    MaskedFill MaskedSelect MaskedScatter Where Tril Triu ConstantPadNd SelectBackward Max Min Amax Amin Topk Sort
+    Kthvalue Median Maximum Minimum Relu Abs NativeDropout Movedim Swapaxes Detach Identity View As Error IndexPut
+    IndexAdd
     IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter DiagonalScatter AsStridedScatter Zero Fill
     UnsafeSplit SumToSize ViewAs ExpandAs RepeatInterleave Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj
     """.split()

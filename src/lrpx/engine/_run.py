@@ -263,8 +263,8 @@ class Run:
         recipe = next((around for around, began_inside in self._outer if began_inside), self.recipe)
         if self._replayed is not None and recipe is not self._replayed:
             raise MethodError(
-                f"{self.where()} is in a checkpoint of torch.utils.checkpoint under other rules than an earlier one, and "
-                "nothing tells them apart when they run again; switch the checkpoints off, and use "
+                f"{self.where()} is in a checkpoint of torch.utils.checkpoint under other rules than an earlier one, "
+                "and nothing tells them apart when they run again; switch the checkpoints off, and use "
                 "lrpx.propagate(model, recipe, recompute=True)"
             )
         self._replayed = recipe
@@ -308,8 +308,8 @@ class Run:
         return given, {key: ours(value) for key, value in kwargs.items()}
 
     def refuse(self, name: str) -> None:
-        """Under a strict recipe, refuse the operation called ``name``, if the explained value depends on it: the walk of
-        the graph before the backward pass raises UnknownOperationError, which names the operation, the module that
+        """Under a strict recipe, refuse the operation called ``name``, if the explained value depends on it: the walk
+        of the graph before the backward pass raises UnknownOperationError, which names the operation, the module that
         calls it, and the mend."""
         self._rule = "unknown"
         if self.recipe.strict and not self.replaying:

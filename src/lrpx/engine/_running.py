@@ -455,7 +455,7 @@ def _refuse_compiled(modules: dict[str, Module]) -> None:
             )
         if vars(module).get("_compiled_call_impl") is not None:
             raise TraceError(
-                f"{where} is compiled by its compile(), where no rule is called; explain the model before it is compiled"
+                f"{where} is compiled by its compile(), where no rule is called; explain it before it is compiled"
             )
 
 

@@ -155,14 +155,14 @@ class Trace:
         """The tensors whose gradients an explanation of a value is read from."""
         if self.notes.has_no_gradients and not value.requires_grad:
             raise TraceError(
-                "the model ran where gradients are off, as inside torch.no_grad(), generate(), encode() or predict(), so "
-                "nothing was recorded; call the model itself, model(...), inside the block"
+                "the model ran where gradients are off, as inside torch.no_grad(), generate(), encode() or predict(), "
+                "so nothing was recorded; call the model itself, model(...), inside the block"
             )
         if not self.sources:
             raise TraceError(
-                "nothing was recorded: call the very module that was given to propagate(), inside the block; neither its "
-                "methods, as model.encode(), nor a part of it are seen, and its input must be looked up in an embedding "
-                "or be floating-point tensors"
+                "nothing was recorded: call the very module that was given to propagate(), inside the block; neither "
+                "its methods, as model.encode(), nor a part of it are seen, and its input must be looked up in an "
+                "embedding or be floating-point tensors"
             )
         if self._spent:
             raise TraceError(
