@@ -270,8 +270,8 @@ GROUPS: dict[str, list[dict[str, Spelling]]] = {
     "product": [
         {
             "cosine_similarity": lambda s, x: F.cosine_similarity(x[0], x[1], dim=-1),
-            "by name": lambda s, x: torch.cosine_similarity(x1=x[0], x2=x[1], dim=-1, eps=1e-8),
-            "spelled out": lambda s, x: (x[0] * x[1]).sum(-1) / x[0].norm(dim=-1) / x[1].norm(dim=-1),
+            "cosine by name": lambda s, x: torch.cosine_similarity(x1=x[0], x2=x[1], dim=-1, eps=1e-8),
+            "cosine spelled out": lambda s, x: (x[0] * x[1]).sum(-1) / x[0].norm(dim=-1) / x[1].norm(dim=-1),
         },
         {
             "a * b": lambda s, x: x[0] * x[1],
@@ -398,6 +398,7 @@ BESIDE = {
     for kind, of in [
         ("linear", "addmm to x"), ("activation", "glu"), ("softmax", "log_softmax"), ("norm", "layer_norm"),
         ("norm", "rms_norm"), ("norm", "group_norm"), ("norm", "a / b"), ("norm", "F.normalize"), ("product", "glu"),
+        ("product", "cosine_similarity"),
     ]
     for group in GROUPS[kind] if next(iter(group)) == of for name in group
 }  # fmt: skip
