@@ -270,7 +270,7 @@ def test_a_part_made_of_anothers_numbers_has_its_own():
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_numbers_that_nothing_can_add_are_refused(dtype):
-    with pytest.raises(ResultError, match="the values of part 'tokens' are float8_.*; pass float16 or wider"):
+    with pytest.raises(ResultError, match=r"the values of part 'tokens' are float8_.*; pass float16 or wider"):
         Part("tokens", torch.ones(3).to(dtype), ("token",))
 
 

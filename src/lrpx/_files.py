@@ -40,7 +40,8 @@ def write_whole(path: str | Path, content: bytes) -> None:
     try:
         given = Path(path)
         if (given.exists() and not given.is_file()) or given.absolute().is_relative_to("/dev"):
-            given.write_bytes(content)
+            with given.open("ab") as file:
+                file.write(content)
             return
         real = given.resolve()
         if not real.parent.is_dir():
