@@ -6,7 +6,6 @@ import sys
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from lrpx._batching import batches, filled
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.errors import InputError, ModelError, TargetError
-from lrpx.inputs import is_many, spread
+from lrpx.inputs import spread
 from lrpx.methods import attribute_all, find
 from lrpx.model import AT_A_TIME, BoundModel, Spec
 from lrpx.parts import Part, Parts
@@ -234,7 +233,7 @@ class Explainer:
             raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
         chosen = find(method)
         chosen.check(bound)  # before the inputs are read
-        several = is_many(inputs)
+        several = bound.reader.is_many(inputs)
         rows = bound.reader.rows(inputs, decoder) if several else [bound.reader.row(inputs, decoder)]
         asked = {"target": target, "contrast": contrast, "position": position}
         each = {name: spread(value, len(rows), name) if several else [value] for name, value in asked.items()}
@@ -300,7 +299,11 @@ class Explainer:
         ends = [0]
         for length in row.lengths:
             ends.append(ends[-1] + length)
-        segments = zip((segment.name for segment in row.segments), pairwise(ends), strict=True)
+        segments = [
+            (name, start + a, start + b)
+            for segment, start in zip(row.segments, ends, strict=False)
+            for name, a, b in segment.parts or ((segment.name, 0, len(segment)),)
+        ]
         parts = [Part("tokens", found.relevance[i], ("token",)), *(each[i] for each in found.parts.values())]
         return Attribution(
             tokens=described.pieces,
@@ -314,7 +317,7 @@ class Explainer:
             word_spans=described.word_spans,
             word_texts=described.word_texts,
             special=described.special,
-            segments=tuple((name, a, b) for name, (a, b) in segments),
+            segments=tuple(segments),
             ledger=None if found.ledgers is None else found.ledgers[i],
         )
 

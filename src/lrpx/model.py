@@ -50,6 +50,14 @@ LOOKED_AT = 1024
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
 
+_WHOLE_ANSWER = {
+    Task.CAUSAL: "to explain a whole answer, token by token, write it after the text and pass position=[…], the places "
+    "before its tokens, and target=[…], their ids",
+    Task.SEQ2SEQ: "to explain a whole answer, token by token, pass it as decoder, with position=[…], the places before "
+    "its tokens, and target=[…], their ids",
+}
+"""What an error says of a target of several tokens."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -231,7 +239,8 @@ class BoundModel:
             TargetError: there is no such token or class.
         """
         if self.task.logits == "tokens":
-            return _tokens.token_id(self.reader.text_tokenizer, text)
+            whole = _WHOLE_ANSWER.get(self.task, "")
+            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "")
         if self.task.logits != "classes":
             raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
         labels = dict(getattr(self.config, "label2id", None) or {})
