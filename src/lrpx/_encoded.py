@@ -48,7 +48,7 @@ def rows_in(batch: Mapping[str, Any], rank: int = 2) -> int:
     (1, 2, 1)
     """
     name = next((key for key in ("input_ids", *RANKS) if batch.get(key) is not None), None)
-    if name is None or _depth(batch[name]) != (rank if name == "input_ids" else RANKS[name]):
+    if name is None or depth(batch[name]) != (rank if name == "input_ids" else RANKS[name]):
         return 1
     return len(batch[name])
 
@@ -142,13 +142,13 @@ def padding(ids: Sequence[int], pad_id: int | None) -> tuple[int, int]:
     return front, sum(1 for _ in takewhile(lambda token: token == pad_id, reversed(ids[front:])))
 
 
-def _depth(value: Any) -> int:
+def depth(value: Any) -> int:
     """The number of dimensions of a tensor, an array, a list of lists, a list of arrays."""
     if hasattr(value, "ndim"):
         return int(value.ndim)
     if not isinstance(value, (list, tuple)):
         return 0
-    return 1 + (_depth(value[0]) if value else 0)
+    return 1 + (depth(value[0]) if value else 0)
 
 
 def _tensor(name: str, value: Any) -> Tensor:

@@ -44,7 +44,8 @@ class Explainer:
     Args:
         model: a language model, a classifier, a question answering or multiple choice model, a text encoder or an image
             classifier of transformers (:class:`~lrpx.tasks.Task`), or a module of your own that takes ``input_ids`` and
-            returns logits, in eval mode. It is run as it is and left as it is.
+            returns logits, in eval mode. It is run as it is and left as it is. A pipeline of transformers is taken
+            apart: its model and its tokenizer or processor are explained.
         tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
         task: what a model predicts whose class does not tell.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
@@ -90,7 +91,7 @@ class Explainer:
         cls,
         name_or_path: str | Path | None = None,
         *,
-        device: str | torch.device | None = None,
+        device: str | int | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         padding_side: Literal["left", "right"] = "right",
         recompute: bool = False,
@@ -101,7 +102,7 @@ class Explainer:
 
         Args:
             name_or_path: as transformers takes it; None for the small model bundled with LRPx.
-            device: ``"cuda"``, ``"cpu"``, …; where transformers puts it when None.
+            device: ``"cuda"``, ``"cpu"``, the number of an accelerator; where transformers puts it when None.
             dtype: ``"float32"``, ``torch.bfloat16``, …; the checkpoint's own by default.
             padding_side, recompute, compile: see :class:`Explainer`.
             options: passed on to transformers, such as ``attn_implementation="eager"``.
@@ -111,7 +112,7 @@ class Explainer:
         """
         name = None if name_or_path is None else str(name_or_path)
         precision = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
-        place = None if device is None else str(device)
+        place = None if device is None else _place(device)
         return cls.of(Spec(name, precision, place, padding_side, recompute, compile, options).build())
 
     @property
@@ -353,6 +354,17 @@ def _progress(count: int, wanted: bool) -> Iterator[Callable[[int], object]]:
 def _versions() -> Mapping[str, str]:
     """The installed versions, looked up once: the search through the environment takes a millisecond."""
     return {package: metadata.version(package) for package in ("lrpx", "torch", "transformers")}
+
+
+def _place(device: Any) -> str:
+    """A device as a spec names it."""
+    number = whole_number(device)
+    if number is None:
+        return str(device)
+    try:
+        return str(torch.device(number))  # of whatever kind of accelerator there is
+    except RuntimeError as error:
+        raise ModelError(f"there is no device {device!r}: {str(error).splitlines()[0]}; pass another device") from error
 
 
 def _target(target: Any, contrast: Any, default: Target) -> Target:

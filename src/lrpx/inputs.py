@@ -123,7 +123,7 @@ class Reader:
         texts = all(isinstance(each, str) for each in inputs)
         if texts and len(inputs) != 2:
             raise InputError(
-                f"the input is a tuple of {len(inputs)} texts, and a tuple of two is a pair; pass a list for several inputs"
+                f"the input is a tuple of {len(inputs)} texts, and two make a pair; pass a list for several inputs"
             )
         if texts or len(inputs) != 2:
             return not texts and is_many(inputs)
@@ -226,10 +226,8 @@ class Reader:
 
     def _rows_together(self, given: Mapping[str, Any]) -> Sequence[Any]:
         """The same, as the rows of what a tokenizer returned."""
-        if _encoded.rows_in(given, 3) == 1:  # [1, C, T], as the model takes one question
-            given = {
-                key: value[0] if _encoded.rows_in({"input_ids": value}, 3) else value for key, value in given.items()
-            }
+        if _encoded.depth(given.get("input_ids")) == 3:  # [1, C, T], as the model takes one question
+            given = {key: value[0] for key, value in given.items() if value is not None}
         rows = _encoded.rows_of(given)
         if len(rows) < 2 or (self.task is Task.EMBEDDINGS and len(rows) > 2):
             raise InputError(
@@ -256,6 +254,8 @@ class Reader:
                     f"the {name} has shape {list(given.shape)}; pass the token ids of one text as a flat list"
                 )
             given = given.tolist()
+        if isinstance(given, list) and len(given) == 1 and _encoded.depth(given) == 2:
+            return self._plain(given[0], name)
         if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
             mend = "decode it: given.decode()" if isinstance(given, (bytes, bytearray)) else f"pass {PLAIN}"
             raise InputError(f"the {name} is {type(given).__name__}; {mend}")
