@@ -77,9 +77,7 @@ def test_what_is_no_logits_is_refused(name, given):
         Explainer(Own(returns).eval(), task=Task.CAUSAL)(given)
 
 
-@pytest.mark.parametrize(
-    "returns", [lambda x: x[0], lambda x: x, lambda x: x[:1, 0]], ids=["rows", "all", "first alone"]
-)
+@pytest.mark.parametrize("returns", [lambda x: x[0], lambda x: x], ids=["rows", "all"])
 def test_the_logits_of_a_classifier_are_a_row_an_input(returns):
     """Rows of tokens once went for rows of inputs."""
     message = r"a sequence classifier returns logits \[B, V\], a row for each of 1 inputs"
