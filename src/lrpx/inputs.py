@@ -54,11 +54,14 @@ class Row:
             choice; none for an image.
         arguments: the model's arguments that hold no tokens, such as ``pixel_values``, each as a batch of one.
         where: what an error about this row adds: nothing, or its number.
+        ends: how many end-of-text tokens it has, where the model reads the last of them and takes together only rows
+            that have as many.
     """
 
     segments: tuple[Segment, ...]
     arguments: Mapping[str, Tensor] = field(default_factory=dict)
     where: str = ""
+    ends: int = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -177,9 +180,10 @@ class Reader:
             segments, arguments = self._read(given)
             if written is not None:
                 segments = (*segments, self._segment(self.task.segments[-1], {"input_ids": written}))
+            ends = self._ends(segments)
         except InputError as error:
             raise InputError(f"{error}{where}") if where else error from None
-        return Row(segments, arguments, where)
+        return Row(segments, arguments, where, ends)
 
     def position(self, row: Row, position: Any = None) -> int | None:
         """Where the logits of a row are read, from 0; None where they belong to the whole of it.
@@ -333,6 +337,17 @@ class Reader:
                 f"the {name} is {type(given).__name__} without {wanted}; pass what the tokenizer returned, or a text"
             )
         return (), found.arguments
+
+    def _ends(self, segments: Sequence[Segment]) -> int:
+        """How many end-of-text tokens there are, where an encoder-decoder classifier reads the last."""
+        end = tasks.end_read(self.model, self.task)
+        found = 0 if end is None else segments[0].tokens.ids.count(end)
+        if end is not None and not found:
+            raise InputError(
+                f"{type(self.model).__name__} reads the end-of-text token (id {end}), and the input has none; pass ids "
+                "that end with it, as the tokenizer makes them"
+            )
+        return found
 
     # -------------------------------------------------------------------------------- padding
 

@@ -297,13 +297,16 @@ class BoundModel:
     @cached_property
     def can_batch(self) -> bool:
         """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier also
-        needs to know the padding token to find each row's last one, and XLNet's takes the last of all."""
+        needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an encoder's and
+        decoder's the last end of a text, which padding must not be."""
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):
             return self.task is Task.CAUSAL and self.padding_side == "right"
         takes_last = getattr(self.config, "summary_type", None) == "last"
-        return self.task.reads != "whole" or (self._pad_id is not None and not takes_last)
+        end = tasks.end_read(self.module, self.task)
+        pads_end = end is not None and end == self._pad_id
+        return self.task.reads != "whole" or (self._pad_id is not None and not takes_last and not pads_end)
 
     @property
     def pads_up(self) -> bool:

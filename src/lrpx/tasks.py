@@ -178,6 +178,15 @@ def input_embedding(model: Module) -> tuple[str, Module]:
     return path, module
 
 
+def end_read(model: Module, task: Task) -> int | None:
+    """The end-of-text token that an encoder-decoder classifier reads its class at; None for other models."""
+    config: Any = getattr(model, "config", None)
+    if task is not Task.CLASSIFICATION or not getattr(config, "is_encoder_decoder", False):
+        return None
+    end = getattr(config, "eos_token_id", None)
+    return end if isinstance(end, int) else None
+
+
 def active_dropout(model: Module) -> str | None:
     """The path of the first dropout in training mode, or None."""
     kinds = (torch.nn.Dropout, torch.nn.AlphaDropout)
