@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -191,6 +193,41 @@ def test_the_types_of_a_single_text_are_carried(piece_backend):
         assert found.explained.value == pytest.approx(value, abs=1e-9)
         assert abs(untyped - value) > 1e-5
         assert explain(inputs, 1).explained.value == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("whose", ["own", "peft"])
+def test_types_reach_a_model_inside_another(whose, piece_tokenizer):
+    """The forward pass of peft's models names neither the types nor the positions that it hands on."""
+    model = bert(tf.BertForSequenceClassification, num_labels=3)
+    if whose == "peft":
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"], r=2)
+        with warnings.catch_warnings(action="ignore"):  # peft's own, of what transformers will remove
+            outer = peft.get_peft_model(model, lora).double().eval()
+    else:
+
+        class OuterForSequenceClassification(torch.nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner, self.config = inner, inner.config
+
+            def get_base_model(self):
+                return self.inner
+
+            def get_input_embeddings(self):
+                return self.inner.get_input_embeddings()
+
+            def forward(self, input_ids=None, attention_mask=None, **more):
+                return self.inner(input_ids=input_ids, attention_mask=attention_mask, **more)
+
+        outer = OuterForSequenceClassification(model).eval()
+    ids, types = [2, 14, 15, 9, 3], [0, 0, 1, 1, 1]
+    with torch.no_grad():
+        typed = float(outer(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0, 1])
+        untyped = float(outer(input_ids=torch.tensor([ids])).logits[0, 1])
+    found = Explainer(outer)({"input_ids": ids, "token_type_ids": types}, 1)
+    assert found.explained.value == pytest.approx(typed, abs=1e-12)
+    assert abs(typed - untyped) > 1e-3
 
 
 def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokenizer):

@@ -146,17 +146,29 @@ def task_of_class(model_class: type) -> Task:
 
 
 def accepts(model: Module, argument: str) -> bool:
-    """Whether the model's forward pass takes an argument of this name."""
+    """Whether the model's forward pass takes an argument of this name, or hands it on to a model inside that does, as
+    the adapters of peft do."""
     forward = model.forward
     of_class = getattr(type(model), "forward", None)
     if getattr(forward, "__func__", None) is of_class:
-        return argument in _parameters(of_class)
-    return argument in inspect.signature(forward).parameters  # an instance's own, as hooks of accelerate set it
+        found = _parameters(of_class)
+    else:
+        found = _parameters.__wrapped__(forward)  # an instance's own, as hooks of accelerate set it
+    if argument in found:
+        return True
+    inner = getattr(model, "get_base_model", None) if ANY in found else None
+    return inner is not None and accepts(inner(), argument)
+
+
+ANY = "**"
+"""What stands for arguments of any name among those of a function."""
 
 
 @lru_cache(maxsize=32)
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+    found = inspect.signature(function).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found.values())
+    return frozenset([*found, ANY] if takes_any else found)
 
 
 def input_embedding(model: Module) -> tuple[str, Module]:
