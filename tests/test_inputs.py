@@ -362,7 +362,7 @@ def test_the_messages_of_a_chat_and_its_template_are_segments(causal):
     summed = found.by_segment()
     assert summed.tokens == tuple(name for name, _ in said(found))
     for token, (name, start, end) in zip(summed, found.segments, strict=True):
-        assert token.segment == name
+        assert token.text == name
         assert token.relevance == pytest.approx(float(found.relevance[start:end].sum()), abs=1e-12)
     assert float(summed.relevance.sum()) == pytest.approx(float(found.relevance.sum()), abs=1e-12)
 

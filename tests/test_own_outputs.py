@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 import transformers as tf
@@ -231,6 +233,7 @@ def test_a_model_from_a_folder_shows_its_name_and_no_path(tmp_path, folder):
         ("gpt2", "gpt2"),
         ("org/model", "org/model"),
         ("./model", "model"),
+        (".", Path.cwd().name),
         ("~/models/mine/", "mine"),
         ("/a/hub/models--org--big--model/snapshots/1a2b3c", "org/big--model"),
         ("C:\\Users\\me\\mine", "mine"),

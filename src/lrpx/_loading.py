@@ -89,8 +89,9 @@ def short_name(name: str) -> str:
     if cached is not None:
         return cached.removeprefix("models--").replace("--", "/", 1)
     is_folder = name.startswith((".", "~")) or Path(name).is_absolute() or len(parts) > 2 or Path(name).is_dir()
-    if not is_folder or not parts:
+    if not is_folder:
         return name
+    parts = parts or list(Path(name).resolve().parts)
     last = 2 if re.fullmatch(r"checkpoint-\d+", parts[-1]) else 1
     return "/".join(parts[-last:])
 

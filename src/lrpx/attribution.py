@@ -191,7 +191,8 @@ class Attribution:
         if not named:
             raise InputError("this attribution has no segments; pass the ranges to spans() instead")
         whole = self._whole(list(named))
-        return self._grouped(whole, [named.get(span, "".join(self.tokens[slice(*span)])) for span in whole])
+        texts = [named.get(span, "".join(self.tokens[slice(*span)])) for span in whole]
+        return replace(self._grouped(whole, texts), segments=())
 
     def spans(self, spans: Sequence[tuple[int, int]]) -> Attribution:
         """The same relevance, summed over half-open token ranges; a token in none of them stays alone.
