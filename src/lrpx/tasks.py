@@ -156,8 +156,9 @@ def accepts(model: Module, argument: str) -> bool:
         found = _parameters.__wrapped__(forward)  # an instance's own, as hooks of accelerate set it
     if argument in found:
         return True
-    inner = getattr(model, "get_base_model", None) if ANY in found else None
-    return inner is not None and accepts(inner(), argument)
+    find: Any = getattr(model, "get_base_model", None) if ANY in found else None
+    inner = model if find is None else find()
+    return inner is not model and accepts(inner, argument)
 
 
 ANY = "**"
