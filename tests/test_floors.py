@@ -25,6 +25,7 @@ FLOORS = {
     "targets": 1,
     "tokens": 1,
     "encoded": 1,
+    "padding": 2,
     "parts": 1,
     "metrics": 2,
     "recipes": 2,

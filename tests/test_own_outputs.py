@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,14 @@ def test_the_logits_of_a_classifier_are_a_row_an_input(returns):
         Explainer(Own(returns).eval(), task=Task.CLASSIFICATION)([IDS, IDS])
     found = Explainer(Own(lambda x: x.mean(1)).eval(), task=Task.CLASSIFICATION)(IDS, 3)
     assert found.explained.description == "logit of '3'"
+
+
+@pytest.mark.parametrize("config", [types.SimpleNamespace(block_size=8, vocab_size=31), {"block_size": 8}, None, 7])
+def test_a_config_of_ones_own_is_no_config_of_transformers(config):
+    """As nanoGPT and minGPT have it."""
+    model = Own(lambda x: x).eval()
+    model.config = config
+    assert Explainer(model, task=Task.CAUSAL)([IDS, [8]], 3)[0].ids == tuple(IDS)
 
 
 def test_logits_of_the_last_token_alone_are_no_other_tokens():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 DECODERS = ("decoder_input_ids", "decoder_attention_mask")
 """The fields that are the decoder's text."""
@@ -130,16 +129,6 @@ def decoder_ids(given: Mapping[str, Any]) -> list[int]:
         raise InputError(f"the decoder_input_ids are {_told(ids)}; pass those of one input, with their mask")
     found: list[int] = ids[kept.bool()].tolist()
     return found
-
-
-def padding(ids: Sequence[int], pad_id: int | None) -> tuple[int, int]:
-    """How many padding tokens ids begin and end with.
-
-    >>> padding([0, 5, 0, 7, 0, 0], 0), padding([0, 0], 0), padding([0, 5], None)
-    ((1, 2), (2, 0), (0, 0))
-    """
-    front = sum(1 for _ in takewhile(lambda token: token == pad_id, ids))
-    return front, sum(1 for _ in takewhile(lambda token: token == pad_id, reversed(ids[front:])))
 
 
 def depth(value: Any) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import _encoded, _tokens, tasks
+from lrpx._padding import Padding
 from lrpx._tokens import Tokens
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
@@ -153,7 +154,8 @@ class Reader:
         many = _encoded.rows_of(inputs, self._rank) if isinstance(inputs, Mapping) else list(inputs)
         if not many:
             raise InputError("the list of inputs is empty; pass at least one text")
-        self._refuse_padded(many)
+        if "input_ids" in self.task.arguments:
+            self._padding.refuse_rows(many, self.task.segments[0])
         texts = isinstance(decoder, tuple) and all(isinstance(each, str) for each in decoder)
         several = (
             texts or is_many(decoder) or (isinstance(decoder, (list, tuple)) and any(each is None for each in decoder))
@@ -275,7 +277,7 @@ class Reader:
             listed = "; several inputs are a list, one input a text" if other == "str" else ""
             raise InputError(f"the {name} is a {type(given).__name__} that holds {other}; pass {PLAIN}{listed}")
         self._refuse_unknown(whole)
-        self._refuse_padding(whole, name)
+        self._padding.refuse(whole, name)
         return self._segment(name, {"input_ids": whole})
 
     def _pair(self, text: str, other: str) -> dict[str, list[int]]:
@@ -329,7 +331,7 @@ class Reader:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)
             if not found.has_mask:
-                self._refuse_padding(ids, name)
+                self._padding.refuse(ids, name)
             return (self._segment(name, found.per_token),), found.arguments
         if "input_ids" in self.task.arguments or not found.arguments:
             wanted = "input_ids" if self.task.segments else tasks.signal_argument(self.model, self.task)
@@ -349,58 +351,9 @@ class Reader:
             )
         return found
 
-    # -------------------------------------------------------------------------------- padding
-
     @cached_property
-    def _pad_id(self) -> int | None:
-        """The padding token: the tokenizer's, or what the config says where there is no tokenizer."""
-        if self.text_tokenizer is not None:
-            found = getattr(self.text_tokenizer, "pad_token_id", None)
-        else:
-            config: Any = getattr(self.model, "config", None)
-            found = None if config is None else getattr(config.get_text_config(), "pad_token_id", None)
-        return found if isinstance(found, int) and found >= 0 else None
-
-    def _is_also(self, *roles: str) -> bool:
-        """Whether the padding token has one of these roles as well: ``"eos"``."""
-        holders = (self.text_tokenizer, getattr(self.model, "config", None))
-        found = [getattr(holder, f"{role}_token_id", None) for holder in holders for role in roles]
-        return any(self._pad_id in each if isinstance(each, (list, tuple)) else self._pad_id == each for each in found)
-
-    def _refuse_padding(self, ids: Sequence[int], name: str) -> None:
-        """Refuse plain ids that begin or end with padding, which the model would read as text.
-
-        One such token alone may be the text's own where the padding token has another role: the end of a text, as in
-        GPT-2, or the start of a decoder's, as in T5. They are not taken off, for nobody says that they are padding.
-        """
-        front, end = _encoded.padding(ids, self._pad_id)
-        starts = ("bos", "cls", "unk", "eos", "decoder_start") if name == "decoder" else ("bos", "cls", "unk", "eos")
-        if front > self._is_also(*starts) or end > self._is_also("eos", "sep", "unk"):
-            raise self._padded(name, front + end)
-
-    def _padded(self, name: str, count: int) -> InputError:
-        pad = "" if self.text_tokenizer is None else f"{self.text_tokenizer.pad_token!r}, "
-        return InputError(
-            f"the {name} begins or ends with {count} padding tokens ({pad}id {self._pad_id}), which would be explained "
-            "as text; pass all that the tokenizer returned, with its attention_mask, or leave the padding out"
-        )
-
-    def _refuse_padded(self, many: Sequence[Any]) -> None:
-        """Refuse rows of one length of which some end with the padding token and others do not, whatever else that
-        token means."""
-        if (
-            self._pad_id is None
-            or "input_ids" not in self.task.arguments
-            or not all(isinstance(row, Sequence) or getattr(row, "ndim", 0) == 1 for row in many)
-        ):
-            return
-        rows = [row.tolist() if hasattr(row, "tolist") else row for row in many]
-        if len({len(row) for row in rows}) > 1 or any(whole_number(each) is None for row in rows for each in row):
-            return
-        found = [_encoded.padding(row, self._pad_id) for row in rows]
-        for i, (front, end) in enumerate(found):
-            if front > min(a for a, _ in found) or end > min(b for _, b in found):
-                raise InputError(f"{self._padded(self.task.segments[0], front + end)} (row {i} of the batch)")
+    def _padding(self) -> Padding:
+        return Padding.of(self.text_tokenizer, tasks.text_config(self.model))
 
     def _signal(self, given: Any) -> dict[str, Tensor]:
         """An image or a sound, as its processor reads it; a floating-point tensor is what a processor made."""

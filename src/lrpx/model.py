@@ -315,8 +315,7 @@ class BoundModel:
 
     @property
     def _pad_id(self) -> int | None:
-        config = self.config
-        found = None if config is None else getattr(config.get_text_config(), "pad_token_id", None)
+        found = getattr(tasks.text_config(self.module), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
     def batch(self, questions: Questions, *, exactly: bool = False) -> Batch:

@@ -249,13 +249,19 @@ def first_weight(model: Module) -> Tensor:
     return weight if isinstance(weight, Tensor) else next(model.parameters())
 
 
+def text_config(model: Module) -> Any:
+    """What the model's config says of text: a part of it where there are images too; None where there is no config."""
+    config = getattr(model, "config", None)
+    part = getattr(config, "get_text_config", None)
+    return config if part is None else part()
+
+
 def context_length(model: Module) -> int | None:
     """The most tokens the model has positions for, or None when it has no such limit (T5, BLOOM, Mamba).
 
     A tokenizer's ``model_max_length`` is advice, and no limit.
     """
-    config: Any = getattr(model, "config", None)
-    positions = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = getattr(text_config(model), "max_position_embeddings", None)
     return positions - _first_position(model) if isinstance(positions, int) and positions > 0 else None
 
 
