@@ -53,7 +53,7 @@ def main() -> None:
     size = model.get_input_embeddings().weight.shape[0]
     for length in options.lengths:
         drawn = random.Random(length)
-        ids = [drawn.randrange(size) for _ in range(length)]
+        ids = [drawn.randrange(3, size) for _ in range(length)]
         positions = torch.linspace(0, length - 1, options.questions).long().tolist()
         ways = {
             "a call each": lambda given=(ids, positions): each(*given),

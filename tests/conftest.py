@@ -93,7 +93,7 @@ def piece_backend():
         SENTENCES, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False)
     )
     backend.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return backend.to_str()
 

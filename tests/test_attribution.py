@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import lrpx
-from lrpx._saving import FORMAT, metadata
+from lrpx._saving import CHECKSUM, FORMAT, checksum, metadata
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance, Token, scale
 from lrpx.errors import InputError, MissingExtraError, ResultError, ResultFileError
 from lrpx.ledger import KINDS, Entry, Ledger
@@ -164,26 +164,27 @@ def test_a_pickle_is_never_run(tmp_path):
 
 def written(tmp_path, fields, **tensors):
     text = fields if isinstance(fields, str) else json.dumps(fields)
-    save_file({"tokens": KEYS.relevance.clone()} | tensors, tmp_path / "a", {"lrpx": text})
+    numbers = {"tokens": KEYS.relevance.clone()} | tensors
+    save_file(numbers, tmp_path / "a", {"lrpx": text, CHECKSUM: checksum(text, numbers)})
     return tmp_path / "a"
 
 
 @pytest.mark.parametrize("version", [FORMAT + 1, 10**40, "2", None, [2], True, 2.0])
 def test_a_newer_format_says_so(tmp_path, version):
     path = written(tmp_path, metadata(KEYS) | {"format": version})
-    with pytest.raises(ResultFileError, match=r"has result format .*reads format 2; upgrade lrpx"):
+    with pytest.raises(ResultFileError, match=r"has result format .*reads format 3; upgrade lrpx"):
         lrpx.Attribution.load(path)
 
 
 def test_an_older_format_says_so(tmp_path):
     save_file({"relevance": torch.ones(4)}, tmp_path / "a", {"lrpx": json.dumps({"format": 1, "tokens": ["a"] * 4})})
-    with pytest.raises(ResultFileError, match=r"has result format 1, this lrpx reads format 2; make it again"):
+    with pytest.raises(ResultFileError, match=r"has result format 1, this lrpx reads format 3; make it again"):
         lrpx.Attribution.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 2}', '{"format": 2, "tokens": null}'],
+    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 3}', '{"format": 3, "tokens": null}'],
 )
 def test_hostile_json_is_refused(tmp_path, text):
     with pytest.raises(ResultFileError):
@@ -284,6 +285,56 @@ def test_numbers_that_are_not_finite_are_refused(tmp_path, number):
 def test_relevance_that_does_not_fit_the_tokens_is_refused(tmp_path, relevance):
     with pytest.raises(ResultFileError, match=r"holds a wrong one.*(part|fit 4 tokens)"):
         lrpx.Attribution.load(written(tmp_path, metadata(KEYS), tokens=relevance))
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("word_spans", [[0, 1], [1, 3], [2, 4]]),
+        ("word_spans", [[1, 3], [0, 1], [3, 4]]),
+        ("word_spans", [[0, 1], [1, 1], [3, 4]]),
+        ("word_spans", [[0, 1], [1, 3], [3, 9]]),
+        ("word_spans", [[0, 1], [-2, 3], [3, 4]]),
+        ("ids", [0, 1, 2, -1]),
+        *(("explained", {"position": wrong}) for wrong in (-5, "0", 1.0, True)),
+        *(("prediction", {"probability": wrong}) for wrong in (7.0, -0.1, "1")),
+        ("prediction", {"id": -1}),
+        *(("provenance", {"revision": wrong}) for wrong in (7, ["main"], {}, True)),
+    ],
+)
+def test_fields_that_cannot_be_are_refused(tmp_path, field, wrong):
+    whole = metadata(KEYS)
+    wrong = whole[field] | wrong if isinstance(wrong, dict) else wrong
+    with pytest.raises(ResultFileError, match="holds a wrong one"):
+        lrpx.Attribution.load(written(tmp_path, whole | {field: wrong}))
+
+
+@pytest.mark.parametrize(
+    "relevance", [torch.tensor([1.0, float("nan"), 0.0, 0.0]), torch.tensor([1.0, float("-inf"), 0.0, 0.0]),
+                  torch.ones(4).to(torch.float8_e4m3fn)]
+)  # fmt: skip
+def test_relevance_that_is_no_number_is_refused(tmp_path, relevance):
+    with pytest.raises(ResultFileError, match="holds a wrong one"):
+        lrpx.Attribution.load(written(tmp_path, metadata(KEYS), tokens=relevance))
+
+
+def test_a_file_of_which_a_bit_was_lost_is_refused(tmp_path):
+    """Wherever it is: in the numbers, where no other check would see it, or in the description."""
+    made = dataclasses.replace(KEYS, ledger=BALANCED)
+    path = tmp_path / "a"
+    made.save(path)
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 7):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+        try:
+            assert lrpx.Attribution.load(path) == made, "a bit of the padding, or of JSON's own spelling"
+        except ResultFileError:
+            continue
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ResultFileError, match="was changed since it was written: its checksum is another"):
+        lrpx.Attribution.load(path)
+    path.write_bytes(whole)
+    assert lrpx.Attribution.load(path) == made
 
 
 TOKENS = {"tokens": {"axes": ["token"], "labels": {}}}

@@ -24,6 +24,8 @@ FLOORS = {
     "kinds": 1,
     "targets": 1,
     "tokens": 1,
+    "encoded": 1,
+    "padding": 2,
     "parts": 1,
     "metrics": 2,
     "recipes": 2,

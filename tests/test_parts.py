@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import multiprocessing
 import pickle
 from dataclasses import FrozenInstanceError
@@ -243,10 +244,34 @@ def test_arrays_are_read_only(array):
 
 def test_other_ways_to_the_memory_end_at_a_copy():
     kept = part()
-    kept.values.untyped_storage().fill_(0)
-    torch.from_dlpack(kept.values).zero_()
-    np.from_dlpack(kept.values)
-    assert kept.values.tolist() == NUMBERS
+    for write in (
+        lambda x: x.untyped_storage().fill_(0),
+        lambda x: torch.from_dlpack(x).zero_(),
+        lambda x: torch.from_dlpack(torch.utils.dlpack.to_dlpack(x)).zero_(),
+        np.from_dlpack,
+        lambda x: torch.func.vmap(lambda y: y.zero_())(x),
+        lambda x: torch.func.functionalize(lambda y: y.mul_(2))(x),
+        lambda x: torch.DoubleTensor(x).zero_(),
+        lambda x: x.as_subclass(Tensor).zero_(),
+        lambda x: torch.utils.swap_tensors(x, torch.zeros(3)),
+        lambda x: ctypes.memset(x.data_ptr(), 0, 8),
+    ):
+        write(kept.values)
+        assert kept.values.tolist() == NUMBERS
+
+
+def test_a_part_made_of_anothers_numbers_has_its_own():
+    first = part()
+    held = first.values
+    second = Part("other", held, ("token",))
+    torch.func.vmap(lambda y: y.zero_())(held)
+    assert first.values.tolist() == second.values.tolist() == NUMBERS
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_numbers_that_nothing_can_add_are_refused(dtype):
+    with pytest.raises(ResultError, match=r"the values of part 'tokens' are float8_.*; pass float16 or wider"):
+        Part("tokens", torch.ones(3).to(dtype), ("token",))
 
 
 def test_reading_gives_plain_tensors_of_ones_own():

@@ -188,7 +188,7 @@ def test_ids_that_are_the_same_turned_round():
         tf.XLNetLMHeadModel(tf.XLNetConfig(vocab_size=50, d_model=16, n_layer=2, n_head=2, d_inner=24)).eval().double()
     )
     explain = Explainer(model)
-    for found, ids in zip(explain([[5, 6], [6, 7]], 7, position=0), [[5, 6], [6, 7]], strict=True):
+    for found, ids in zip(explain([[8, 6], [6, 7]], 7, position=0), [[8, 6], [6, 7]], strict=True):
         expected = explain(ids, 7, position=0)
         same(found, expected.relevance, expected.explained.value)
 
@@ -576,3 +576,68 @@ def test_a_spec_builds_the_same_model_again():
 def test_labels_of_classes():
     found = Explainer(tiny.bert_classifier())([3, 4], [Logit(2), 0])
     assert [a.explained.description for a in found] == ["logit of 'mixed'", "logit of 'negative'"]
+
+
+# ----------------------------------------------------------------- classifiers with a decoder
+
+
+def bart_classifier(**more):
+    sizes = {f"{side}_{name}": size for side in ("encoder", "decoder") for name, size in
+             {"layers": 1, "attention_heads": 2, "ffn_dim": 24}.items()}  # fmt: skip
+    config = tf.BartConfig(vocab_size=31, d_model=16, max_position_embeddings=64, num_labels=3, **sizes | more)
+    return tiny.build(tf.BartForSequenceClassification, config)
+
+
+def t5_classifier(**more):
+    sizes = {"vocab_size": 31, "d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 1, "num_heads": 2}
+    tokens = {"decoder_start_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+    return tiny.build(tf.T5ForSequenceClassification, tf.T5Config(**sizes | tokens | more, num_labels=3))
+
+
+WITH_DECODER = {"BART": (bart_classifier, 2), "T5": (t5_classifier, 1)}
+
+
+@pytest.mark.parametrize("name", WITH_DECODER)
+def test_a_classifier_with_a_decoder_reads_each_token_twice(name):
+    """In the encoder, and one place later in the decoder; a token's relevance is the sum of the two."""
+    build, end = WITH_DECODER[name]
+    model = build()
+    ids = [7, 14, 15, 9, end]
+    found = Explainer(model)(ids, 1, method="lrp")
+    with propagate(model, LRP, observe=()) as trace:
+        value = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, 1]
+    trace.explain(value)
+    encoder, decoder = (trace.source_relevance(each)[0].sum(-1) for each in trace.sources if "shared" in each.paths[0])
+    expected = encoder + torch.cat([decoder[1:], decoder.new_zeros(1)])
+    assert float(decoder[1:].abs().max()) > 0
+    same(found, expected, float(value.detach()))
+
+
+@pytest.mark.parametrize("name", WITH_DECODER)
+@pytest.mark.parametrize("method", ["attnlrp", "gradient-x-input", "gradient-l1"])
+def test_rows_of_any_length_and_any_number_of_ends(name, method):
+    """Such a model refuses a batch whose rows have not equally many ends, with an error of its own."""
+    build, end = WITH_DECODER[name]
+    explain = Explainer(build())
+    rows = [[7, 14, end], [7, 14, 15, 9, end], [7, end, 9, end], [8, end], [5, end, 6, 7, 8, end]]
+    for found, ids in zip(explain(rows, 1, method=method), rows, strict=True):
+        alone = explain(ids, 1, method=method)
+        same(found, alone.relevance, alone.explained.value)
+    with pytest.raises(InputError, match=rf"reads the end-of-text token \(id {end}\), and the input has none; .*row 1"):
+        explain([[7, end], [7, 14]])
+
+
+def test_a_classifier_whose_padding_is_its_end_runs_row_by_row():
+    explain = Explainer(bart_classifier(pad_token_id=2))
+    rows = [[7, 14, 2], [7, 14, 15, 9, 2]]
+    for found, ids in zip(explain(rows, 1), rows, strict=True):
+        same(found, explain(ids, 1).relevance, explain(ids, 1).explained.value)
+
+
+def test_an_answer_in_a_decoder():
+    config = bart_classifier().config
+    model = tiny.build(tf.BartForQuestionAnswering, config)
+    found = Explainer(model)([7, 14, 15, 2], Span(1, 2))
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([[7, 14, 15, 2]]))
+    assert found.explained.value == pytest.approx(float(output.start_logits[0, 1] + output.end_logits[0, 2]), abs=1e-12)

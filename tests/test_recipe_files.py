@@ -34,7 +34,7 @@ RULES = {1: [rules.identity], 2: [rules.uniform, rules.signal_take_all], 3: [Eps
 def rules_for(kind: str) -> st.SearchStrategy[Any]:
     fixed = st.sampled_from(ANY_KIND + RULES[len(INPUTS[kind])])
     own = st.builds(Share, FLOATS | st.integers(-9, 9), st.text(st.characters(exclude_categories=["Cs"]), max_size=4))
-    return fixed | own | (st.builds(Gamma, FLOATS) if kind in ("linear", "convolution") else st.nothing())
+    return fixed | own | (st.builds(Gamma, FLOATS.map(abs)) if kind in ("linear", "convolution") else st.nothing())
 
 
 NAMES = st.text(st.characters(categories=["L", "N", "P", "Zs"]), min_size=1, max_size=9).filter(
@@ -340,3 +340,11 @@ def test_any_json_is_a_recipe_or_refused(tmp_path: Path, fields: dict[str, Any])
     except MethodError:
         return
     assert replace(made) == made
+
+
+@pytest.mark.parametrize("rule", [{"rule": "Gamma", "gamma": -1}, {"rule": "Epsilon", "epsilon": -0.5}])
+def test_a_file_with_a_parameter_below_zero_is_refused(tmp_path, rule):
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps({"lrpx recipe": 1, "name": "mine", "rules": {"linear": rule}}))
+    with pytest.raises(MethodError, match=r"mine\.json is no recipe: (gamma|epsilon) is -[01.5]+; pass a finite"):
+        Recipe.load(path)

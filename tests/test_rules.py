@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
+from lrpx.errors import MethodError
 from tests.reference import rules as twins
 
 if TYPE_CHECKING:
@@ -369,3 +370,11 @@ def test_rules_let_the_model_change_their_output_and_input_in_place() -> None:
     near(touched(lambda h: rules.identity(F.gelu, h)), want)
     (want,) = relevance(0.5 * (x * x.flip(0)) * mask, np.ones((4, 4)), x)
     near(touched(lambda h: rules.uniform(torch.mul, h * 1.0, h.flip(0))), want)
+
+
+@pytest.mark.parametrize("make", [rules.Gamma, rules.Epsilon])
+@pytest.mark.parametrize("value", [-1, -1e-9, "x", None, True, float("nan"), float("inf"), 1j, [0.1]])
+def test_a_parameter_that_is_no_number_from_zero_is_refused_when_the_rule_is_made(make: Any, value: Any) -> None:
+    with pytest.raises(MethodError, match=r"(gamma|epsilon) is .*; pass a finite number, at least 0"):
+        make(value)
+    assert make(0) == make(0.0)

@@ -417,7 +417,7 @@ def test_encode_needs_a_tokenizer_and_a_text(minilm):
 
 
 def test_chat_ends_with_the_prompt_for_the_answer(chat):
-    ids = encode_chat(chat, [{"role": "user", "content": "the keys"}])
+    ids = encode_chat(chat, [{"role": "user", "content": "the keys"}])[0]["input_ids"]
     assert chat.decode(ids) == "<|im_start|>user\nthe keys<|im_end|>\n<|im_start|>assistant\n"
     assert ids.count(1) == 2
     assert describe(chat, ids).word_texts[:6] == ("<|im_start|>", "user", "\n", "the", " keys", "<|im_end|>")
@@ -425,13 +425,13 @@ def test_chat_ends_with_the_prompt_for_the_answer(chat):
 
 def test_chat_continues_the_assistant(chat):
     messages = [{"role": "user", "content": "the keys"}, {"role": "assistant", "content": "The keys are"}]
-    assert chat.decode(encode_chat(chat, messages)).endswith("<|im_start|>assistant\nThe keys are")
+    assert chat.decode(encode_chat(chat, messages)[0]["input_ids"]).endswith("<|im_start|>assistant\nThe keys are")
 
 
 def test_chat_ids_are_the_templates_own(chat):
     messages = [{"role": "user", "content": "the keys"}]
     own = chat.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    assert encode_chat(chat, messages) == own
+    assert encode_chat(chat, messages)[0] == {"input_ids": own}
     assert own[0] == 1  # no second start of text in front
 
 

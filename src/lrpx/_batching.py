@@ -33,8 +33,8 @@ def batches(rows: Sequence[Row], batch_size: int) -> list[list[int]]:
     Rows of like length share a batch, so that padding is a small part of it. Of all ways to cut the rows in the order
     of their length, this is the cheapest when a batch costs its tokens, padding included, and ``BATCH_COST`` more. A
     batch has at most ``batch_size`` rows and, unless it is one row alone, ``TOKENS_PER_ROW * batch_size`` tokens: its
-    memory is bounded by that or by the longest row. Rows with another number of segments, other fields of their tokens
-    or other arguments do not share one.
+    memory is bounded by that or by the longest row. Rows with another number of segments, other fields of their tokens,
+    other arguments or another number of ends that the model reads do not share one.
     """
     kinds: dict[object, list[int]] = {}
     for i, row in enumerate(rows):
@@ -45,7 +45,7 @@ def batches(rows: Sequence[Row], batch_size: int) -> list[list[int]]:
 def _kind(row: Row, number: int) -> object:
     """What rows of a batch have in common."""
     if not row.arguments:
-        return tuple(frozenset(segment.fields) for segment in row.segments)
+        return row.ends, *(frozenset(segment.fields) for segment in row.segments)
     # an image beside a text has places in it, so only images alone run together
     return number if row.segments else tuple((name, value.shape) for name, value in row.arguments.items())
 

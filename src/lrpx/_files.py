@@ -1,22 +1,87 @@
-"""Text files, written or refused with the mend."""
+"""Files, written whole or not at all, or refused with the mend."""
 
 from __future__ import annotations
 
+import os
+import stat
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from lrpx.errors import ResultFileError
 
+TEMPORARY = ".tmp"
+"""How a file that is not whole yet ends."""
+
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file.
+    """Write a text file as a whole (:func:`write_whole`), in UTF-8.
 
     Raises:
-        ResultFileError: the folder is missing or cannot be written to.
+        ResultFileError: the folder is missing or cannot be written to, or the text holds half a character.
     """
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise ResultFileError(f"cannot write {path}: there is no folder {folder}; create it first")
     try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ResultFileError(f"cannot write {path}: {error.strerror}; choose another path") from error
+        content = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ResultFileError(f"cannot write {path}: {error}; leave such characters out") from error
+    write_whole(path, content)
+
+
+def write_whole(path: str | Path, content: bytes) -> None:
+    """Write a file as a whole: another process, or one started after a crash, sees the old content or the new.
+
+    It is written under a temporary name in the same folder, flushed to the disk and renamed. A new file has the mode
+    that the user's umask leaves, a file that was there keeps its own, and a link still points to what it pointed to.
+    What is no plain file, such as ``/dev/stdout``, is written to as it is.
+
+    Raises:
+        ResultFileError: the folder is missing or cannot be written to, or the disk is full; the old content is left.
+    """
+    try:
+        given = Path(path)
+        if (given.exists() and not given.is_file()) or given.absolute().is_relative_to("/dev"):
+            with given.open("ab") as file:
+                file.write(content)
+            return
+        real = given.resolve()
+        if not real.parent.is_dir():
+            raise ResultFileError(f"cannot write {path}: there is no folder {given.parent}; create it first")
+        _replace(real, content, real.stat().st_mode if real.exists() else None)
+    except (OSError, ValueError, RuntimeError) as error:  # the latter two for a name with a zero byte, a ring of links
+        if isinstance(error, ResultFileError):
+            raise
+        raise ResultFileError(
+            f"cannot write {path}: {getattr(error, 'strerror', None) or error}; make room in that folder, make it "
+            "writable, or choose another path: what stood there before still does"
+        ) from error
+
+
+def _replace(path: Path, content: bytes, mode: int | None) -> None:
+    # the name cut short, for a name has at most 255 bytes
+    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}")
+    if mode is not None and not os.access(path, os.W_OK):
+        raise PermissionError(None, "the file is read-only")
+    try:
+        with temporary.open("wb") as file:
+            if mode is not None:
+                temporary.chmod(stat.S_IMODE(mode))
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):  # else the new name itself may be lost with the power; not every file system can
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed process left half written in a folder."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        path.unlink()

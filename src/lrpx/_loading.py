@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -56,6 +58,42 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
             "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
         ) from error
     return model, tokenizer
+
+
+def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:
+    """``(model, tokenizer)`` of a pipeline of transformers; anything else as it is.
+
+    A pipeline has a processor for images with texts, a tokenizer for texts, or what reads images or sounds.
+    """
+    if not any(
+        kind.__name__ == "Pipeline" and kind.__module__.startswith("transformers.") for kind in type(model).__mro__
+    ):
+        return model, tokenizer
+    readers = (
+        getattr(model, name, None) for name in ("processor", "tokenizer", "image_processor", "feature_extractor")
+    )
+    found = next((reader for reader in readers if reader is not None), None)
+    return model.model, found if tokenizer is None else tokenizer
+
+
+def short_name(name: str) -> str:
+    """How a result that others may see calls a model: a folder by its last name, one of the Hub's cache as on the Hub.
+
+    >>> short_name("openai-community/gpt2"), short_name("/home/me/models/mine/"), short_name("runs/mine/checkpoint-500")
+    ('openai-community/gpt2', 'mine', 'mine/checkpoint-500')
+    >>> short_name("/home/me/.cache/huggingface/hub/models--org--bert/snapshots/1a2b")
+    'org/bert'
+    """
+    parts = [part for part in re.split(r"[/\\\\]", name) if part not in ("", ".", "..")]
+    cached = next((part for part in parts if part.startswith("models--")), None)
+    if cached is not None:
+        return cached.removeprefix("models--").replace("--", "/", 1)
+    is_folder = name.startswith((".", "~")) or Path(name).is_absolute() or len(parts) > 2 or Path(name).is_dir()
+    if not is_folder:
+        return name
+    parts = parts or list(Path(name).resolve().parts)
+    last = 2 if re.fullmatch(r"checkpoint-\d+", parts[-1]) else 1
+    return "/".join(parts[-last:])
 
 
 def _tokenizer(name: str, config: Any, task: tasks.Task, where: dict[str, Any]) -> Any:

@@ -90,13 +90,16 @@ class Pass:
 
     @cached_property
     def sources(self) -> list[Source]:
-        """Where relevance ends, for each argument that takes tokens; or the argument that takes an image.
+        """Where relevance ends, for each argument that takes tokens; or the argument that takes an image. One more
+        where a decoder is given the same tokens one place later, as an encoder-decoder classifier's is.
 
         Raises:
             ModelError: the token embedding was used more often, or not at all.
         """
         found = [source for source in self.trace.sources if not self.paths.isdisjoint(source.paths)]
         names = self.batch.task.arguments
+        if names == ("input_ids",) and len(found) == 2 and _one_later(self.batch.inputs["input_ids"], found[1].ids):
+            return found
         if len(found) != len(names):
             raise ModelError(
                 f"the token embedding {min(self.paths)} was used {len(found)} times, not {len(names)}; "
@@ -106,18 +109,30 @@ class Pass:
 
     def by_token(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Scores of each of :attr:`sources` ``[B, W]`` in the shape of the ids that were given to the model, ``[B, W]``
-        or ``[B, C, W]``.
+        or ``[B, C, W]``. What a token has in an encoder and one place later in a decoder is summed.
 
         Raises:
             ModelError: the model embeds other ids than it was given.
         """
         found = []
-        for name, source, each in zip(self.batch.arguments, self.sources, scores, strict=True):
+        scores = list(scores)
+        if len(scores) > len(
+            self.batch.arguments
+        ):  # the first place of the decoder is that of its start token, no input
+            scores[0] = scores[0] + torch.nn.functional.pad(scores.pop()[:, 1:], (0, 1))
+        for name, source, each in zip(self.batch.arguments, self.sources, scores, strict=False):
             ids = self.batch.inputs[name]
             flat = _like(ids.flatten(0, -2), source, each)
             several = self.batch.task.together is not None
             found.append(flat.reshape(len(self.batch.rows), -1, flat.shape[-1]) if several else flat)
         return found
+
+
+def _one_later(ids: Tensor, looked_up: Tensor | None) -> bool:
+    """Whether the ids that were looked up are those given, each one place later."""
+    if looked_up is None or looked_up.shape != ids.shape:
+        return False
+    return torch.equal(looked_up[:, 1:].to(ids.device), ids[:, :-1])
 
 
 def _like(ids: Tensor, source: Source, scores: Tensor) -> Tensor:

@@ -1,15 +1,22 @@
-"""Attributions as safetensors files: every part a tensor of its name, the rest JSON; a file is never trusted."""
+"""Attributions as safetensors files: every part a tensor of its name, the rest JSON; a file is never trusted.
+
+A SHA-256 of both stands beside them, against bits that a disk or a transfer lost; it is no signature.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import safetensors
-from safetensors.torch import save_file
+import safetensors.torch
+import torch
 
+from lrpx._files import write_whole
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.errors import ResultFileError
 from lrpx.ledger import KINDS, Entry, Ledger
@@ -21,31 +28,43 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FORMAT = 2
+FORMAT = 3
+CHECKSUM = "sha256"
+"""The name of the metadata that holds the checksum."""
+ROUNDING = 1e-3
+"""By how much a probability may exceed 1, as the softmax of a model in half precision does."""
 
 
 def write(a: Attribution, path: str | Path) -> None:
-    """Write a safetensors file.
+    """Write a safetensors file, whole or not at all.
 
     Raises:
         ResultFileError: the folder is missing or cannot be written to.
     """
     tensors = {name: part.values.clone().contiguous() for name, part in a.parts.items()}
-    try:
-        save_file(tensors, path, {"lrpx": json.dumps(metadata(a))})
-    except (OSError, safetensors.SafetensorError) as error:
-        raise ResultFileError(f"cannot write {path}: {error}; check the folder exists") from error
+    text = json.dumps(metadata(a))
+    write_whole(path, safetensors.torch.save(tensors, {"lrpx": text, CHECKSUM: checksum(text, tensors)}))
+
+
+def checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """The SHA-256 of a file's JSON and of every tensor: its name, type, shape and bytes."""
+    digest = hashlib.sha256(text.encode())
+    for name, values in sorted(tensors.items()):
+        digest.update(json.dumps([name, str(values.dtype), list(values.shape)]).encode())
+        digest.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def read(path: str | Path) -> Attribution:
     """Read what :func:`write` wrote.
 
     Raises:
-        ResultFileError: the file is missing, truncated, not an LRPx result, or of another format.
+        ResultFileError: the file is missing, truncated, changed, not an LRPx result, or of another format.
     """
     try:
         with safetensors.safe_open(path, "pt") as file:
-            text = (file.metadata() or {})["lrpx"]
+            described = file.metadata() or {}
+            text = described["lrpx"]
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         found = json.loads(text)
         version = found["format"]
@@ -59,6 +78,8 @@ def read(path: str | Path) -> Attribution:
     if type(version) is not int or version != FORMAT:
         mend = "make it again" if type(version) is int and version < FORMAT else "upgrade lrpx to read it"
         raise ResultFileError(f"{path} has result format {version!r}, this lrpx reads format {FORMAT}; {mend}")
+    if described.get(CHECKSUM) != checksum(text, tensors):
+        raise ResultFileError(f"{path} was changed since it was written: its checksum is another; make it again")
     try:
         return _from_fields(found, tensors)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -87,26 +108,29 @@ def _from_fields(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> At
     tokens = _typed(fields["tokens"], str)
     count = len(tokens)
     parts = _parts(fields["parts"], tensors)
-    spans = tuple((a, b) for a, b in fields["word_spans"])
+    spans = _ranges(fields["word_spans"], count)
     words = _typed(fields["word_texts"], str)
     ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
     segments = tuple((name, a, b) for name, a, b in fields["segments"])
+    _ranges([[a, b] for _, a, b in segments], count)
     ledger = None if fields["ledger"] is None else _ledger(**fields["ledger"])
     explained = Explained(**fields["explained"])
     prediction = None if fields["prediction"] is None else Prediction(**fields["prediction"])
     provenance = Provenance(**fields["provenance"])
     _typed([explained.description, *(name for name, _, _ in segments)], str)
     _typed([provenance.model, provenance.method, provenance.recipe, provenance.dtype, provenance.device], str)
+    _typed([] if provenance.revision is None else [provenance.revision], str)
     _typed([*provenance.versions, *provenance.versions.values()], str)
     _finite([explained.value])
-    _typed([] if explained.position is None else [explained.position], int)
+    _counts([*ids, *([] if explained.position is None else [explained.position])])
     if prediction is not None:
         _typed([prediction.text], str)
         _finite([prediction.probability])
-        _typed([prediction.id], int)
-    ranges = [*spans, *((a, b) for _, a, b in segments)]
-    if not all(type(a) is type(b) is int and 0 <= a <= b <= count for a, b in ranges):
-        raise ValueError(f"a range of tokens is none of {count}")
+        _counts([prediction.id])
+        if not 0 <= prediction.probability <= 1 + ROUNDING:
+            raise ValueError(f"the probability is {prediction.probability}")
+    if any(a == b for a, b in spans) or any(b > c for (_, b), (c, _) in pairwise(spans)):
+        raise ValueError("the words are empty, overlap or are not in order")
     if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
         raise ValueError("the lists differ in length")
     return Attribution(tokens, parts, explained, prediction, provenance, ids, spans, words, special, segments, ledger)
@@ -119,7 +143,10 @@ def _parts(described: dict[str, Any], tensors: Mapping[str, Tensor]) -> Parts:
 
     def part(name: str, axes: Any, labels: Any) -> Part:
         named = {axis: _typed(names, str) for axis, names in labels.items()}
-        return Part(name, tensors[name], _typed(axes, str), named)
+        made = Part(name, tensors[name], _typed(axes, str), named)
+        if not made.values.isfinite().all():
+            raise ValueError(f"part {name!r} holds NaN or infinity")
+        return made
 
     return Parts(part(name, **fields) for name, fields in described.items())
 
@@ -135,6 +162,20 @@ def _ledger(entries: list[dict[str, Any]], explained: float) -> Ledger:
     if unknown:
         raise ValueError(f"the ledger has entries of kind {min(unknown)!r}")
     return ledger
+
+
+def _ranges(pairs: Any, count: int) -> tuple[tuple[int, int], ...]:
+    """Half-open ranges of tokens; raises as :func:`_from_fields` does."""
+    found = tuple((a, b) for a, b in pairs)
+    if not all(type(a) is type(b) is int and 0 <= a <= b <= count for a, b in found):
+        raise ValueError(f"a range of tokens is none of {count}")
+    return found
+
+
+def _counts(numbers: list[Any]) -> None:
+    """Refuse what is no whole number from 0."""
+    if any(number < 0 for number in _typed(numbers, int)):
+        raise ValueError("an id or a position is negative")
 
 
 def _finite(numbers: list[Any]) -> None:

@@ -8,7 +8,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -138,11 +138,18 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | Non
     return fields
 
 
-def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """The ids that the tokenizer's chat template gives for messages ``{"role": ..., "content": ...}``.
+def encode_chat(
+    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]
+) -> tuple[dict[str, list[int]], tuple[tuple[str, int, int], ...]]:
+    """What the tokenizer's chat template makes of messages ``{"role": ..., "content": ...}``.
 
     After a message of the assistant the ids end inside that message, ready to be continued; after any
     other they end with the prompt for the assistant's answer.
+
+    Returns:
+        ``"input_ids"`` and what else the tokenizer says of each token; and whose the tokens are, as named half-open
+        ranges of all of them: each message by its role, what lies between as ``"template"``. No ranges where only the
+        template could tell, because it changes what the messages say.
 
     Raises:
         InputError: there is no tokenizer or template, no message, or one the template cannot take.
@@ -164,21 +171,70 @@ def encode_chat(tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Ma
                     'pass messages like {"role": "user", "content": "..."}'
                 )
     continues = messages[-1]["role"] == "assistant"
+    how = {"add_generation_prompt": not continues, "continue_final_message": continues}
+    plain = [dict(message) for message in messages]
+    more = {"verbose": False} | ({"return_offsets_mapping": True} if tokenizer.is_fast else {})
     try:
-        encoding: Any = tokenizer.apply_chat_template(
-            [dict(message) for message in messages],
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
-            return_dict=True,
-            tokenizer_kwargs={"verbose": False},
-        )
+        encoding: Any = tokenizer.apply_chat_template(plain, return_dict=True, tokenizer_kwargs=more, **how)
     except (ValueError, TypeError, jinja2.TemplateError) as error:
         raise InputError(f"the chat template refuses these messages: {error}; change the messages") from error
-    return [int(number) for number in encoding["input_ids"]]
+    offsets = encoding.pop("offset_mapping", None)
+    spoken = None if offsets is None else _spoken(tokenizer, plain, how)
+    fields = {name: [int(number) for number in values] for name, values in encoding.items() if name != "attention_mask"}
+    return fields, () if spoken is None else tuple(_by_speaker(plain, offsets, spoken))
 
 
-def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str) -> int:
-    """The one token that a target string means.
+_MARK = "\ue0f0{}\ue0f1"
+"""What stands for a message where a template is read: characters that no message holds."""
+
+
+def _spoken(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, str]], how: Mapping[str, Any]
+) -> list[tuple[int, int]] | None:
+    """Where each message stands in the text that the template makes, as half-open ranges of characters; None where the
+    text is not the template's own parts with the messages between them."""
+    marks = [_MARK.format(i) for i in range(len(messages))]
+    marked = [dict(message) | {"content": mark} for message, mark in zip(messages, marks, strict=True)]
+    try:
+        text: Any = tokenizer.apply_chat_template([dict(each) for each in messages], tokenize=False, **how)
+        rest: Any = tokenizer.apply_chat_template(marked, tokenize=False, **how)
+    except (ValueError, TypeError, jinja2.TemplateError):
+        return None
+    at, found = 0, []
+    for message, mark in zip(messages, marks, strict=True):
+        before, is_there, rest = rest.partition(mark)
+        after = re.split("\ue0f0", rest)[0]
+        if not is_there or not text.startswith(before, at):
+            return None
+        at += len(before)
+        content = message["content"]
+        forms = (content, content.strip(), content.lstrip(), content.rstrip())  # templates like to trim
+        said = next((form for form in forms if text.startswith(form + after, at)), None)
+        if said is None:
+            return None
+        found.append((at, at + len(said)))
+        at += len(said)
+    return found if text[at:] == rest else None
+
+
+def _by_speaker(
+    messages: Sequence[Mapping[str, str]], offsets: Sequence[tuple[int, int]], spoken: Sequence[tuple[int, int]]
+) -> Iterable[tuple[str, int, int]]:
+    """Ranges of tokens by the message that they have characters of, or the template."""
+
+    def speaker(start: int, end: int) -> int | None:
+        return next((i for i, (a, b) in enumerate(spoken) if max(a, start) < min(b, end)), None)
+
+    found = [speaker(start, end) for start, end in offsets]
+    at = 0
+    for who, group in groupby(found):
+        end = at + len(list(group))
+        yield "template" if who is None else messages[who]["role"], at, end
+        at = end
+
+
+def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = "") -> int:
+    """The one token that a target string means; ``whole`` is what the error says of several.
 
     That is, in this order: the only token the text encodes to; the vocabulary entry spelled exactly so
     (``"Ġare"``, ``"▁are"``, ``"##s"``); and, for a tokenizer that puts a space before each text, the
@@ -214,7 +270,7 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str) -> int:
     listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
     raise TargetError(
         f"the target {text[:60]!r} is {len(ids)} tokens: {listed}; "
-        f"pass one of them by its id, such as {ids[0]} for {pieces[0]!r}"
+        f"pass one of them by its id, such as {ids[0]} for {pieces[0]!r}{whole}"
     )
 
 

@@ -180,6 +180,20 @@ class Attribution:
         whole = self._whole(self.word_spans)
         return self._grouped(whole, [words.get(span, "".join(self.tokens[slice(*span)])) for span in whole])
 
+    def by_segment(self) -> Attribution:
+        """The same relevance, summed over the tokens of each segment: the messages of a chat and its template, the two
+        texts that are compared, an encoder's and a decoder's. Each is called by its name.
+
+        Raises:
+            InputError: the attribution was made without segments, or with some that overlap.
+        """
+        named = {(start, end): name for name, start, end in self.segments if start < end}
+        if not named:
+            raise InputError("this attribution has no segments; pass the ranges to spans() instead")
+        whole = self._whole(list(named))
+        texts = [named.get(span, "".join(self.tokens[slice(*span)])) for span in whole]
+        return replace(self._grouped(whole, texts), segments=())
+
     def spans(self, spans: Sequence[tuple[int, int]]) -> Attribution:
         """The same relevance, summed over half-open token ranges; a token in none of them stays alone.
 

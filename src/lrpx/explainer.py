@@ -6,7 +6,6 @@ import sys
 from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
@@ -14,7 +13,7 @@ import torch
 from lrpx._batching import batches, filled
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.errors import InputError, ModelError, TargetError
-from lrpx.inputs import is_many, spread
+from lrpx.inputs import spread
 from lrpx.methods import attribute_all, find
 from lrpx.model import AT_A_TIME, BoundModel, Spec
 from lrpx.parts import Part, Parts
@@ -45,7 +44,8 @@ class Explainer:
     Args:
         model: a language model, a classifier, a question answering or multiple choice model, a text encoder or an image
             classifier of transformers (:class:`~lrpx.tasks.Task`), or a module of your own that takes ``input_ids`` and
-            returns logits, in eval mode. It is run as it is and left as it is.
+            returns logits, in eval mode. It is run as it is and left as it is. A pipeline of transformers is taken
+            apart: its model and its tokenizer or processor are explained.
         tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
         task: what a model predicts whose class does not tell.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
@@ -91,7 +91,7 @@ class Explainer:
         cls,
         name_or_path: str | Path | None = None,
         *,
-        device: str | torch.device | None = None,
+        device: str | int | torch.device | None = None,
         dtype: str | torch.dtype = "auto",
         padding_side: Literal["left", "right"] = "right",
         recompute: bool = False,
@@ -102,7 +102,7 @@ class Explainer:
 
         Args:
             name_or_path: as transformers takes it; None for the small model bundled with LRPx.
-            device: ``"cuda"``, ``"cpu"``, …; where transformers puts it when None.
+            device: ``"cuda"``, ``"cpu"``, the number of an accelerator; where transformers puts it when None.
             dtype: ``"float32"``, ``torch.bfloat16``, …; the checkpoint's own by default.
             padding_side, recompute, compile: see :class:`Explainer`.
             options: passed on to transformers, such as ``attn_implementation="eager"``.
@@ -112,7 +112,7 @@ class Explainer:
         """
         name = None if name_or_path is None else str(name_or_path)
         precision = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
-        place = None if device is None else str(device)
+        place = None if device is None else _place(device)
         return cls.of(Spec(name, precision, place, padding_side, recompute, compile, options).build())
 
     @property
@@ -194,7 +194,8 @@ class Explainer:
             inputs: a text, token ids, or chat messages (``[{"role": "user", "content": "…"}]``); a tuple of two texts
                 (premise and hypothesis, question and context, the two texts to compare); ``(text, [choice, …])`` for
                 multiple choice; an image; what a tokenizer or processor returned. Or a list of these, which runs as
-                padded batches and gives a list. Ids are taken as they are.
+                padded batches and gives a list. Ids are taken as they are, and refused where they begin or end with
+                padding: what a tokenizer returned says by its mask what padding is.
             target: a token or class (a string or an index), or a target such as ``LogProb(" are")``; the
                 model's own prediction by default. A list asks several questions of the input, from one forward pass.
                 For a list of inputs, one for all or a list, which may hold lists.
@@ -234,7 +235,7 @@ class Explainer:
             raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
         chosen = find(method)
         chosen.check(bound)  # before the inputs are read
-        several = is_many(inputs)
+        several = bound.reader.is_many(inputs)
         rows = bound.reader.rows(inputs, decoder) if several else [bound.reader.row(inputs, decoder)]
         asked = {"target": target, "contrast": contrast, "position": position}
         each = {name: spread(value, len(rows), name) if several else [value] for name, value in asked.items()}
@@ -300,7 +301,11 @@ class Explainer:
         ends = [0]
         for length in row.lengths:
             ends.append(ends[-1] + length)
-        segments = zip((segment.name for segment in row.segments), pairwise(ends), strict=True)
+        segments = [
+            (name, start + a, start + b)
+            for segment, start in zip(row.segments, ends, strict=False)
+            for name, a, b in segment.parts or ((segment.name, 0, len(segment)),)
+        ]
         parts = [Part("tokens", found.relevance[i], ("token",)), *(each[i] for each in found.parts.values())]
         return Attribution(
             tokens=described.pieces,
@@ -314,7 +319,7 @@ class Explainer:
             word_spans=described.word_spans,
             word_texts=described.word_texts,
             special=described.special,
-            segments=tuple((name, a, b) for name, (a, b) in segments),
+            segments=tuple(segments),
             ledger=None if found.ledgers is None else found.ledgers[i],
         )
 
@@ -350,6 +355,17 @@ def _progress(count: int, wanted: bool) -> Iterator[Callable[[int], object]]:
 def _versions() -> Mapping[str, str]:
     """The installed versions, looked up once: the search through the environment takes a millisecond."""
     return {package: metadata.version(package) for package in ("lrpx", "torch", "transformers")}
+
+
+def _place(device: Any) -> str:
+    """A device as a spec names it."""
+    number = whole_number(device)
+    if number is None:
+        return str(device)
+    try:
+        return str(torch.device(number))  # of whatever kind of accelerator there is
+    except RuntimeError as error:
+        raise ModelError(f"there is no device {device!r}: {str(error).splitlines()[0]}; pass another device") from error
 
 
 def _target(target: Any, contrast: Any, default: Target) -> Target:

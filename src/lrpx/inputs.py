@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from lrpx import _tokens, tasks
+from lrpx import _encoded, _tokens, tasks
+from lrpx._padding import Padding
 from lrpx._tokens import Tokens
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
@@ -23,21 +22,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Reader", "Row", "Segment"]
 
-DECODERS = ("decoder_input_ids", "decoder_attention_mask")
-"""The fields that are the decoder's text."""
-RANKS = {"pixel_values": 4, "input_features": 3, "input_values": 2}
-"""How many dimensions a batch of images or sounds has."""
-NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
-"""What a tokenizer may give that is not for the model's forward pass."""
+PLAIN = "a text, token ids or chat messages"
+PAIR = "pass them as a tuple: (text, other)"
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of an input: its tokens, and what else the tokenizer says of each (``"token_type_ids"``)."""
+    """A part of an input.
+
+    Args:
+        name: what it is to the model: ``"input"``, ``"encoder"``, …
+        tokens: its tokens.
+        fields: what else the tokenizer says of each (``"token_type_ids"``).
+        parts: named half-open ranges of all its tokens: the messages of a chat and its template; none otherwise.
+    """
 
     name: str
     tokens: Tokens
     fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    parts: tuple[tuple[str, int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens.ids)
@@ -52,11 +55,14 @@ class Row:
             choice; none for an image.
         arguments: the model's arguments that hold no tokens, such as ``pixel_values``, each as a batch of one.
         where: what an error about this row adds: nothing, or its number.
+        ends: how many end-of-text tokens it has, where the model reads the last of them and takes together only rows
+            that have as many.
     """
 
     segments: tuple[Segment, ...]
     arguments: Mapping[str, Tensor] = field(default_factory=dict)
     where: str = ""
+    ends: int = 0
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -106,15 +112,50 @@ class Reader:
         """The most tokens that the model takes, or None for any number."""
         return tasks.context_length(self.model) if self.task.segments else None
 
+    def is_many(self, inputs: Any) -> bool:
+        """Whether the input is several inputs rather than one text, pair of texts, list of ids or chat.
+
+        A tuple of two is one input, or refused; so two rows are for a text encoder, and those of a multiple choice.
+
+        Raises:
+            InputError: a tuple that may be meant as one or as several.
+        """
+        if isinstance(inputs, Mapping):
+            return self.task is not Task.EMBEDDINGS and _encoded.rows_in(inputs, self._rank) > 1
+        if not isinstance(inputs, tuple) or not inputs:
+            return is_many(inputs)
+        texts = all(isinstance(each, str) for each in inputs)
+        if texts and len(inputs) != 2:
+            raise InputError(
+                f"the input is a tuple of {len(inputs)} texts, and two make a pair; pass a list for several inputs"
+            )
+        if texts or len(inputs) != 2:
+            return not texts and is_many(inputs)
+        if self.task is Task.EMBEDDINGS:
+            if all(isinstance(each, tuple) for each in inputs):
+                raise InputError(
+                    "the input is a tuple of two tuples; pass a list for two inputs, [(text, other), (text, other)]"
+                )
+            return False
+        mixed = any(isinstance(each, (str, tuple)) for each in inputs)
+        if is_many(inputs) and not mixed and self.task.together is None:
+            raise InputError(
+                "the input is a tuple of two, and only two texts make a pair; pass a list for two inputs, or the pair "
+                "as tokenizer(text, other) returns it"
+            )
+        return is_many(inputs)
+
     def rows(self, inputs: Any, decoder: Any = None) -> list[Row]:
         """A row for each of several inputs; the decoder's text is one for all, or a list.
 
         Raises:
             InputError: see :meth:`row`; the row is named.
         """
-        many = _each(inputs) if isinstance(inputs, Mapping) else list(inputs)
+        many = _encoded.rows_of(inputs, self._rank) if isinstance(inputs, Mapping) else list(inputs)
         if not many:
             raise InputError("the list of inputs is empty; pass at least one text")
+        if "input_ids" in self.task.arguments:
+            self._padding.refuse_rows(many, self.task.segments[0])
         texts = isinstance(decoder, tuple) and all(isinstance(each, str) for each in decoder)
         several = (
             texts or is_many(decoder) or (isinstance(decoder, (list, tuple)) and any(each is None for each in decoder))
@@ -139,11 +180,12 @@ class Reader:
         try:
             written = self._decoder_ids(_decoder_of(given, decoder))
             segments, arguments = self._read(given)
+            if written is not None:
+                segments = (*segments, self._segment(self.task.segments[-1], {"input_ids": written}))
+            ends = self._ends(segments)
         except InputError as error:
             raise InputError(f"{error}{where}") if where else error from None
-        if written is not None:
-            segments = (*segments, self._segment(self.task.segments[-1], {"input_ids": written}))
-        return Row(segments, arguments, where)
+        return Row(segments, arguments, where, ends)
 
     def position(self, row: Row, position: Any = None) -> int | None:
         """Where the logits of a row are read, from 0; None where they belong to the whole of it.
@@ -158,37 +200,59 @@ class Reader:
 
     # -------------------------------------------------------------------------- what is passed
 
+    @property
+    def _rank(self) -> int:
+        """How many dimensions the ids of several inputs have."""
+        return 3 if self.task is Task.MULTIPLE_CHOICE else 2
+
     def _read(self, given: Any) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
         """The segments but for the decoder's, and the other arguments."""
+        if self.task.together is not None:
+            parts = self._rows_together(given) if _is_encoding(given) else self._texts_together(given)
+            count = len(parts)
+            names = self.task.segments if len(self.task.segments) == count else [f"choice {i}" for i in range(count)]
+            return tuple(self._plain(each, name) for each, name in zip(parts, names, strict=True)), {}
         name = self.task.segments[0] if self.task.segments else "input"
-        if isinstance(given, Mapping) and self.task.together is not None:
-            raise InputError(
-                f"the input is {type(given).__name__}, and a {self.task.title} takes several texts; pass them as a "
-                "tuple: (text, other), or (text, [choice, choice]) for multiple choice"
-            )
-        if isinstance(given, Mapping) and not {"role", "content"} <= set(given):
+        if _is_encoding(given):
             if {"question", "context"} <= set(given):
-                return (self._segment(name, self._texts(given["question"], given["context"])),), {}
+                return (self._plain((given["question"], given["context"]), name),), {}
             return self._processed(given, name)
-        if self.task is Task.MULTIPLE_CHOICE:
-            text, choices = _choices(given)
-            pairs = [self._texts(text, choice) for choice in choices]
-            return tuple(self._segment(f"{name} {i}", each) for i, each in enumerate(pairs)), {}
-        if self.task is Task.EMBEDDINGS:
-            if not (isinstance(given, (tuple, list)) and len(given) == 2):
-                raise InputError("a text encoder compares two texts; pass them as a tuple: (text, other)")
-            both = zip(self.task.segments, given, strict=True)
-            return tuple(self._segment(each, self._fields(one, each)) for each, one in both), {}
         if self.task.arguments[0] != "input_ids":
             return (), self._signal(given)
-        return (self._segment(name, self._fields(given, name)),), {}
+        return (self._plain(given, name),), {}
 
-    def _fields(self, given: Any, name: str) -> dict[str, list[int]]:
-        """What a text, a pair of texts, chat messages or token ids are to the model, token by token."""
+    def _texts_together(self, given: Any) -> Sequence[Any]:
+        """The two inputs to compare, or each choice beside its text."""
+        if self.task is Task.MULTIPLE_CHOICE:
+            text, choices = _choices(given)
+            return [(text, choice) for choice in choices]
+        if not (isinstance(given, (tuple, list)) and len(given) == 2):
+            raise InputError(f"a text encoder compares two texts; {PAIR}")
+        return given
+
+    def _rows_together(self, given: Mapping[str, Any]) -> Sequence[Any]:
+        """The same, as the rows of what a tokenizer returned."""
+        if _encoded.depth(given.get("input_ids")) == 3:  # [1, C, T], as the model takes one question
+            given = {key: value[0] for key, value in given.items() if value is not None}
+        rows = _encoded.rows_of(given)
+        if len(rows) < 2 or (self.task is Task.EMBEDDINGS and len(rows) > 2):
+            raise InputError(
+                f"the input is {type(given).__name__}, and a {self.task.title} takes several texts; {PAIR}, "
+                "or (text, [choice, choice]) for multiple choice; or what the tokenizer returns of all of them"
+            )
+        return rows
+
+    def _plain(self, given: Any, name: str) -> Segment:
+        """A text, a pair of texts, chat messages, token ids or what a tokenizer returned of one of them."""
+        if _is_encoding(given):
+            (segment,), arguments = self._processed(given, name)
+            if arguments:
+                raise InputError(f"the {name} has {', '.join(arguments)} besides its tokens; pass the tokens alone")
+            return segment
         if isinstance(given, str):
-            return _tokens.encode(self.text_tokenizer, given)
+            return self._segment(name, _tokens.encode(self.text_tokenizer, given))
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
-            return self._texts(*given)
+            return self._segment(name, self._pair(*given))
         if hasattr(given, "ndim"):  # a tensor or an array
             given = given[0] if given.ndim == 2 and len(given) == 1 else given
             if given.ndim != 1:
@@ -196,26 +260,46 @@ class Reader:
                     f"the {name} has shape {list(given.shape)}; pass the token ids of one text as a flat list"
                 )
             given = given.tolist()
-        if isinstance(given, Sequence) and not isinstance(given, bytes):
-            if given and all(isinstance(message, Mapping) for message in given):
-                return {"input_ids": _tokens.encode_chat(self.text_tokenizer, given)}
-            if not given:
-                raise InputError(f"the {name} has no token ids; pass at least one")
-            ids = [whole_number(each) for each in given]
-            whole = [i for i in ids if i is not None]
-            if len(whole) == len(ids):
-                self._refuse_unknown(whole)
-                return {"input_ids": whole}
+        if isinstance(given, list) and len(given) == 1 and _encoded.depth(given) == 2:
+            return self._plain(given[0], name)
+        if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
+            mend = "decode it: given.decode()" if isinstance(given, (bytes, bytearray)) else f"pass {PLAIN}"
+            raise InputError(f"the {name} is {type(given).__name__}; {mend}")
+        if given and all(isinstance(message, Mapping) for message in given):
+            fields, parts = _tokens.encode_chat(self.text_tokenizer, given)
+            return self._segment(name, fields, parts)
+        if not given:
+            raise InputError(f"the {name} has no token ids; pass at least one")
+        ids = [whole_number(each) for each in given]
+        whole = [i for i in ids if i is not None]
+        if len(whole) != len(ids):
             other = type(given[ids.index(None)]).__name__
+            listed = "; several inputs are a list, one input a text" if other == "str" else ""
+            raise InputError(f"the {name} is a {type(given).__name__} that holds {other}; pass {PLAIN}{listed}")
+        self._refuse_unknown(whole)
+        self._padding.refuse(whole, name)
+        return self._segment(name, {"input_ids": whole})
+
+    def _pair(self, text: str, other: str) -> dict[str, list[int]]:
+        """A pair of texts in one input, which the tokenizer must keep apart."""
+        if self.task in (Task.CAUSAL, Task.SEQ2SEQ, Task.SPEECH):
             raise InputError(
-                f"the {name} is a {type(given).__name__} that holds {other}; pass a text, token ids or chat messages"
+                f"the input is a pair of texts, and a {self.task.title} takes one; pass a list for two inputs, or one "
+                "text that holds both"
             )
-        raise InputError(f"the {name} is {type(given).__name__}; pass a text, token ids or chat messages")
+        fields = _tokens.encode(self.text_tokenizer, text, other)
+        tokenizer = self.text_tokenizer
+        apart = tokenizer.num_special_tokens_to_add(True) > tokenizer.num_special_tokens_to_add(False)
+        if not apart and len(set(fields.get("token_type_ids", ()))) < 2:
+            raise InputError(
+                f"the tokenizer, {type(tokenizer).__name__}, puts nothing between a pair of texts; pass one text with "
+                "what the model was trained to see between them"
+            )
+        return fields
 
-    def _texts(self, text: Any, pair: Any) -> dict[str, list[int]]:
-        return _tokens.encode(self.text_tokenizer, text, pair)
-
-    def _segment(self, name: str, fields: Mapping[str, Sequence[int]]) -> Segment:
+    def _segment(
+        self, name: str, fields: Mapping[str, Sequence[int]], parts: tuple[tuple[str, int, int], ...] = ()
+    ) -> Segment:
         """A segment, when the model can take it."""
         ids = fields["input_ids"]
         size = tasks.first_weight(self.model).shape[0]
@@ -232,7 +316,7 @@ class Reader:
             for each, values in fields.items()
             if each != "input_ids" and len(values) == len(ids) and tasks.accepts(self.model, each)
         }
-        return Segment(name, _tokens.describe(self.text_tokenizer, ids), others)
+        return Segment(name, _tokens.describe(self.text_tokenizer, ids), others, parts)
 
     def _refuse_unknown(self, ids: Sequence[int]) -> None:
         size = tasks.first_weight(self.model).shape[0]
@@ -241,45 +325,35 @@ class Reader:
             raise InputError(f"token id {wrong} is outside the model's vocabulary; pass ids 0 to {size - 1}")
 
     def _processed(self, given: Mapping[str, Any], name: str) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
-        """What a tokenizer or a processor returned for one input, carried as it is, without the padding."""
-        fields = {
-            key: _field(key, value)
-            for key, value in given.items()
-            if value is not None and not key.startswith(NO_INPUT) and key not in DECODERS
-            if key in ("input_ids", "attention_mask") or tasks.accepts(self.model, key)
-        }
-        found: tuple[Segment, ...] = ()
-        if "input_ids" in fields:
-            ids = _flat(fields["input_ids"])
-            if ids.ndim != 1 or not len(ids) or ids.is_floating_point():
-                told = _told(fields["input_ids"])
-                raise InputError(f"the input_ids are {told}; pass the whole numbers of one input, or of a batch")
-            kept = _flat(fields.get("attention_mask", torch.ones_like(ids)))
-            if kept.shape != ids.shape:
-                raise InputError("the attention_mask and the input_ids differ in shape; pass both as they were made")
-            kept = kept.bool()
-            inside = kept.nonzero()[:, 0].tolist()
-            if not inside or inside != list(range(inside[0], inside[-1] + 1)):
-                raise InputError("the attention_mask hides tokens between others; leave these tokens out of the input")
-            per_token = {}
-            for key in [key for key in fields if key != "attention_mask"]:
-                value = _flat(fields[key])
-                if value.shape == ids.shape and not value.is_floating_point():
-                    per_token[key] = [int(each) for each in value[kept]]
-                    del fields[key]
-                elif value.ndim <= 1:
-                    raise InputError(
-                        f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token"
-                    )
-            fields.pop("attention_mask", None)
-            self._refuse_unknown(per_token["input_ids"])
-            found = (self._segment(name, per_token),)
-        elif "input_ids" in self.task.arguments or not fields:
+        """What a tokenizer or a processor returned for one input."""
+        found = _encoded.read(given, lambda argument: tasks.accepts(self.model, argument))
+        if found.per_token:
+            ids = found.per_token["input_ids"]
+            self._refuse_unknown(ids)
+            if not found.has_mask:
+                self._padding.refuse(ids, name)
+            return (self._segment(name, found.per_token),), found.arguments
+        if "input_ids" in self.task.arguments or not found.arguments:
             wanted = "input_ids" if self.task.segments else tasks.signal_argument(self.model, self.task)
             raise InputError(
                 f"the {name} is {type(given).__name__} without {wanted}; pass what the tokenizer returned, or a text"
             )
-        return found, {key: _as_batch(key, value) for key, value in fields.items()}
+        return (), found.arguments
+
+    def _ends(self, segments: Sequence[Segment]) -> int:
+        """How many end-of-text tokens there are, where an encoder-decoder classifier reads the last."""
+        end = tasks.end_read(self.model, self.task)
+        found = 0 if end is None else segments[0].tokens.ids.count(end)
+        if end is not None and not found:
+            raise InputError(
+                f"{type(self.model).__name__} reads the end-of-text token (id {end}), and the input has none; pass ids "
+                "that end with it, as the tokenizer makes them"
+            )
+        return found
+
+    @cached_property
+    def _padding(self) -> Padding:
+        return Padding.of(self.text_tokenizer, tasks.text_config(self.model))
 
     def _signal(self, given: Any) -> dict[str, Tensor]:
         """An image or a sound, as its processor reads it; a floating-point tensor is what a processor made."""
@@ -312,7 +386,7 @@ class Reader:
                 raise InputError(f"{type(self.model).__name__} has no decoder of its own; leave decoder out")
             return None
         if decoder is not None and not isinstance(decoder, str):
-            return self._fields(decoder, "decoder")["input_ids"]
+            return list(self._plain(decoder, "decoder").tokens.ids)
         start = next(
             (
                 found
@@ -377,7 +451,7 @@ def is_many(inputs: Any) -> bool:
     (False, True)
     """
     if isinstance(inputs, Mapping):
-        return _rows_of(inputs) > 1
+        return _encoded.rows_in(inputs) > 1
     if hasattr(inputs, "ndim"):
         return bool(inputs.ndim in (2, 4) and len(inputs) > 1)  # rows of ids, or images
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Sequence):
@@ -407,53 +481,9 @@ def spread(value: Any, count: int, name: str) -> list[Any]:
     return list(value)
 
 
-def _rows_of(batch: Mapping[str, Any]) -> int:
-    """How many inputs there are in what a tokenizer or processor returned."""
-    name = next((key for key in ("input_ids", *RANKS) if key in batch), None)
-    value = None if name is None else batch[name]
-    if isinstance(value, (list, tuple)):
-        is_batch = bool(value) and (isinstance(value[0], (list, tuple)) or hasattr(value[0], "ndim"))
-        is_batch = is_batch and (name == "input_ids" or getattr(value[0], "ndim", 0) == RANKS[str(name)] - 1)
-    else:
-        is_batch = getattr(value, "ndim", 0) == (2 if name == "input_ids" else RANKS.get(str(name), 0))
-    return len(value) if is_batch and value is not None else 1
-
-
-def _each(batch: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a tokenizer or processor returned for several inputs, each as a batch of one."""
-    count = _rows_of(batch)
-    if count == 1:
-        return [dict(batch)]
-    held = {key: value for key, value in batch.items() if value is not None and hasattr(value, "__len__")}
-    uneven = next((key for key, value in held.items() if len(value) != count), None)
-    if uneven is not None:
-        raise InputError(f"{uneven} has {len(held[uneven])} rows for {count} inputs; pass one input at a time")
-    return [{key: value[i : i + 1] for key, value in held.items()} for i in range(count)]
-
-
-def _field(name: str, value: Any) -> Tensor:
-    """A field as a tensor, whatever a tokenizer or processor returned: lists, arrays, lists of arrays, tensors."""
-    try:
-        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
-            value = torch.stack(tuple(value))
-        return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
-    except (TypeError, ValueError, RuntimeError):
-        told = f"a {type(value).__name__} that is no array of numbers"
-        raise InputError(f"the {name} are {told}; pass what the tokenizer returned, or leave them out") from None
-
-
-def _flat(value: Tensor) -> Tensor:
-    """A field of tokens without the dimension of a batch of one."""
-    return value[0] if value.ndim == 2 and len(value) == 1 else value
-
-
-def _as_batch(name: str, value: Tensor) -> Tensor:
-    """A field that holds no tokens, as a batch of one if it was not one yet."""
-    return value[None] if value.ndim == RANKS.get(name, value.ndim) - 1 else value
-
-
-def _told(value: Tensor) -> str:
-    return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
+def _is_encoding(given: Any) -> bool:
+    """Whether this is what a tokenizer returns, and no chat message."""
+    return isinstance(given, Mapping) and not {"role", "content"} <= set(given)
 
 
 def _decoder_of(given: Any, decoder: Any) -> Any:
@@ -462,12 +492,7 @@ def _decoder_of(given: Any, decoder: Any) -> Any:
         return decoder
     if decoder is not None:
         raise InputError("the decoder's text is given twice, as decoder_input_ids and as decoder; pass one of them")
-    ids = _flat(_field("decoder_input_ids", given["decoder_input_ids"]))
-    mask = given.get("decoder_attention_mask")
-    kept = torch.ones_like(ids) if mask is None else _flat(_field("decoder_attention_mask", mask))
-    if ids.ndim != 1 or kept.shape != ids.shape or ids.is_floating_point():
-        raise InputError(f"the decoder_input_ids are {_told(ids)}; pass those of one input, with their mask")
-    return ids[kept.bool()].tolist()
+    return _encoded.decoder_ids(given)
 
 
 def _choices(given: Any) -> tuple[str, Sequence[str]]:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lrpx import _tokens, tasks
 from lrpx._batching import Batch, batch_of, batches, widths
-from lrpx._loading import load_pretrained
+from lrpx._loading import load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._passes import Pass
 from lrpx.engine import propagate
@@ -50,6 +50,14 @@ LOOKED_AT = 1024
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
 
+_WHOLE_ANSWER = {
+    Task.CAUSAL: "to explain a whole answer, token by token, write it after the text and pass position=[…], the places "
+    "before its tokens, and target=[…], their ids",
+    Task.SEQ2SEQ: "to explain a whole answer, token by token, pass it as decoder, with position=[…], the places before "
+    "its tokens, and target=[…], their ids",
+}
+"""What an error says of a target of several tokens."""
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -72,7 +80,7 @@ class Spec:
     padding_side: Literal["left", "right"] = "right"
     recompute: bool = False
     compile: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a dict has no hash
 
     def build(self) -> BoundModel:
         """Load the model and its tokenizer, with the class its config names, in eval mode.
@@ -82,8 +90,9 @@ class Spec:
             InputError: there is no such dtype.
         """
         name = str(BUNDLED if self.name is None else self.name)
-        module, tokenizer = load_pretrained(name, self.dtype, dict(self.options))
         try:
+            torch.empty(0, device=self.device)  # before a large model is loaded in vain
+            module, tokenizer = load_pretrained(name, self.dtype, dict(self.options))
             module = module if self.device is None else module.to(self.device)
         except (RuntimeError, AssertionError) as error:
             first = str(error).splitlines()[0]
@@ -114,7 +123,8 @@ class BoundModel:
     """A user's module with its tokenizer, its task, and the ways to run it. The module is left as it is.
 
     Args:
-        module: a model of transformers, or one of your own that takes ``input_ids`` and returns logits, in eval mode.
+        module: a model of transformers, or one of your own that takes ``input_ids`` and returns logits, in eval mode;
+            or a pipeline of transformers, which is taken apart.
         tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
         task: what it predicts; by its class when None.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
@@ -138,10 +148,16 @@ class BoundModel:
         compile: bool = False,
         spec: Spec | None = None,
     ) -> None:
+        module, tokenizer = taken_apart(module, tokenizer)
         if not isinstance(module, torch.nn.Module):
             raise ModelError(
                 f"the model is {type(module).__name__}; pass a model, or use Explainer.from_pretrained(name_or_folder)"
             )
+        if tokenizer is not None and not callable(tokenizer):
+            mend = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
+            if not isinstance(tokenizer, str):
+                mend = "a tokenizer or processor of transformers, such as PreTrainedTokenizerFast(tokenizer_object=…)"
+            raise InputError(f"the tokenizer is {type(tokenizer).__name__}, which reads no text; pass {mend}")
         for name, value in (("recompute", recompute), ("compile", compile)):
             if not isinstance(value, bool):
                 raise InputError(f"{name} is {value!r}; pass True or False")
@@ -171,9 +187,9 @@ class BoundModel:
 
     @property
     def name(self) -> str:
-        """How results call the model: its name on the Hub, its folder, or its class."""
+        """How results call the model: its name on the Hub, that of its folder without the way there, or its class."""
         name = str(getattr(self.config, "name_or_path", None) or type(self.module).__name__)
-        return "lrpx bundled model" if name == str(BUNDLED) else name
+        return "lrpx bundled model" if name == str(BUNDLED) else short_name(name)
 
     @property
     def revision(self) -> str | None:
@@ -231,7 +247,8 @@ class BoundModel:
             TargetError: there is no such token or class.
         """
         if self.task.logits == "tokens":
-            return _tokens.token_id(self.reader.text_tokenizer, text)
+            whole = _WHOLE_ANSWER.get(self.task, "")
+            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "")
         if self.task.logits != "classes":
             raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
         labels = dict(getattr(self.config, "label2id", None) or {})
@@ -256,7 +273,7 @@ class BoundModel:
     def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
         """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its softmax
         probability; of an answer, its place and the index of its start. None where nothing is predicted."""
-        if self.task.reads == "embeddings":
+        if self.task.reads == "embeddings" or logits.numel() == 1:  # a reranker's score, say
             return None
         if self.task.reads == "span":
             best = Span().resolved(self.index, logits)
@@ -280,13 +297,16 @@ class BoundModel:
     @cached_property
     def can_batch(self) -> bool:
         """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier also
-        needs to know the padding token to find each row's last one, and XLNet's takes the last of all."""
+        needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an encoder's and
+        decoder's the last end of a text, which padding must not be."""
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):
             return self.task is Task.CAUSAL and self.padding_side == "right"
         takes_last = getattr(self.config, "summary_type", None) == "last"
-        return self.task.reads != "whole" or (self._pad_id is not None and not takes_last)
+        end = tasks.end_read(self.module, self.task)
+        pads_end = end is not None and end == self._pad_id
+        return self.task.reads != "whole" or (self._pad_id is not None and not takes_last and not pads_end)
 
     @property
     def pads_up(self) -> bool:
@@ -295,8 +315,7 @@ class BoundModel:
 
     @property
     def _pad_id(self) -> int | None:
-        config = self.config
-        found = None if config is None else getattr(config.get_text_config(), "pad_token_id", None)
+        found = getattr(tasks.text_config(self.module), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
     def batch(self, questions: Questions, *, exactly: bool = False) -> Batch:
@@ -307,10 +326,17 @@ class BoundModel:
             exactly: not padded up to a size that code is compiled for.
 
         Raises:
-            ModelError: choices of unequal length for a model that reads the last token of each.
+            ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
+                for one that takes no attention mask.
         """
         takes_last = getattr(self.config, "summary_type", None) == "last"
-        if self.task.together == "choices" and takes_last and any(len(set(row.lengths)) > 1 for row in questions.rows):
+        uneven = self.task.together is not None and any(len(set(row.lengths)) > 1 for row in questions.rows)
+        if uneven and not self.accepts("attention_mask"):
+            raise ModelError(
+                f"{type(self.module).__name__} takes no attention_mask and would read the padding of the shorter text; "
+                "pass texts of equal length, in tokens"
+            )
+        if self.task.together == "choices" and takes_last and uneven:
             raise ModelError(
                 f"{type(self.module).__name__} reads the last token of each choice, which padding would be; pass "
                 "choices of equal length"

@@ -54,6 +54,7 @@ class Part:
     axes: tuple[str, ...]
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     _sizes: dict[str, int] = field(init=False, repr=False)
+    _kept: Tensor = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not _is_name(self.name):
@@ -61,6 +62,9 @@ class Part:
         values = self.values
         if not isinstance(values, Tensor) or values.layout != torch.strided or not values.is_floating_point():
             raise ResultError(f"the values of part {self.name!r} are no floating-point tensor; pass one, not sparse")
+        if values.element_size() < 2:  # float8 and less: torch cannot even add them up
+            kind = str(values.dtype).removeprefix("torch.")
+            raise ResultError(f"the values of part {self.name!r} are {kind}; pass float16 or wider")
         axes = self.axes if isinstance(self.axes, str) else tuple(self.axes)
         if isinstance(axes, str) or not all(map(_is_name, axes)):
             raise ResultError(f"the axes of part {self.name!r} are {axes!r}; pass a tuple of names: ('token',)")
@@ -81,23 +85,29 @@ class Part:
                     "pass one for each"
                 )
             labels[axis] = tuple(names)
-        object.__setattr__(self, "values", frozen(values))
+        del self.__dict__["values"]  # they are read by __getattr__
+        object.__setattr__(self, "_kept", frozen(values))
         object.__setattr__(self, "_sizes", sizes)
         object.__setattr__(self, "axes", axes)
         object.__setattr__(self, "labels", MappingProxyType(labels))
 
+    def __getattr__(self, name: str) -> Any:
+        if name != "values":
+            raise AttributeError(f"a part has no {name}")
+        return frozen(self._kept)  # a copy, for what no tensor can refuse: dlpack, vmap, a pointer
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Part):
             return NotImplemented
-        described = (self.name, self.axes, self.labels, self.values.dtype)
-        return described == (other.name, other.axes, other.labels, other.values.dtype) and torch.equal(
-            self.values, other.values
+        described = (self.name, self.axes, self.labels, self._kept.dtype)
+        return described == (other.name, other.axes, other.labels, other._kept.dtype) and torch.equal(
+            self._kept, other._kept
         )
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Part({self}, {str(self.values.dtype).removeprefix('torch.')})"
+        return f"Part({self}, {str(self._kept.dtype).removeprefix('torch.')})"
 
     def __str__(self) -> str:
         return f"{self.name} [{' × '.join(f'{axis} {size}' for axis, size in self.shape.items())}]"
@@ -210,7 +220,7 @@ class Frozen(Tensor):
 
         def copied(value: Any) -> Any:
             if isinstance(value, Frozen):
-                value = value.as_subclass(Tensor)
+                value = Tensor.as_subclass(value, Tensor)
                 if not look:
                     with torch.inference_mode(False):  # where a tensor knows how often it was changed
                         value = value.clone()
@@ -234,6 +244,10 @@ class Frozen(Tensor):
                 raise _refusal()
             return tree_map(kept, result)
 
+    def as_subclass(self, cls: type[Tensor]) -> Any:
+        """A copy as another kind of tensor; torch does not pass this method on either."""
+        return self.clone().as_subclass(cls)
+
     def set_(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refused, like every other method that writes; torch does not pass this one on.
 
@@ -246,7 +260,7 @@ class Frozen(Tensor):
 def frozen(values: Tensor) -> Tensor:
     """A copy of a tensor, without its graph, that cannot be written into."""
     if isinstance(values, Frozen):
-        return values
+        values = Tensor.as_subclass(values, Tensor)
     with torch.inference_mode(False):
         return values.detach().clone().as_subclass(Frozen)
 

@@ -16,6 +16,7 @@ True
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +27,7 @@ from torch.autograd import Function
 from lrpx._kernels import ratio as ratio
 from lrpx._kernels import scaled_on_entry
 from lrpx._kernels import with_gradient_of as with_gradient_of
+from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,9 +144,16 @@ def signal_take_all(op: Operation, /, gate: Tensor, signal: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Epsilon:
-    """LRP-ε: ``R_i = Σ_j x_i w_ij / (z_j + ε·sign z_j) · R_j``, with sign(0) = +1 (Bach 2015; Arras 2025, D.1)."""
+    """LRP-ε: ``R_i = Σ_j x_i w_ij / (z_j + ε·sign z_j) · R_j``, with sign(0) = +1 (Bach 2015; Arras 2025, D.1).
+
+    Raises:
+        MethodError: ε is no finite number from 0.
+    """
 
     epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _refuse_negative("epsilon", self.epsilon)
 
     def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``z`` with the gradient of ``z · [z / (z + ε·sign z)]detach``."""
@@ -171,9 +180,15 @@ class ZPlus:
 class Gamma:
     """Generalised LRP-γ: contributions of the sign of ``z_j`` are favoured, ``z_ij + γ·z_ij^±`` over the
     sum of the same, ``±`` the sign of ``z_j`` (Achtibat et al. 2024, Eq. 24).
+
+    Raises:
+        MethodError: γ is no finite number from 0.
     """
 
     gamma: float = 0.25
+
+    def __post_init__(self) -> None:
+        _refuse_negative("gamma", self.gamma)
 
     def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """``z`` with the gradient of ``z^γ · [z / z^γ]detach``."""
@@ -181,6 +196,12 @@ class Gamma:
         positive, negative = _signed_parts(op, x, weight, bias)
         favoured = z + self.gamma * torch.where(z.detach() >= 0, positive, negative)
         return with_gradient_of(z, favoured * ratio(z.detach(), favoured.detach()).to(z.dtype))
+
+
+def _refuse_negative(name: str, value: Any) -> None:
+    """Below 0 a denominator may vanish, or change its sign, where no term of it does."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise MethodError(f"{name} is {value!r}; pass a finite number, at least 0")
 
 
 def _signed_parts(op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:

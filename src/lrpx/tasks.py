@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -21,7 +22,7 @@ from lrpx._modules import named_modules
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from torch.nn import Module
 
@@ -129,6 +130,11 @@ def task_of_class(model_class: type) -> Task:
     for kind in (kind.__name__ for kind in model_class.__mro__):
         if kind in listed:
             return listed[kind]
+        if f"{kind}Simple" in listed:
+            raise ModelError(
+                f"{model_class.__name__} searches for answers by beams, whose scores are not logits of places; load "
+                f"{kind}Simple, or use lrpx.propagate(model, recipe)"
+            )
         for suffix, task in suffixes.items():
             if kind.endswith(suffix):
                 return task
@@ -140,17 +146,30 @@ def task_of_class(model_class: type) -> Task:
 
 
 def accepts(model: Module, argument: str) -> bool:
-    """Whether the model's forward pass takes an argument of this name."""
+    """Whether the model's forward pass takes an argument of this name, or hands it on to a model inside that does, as
+    the adapters of peft do."""
     forward = model.forward
     of_class = getattr(type(model), "forward", None)
     if getattr(forward, "__func__", None) is of_class:
-        return argument in _parameters(of_class)
-    return argument in inspect.signature(forward).parameters  # an instance's own, as hooks of accelerate set it
+        found = _parameters(of_class)
+    else:
+        found = _parameters.__wrapped__(forward)  # an instance's own, as hooks of accelerate set it
+    if argument in found:
+        return True
+    find: Any = getattr(model, "get_base_model", None) if ANY in found else None
+    inner = model if find is None else find()
+    return inner is not model and accepts(inner, argument)
+
+
+ANY = "**"
+"""What stands for arguments of any name among those of a function."""
 
 
 @lru_cache(maxsize=32)
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
+    found = inspect.signature(function).parameters
+    takes_any = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in found.values())
+    return frozenset([*found, ANY] if takes_any else found)
 
 
 def input_embedding(model: Module) -> tuple[str, Module]:
@@ -170,6 +189,15 @@ def input_embedding(model: Module) -> tuple[str, Module]:
             "use lrpx.propagate(model, recipe) and ask for relevance at a module of your choice"
         )
     return path, module
+
+
+def end_read(model: Module, task: Task) -> int | None:
+    """The end-of-text token that an encoder-decoder classifier reads its class at; None for other models."""
+    config: Any = getattr(model, "config", None)
+    if task is not Task.CLASSIFICATION or not getattr(config, "is_encoder_decoder", False):
+        return None
+    end = getattr(config, "eos_token_id", None)
+    return end if isinstance(end, int) else None
 
 
 def active_dropout(model: Module) -> str | None:
@@ -221,13 +249,19 @@ def first_weight(model: Module) -> Tensor:
     return weight if isinstance(weight, Tensor) else next(model.parameters())
 
 
+def text_config(model: Module) -> Any:
+    """What the model's config says of text: a part of it where there are images too; None where there is no config."""
+    config = getattr(model, "config", None)
+    part = getattr(config, "get_text_config", None)
+    return config if part is None else part()
+
+
 def context_length(model: Module) -> int | None:
     """The most tokens the model has positions for, or None when it has no such limit (T5, BLOOM, Mamba).
 
     A tokenizer's ``model_max_length`` is advice, and no limit.
     """
-    config: Any = getattr(model, "config", None)
-    positions = None if config is None else getattr(config.get_text_config(), "max_position_embeddings", None)
+    positions = getattr(text_config(model), "max_position_embeddings", None)
     return positions - _first_position(model) if isinstance(positions, int) and positions > 0 else None
 
 
@@ -277,34 +311,89 @@ def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Ten
     mask = inputs.get(MASKS["input_ids"])
     if task.reads == "position":
         assert positions is not None
-        with only_rows(model, positions) as read:
-            yield lambda output: read(_logits(output))
+        wide = _width(inputs.get(task.arguments[-1]))
+        with only_rows(model, positions, wide) as read:
+            yield lambda output: read(_logits(output, model, task, len(positions)))
     elif task.reads == "span":
-        yield lambda output: _span(output, mask)
+        yield lambda output: _span(output, mask, model, task)
     elif task.reads == "embeddings":
-        yield lambda output: _embedded(output, mask)
+        yield lambda output: _embedded(output, mask, model, task)
     else:
-        yield lambda output: _logits(output).unsqueeze(1)
+        first = next((value for value in inputs.values() if isinstance(value, Tensor)), None)
+        yield lambda output: _logits(output, model, task, None if first is None else len(first)).unsqueeze(1)
 
 
-def _logits(output: Any) -> Tensor:
+def _width(ids: Any) -> int | None:
+    return ids.shape[-1] if isinstance(ids, Tensor) else None
+
+
+def _logits(output: Any, model: Module, task: Task, rows: int | None) -> Tensor:
+    """``[B, T, V]``, or ``[B, V]`` where they belong to the whole of an input.
+
+    Raises:
+        ModelError: the model returned something else.
+    """
+    found: Any = _named(output, "logits")
+    shape = ("B", "T", "V") if task.reads == "position" else ("B", "V")
+    fits = isinstance(found, Tensor) and found.ndim == len(shape) and found.is_floating_point()
+    if fits and rows in (None, len(found)):
+        logits: Tensor = found
+        return logits
+    wanted = f"logits [{', '.join(shape)}], a row for each of {rows} inputs"
+    raise ModelError(_other_output(found, model, task, wanted))
+
+
+def _named(output: Any, name: str) -> Any:
+    """What a model returned by this name, or first."""
     if isinstance(output, Tensor):
         return output
-    found: Tensor = output["logits"] if "logits" in output else output[0]
-    return found
+    if isinstance(output, Mapping) and name in output:
+        return output[name]
+    if isinstance(getattr(output, name, None), Tensor):
+        return getattr(output, name)
+    ordered = isinstance(output, (tuple, list)) or hasattr(output, "to_tuple")  # not a dict, whose order says nothing
+    return output[0] if ordered and len(output) else output
 
 
-def _span(output: Any, mask: Tensor | None) -> Tensor:
-    """``[B, 1, 2T]``: the logits of a span's start, then those of its end; none at padding."""
-    found = [output["start_logits"], output["end_logits"]]
+def _other_output(found: Any, model: Module, task: Task, wanted: str) -> str:
+    told = type(found).__name__
+    if isinstance(found, Tensor):
+        told = f"a tensor {list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
+    elif isinstance(found, Mapping):
+        told = f"{told} of {', '.join(map(str, found)) or 'nothing'}"
+    return (
+        f"{type(model).__name__} returned {told}, and a {task.title} returns {wanted}; return these, as a tensor, as "
+        'the first of a tuple or as "logits", or say with task= what it predicts'
+    )
+
+
+def _span(output: Any, mask: Tensor | None, model: Module, task: Task) -> Tensor:
+    """``[B, 1, 2T]``: the logits of a span's start, then those of its end; none at padding.
+
+    Raises:
+        ModelError: the model returned something else.
+    """
+    named = isinstance(output, Mapping) and {"start_logits", "end_logits"} <= set(output)
+    found = [output["start_logits"], output["end_logits"]] if named else []
+    if isinstance(output, (tuple, list)):
+        found = list(output[:2])
+    if not (len(found) == 2 and all(isinstance(each, Tensor) and each.ndim == 2 for each in found)):
+        raise ModelError(_other_output(output, model, task, "start_logits and end_logits [B, T]"))
     if mask is not None:
         found = [each.masked_fill(mask == 0, -torch.inf) for each in found]
     return torch.cat(found, -1).unsqueeze(1)
 
 
-def _embedded(output: Any, mask: Tensor | None) -> Tensor:
-    """``[B, 1, 2d]``: the mean of each text's hidden states, of the two texts of a row one after the other."""
-    hidden = output["last_hidden_state"] if "last_hidden_state" in output else output[0]
+def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task) -> Tensor:
+    """``[B, 1, 2d]``: the mean of each text's hidden states, of the two texts of a row one after the other.
+
+    Raises:
+        ModelError: the model returned something else.
+    """
+    hidden = _named(output, "last_hidden_state")
+    fits = isinstance(hidden, Tensor) and hidden.ndim == 3 and len(hidden) % 2 == 0
+    if not fits or (mask is not None and hidden.shape[:2] != mask.shape):
+        raise ModelError(_other_output(hidden, model, task, "hidden states [B, T, d]"))
     kept = torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
     weights = (kept / kept.sum(-1, keepdim=True)).to(hidden.dtype)
     pooled = torch.einsum("bt,btd->bd", weights, hidden)
@@ -312,10 +401,15 @@ def _embedded(output: Any, mask: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def only_rows(model: Module, positions: Tensor) -> Iterator[Callable[[Tensor], Tensor]]:
+def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iterator[Callable[[Tensor], Tensor]]:
     """Send only the rows at ``positions`` ``[B, n]`` of each sequence through the language-model head.
 
     The head's hidden states ``[B, T, d]`` become ``[B, n, d]``.
+
+    Args:
+        model: the model.
+        positions: ``[B, n]``.
+        wide: how many tokens it is given, where that is known.
 
     Yields:
         What reads the logits ``[B, n, V]`` at the positions from those that the model gives, whether its head saw all
@@ -335,6 +429,11 @@ def only_rows(model: Module, positions: Tensor) -> Iterator[Callable[[Tensor], T
         return (_at(hidden, positions), *args[1:])
 
     def read(logits: Tensor) -> Tensor:
+        if not selected and wide is not None and logits.shape[1] < wide:
+            raise ModelError(
+                f"{type(model).__name__} returned logits of {logits.shape[1]} places for {wide} tokens; return those "
+                "of every token, or say with task= what it predicts"
+            )
         return logits if selected or logits.shape[1] == positions.shape[1] == 1 else _at(logits, positions)
 
     head = getattr(model, "get_output_embeddings", lambda: None)()

@@ -259,7 +259,7 @@ def test_a_single_token_has_it_all():
     shared=st.integers(1, 3),
     width=st.sampled_from([2, 4]),
     layers=st.integers(1, 4),
-    ids=st.lists(st.integers(0, 30), min_size=1, max_size=12),
+    ids=st.lists(st.integers(1, 30), min_size=1, max_size=12),
     data=st.data(),
 )
 def test_any_llama_closes(groups, shared, width, layers, ids, data):

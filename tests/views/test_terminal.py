@@ -12,10 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.color import Color, ColorSystem
 from rich.console import Console
 from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
 
-from lrpx._views.colour import INK, PAPER, colour, contrast, hexadecimal, ink
+from lrpx._views.colour import INK, PAPER, colour, contrast, hexadecimal, ink, luminance, stepped
 from lrpx._views.picture import number, picture, visible
 from lrpx.ledger import Entry, Ledger
 from lrpx.parts import Part
@@ -297,3 +298,89 @@ def test_a_part_is_drawn_in_ascii_where_that_is_all_there_is():
     Console(file=file, width=60).print(attribution(["a", "b"], [1.0, 2.0], parts=(heads,)))
     file.flush()
     assert b"heads: layer x head  summed over token" in file.buffer.getvalue()
+
+
+# ------------------------------------------------------------------------------ few colours, notebooks
+
+
+def rendered(a, system: str, width: int = 60) -> str:
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system=system, width=width).print(a)
+    return out.getvalue()
+
+
+RAMP = attribution([f" t{i}" for i in range(-20, 21)], [i / 20 for i in range(-20, 21)])
+BACKGROUND = re.compile(r"\x1b\[[\d;]*?((?:48;[25];[\d;]+?|4\d|10\d))m")
+
+
+@pytest.mark.parametrize("system", ["standard", "windows"])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_sixteen_colours_are_numbers(system, sample):
+    """They once showed the strongest token yellow, a weaker one red, and a weak one without its sign."""
+    text = rendered(sample(), system)
+    assert not BACKGROUND.search(text)
+    assert not re.search(r"\x1b\[[\d;]*\b(3[0-7]|9[0-7])m", text)
+    assert plain(text) == plain(drawn(sample(), 60, colours=False))
+
+
+@pytest.mark.parametrize("term", ["xterm-color", "xterm", "xterm-16color", "linux", "ansi"])
+def test_a_line_for_sixteen_colours_has_numbers(monkeypatch, term):
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.delenv("COLORTERM")
+    assert "keys[+1.43]" in printed(sentence())
+    assert not BACKGROUND.search(printed(sentence()))
+
+
+def test_a_cell_of_a_notebook_prints_numbers(monkeypatch):
+    """ipykernel's standard output says that it is a terminal, of kind ``xterm-color``."""
+    for name, value in {"TERM": "xterm-color", "CLICOLOR": "1", "CLICOLOR_FORCE": "1", "PAGER": "cat"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("COLORTERM")
+    text = printed(sentence())
+    assert "keys[+1.43]" in text
+    assert not BACKGROUND.search(text)
+
+
+def test_rich_in_a_notebook_is_coloured():
+    console = Console(force_jupyter=True, file=io.StringIO(), width=80)
+    assert console.color_system == "truecolor"
+    segments = list(console.render(sentence()))
+    assert any(each.style and each.style.bgcolor for each in segments)
+
+
+@pytest.mark.parametrize("dark", [True, False])
+def test_two_hundred_and_fifty_six_colours_show_sign_and_order(dark):
+    """As rich has them on the terminal: stronger is never paler, and red and blue are nothing else."""
+    last = {True: -1.0, False: -1.0}
+    for step in range(101):
+        for positive in (True, False):
+            ratio = step / 100 if positive else -step / 100
+            wanted = stepped(ratio, dark=dark)
+            seen = tuple(Color.from_rgb(*wanted).downgrade(ColorSystem.EIGHT_BIT).get_truecolor())
+            assert seen == wanted, "a colour of the palette itself"
+            assert contrast(ink(seen), seen) >= 4.5
+            away = abs(luminance(seen) - luminance(stepped(0.0, dark=dark)))
+            assert away >= last[positive]
+            last[positive] = away
+            red, green, blue = seen
+            if step >= 13:
+                assert (red > blue) == positive
+                assert (red < blue) == (not positive)
+                assert green <= max(red, blue)
+    assert min(last.values()) > 0
+
+
+def test_the_palette_is_what_a_terminal_of_256_colours_gets():
+    text = rendered(RAMP, "256")
+    codes = {piece.index: stepped(piece.ratio, dark=True) for piece in picture(RAMP).pieces}
+    for index in (0, 10, 30, 40):
+        number = Color.from_rgb(*codes[index]).downgrade(ColorSystem.EIGHT_BIT).number
+        assert re.search(rf"48;5;{number}mt{index - 20}\x1b", text), index
+
+
+@pytest.mark.parametrize("system", ["standard", "256", "truecolor"])
+@pytest.mark.parametrize("width", [12, 20, 37])
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_narrow_widths_at_every_depth(system, width, sample):
+    for line in plain(rendered(sample(), system, width)).splitlines():
+        assert cell_len(line) <= width

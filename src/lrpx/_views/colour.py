@@ -30,6 +30,26 @@ def colour(ratio: float, *, dark: bool = False) -> RGB:
     return red, green, blue
 
 
+_STEPS_FOR: Final[dict[bool, tuple[RGB, ...]]] = {
+    False: ((255, 255, 255), (255, 215, 215), (255, 175, 175), (255, 135, 135), (255, 95, 95)),
+    True: ((28, 28, 28), (95, 0, 0), (135, 0, 0), (175, 0, 0), (215, 0, 0)),
+}
+_STEPS_AGAINST: Final[dict[bool, tuple[RGB, ...]]] = {
+    False: ((255, 255, 255), (215, 215, 255), (175, 175, 255), (135, 135, 255), (95, 135, 255)),
+    True: ((28, 28, 28), (0, 0, 95), (0, 0, 135), (0, 0, 175), (0, 0, 215)),
+}
+
+
+def stepped(ratio: float, *, dark: bool = False) -> RGB:
+    """The same map in colours that a palette of 256 has: the nearest of them to others is at times green or grey.
+
+    >>> stepped(0.1), stepped(0.4), stepped(-1.0)
+    ((255, 255, 255), (255, 175, 175), (95, 135, 255))
+    """
+    steps = (_STEPS_FOR if ratio > 0 else _STEPS_AGAINST)[dark]
+    return steps[round(min(abs(ratio), 1.0) * (len(steps) - 1))]
+
+
 def ink(background: RGB) -> RGB:
     """The text colour that stands out more on a background: the dark ink or the light one.
 

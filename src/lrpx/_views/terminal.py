@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -13,7 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from lrpx._views.colour import INK, PAPER, colour, hexadecimal, ink
+from lrpx._views.colour import INK, PAPER, RGB, colour, hexadecimal, ink, stepped
 from lrpx._views.grid import LARGEST, grids
 from lrpx._views.picture import number, one_line, percent, picture, share
 from lrpx._views.waterfall import waterfall
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from lrpx._views.picture import Picture, Piece, Segment
     from lrpx._views.waterfall import Waterfall
     from lrpx.attribution import Attribution
+
+_Paint = Callable[[float], RGB]
+"""From a share of the colour scale to a background."""
 
 _STRONGEST = 6
 _LARGEST = 4
@@ -39,17 +44,17 @@ _LIGHT_BACKGROUNDS = ("7", "15")
 def line(a: Attribution) -> str:
     """What was explained, its value and the tokens, on a single line.
 
-    Coloured where standard output is a terminal that shows colours (``NO_COLOR`` and ``FORCE_COLOR``
-    are honoured, the depth is the terminal's); elsewhere each token is followed by its number instead.
+    Coloured where standard output is a terminal that shows 256 colours or more (``NO_COLOR`` and ``FORCE_COLOR``
+    are honoured); elsewhere, in the output of a notebook's cell too, each token is followed by its number instead.
     """
     console = Console(force_jupyter=False, highlight=False)
-    shown, coloured = picture(a), _shows_colour(console)
+    shown, paint = picture(a), _paint(console)
     text = Text(f"{one_line(a.explained.description)} = {number(a.explained.value)}:  ")
     for segment in shown.segments:
         if len(shown.segments) > 1:
             text.append(f" {segment.name or 'other'}: ")
-        text.append(_tokens(segment, _is_dark(), flat=True) if coloured else _numbered(shown, segment, flat=True))
-    if coloured and (sink := shown.sink):
+        text.append(_tokens(segment, paint, flat=True) if paint else _numbered(shown, segment, flat=True))
+    if paint and (sink := shown.sink):
         text.append(f"  {_quoted(sink)} alone: {number(sink.relevance)}")
     with console.capture() as captured:
         console.print(text, soft_wrap=True, end="")
@@ -70,31 +75,38 @@ class Heatmap:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw for this console: its width, its colours, its encoding."""
         a, shown = self.attribution, picture(self.attribution)
-        coloured, dark = _shows_colour(console), _is_dark()
+        paint, dark = _paint(console), _is_dark()
         yield _header(a)
         for segment in shown.segments:
             several = len(shown.segments) > 1
             yield Text(f"{segment.name or 'other'}  {number(segment.total)}", "bold") if several else Text()
-            tokens = _tokens(segment, dark) if coloured else _numbered(shown, segment)
+            tokens = _tokens(segment, paint) if paint else _numbered(shown, segment)
             tokens.overflow = "fold"
-            yield Padding(tokens, (0, 1), style=_card(dark)) if coloured else tokens
+            yield Padding(tokens, (0, 1), style=_card(dark)) if paint else tokens
         yield Text()
-        yield _legend(shown, dark) if coloured else Text()
+        yield _legend(shown, paint) if paint else Text()
         yield _totals(a, shown)
         if sink := shown.sink:
             yield _sink_note(shown, sink)
         yield Text()
-        yield _strongest(shown, ascii_only=options.ascii_only)
+        yield _strongest(shown, paint, ascii_only=options.ascii_only)
         for grid in grids(a, largest=max(1, min(LARGEST, (options.max_width - _WIDEST_TOKEN) // _CELL))):
             yield Text()
-            yield _cells(grid, dark if coloured else None, ascii_only=options.ascii_only)
+            yield _cells(grid, paint, ascii_only=options.ascii_only)
         if fall := waterfall(a):
             yield Text()
-            yield _ledger(fall, ascii_only=options.ascii_only)
+            yield _ledger(fall, paint, ascii_only=options.ascii_only)
 
 
-def _shows_colour(console: Console) -> bool:
-    return console.color_system is not None and not console.no_color
+def _paint(console: Console) -> _Paint | None:
+    """How this console colours relevance; None where it cannot.
+
+    Of sixteen colours, the nearest to the strongest red is yellow, to a weaker one red, and to a weak one of either
+    sign grey, so there numbers must do.
+    """
+    maps = {"truecolor": colour, "256": stepped}
+    found = None if console.no_color else maps.get(console.color_system or "")
+    return None if found is None else partial(found, dark=_is_dark())
 
 
 def _is_dark() -> bool:
@@ -106,11 +118,11 @@ def _card(dark: bool) -> Style:
     return Style(color=hexadecimal(INK[dark]), bgcolor=hexadecimal(PAPER[dark]))
 
 
-def _tokens(segment: Segment, dark: bool, *, flat: bool = False) -> Text:
+def _tokens(segment: Segment, paint: _Paint, *, flat: bool = False) -> Text:
     """The tokens of a segment on their colours; ``flat`` leaves out the line breaks."""
-    text = Text(style=_card(dark))
+    text = Text(style=_card(_is_dark()))
     for piece in segment.pieces:
-        background = colour(piece.ratio, dark=dark)
+        background = paint(piece.ratio)
         style = Style(
             color=hexadecimal(ink(background)),
             bgcolor=hexadecimal(background),
@@ -147,11 +159,11 @@ def _header(a: Attribution) -> RenderableType:
     return Group(first, second.append(made, "dim"))
 
 
-def _legend(shown: Picture, dark: bool) -> Text:
+def _legend(shown: Picture, paint: _Paint) -> Text:
     """The colour scale with its two ends as numbers."""
     text = Text(f"against {number(-shown.limit)} ", "dim", overflow="fold")
     for step in range(-_LEGEND_HALF, _LEGEND_HALF + 1):
-        text.append(" ", Style(bgcolor=hexadecimal(colour(step / _LEGEND_HALF, dark=dark))))
+        text.append(" ", Style(bgcolor=hexadecimal(paint(step / _LEGEND_HALF))))
     return text.append(f" {number(shown.limit)} for")
 
 
@@ -179,15 +191,15 @@ def _grid() -> Table:
     return table
 
 
-def _tint(value: float) -> Style:
-    return Style(color=hexadecimal(colour(math.copysign(1, value))))
+def _tint(value: float, paint: _Paint | None) -> Style:
+    return Style() if paint is None else Style(color=hexadecimal(colour(math.copysign(1, value))))
 
 
-def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
+def _strongest(shown: Picture, paint: _Paint | None, *, ascii_only: bool) -> RenderableType:
     """The tokens of largest relevance, with bars and numbers."""
     table = _grid()
     for piece in shown.strongest(_STRONGEST):
-        bar = Text(_bar(piece, ascii_only), _tint(piece.ratio))
+        bar = Text(_bar(piece, ascii_only), _tint(piece.ratio, paint))
         table.add_row(
             Text(_flat(piece.text)),
             bar,
@@ -197,7 +209,7 @@ def _strongest(shown: Picture, *, ascii_only: bool) -> RenderableType:
     return table
 
 
-def _cells(grid: Grid, dark: bool | None, *, ascii_only: bool) -> RenderableType:
+def _cells(grid: Grid, paint: _Paint | None, *, ascii_only: bool) -> RenderableType:
     """A part of several axes on its colours, and its strongest places by name; without colours these alone."""
     note = f"  {grid.note}" if grid.note else ""
     name = grid.title.replace("×", "x") if ascii_only else grid.title
@@ -207,7 +219,7 @@ def _cells(grid: Grid, dark: bool | None, *, ascii_only: bool) -> RenderableType
     names.add_column(justify="right", no_wrap=True)
     for cell in grid.strongest(_LARGEST):
         names.add_row(Text(cell.place, "dim"), Text(grid.number(cell.value)))
-    if dark is None:
+    if paint is None:
         return Group(title, names)
     table = Table.grid(padding=(0, 1))
     table.add_column(max_width=_WIDEST_TOKEN - 1, no_wrap=True, overflow="ellipsis", justify="right")
@@ -215,17 +227,17 @@ def _cells(grid: Grid, dark: bool | None, *, ascii_only: bool) -> RenderableType
     for label, row in zip(grid.row_labels, grid.rows, strict=True):
         line = Text()
         for cell in row:
-            line.append(" " * _CELL, Style(bgcolor=hexadecimal(colour(cell.ratio, dark=dark))))
+            line.append(" " * _CELL, Style(bgcolor=hexadecimal(paint(cell.ratio))))
         table.add_row(Text(label, "dim"), line)
     return Group(title, table, names)
 
 
-def _ledger(fall: Waterfall, *, ascii_only: bool) -> RenderableType:
+def _ledger(fall: Waterfall, paint: _Paint | None, *, ascii_only: bool) -> RenderableType:
     """Where the value came from: the sum of each kind of entry, their sum, and the largest entries by name."""
     table = _grid()
     for step in fall.steps:
         bar = _floating_bar(step.start, step.end, ascii_only)
-        table.add_row(Text(step.kind), Text(bar, _tint(step.value)), *_numbers(fall, step.value, step.share))
+        table.add_row(Text(step.kind), Text(bar, _tint(step.value, paint)), *_numbers(fall, step.value, step.share))
     whole = Text(_floating_bar(fall.zero, fall.end, ascii_only), "dim")
     table.add_row(Text("sum", "bold"), whole, *_numbers(fall, fall.total, fall.share))
     parts: list[RenderableType] = [Text("where the value came from", "bold"), table]

@@ -104,10 +104,9 @@ class Run:
         Raises:
             DataError: a file cannot be read.
         """
-        name = self.model.name
         return (
             {
-                "model": Path(name).resolve().name if Path(name).is_dir() else name,
+                "model": self.model.name,
                 "weights": self.model.fingerprint(),
                 "task": self.model.task.title,
                 "dtype": self.model.dtype,

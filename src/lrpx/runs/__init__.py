@@ -1,5 +1,6 @@
 """A run's folder: its record, its parts, and one run in it at a time."""
 
+from lrpx._files import write_whole
 from lrpx.errors import MissingExtraError
 
 try:
@@ -12,6 +13,5 @@ except ImportError as error:
 
 from lrpx.runs._store import Store, digest, versions
 from lrpx.runs._tables import read_table, write_table
-from lrpx.runs._whole import write_whole
 
 __all__ = ["Store", "digest", "read_table", "versions", "write_table", "write_whole"]

@@ -1,0 +1,165 @@
+"""What a tokenizer or a processor returned: its rows, its fields as tensors, and the padding taken off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lrpx.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+DECODERS = ("decoder_input_ids", "decoder_attention_mask")
+"""The fields that are the decoder's text."""
+RANKS = {"pixel_values": 4, "input_features": 3, "input_values": 2}
+"""How many dimensions a batch of images or sounds has."""
+NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
+"""What a tokenizer may give that is not for the model's forward pass."""
+EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
+"""What stands in the place of token ids."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One input as a tokenizer or processor gives it.
+
+    Args:
+        per_token: of each token what the tokenizer says, ``"input_ids"`` above all, without the padding; none where
+            the input has no tokens.
+        arguments: the other fields, each as a batch of one.
+        has_mask: whether an attention mask says which ids are padding.
+    """
+
+    per_token: dict[str, list[int]] = field(default_factory=dict)
+    arguments: dict[str, Tensor] = field(default_factory=dict)
+    has_mask: bool = False
+
+
+def rows_in(batch: Mapping[str, Any], rank: int = 2) -> int:
+    """How many inputs there are, where a batch of ids has so many dimensions.
+
+    >>> rows_in({"input_ids": [5, 7]}), rows_in({"input_ids": [[5, 7], [5, 2]]}), rows_in({"input_ids": [[5, 7]]}, 3)
+    (1, 2, 1)
+    """
+    name = next((key for key in ("input_ids", *RANKS) if batch.get(key) is not None), None)
+    if name is None or depth(batch[name]) != (rank if name == "input_ids" else RANKS[name]):
+        return 1
+    return len(batch[name])
+
+
+def rows_of(batch: Mapping[str, Any], rank: int = 2) -> list[dict[str, Any]]:
+    """Several inputs, each as a batch of one.
+
+    Raises:
+        InputError: a field has another number of rows.
+    """
+    count = rows_in(batch, rank)
+    if count == 1:
+        return [dict(batch)]
+    held = {key: value for key, value in batch.items() if value is not None and hasattr(value, "__len__")}
+    uneven = next((key for key, value in held.items() if len(value) != count), None)
+    if uneven is not None:
+        raise InputError(f"{uneven} has {len(held[uneven])} rows for {count} inputs; pass one input at a time")
+    return [{key: value[i : i + 1] for key, value in held.items()} for i in range(count)]
+
+
+def read(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Encoded:
+    """One input, carried as it is, without the padding.
+
+    Args:
+        given: what the tokenizer or processor returned.
+        accepts: whether the model takes an argument.
+
+    Raises:
+        InputError: fields that are no numbers, do not fit each other, or hold embeddings in the place of ids.
+    """
+    embedded = next((key for key in EMBEDDED if given.get(key) is not None), None)
+    if embedded is not None:
+        raise InputError(
+            f"the {embedded} cannot be explained here, for relevance ends at the embeddings of tokens; pass input_ids, "
+            "or use lrpx.propagate(model, recipe), which gives relevance at any input"
+        )
+    fields = {
+        key: _tensor(key, value)
+        for key, value in given.items()
+        if value is not None and not key.startswith(NO_INPUT) and key not in DECODERS
+        if key in ("input_ids", "attention_mask") or accepts(key)
+    }
+    per_token = {}
+    has_mask = "attention_mask" in fields
+    if "input_ids" in fields:
+        ids = _flat(fields["input_ids"])
+        if ids.ndim != 1 or not len(ids) or ids.is_floating_point():
+            told = _told(fields["input_ids"])
+            raise InputError(f"the input_ids are {told}; pass the whole numbers of one input, or of a batch")
+        kept = _flat(fields.pop("attention_mask", torch.ones_like(ids)))
+        if kept.shape != ids.shape:
+            raise InputError("the attention_mask and the input_ids differ in shape; pass both as they were made")
+        kept = kept.bool()
+        inside = kept.nonzero()[:, 0].tolist()
+        if not inside or inside != list(range(inside[0], inside[-1] + 1)):
+            raise InputError("the attention_mask hides tokens between others; leave these tokens out of the input")
+        for key in list(fields):
+            value = _flat(fields[key])
+            if value.shape == ids.shape and not value.is_floating_point():
+                per_token[key] = [int(each) for each in value[kept]]
+                del fields[key]
+            elif value.ndim <= 1:
+                raise InputError(f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token")
+            elif key not in RANKS and fields[key].shape[:2] == (1, len(ids)):
+                fields[key] = fields[key][:, kept]  # several numbers for each token, such as its place on the page
+    return Encoded(per_token, {key: _as_batch(key, value) for key, value in fields.items()}, has_mask)
+
+
+def decoder_ids(given: Mapping[str, Any]) -> list[int]:
+    """The decoder's text in what a tokenizer returned, without its padding.
+
+    Raises:
+        InputError: it is not that of one input.
+    """
+    ids = _flat(_tensor("decoder_input_ids", given["decoder_input_ids"]))
+    mask = given.get("decoder_attention_mask")
+    kept = torch.ones_like(ids) if mask is None else _flat(_tensor("decoder_attention_mask", mask))
+    if ids.ndim != 1 or kept.shape != ids.shape or ids.is_floating_point():
+        raise InputError(f"the decoder_input_ids are {_told(ids)}; pass those of one input, with their mask")
+    found: list[int] = ids[kept.bool()].tolist()
+    return found
+
+
+def depth(value: Any) -> int:
+    """The number of dimensions of a tensor, an array, a list of lists, a list of arrays."""
+    if hasattr(value, "ndim"):
+        return int(value.ndim)
+    if not isinstance(value, (list, tuple)):
+        return 0
+    return 1 + (depth(value[0]) if value else 0)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    """A field as a tensor, whatever a tokenizer or processor returned: lists, arrays, lists of arrays, tensors."""
+    try:
+        if isinstance(value, (list, tuple)) and value and isinstance(value[0], Tensor):
+            value = torch.stack(tuple(value))
+        return value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
+    except (TypeError, ValueError, RuntimeError):
+        told = f"a {type(value).__name__} that is no array of numbers"
+        raise InputError(f"the {name} are {told}; pass what the tokenizer returned, or leave them out") from None
+
+
+def _flat(value: Tensor) -> Tensor:
+    """A field of tokens without the dimension of a batch of one."""
+    return value[0] if value.ndim == 2 and len(value) == 1 else value
+
+
+def _as_batch(name: str, value: Tensor) -> Tensor:
+    """A field that holds no tokens, as a batch of one if it was not one yet."""
+    return value[None] if value.ndim == RANKS.get(name, value.ndim) - 1 else value
+
+
+def _told(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"

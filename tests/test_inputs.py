@@ -1,0 +1,409 @@
+"""Traps at the front door: padding in plain ids, tuples, types of tokens, what tokenizers return, chats."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from tokenizers import Tokenizer, processors
+
+from lrpx import Explainer
+from lrpx.errors import InputError, TargetError
+from tests import tiny
+from tests.reference import models
+from tests.test_readers import bert
+
+TEXTS = ["the key is small", "the keys to the old cabinets are under the table", "a film"]
+
+
+def values(found):
+    return [each.explained.value for each in found]
+
+
+@pytest.fixture
+def classify(piece_tokenizer):
+    return Explainer(bert(tf.BertForSequenceClassification, num_labels=3), piece_tokenizer)
+
+
+@pytest.fixture
+def causal(byte_tokenizer):
+    return Explainer(models.tiny_gpt2(vocab_size=400, n_positions=128), byte_tokenizer)
+
+
+# ------------------------------------------------------------------------------------ padding
+
+
+AS = {
+    "lists": lambda ids: ids,
+    "tensor": torch.tensor,
+    "array": np.asarray,
+    "rows": lambda ids: [torch.tensor(row) for row in ids],
+    "dict": lambda ids: {"input_ids": ids},
+    "dict of a tensor": lambda ids: {"input_ids": torch.tensor(ids)},
+    "one": lambda ids: ids[0],
+    "one in a dict": lambda ids: {"input_ids": ids[0]},
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("as_", AS)
+def test_padding_in_plain_ids_is_refused(classify, piece_tokenizer, side, as_):
+    piece_tokenizer.padding_side = side
+    padded = piece_tokenizer(TEXTS, padding=True)["input_ids"]
+    row = "" if "one" in as_ else r" \(row 0 of the batch\)"
+    message = rf"the input begins or ends with \d+ padding tokens \('\[PAD\]', id 0\), .*attention_mask.*out{row}$"
+    with pytest.raises(InputError, match=message):
+        classify(AS[as_](padded), 1)
+
+
+def test_what_the_message_says_gives_the_numbers_of_the_texts(classify, piece_tokenizer):
+    wanted = values(classify(TEXTS, 1))
+    padded = piece_tokenizer(TEXTS, padding=True)
+    assert values(classify(padded, 1)) == pytest.approx(wanted, abs=1e-12)
+    assert values(classify(piece_tokenizer(TEXTS)["input_ids"], 1)) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_mask_that_hides_nothing_says_that_padding_is_text(classify, piece_tokenizer):
+    padded = piece_tokenizer(TEXTS[0], padding="max_length", max_length=12)
+    meant = {"input_ids": padded["input_ids"], "attention_mask": [1] * 12}
+    ids = torch.tensor([padded["input_ids"]])
+    with torch.no_grad():
+        value = float(classify.model(input_ids=ids, attention_mask=torch.ones(1, 12)).logits[0, 1])
+    found = classify(meant, 1)
+    assert len(found) == 12
+    assert found.explained.value == pytest.approx(value, abs=1e-12)
+
+
+def test_padding_between_tokens_is_what_was_written(classify):
+    assert classify([2, 14, 0, 15, 3], 1).ids == (2, 14, 0, 15, 3)
+
+
+def test_without_a_tokenizer_the_config_says_what_padding_is():
+    explain = Explainer(bert(tf.BertForSequenceClassification, num_labels=3))
+    with pytest.raises(InputError, match=r"ends with 2 padding tokens \(id 0\)"):
+        explain([2, 14, 3, 0, 0])
+    explain.model.config.pad_token_id = None
+    assert len(Explainer(explain.model)([2, 14, 3, 0, 0])) == 5
+
+
+def test_a_padding_token_that_also_ends_a_text(byte_tokenizer):
+    """As GPT-2's users have it: one at an end may be the text's own, more are padding."""
+    byte_tokenizer.pad_token = byte_tokenizer.eos_token
+    end = byte_tokenizer.eos_token_id
+    explain = Explainer(models.tiny_gpt2(vocab_size=400), byte_tokenizer)
+    for ids in ([5, 6, end], [end, 5, 6], [end, 5, 6, end], [end]):
+        assert explain(ids).ids == tuple(ids)
+    for ids in ([5, 6, end, end], [end, end, 5]):
+        with pytest.raises(InputError, match=r"with 2 padding tokens \('</s>', id 2\)"):
+            explain(ids)
+    assert len(explain(torch.tensor([[end, 5], [end, 6]]))) == 2, "the start of every row is none"
+    for rows in ([[5, 6], [7, end]], [[5, 6], [end, 7]]):
+        with pytest.raises(InputError, match=r"with 1 padding tokens .*\(row 1 of the batch\)"):
+            explain(torch.tensor(rows))
+    assert len(explain([[5, 6, 7], [7, end]])) == 2, "of different length, so nobody padded them"
+
+
+def test_the_start_of_a_decoder_is_no_padding():
+    explain = Explainer(models.tiny_t5())
+    start = explain.model.config.decoder_start_token_id
+    assert start == explain.model.config.pad_token_id
+    assert explain([3, 14], decoder=[start, 8]).ids == (3, 14, start, 8)
+    for decoder in ([start, 8, start], [start, start, 8]):
+        with pytest.raises(InputError, match=r"the decoder begins or ends with \d padding tokens"):
+            explain([3, 14], decoder=decoder)
+    with pytest.raises(InputError, match="the encoder begins or ends with 1 padding"):
+        explain([3, 14, start])
+
+
+# ------------------------------------------------------------------------------------- tuples
+
+
+def test_a_tuple_is_one_input_or_refused(classify, causal, piece_tokenizer):
+    pair = ("the key is small", "the keys are tall")
+    inputs = piece_tokenizer(*pair, return_tensors="pt")
+    with torch.no_grad():
+        value = float(classify.model(**inputs).logits[0, 1])
+    assert classify(pair, 1).explained.value == pytest.approx(value, abs=1e-12)
+    assert len(classify(list(pair), 1)) == 2
+    for several in (pair[:1], (*pair, "a film")):
+        with pytest.raises(InputError, match=r"a tuple of [13] texts, and two make a pair; pass a list"):
+            classify(several)
+    for two in (([5, 6], [7, 8]), (torch.tensor([5, 6]), torch.tensor([7])), (inputs, inputs)):
+        with pytest.raises(
+            InputError, match="the input is a tuple of two, and only two texts make a pair; pass a list"
+        ):
+            classify(two)
+        assert len(classify(list(two))) == 2
+    assert len(classify((pair, pair))) == 2
+    with pytest.raises(InputError, match="a pair of texts, and a causal language model takes one; pass a list for two"):
+        causal(pair)
+    with pytest.raises(InputError, match="encoder-decoder language model takes one"):
+        Explainer(models.tiny_t5(vocab_size=200), piece_tokenizer)(pair)
+
+
+def test_a_tokenizer_that_puts_nothing_between_two_texts_makes_no_pair(byte_tokenizer):
+    explain = Explainer(tiny.gpt2_classifier(vocab_size=400), byte_tokenizer)
+    with pytest.raises(InputError, match="puts nothing between a pair of texts; pass one text with what the model was"):
+        explain(("the key", "is small"))
+
+
+@pytest.mark.parametrize("labels", [1, 2, 3])
+def test_pairs_explain_in_one_line(piece_tokenizer, labels):
+    """A reranker has one logit, which predicts nothing; paraphrase and entailment have classes."""
+    explain = Explainer(bert(tf.BertForSequenceClassification, num_labels=labels), piece_tokenizer)
+    found = explain([("is it small", "the key is small"), ("what is tall", "the girl is tall, the boys are near")])
+    inputs = piece_tokenizer("is it small", "the key is small", return_tensors="pt")
+    with torch.no_grad():
+        logits = explain.model(**inputs).logits[0]
+    assert found[0].explained.value == pytest.approx(float(logits.max()), abs=1e-12)
+    assert (found[0].prediction is None) == (labels == 1)
+
+
+# ---------------------------------------------------------------------------- types of tokens
+
+
+def test_the_types_of_a_single_text_are_carried(piece_backend):
+    """XLNet's ``<cls>`` comes last and has a type of its own."""
+    backend = Tokenizer.from_str(piece_backend)
+    backend.post_processor = processors.TemplateProcessing(
+        single="$A:0 [SEP]:0 [CLS]:2", pair="$A:0 [SEP]:0 $B:1 [SEP]:1 [CLS]:2",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )  # fmt: skip
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer = tf.PreTrainedTokenizerFast(
+        tokenizer_object=backend, model_input_names=["input_ids", "token_type_ids", "attention_mask"], **special
+    )
+    sizes = {"vocab_size": 200, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24, "pad_token_id": 0}
+    torch.manual_seed(0)
+    model = tf.XLNetForSequenceClassification(tf.XLNetConfig(**sizes, num_labels=3)).eval().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    explain = Explainer(model, tokenizer)
+    given = ["the key is small", ("the key", "is small and tall")]
+    for found, each in zip(explain(given, 1), given, strict=True):
+        inputs = tokenizer(*([each] if isinstance(each, str) else each), return_tensors="pt")
+        assert int(inputs["token_type_ids"][0, -1]) == 2
+        with torch.no_grad():
+            value = float(model(**inputs).logits[0, 1])
+            untyped = float(model(input_ids=inputs["input_ids"]).logits[0, 1])
+        assert found.explained.value == pytest.approx(value, abs=1e-9)
+        assert abs(untyped - value) > 1e-5
+        assert explain(inputs, 1).explained.value == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("whose", ["own", "peft"])
+def test_types_reach_a_model_inside_another(whose, piece_tokenizer):
+    """The forward pass of peft's models names neither the types nor the positions that it hands on."""
+    model = bert(tf.BertForSequenceClassification, num_labels=3)
+    if whose == "peft":
+        peft = pytest.importorskip("peft", reason="peft is not installed")
+        lora = peft.LoraConfig(task_type="SEQ_CLS", target_modules=["query"], r=2)
+        with warnings.catch_warnings(action="ignore"):  # peft's own, of what transformers will remove
+            outer = peft.get_peft_model(model, lora).double().eval()
+    else:
+
+        class OuterForSequenceClassification(torch.nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner, self.config = inner, inner.config
+
+            def get_base_model(self):
+                return self.inner
+
+            def get_input_embeddings(self):
+                return self.inner.get_input_embeddings()
+
+            def forward(self, input_ids=None, attention_mask=None, **more):
+                return self.inner(input_ids=input_ids, attention_mask=attention_mask, **more)
+
+        outer = OuterForSequenceClassification(model).eval()
+    ids, types = [2, 14, 15, 9, 3], [0, 0, 1, 1, 1]
+    with torch.no_grad():
+        typed = float(outer(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0, 1])
+        untyped = float(outer(input_ids=torch.tensor([ids])).logits[0, 1])
+    found = Explainer(outer)({"input_ids": ids, "token_type_ids": types}, 1)
+    assert found.explained.value == pytest.approx(typed, abs=1e-12)
+    assert abs(typed - untyped) > 1e-3
+
+
+def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokenizer):
+    """The places of words on a page, as LayoutLM takes them."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    torch.manual_seed(0)
+    model = tf.LayoutLMForSequenceClassification(tf.LayoutLMConfig(vocab_size=200, num_labels=3, **sizes)).eval()
+    explain = Explainer(model.double(), piece_tokenizer)
+    ids, boxes = [2, 14, 15, 3], torch.randint(0, 500, (1, 4, 4)).sort(-1).values
+    padded = {
+        "input_ids": [[*ids, 0, 0]],
+        "attention_mask": [[1, 1, 1, 1, 0, 0]],
+        "bbox": torch.cat([boxes, torch.zeros(1, 2, 4, dtype=torch.int64)], 1),
+    }
+    found, alone = explain(padded, 1), explain({"input_ids": [ids], "bbox": boxes}, 1)
+    assert found.explained.value == alone.explained.value
+    assert torch.equal(found.relevance, alone.relevance)
+
+
+# ---------------------------------------------------------------------- several texts together
+
+
+def test_two_texts_to_compare_come_in_every_form(piece_tokenizer):
+    explain = Explainer(bert(tf.BertModel), piece_tokenizer)
+    pair = ("the keys are on the table", "the key is small")
+    wanted = explain(pair)
+    ids = piece_tokenizer(list(pair))["input_ids"]
+    padded = piece_tokenizer(list(pair), padding=True, return_tensors="pt")
+    each = tuple(piece_tokenizer(text) for text in pair)
+    tensors = tuple(torch.tensor([row]) for row in ids)
+    for given in (
+        tuple(ids),
+        tuple([row] for row in ids),
+        tensors,
+        each,
+        padded,
+        dict(padded),
+        piece_tokenizer(list(pair)),
+    ):
+        found = explain(given)
+        assert found.explained.value == pytest.approx(wanted.explained.value, abs=1e-12)
+        torch.testing.assert_close(found.relevance, wanted.relevance, rtol=0, atol=1e-12)
+    for given in (piece_tokenizer(pair[0]), piece_tokenizer([*pair, "a film"])):
+        with pytest.raises(
+            InputError, match=r"a text encoder takes several texts; pass them as a tuple: \(text, other\)"
+        ):
+            explain(given)
+    with pytest.raises(InputError, match="a tuple of two tuples; pass a list for two inputs"):
+        explain((pair, pair))
+    assert len(explain([pair, pair])) == 2
+
+
+def test_the_choices_of_a_question_as_a_tokenizer_returns_them(piece_tokenizer):
+    explain = Explainer(bert(tf.BertForMultipleChoice), piece_tokenizer)
+    text, choices = "the keys to the cabinet", ["are on the old table", "is small"]
+    wanted = explain((text, choices), 1)
+    padded = piece_tokenizer([text] * 2, choices, padding=True, return_tensors="pt")
+    question = {name: value[None] for name, value in padded.items()}
+    for given in (padded, question, {name: value.tolist() for name, value in question.items()}):
+        found = explain(given, 1)
+        assert [name for name, _, _ in found.segments] == ["choice 0", "choice 1"]
+        assert found.explained.value == pytest.approx(wanted.explained.value, abs=1e-12)
+        torch.testing.assert_close(found.relevance, wanted.relevance, rtol=0, atol=1e-12)
+    two = explain({name: torch.cat([value, value]) for name, value in question.items()}, 1)
+    assert values(two) == pytest.approx([wanted.explained.value] * 2, abs=1e-12)
+
+
+# ------------------------------------------------------------------------------ what is no input
+
+
+def test_embeddings_in_the_place_of_ids(classify):
+    embedded = torch.randn(1, 3, 16, dtype=torch.float64)
+    for given in ({"inputs_embeds": embedded}, {"input_ids": [2, 14, 3], "inputs_embeds": embedded}):
+        with pytest.raises(InputError, match=r"the inputs_embeds cannot be explained here, .*lrpx\.propagate"):
+            classify(given)
+
+
+@pytest.mark.parametrize("given", [b"a text", bytearray(b"a text"), [b"a text"]])
+def test_bytes_say_how_to_decode_them(classify, given):
+    with pytest.raises(InputError, match=r"the input is byte(s|array); decode it: given\.decode\(\)"):
+        classify(given)
+
+
+def test_an_array_of_texts_says_what_several_inputs_are(classify):
+    with pytest.raises(InputError, match=r"a list that holds str; .*; several inputs are a list, one input a text"):
+        classify(np.array(["one", "two"]))
+
+
+def test_a_whole_answer_as_target_says_what_to_do_today(causal):
+    with pytest.raises(
+        TargetError, match=r"is \d+ tokens: .*to explain a whole answer, token by token, write it after"
+    ):
+        causal("The keys", target=" to the cabinet")
+    text, answer = "The keys", " to the cabinet"
+    ids = causal.tokenizer(text)["input_ids"]
+    whole = causal.tokenizer(text + answer)["input_ids"]
+    assert whole[: len(ids)] == ids
+    places = list(range(len(ids) - 1, len(whole) - 1))
+    found = causal(whole, position=places, target=whole[len(ids) :])
+    assert "".join(causal.tokenizer.decode([each]) for each in whole[len(ids) :]) == answer
+    assert len(found) == len(places)
+
+
+# ----------------------------------------------------------------------------------------- chats
+
+
+MESSAGES = [
+    {"role": "system", "content": "user"},
+    {"role": "user", "content": "The keys to the cabinet?"},
+    {"role": "assistant", "content": "are"},
+    {"role": "user", "content": "assistant: The"},
+]
+
+
+def said(found):
+    return [(name, "".join(found.tokens[a:b])) for name, a, b in found.segments]
+
+
+def test_the_messages_of_a_chat_and_its_template_are_segments(causal):
+    found = causal(MESSAGES)
+    assert said(found) == [
+        ("template", "<s>system: "),
+        ("system", "user"),
+        ("template", "\n<s>user: "),
+        ("user", "The keys to the cabinet?"),
+        ("template", "\n<s>assistant:"),
+        ("assistant", " are"),  # one token, most of which is the message's
+        ("template", "\n<s>user:"),
+        ("user", " assistant: The"),
+        ("template", "\n<s>assistant: "),
+    ]
+    summed = found.by_segment()
+    assert summed.tokens == tuple(name for name, _ in said(found))
+    for token, (name, start, end) in zip(summed, found.segments, strict=True):
+        assert token.text == name
+        assert token.relevance == pytest.approx(float(found.relevance[start:end].sum()), abs=1e-12)
+    assert float(summed.relevance.sum()) == pytest.approx(float(found.relevance.sum()), abs=1e-12)
+
+
+def test_a_message_that_goes_on_ends_the_segments(causal):
+    found = causal([*MESSAGES[:2], {"role": "assistant", "content": "The keys"}])
+    assert said(found)[-2:] == [("template", "\n<s>assistant: "), ("assistant", "The keys")]
+
+
+@pytest.mark.parametrize(
+    ("template", "segments"),
+    [
+        (
+            "{% for m in messages %}{{ '<s>' + m['content'] | trim + '</s>' }}{% endfor %}",
+            ["template", "user", "template"],
+        ),
+        ("{% for m in messages %}{{ '<s>' + m['content'] | upper }}{% endfor %}", ["input"]),
+        ("{{ messages | length }} {{ messages[-1]['content'] }}", ["template", "user"]),
+        ("{{ 'nothing of it' }}", ["input"]),
+        ("{% for m in messages %}{{ m['content'][:4] }}{% endfor %}", ["input"]),
+        ("{% for m in messages %}{{ m['content'] + m['content'] }}{% endfor %}", ["input"]),
+    ],
+)
+def test_a_template_that_changes_what_is_said_has_no_segments_of_it(causal, template, segments):
+    """Trimming aside, a part of the text is never said to be another's."""
+    causal.tokenizer.chat_template = template
+    found = causal([{"role": "user", "content": " The keys are "}])
+    assert [name for name, _, _ in found.segments] == segments
+    assert (found.segments[0][1], found.segments[-1][2]) == (0, len(found))
+
+
+def test_segments_of_two_texts_are_summed(piece_tokenizer):
+    explain = Explainer(bert(tf.BertModel), piece_tokenizer)
+    found = explain(("the key is small", "the keys"))
+    assert found.by_segment().tokens == ("first", "second")
+    with pytest.raises(InputError, match="this attribution has no segments"):
+        found.__class__(found.tokens, found.parts, found.explained, None, found.provenance).by_segment()
+
+
+def test_a_chat_is_saved_with_its_segments(causal, tmp_path):
+    found = causal(MESSAGES)
+    found.save(tmp_path / "a")
+    assert type(found).load(tmp_path / "a") == found
+    assert "template" in found.to_html()
