@@ -10,8 +10,8 @@ except ImportError as error:
         f"to keep a run's rows in a folder needs {error.name}: pip install 'lrpx[benchmarks]'"
     ) from error
 
+from lrpx._files import write_whole
 from lrpx.runs._store import Store, digest, versions
 from lrpx.runs._tables import read_table, write_table
-from lrpx.runs._whole import write_whole
 
 __all__ = ["Store", "digest", "read_table", "versions", "write_table", "write_whole"]

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from filelock import FileLock, Timeout
 
+from lrpx._files import remove_unfinished, write_whole
 from lrpx.errors import ResultFileError
 from lrpx.runs._tables import BROKEN, digest_of, read_table, write_table
-from lrpx.runs._whole import remove_unfinished, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lrpx.runs._whole import write_whole
+from lrpx._files import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ def encoded(table: pa.Table) -> bytes:
 
 
 def write_table(path: Path, table: pa.Table, digest: str, more: Mapping[bytes, str] | None = None) -> None:
-    """Write a Parquet file as a whole (:func:`~lrpx.runs._whole.write_whole`).
+    """Write a Parquet file as a whole (:func:`~lrpx._files.write_whole`).
 
     Args:
         path: the file.
