@@ -210,6 +210,25 @@ def test_the_waterfall_is_seen_and_its_rows_join(opened, width):
         assert 0 <= below["y"] - above["y"] - above["height"] < 3
 
 
+@pytest.mark.parametrize("width", [320, 360, 860])
+@pytest.mark.parametrize("sample", [sentence, sink, hostile, translation])
+def test_the_bars_are_seen_beside_their_numbers(opened, sample, width):
+    driver = opened(page(sample()), width=width)
+    driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+    rows = driver.execute_script("""
+      return [...document.querySelectorAll('tbody tr')].filter(row => row.querySelector('td.lrpx-bar rect')).map(row => {
+        const [bar, number] = ['td.lrpx-bar svg', '.lrpx-num'].map(e => row.querySelector(e).getBoundingClientRect());
+        return [bar.width, bar.height, bar.right, number.left, number.right];
+      })
+    """)
+    assert len(rows) >= 10
+    for across, down, end, start, last in rows:
+        assert across >= 40
+        assert down >= 8
+        assert end <= start
+        assert last <= width
+
+
 def test_the_sink_has_an_outline(opened):
     driver = opened(page(sink()))
     styles = [element.value_of_css_property("outline-style") for element in tokens(driver)]

@@ -262,6 +262,13 @@ def test_the_colour_map_is_monotone_and_readable():
     assert hexadecimal(colour(2.0)) == hexadecimal(colour(1.0))
 
 
+def test_weak_relevance_stands_out_from_dark_paper_as_from_white():
+    for ratio in [sign * step / 100 for step in range(1, 76) for sign in (-1, 1)]:
+        light, dark = (contrast(colour(ratio, dark=is_dark), PAPER[is_dark]) for is_dark in (False, True))
+        assert dark >= light * 0.995, ratio
+    assert contrast(colour(0.1, dark=True), PAPER[True]) > 1.1
+
+
 def test_shares_need_a_value():
     assert picture(attribution(["a"], [1.0], value=0.0)).pieces[0].share is None
     assert picture(attribution(["a"], [1.0], value=4.0)).pieces[0].share == 0.25

@@ -32,6 +32,8 @@ STEPS: Final = 32
 """Shades on either side of zero: finer than the eye tells apart, few enough for classes."""
 
 _STRONGEST = 10
+_STOPS = 4
+"""Colours of the legend's scale on either side of zero, which shows the same bend as the map."""
 _MINUS = "−"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -113,6 +115,7 @@ def style(pieces: Iterable[Piece | Cell], *, whole_page: bool, scope: str = "lrp
             ink=_pair(INK),
             towards=_backgrounds(1.0),
             against=_backgrounds(-1.0),
+            stops=[_backgrounds(step / _STOPS) for step in range(-_STOPS, _STOPS + 1)],
         )
     )
 
