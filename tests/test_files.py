@@ -10,7 +10,6 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-import torch
 
 import lrpx
 from lrpx._files import write_text, write_whole
@@ -18,7 +17,6 @@ from lrpx.errors import ResultFileError
 from tests.test_attribution import KEYS
 
 WRITERS = {
-    "save": lambda path: KEYS.save(path),
     "html": lambda path: KEYS.to_html(path),
     "recipe": lambda path: lrpx.ATTNLRP.save(path),
     "text": lambda path: write_text(path, "text"),
@@ -120,13 +118,3 @@ def test_a_pipe_is_written_to(tmp_path):
     write_whole(tmp_path / "pipe", b"through")
     reader.join()
     assert found == [b"through"]
-
-
-def test_half_a_surrogate_pair_is_written(tmp_path):
-    write_text(tmp_path / "a.json", '"\ud800"')
-    assert (tmp_path / "a.json").read_text() == '"\\ud800"'
-
-
-def test_saved_numbers_are_whole(tmp_path):
-    KEYS.save(tmp_path / "a")
-    assert torch.equal(lrpx.Attribution.load(tmp_path / "a").relevance, KEYS.relevance)

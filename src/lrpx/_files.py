@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all, or refused with the mend."""
+"""Files, written whole or not at all, or refused with the mend."""
 
 from __future__ import annotations
 
 import os
-import secrets
 import stat
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 from lrpx.errors import ResultFileError
@@ -14,59 +15,69 @@ TEMPORARY = ".tmp"
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a text file in UTF-8 as a whole (:func:`write_whole`); half a surrogate pair is written as its escape.
+    """Write a text file as a whole (:func:`write_whole`), in UTF-8.
 
     Raises:
-        ResultFileError: the folder is missing, cannot be written to, or the disk is full.
+        ResultFileError: the folder is missing or cannot be written to, or the text holds half a character.
     """
-    write_whole(path, text.encode(errors="backslashreplace"))
+    try:
+        content = text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ResultFileError(f"cannot write {path}: {error}; leave such characters out") from error
+    write_whole(path, content)
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
     """Write a file as a whole: another process, or one started after a crash, sees the old content or the new.
 
     It is written under a temporary name in the same folder, flushed to the disk and renamed. A new file has the mode
-    that the user's own mask gives; one that is replaced keeps its mode, and a link stays a link. What is no regular
-    file, such as a pipe, is written to as it is.
+    that the user's umask leaves, a file that was there keeps its own, and a link still points to what it pointed to.
+    What is no plain file, such as ``/dev/stdout``, is written to as it is.
 
     Raises:
-        ResultFileError: the folder is missing, cannot be written to, or the disk is full; the old content is left.
+        ResultFileError: the folder is missing or cannot be written to, or the disk is full; the old content is left.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     try:
-        target = path.resolve()
-        mode = target.stat().st_mode if target.exists() else None
-        if mode is not None and not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            target.write_bytes(content)
-            return
-        _replace(target, content, mode)
-    except OSError as error:
+        real = Path(path).resolve()
+        if not real.parent.is_dir():
+            raise ResultFileError(f"cannot write {path}: there is no folder {Path(path).parent}; create it first")
+        mode = real.stat().st_mode if real.exists() else None
+        if mode is not None and not stat.S_ISREG(mode):
+            real.write_bytes(content)
+        else:
+            _replace(real, content, mode)
+    except (OSError, ValueError, RuntimeError) as error:  # the latter two for a name with a zero byte, a ring of links
+        if isinstance(error, ResultFileError):
+            raise
         raise ResultFileError(
-            f"cannot write {path}: {error.strerror}; make room in that folder, or make it writable, or choose another "
-            "path"
+            f"cannot write {path}: {getattr(error, 'strerror', None) or error}; make room in that folder, make it "
+            "writable, or choose another path: what stood there before still does"
         ) from error
 
 
-def _replace(target: Path, content: bytes, mode: int | None) -> None:
-    temporary = target.with_name(f".{secrets.token_hex(8)}{TEMPORARY}")
+def _replace(path: Path, content: bytes, mode: int | None) -> None:
+    # the name cut short, for a name has at most 255 bytes
+    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}.{threading.get_ident()}{TEMPORARY}")
+    if mode is not None and not os.access(path, os.W_OK):
+        raise PermissionError(None, "the file is read-only")
     try:
-        with temporary.open("xb") as file:
+        with temporary.open("wb") as file:
             if mode is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+                temporary.chmod(stat.S_IMODE(mode))
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(target)
+        temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
-    directory = os.open(target.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # else the new name itself may be lost with the power
-    finally:
-        os.close(directory)
+    with suppress(OSError):  # else the new name itself may be lost with the power; not every file system can
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -8,9 +8,8 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 import safetensors
-from safetensors.torch import save
+from safetensors.torch import save_file
 
-from lrpx._files import write_whole
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.errors import ResultFileError
 from lrpx.ledger import KINDS, Entry, Ledger
@@ -32,7 +31,10 @@ def write(a: Attribution, path: str | Path) -> None:
         ResultFileError: the folder is missing or cannot be written to.
     """
     tensors = {name: part.values.clone().contiguous() for name, part in a.parts.items()}
-    write_whole(path, save(tensors, {"lrpx": json.dumps(metadata(a))}))
+    try:
+        save_file(tensors, path, {"lrpx": json.dumps(metadata(a))})
+    except (OSError, safetensors.SafetensorError) as error:
+        raise ResultFileError(f"cannot write {path}: {error}; check the folder exists") from error
 
 
 def read(path: str | Path) -> Attribution:

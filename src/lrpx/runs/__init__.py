@@ -1,5 +1,6 @@
 """A run's folder: its record, its parts, and one run in it at a time."""
 
+from lrpx._files import write_whole
 from lrpx.errors import MissingExtraError
 
 try:
@@ -10,7 +11,6 @@ except ImportError as error:
         f"to keep a run's rows in a folder needs {error.name}: pip install 'lrpx[benchmarks]'"
     ) from error
 
-from lrpx._files import write_whole
 from lrpx.runs._store import Store, digest, versions
 from lrpx.runs._tables import read_table, write_table
 
