@@ -13,6 +13,7 @@ import torch
 
 from lrpx._batching import batches, filled
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
+from lrpx.attributions import Attributions
 from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.inputs import is_many, spread
 from lrpx.methods import attribute_all, find
@@ -158,7 +159,7 @@ class Explainer:
         ledger: bool = ...,
         batch_size: int = ...,
         progress: bool | None = ...,
-    ) -> list[Attribution]: ...
+    ) -> Attributions: ...
 
     @overload
     def __call__(
@@ -216,7 +217,7 @@ class Explainer:
 
         Returns:
             An :class:`~lrpx.Attribution`, or a list of them where several questions are asked; for a list of inputs, a
-            list of that in the same order.
+            list of that in the same order. The lists are :class:`~lrpx.Attributions`, which show themselves.
 
         Raises:
             InputError: empty or too long inputs, or a position that is none.
@@ -247,8 +248,8 @@ class Explainer:
                 found = self._explain(rows, questions, group, batch_size, chosen, ledger)
                 results.update(zip(group, found, strict=True))
                 done(len(group))
-        all_rows = [results[i] if is_list else results[i][0] for i, (is_list, _) in enumerate(questions)]
-        return all_rows if several else all_rows[0]
+        all_rows = [Attributions(results[i]) if is_list else results[i][0] for i, (is_list, _) in enumerate(questions)]
+        return Attributions(all_rows) if several else all_rows[0]
 
     def _questions(
         self, row: Row, target: Any, contrast: Any, position: Any

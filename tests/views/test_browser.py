@@ -216,7 +216,8 @@ def test_the_bars_are_seen_beside_their_numbers(opened, sample, width):
     driver = opened(page(sample()), width=width)
     driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
     rows = driver.execute_script("""
-      return [...document.querySelectorAll('tbody tr')].filter(row => row.querySelector('td.lrpx-bar rect')).map(row => {
+      const rows = [...document.querySelectorAll('tbody tr')].filter(row => row.querySelector('td.lrpx-bar rect'));
+      return rows.map(row => {
         const [bar, number] = ['td.lrpx-bar svg', '.lrpx-num'].map(e => row.querySelector(e).getBoundingClientRect());
         return [bar.width, bar.height, bar.right, number.left, number.right];
       })

@@ -12,12 +12,15 @@ PAPER: Final[dict[bool, RGB]] = {False: (255, 255, 255), True: (24, 26, 31)}
 INK: Final[dict[bool, RGB]] = {False: (27, 29, 34), True: (240, 241, 244)}
 """The text on that paper; the ends of the map are chosen so that it stays readable on all of it."""
 
+QUIET: Final[dict[bool, RGB]] = {False: (93, 98, 109), True: (164, 169, 180)}
+"""Text of less weight on that paper."""
+
 _FOR: Final[dict[bool, RGB]] = {False: (242, 84, 78), True: (206, 46, 48)}
 _AGAINST: Final[dict[bool, RGB]] = {False: (80, 136, 242), True: (46, 102, 214)}
 
 _BEND: Final[dict[bool, float]] = {False: 1.0, True: 0.7}
-"""The power of the share, by whether the picture is dark: near black the eye needs more to tell a weak colour from none.
-With it a weak relevance stands out from the dark paper at least as much as from the white one (WCAG contrast)."""
+"""The power of the share, by whether the picture is dark: near black the eye needs more to tell a weak colour from
+none. With it, weak relevance stands out from dark paper at least as much as from white (WCAG contrast)."""
 
 
 def colour(ratio: float, *, dark: bool = False) -> RGB:
