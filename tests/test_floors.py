@@ -26,6 +26,7 @@ FLOORS = {
     "tokens": 1,
     "parts": 1,
     "pictures": 1,
+    "progress": 1,
     "metrics": 2,
     "recipes": 2,
     "attribution": 2,

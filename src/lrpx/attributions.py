@@ -75,7 +75,7 @@ class Attributions(list[Any], Pictures):
         found = super().__getitem__(index)
         return Attributions(found) if isinstance(index, slice) else found
 
-    def __add__(self, other: Iterable[Any]) -> Attributions:  # type: ignore[override]
+    def __add__(self, other: Iterable[Any]) -> Attributions:
         return Attributions([*self, *other])
 
     def _repr_html_(self) -> str | None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
-from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
+from view_samples import HOSTILE, attribution, chat, hostile, long_text, parts, sentence, sink, translation, wide
 
 from lrpx._views.colour import INK, PAPER, colour, contrast, hexadecimal, ink
 from lrpx._views.picture import number, picture, visible
@@ -21,7 +21,7 @@ from lrpx.ledger import Entry, Ledger
 from lrpx.parts import Part
 
 COLOUR_CODE = re.compile(r"\x1b\[[\d;]*m")
-SAMPLES = [sentence, sink, wide, translation, hostile, parts]
+SAMPLES = [sentence, sink, wide, translation, chat, hostile, parts]
 
 
 class Terminal(io.StringIO):

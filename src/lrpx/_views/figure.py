@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
 
-from lrpx._views.colour import INK, PAPER, QUIET, RGB, colour, ink
+from lrpx._views.colour import INK, QUIET, RGB, colour, ink
 from lrpx._views.gallery import groups
 from lrpx._views.picture import number
 from lrpx.errors import MissingExtraError, ResultError
@@ -50,6 +50,7 @@ _LEADING = 1.6
 _NARROWEST = 1.0
 _OWN = "DejaVu Sans"
 _LAST = "Last Resort"  # matplotlib's own, which draws every character as a box
+_SCALE = 72.0
 _STEPS = 33
 _RIGHT_TO_LEFT = ("R", "AL")
 
@@ -124,16 +125,17 @@ def _number(value: float) -> str:
 
 
 def _legend(page: _Page, shown: Picture) -> None:
-    """The colour scale with its two ends as numbers."""
+    """The colour scale with its two ends as numbers, on one line or, where that is too narrow, on three."""
     page.skip(2)
-    page.line(
-        [
-            *page.plain(f"against {_number(-shown.limit)} ", _SMALL, QUIET[False]),
-            *(_Item("", 72 / _STEPS, _SMALL, fill=colour(2 * i / (_STEPS - 1) - 1)) for i in range(_STEPS)),
-            *page.plain(f" {_number(shown.limit)} for", _SMALL, QUIET[False]),
-        ],
-        _SMALL,
-    )
+    ends = [
+        page.plain(text, _SMALL, QUIET[False])
+        for text in (f"against {_number(-shown.limit)} ", f" {_number(shown.limit)} for")
+    ]
+    width = min(_SCALE, page.room) / _STEPS
+    steps = [_Item("", width, _SMALL, fill=colour(2 * i / (_STEPS - 1) - 1)) for i in range(_STEPS)]
+    whole = [*ends[0], *steps, *ends[1]]
+    for line in [whole] if sum(item.width for item in whole) <= page.room else [ends[0], steps, ends[1][1:]]:
+        page.line(line, _SMALL)
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,11 @@ class _Page:
         self._width = width
         self._y = _MARGIN
         self._items: list[tuple[float, float, _Item]] = []
+
+    @property
+    def room(self) -> float:
+        """How long a line may be."""
+        return self._width - 2 * _MARGIN
 
     def skip(self, points: float) -> None:
         """Leave room."""
@@ -186,11 +193,10 @@ class _Page:
         self._wrapped(items, _SIZE, turned)
 
     def _wrapped(self, items: Iterable[_Item], size: float, turned: bool) -> None:
-        room = self._width - 2 * _MARGIN
         line: list[_Item] = []
         used = 0.0
-        for item in (part for item in items for part in _parts(item, room)):
-            if line and used + item.width > room:
+        for item in (part for item in items for part in _parts(item, self.room)):
+            if line and used + item.width > self.room:
                 self.line(line, size, turned)
                 line, used = [], 0.0
                 if not item.text.strip():
@@ -342,7 +348,10 @@ def _fonts() -> tuple[tuple[str, str], ...]:
     faces = {
         face.name: face.fname
         for face in sorted(fontManager.ttflist, key=lambda face: face.fname, reverse=True)
-        if not face.name.startswith(_LAST) and face.style == "normal" and str(face.weight) in ("400", "normal", "regular") and face.stretch == "normal"
+        if not face.name.startswith(_LAST)
+        and face.style == "normal"
+        and str(face.weight) in ("400", "normal", "regular")
+        and face.stretch == "normal"
     }
     return tuple(sorted(faces.items(), key=lambda face: (face[0] != _OWN, face[0])))
 

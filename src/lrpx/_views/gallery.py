@@ -68,9 +68,7 @@ def groups(attributions: Iterable[Attribution]) -> tuple[Group, ...]:
 def _group(numbered: Sequence[tuple[int, Attribution]]) -> Group:
     told = [_told(a) for _, a in numbered]
     common = {name: fact for name, fact in told[0].items() if all(each[name] == fact for each in told)}
-    lines = (
-        Line(at, label, a, picture(a)) for (at, a), label in zip(numbered, _labels(told, numbered), strict=True)
-    )
+    lines = (Line(at, label, a, picture(a)) for (at, a), label in zip(numbered, _labels(told, numbered), strict=True))
     facts = tuple(common[name] for name in ("model", "method") if common.get(name))
     return Group(common.get("what", f"{len(numbered)} explanations of the same text"), facts, tuple(lines))
 
