@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import math
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import groupby
@@ -32,6 +31,8 @@ except ImportError as error:
     raise MissingExtraError(f"a picture needs {error.name}: pip install 'lrpx[pictures]'") from error
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from lrpx._views.gallery import Group
     from lrpx._views.picture import Picture, Segment
     from lrpx.attribution import Attribution
@@ -195,7 +196,7 @@ class _Page:
     def _wrapped(self, items: Iterable[_Item], size: float, turned: bool) -> None:
         line: list[_Item] = []
         used = 0.0
-        for item in (part for item in items for part in _parts(item, self.room)):
+        for item in (part for each in items for part in _parts(each, self.room)):
             if line and used + item.width > self.room:
                 self.line(line, size, turned)
                 line, used = [], 0.0
