@@ -23,8 +23,8 @@ class Pictures(ABC):
     def to_latex(self, path: str | Path | None = None) -> str:
         r"""A piece of LaTeX to ``\\input``: the tokens on their colours; also written to ``path`` when given.
 
-        It is plain ASCII and needs ``\\usepackage{xcolor}`` and nothing else; it is meant for pdflatex, xelatex and lualatex
-        alike. Several results of the same tokens stand below each other.
+        It is plain ASCII and needs ``\\usepackage{xcolor}`` and nothing else; it is meant for pdflatex, xelatex and
+        lualatex alike. Several results of the same tokens stand below each other.
 
         Raises:
             ResultFileError: the file cannot be written.
