@@ -38,14 +38,15 @@ def write_whole(path: str | Path, content: bytes) -> None:
         ResultFileError: the folder is missing or cannot be written to, or the disk is full; the old content is left.
     """
     try:
-        real = Path(path).resolve()
+        given = Path(path)
+        if (given.exists() and not given.is_file()) or given.absolute().is_relative_to("/dev"):
+            with given.open("ab") as file:
+                file.write(content)
+            return
+        real = given.resolve()
         if not real.parent.is_dir():
-            raise ResultFileError(f"cannot write {path}: there is no folder {Path(path).parent}; create it first")
-        mode = real.stat().st_mode if real.exists() else None
-        if mode is not None and not stat.S_ISREG(mode):
-            real.write_bytes(content)
-        else:
-            _replace(real, content, mode)
+            raise ResultFileError(f"cannot write {path}: there is no folder {given.parent}; create it first")
+        _replace(real, content, real.stat().st_mode if real.exists() else None)
     except (OSError, ValueError, RuntimeError) as error:  # the latter two for a name with a zero byte, a ring of links
         if isinstance(error, ResultFileError):
             raise
