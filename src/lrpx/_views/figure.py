@@ -294,11 +294,11 @@ def _ordered(items: Sequence[_Item], base: bool) -> list[_Item]:
     paragraph, which is read from the right where ``base`` says so.
     """
     own = [_direction(item.text) for item in items]
-    befores = _carried(own, base)
-    afters = reversed(_carried(own[::-1], base))
+    earlier = _carried(own, base)
+    later = reversed(_carried(own[::-1], base))
     turned = [
         (before if before == after else base) if each is None else each
-        for each, before, after in zip(own, befores, afters, strict=True)
+        for each, before, after in zip(own, earlier, later, strict=True)
     ]
     runs = [(kind, [item for item, _ in run]) for kind, run in groupby(zip(items, turned, strict=True), lambda p: p[1])]
     ordered = [run[::-1] if kind else run for kind, run in (runs[::-1] if base else runs)]
