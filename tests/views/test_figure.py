@@ -165,7 +165,7 @@ def test_sizes_are_refused_by_name():
 def test_the_extra_is_named_where_matplotlib_is_not(monkeypatch):
     import sys
 
-    monkeypatch.delitem(sys.modules, "lrpx._views.figure")
+    monkeypatch.delitem(sys.modules, "lrpx._views.figure", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingExtraError, match=r"a picture needs matplotlib: pip install 'lrpx\[pictures\]'"):
         sentence().to_png()
