@@ -14,9 +14,10 @@ import lrpx
 
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
-    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Contrast Epsilon Explainer Gamma LRPxError Ledger LogProb Logit
-        Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
+    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Attributions Contrast Epsilon Explainer Gamma LRPxError Ledger
+        LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
+    "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Run Samples Source Words find keep
         register""",
     "lrpx.cli": "main",

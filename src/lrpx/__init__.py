@@ -4,6 +4,7 @@ Decomposes a prediction's logit over tokens, positions, heads and neurons of you
 """
 
 from lrpx.attribution import Attribution
+from lrpx.attributions import Attributions
 from lrpx.engine import Tap, Trace, propagate
 from lrpx.errors import LRPxError
 from lrpx.explainer import Explainer
@@ -23,6 +24,7 @@ __all__ = [
     "LRP",
     "METHODS",
     "Attribution",
+    "Attributions",
     "Contrast",
     "Epsilon",
     "Explainer",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx._files import write_text
+from lrpx._pictures import Pictures
 from lrpx.errors import InputError, MissingExtraError, ResultError
 from lrpx.parts import Parts
 
@@ -91,7 +92,7 @@ class Token:
 
 
 @dataclass(frozen=True, repr=False)
-class Attribution:
+class Attribution(Pictures):
     """Relevance of every input token for one explained value, and of whatever else the method tells.
 
     Two are equal when every field is, the numbers bit for bit. ``for token in a`` gives a :class:`Token` each.
@@ -304,6 +305,9 @@ class Attribution:
         if path is not None:
             write_text(path, text)
         return text
+
+    def _pictured(self) -> Sequence[Attribution]:
+        return (self,)
 
     def _repr_html_(self) -> str:
         from lrpx._views.html import fragment

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import contextmanager
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
+from lrpx import _progress
 from lrpx._batching import batches, filled
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
+from lrpx.attributions import Attributions
 from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.inputs import spread
 from lrpx.methods import attribute_all, find
@@ -21,7 +21,7 @@ from lrpx.questions import Question, Questions
 from lrpx.targets import Contrast, Logit, Target, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from torch.nn import Module
@@ -158,7 +158,7 @@ class Explainer:
         ledger: bool = ...,
         batch_size: int = ...,
         progress: bool | None = ...,
-    ) -> list[Attribution]: ...
+    ) -> Attributions: ...
 
     @overload
     def __call__(
@@ -212,12 +212,13 @@ class Explainer:
                 runs row by row.
             batch_size: the most rows run together. Rows are sorted by length, and fewer run together when they are
                 long: at most 64 tokens a row on average (:func:`lrpx._batching.batches`), which bounds the memory.
-            progress: show a progress bar on standard error while a list runs; by default on a terminal, when there
-                are more than a few batches.
+            progress: show a progress bar while a list runs, and say so when the compiler is waited for; by default in a
+                terminal (on standard error) and in a notebook, the bar when there are more than a few batches. Never in
+                a pipe unless it is asked for.
 
         Returns:
             An :class:`~lrpx.Attribution`, or a list of them where several questions are asked; for a list of inputs, a
-            list of that in the same order.
+            list of that in the same order. The lists are :class:`~lrpx.Attributions`, which show themselves.
 
         Raises:
             InputError: empty or too long inputs, or a position that is none.
@@ -242,14 +243,14 @@ class Explainer:
         questions = [self._questions(row, *(each[name][i] for name in asked)) for i, row in enumerate(rows)]
         groups = batches(rows, batch_size if bound.can_batch and not ledger else 1)
         results: dict[int, list[Attribution]] = {}
-        shown = (sys.stderr.isatty() and len(groups) > FEW) if progress is None else progress
-        with _progress(len(rows), several and shown) as done:
+        bar = several and (len(groups) > FEW if progress is None else progress)
+        with _progress.progress("Explaining", len(rows), wanted=progress, bar=bar) as done:
             for group in groups:
                 found = self._explain(rows, questions, group, batch_size, chosen, ledger)
                 results.update(zip(group, found, strict=True))
                 done(len(group))
-        all_rows = [results[i] if is_list else results[i][0] for i, (is_list, _) in enumerate(questions)]
-        return all_rows if several else all_rows[0]
+        all_rows = [Attributions(results[i]) if is_list else results[i][0] for i, (is_list, _) in enumerate(questions)]
+        return Attributions(all_rows) if several else all_rows[0]
 
     def _questions(
         self, row: Row, target: Any, contrast: Any, position: Any
@@ -334,21 +335,6 @@ class Explainer:
             device=bound.device,
             versions=dict(_versions()),
         )
-
-
-@contextmanager
-def _progress(count: int, wanted: bool) -> Iterator[Callable[[int], object]]:
-    """Count explained inputs on standard error, with a bar; yields what to call with how many more are done."""
-    if not wanted:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("Explaining"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as shown:
-        task = shown.add_task("", total=count)
-        yield lambda more: shown.advance(task, more)
 
 
 @cache

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lrpx.benchmarks._latex import escape
+from lrpx._views.latex import escape
 from tests.benchmarks.report_samples import explained, reports, write
 from tests.benchmarks.test_report import HOSTILE, hostile_run
 

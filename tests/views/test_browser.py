@@ -9,11 +9,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
-from view_samples import hostile, long_text, parts, sentence, sink, translation, wide
+from view_samples import chat, hostile, long_text, methods, parts, sentence, sink, translation, wide
 
 from lrpx._views.colour import contrast
-from lrpx._views.html import fragment, page
+from lrpx._views.html import fragment, gallery_fragment, gallery_page, page
 from lrpx._views.picture import picture, visible
+from lrpx.attributions import Attributions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ pytestmark = [
     ),
 ]
 
-SAMPLES = [sentence, sink, wide, translation, hostile, parts]
+SAMPLES = [sentence, sink, wide, translation, chat, hostile, parts]
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -210,6 +211,26 @@ def test_the_waterfall_is_seen_and_its_rows_join(opened, width):
         assert 0 <= below["y"] - above["y"] - above["height"] < 3
 
 
+@pytest.mark.parametrize("width", [320, 360, 860])
+@pytest.mark.parametrize("sample", [sentence, sink, hostile, translation])
+def test_the_bars_are_seen_beside_their_numbers(opened, sample, width):
+    driver = opened(page(sample()), width=width)
+    driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+    rows = driver.execute_script("""
+      const rows = [...document.querySelectorAll('tbody tr')].filter(row => row.querySelector('td.lrpx-bar rect'));
+      return rows.map(row => {
+        const [bar, number] = ['td.lrpx-bar svg', '.lrpx-num'].map(e => row.querySelector(e).getBoundingClientRect());
+        return [bar.width, bar.height, bar.right, number.left, number.right];
+      })
+    """)
+    assert len(rows) >= 10
+    for across, down, end, start, last in rows:
+        assert across >= 40
+        assert down >= 8
+        assert end <= start
+        assert last <= width
+
+
 def test_the_sink_has_an_outline(opened):
     driver = opened(page(sink()))
     styles = [element.value_of_css_property("outline-style") for element in tokens(driver)]
@@ -265,3 +286,63 @@ def test_arabic_stays_joined_and_in_reading_order(opened):
     boxes = dict(zip(shown, (element.rect for element in tokens(driver)), strict=True))
     head, tail = boxes["بالع"], boxes["الم"]
     assert abs(tail["x"] + tail["width"] - head["x"]) < 1
+
+
+GALLERIES = [
+    methods,
+    lambda: Attributions(sample() for sample in SAMPLES),
+    lambda: methods(hostile),
+    lambda: methods(wide),
+]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("sample", GALLERIES)
+def test_several_are_readable_in_both_schemes(opened, sample, scheme):
+    driver = opened(gallery_page(sample()), scheme)
+    driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+    found = [(text, rgb(ink), rgb(paper)) for text, ink, paper in driver.execute_script(COLOURS)]
+    assert len(found) > sum(map(len, sample()))
+    assert not [(text, ink, paper) for text, ink, paper in found if contrast(ink, paper) < 4.5]
+
+
+@pytest.mark.parametrize("view", [gallery_page, gallery_fragment])
+@pytest.mark.parametrize("sample", GALLERIES)
+def test_several_run_nothing_and_load_nothing(opened, sample, view):
+    html = view(sample())
+    driver = opened(html if view is gallery_page else f"<!doctype html><meta charset=utf-8><title></title>{html}")
+    assert driver.get_log("browser") == []
+    assert driver.execute_script("return document.scripts.length") == 0
+    assert driver.execute_script("return document.querySelectorAll('img,link,iframe,object').length") == 0
+    assert driver.execute_script("return performance.getEntriesByType('resource').length") == 0
+
+
+@pytest.mark.parametrize("width", [320, 360, 860])
+@pytest.mark.parametrize("sample", GALLERIES)
+def test_several_are_no_wider_than_the_screen(opened, sample, width):
+    driver = opened(gallery_page(sample()), width=width)
+    driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
+    spill = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert driver.execute_script(spill) == 0
+    assert min(box.rect["width"] for box in driver.find_elements("css selector", ".lrpx-each .lrpx-scale")) >= 30
+
+
+def test_the_heatmaps_of_a_text_stand_below_each_other(opened):
+    driver = opened(gallery_page(methods()))
+    first = driver.find_elements("css selector", ".lrpx-block")[0]
+    places = [box.rect for box in first.find_elements("css selector", ".lrpx-text")]
+    assert len(places) == 3
+    assert len({(round(box["x"]), round(box["width"])) for box in places}) == 1
+    assert places[0]["y"] < places[1]["y"] < places[2]["y"]
+
+
+@pytest.mark.parametrize("sample", [hostile, wide, chat])
+def test_a_drawing_is_shown_and_runs_nothing(opened, sample, tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    drawing = sample().to_svg()
+    driver = opened(f"<!doctype html><meta charset=utf-8><title></title>{drawing[drawing.index('<svg') :]}")
+    assert driver.get_log("browser") == []
+    assert driver.execute_script("return document.scripts.length") == 0
+    assert driver.execute_script("return document.querySelectorAll('img,image,foreignObject').length") == 0
+    assert driver.execute_script("return document.querySelector('svg').getBoundingClientRect().width") > 400
+    assert driver.execute_script("return document.querySelectorAll('svg path').length") > len(sample())

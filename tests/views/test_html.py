@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
+from view_samples import HOSTILE, attribution, chat, hostile, long_text, parts, sentence, sink, translation, wide
 
 from lrpx._views.html import STEPS, fragment, page
 from lrpx._views.picture import one_line, picture, visible
@@ -24,9 +24,9 @@ TAGS = set(
 )
 ATTRIBUTES = set(
     "lang charset http-equiv content name class id dir tabindex aria-description aria-label aria-hidden role "
-    "aria-level href scope viewbox preserveaspectratio x y width height".split()
+    "aria-level href scope open viewbox preserveaspectratio x y width height".split()
 )
-SAMPLES = [sentence, sink, wide, translation, hostile, parts]
+SAMPLES = [sentence, sink, wide, translation, chat, hostile, parts]
 
 
 class Reader(HTMLParser):
@@ -159,6 +159,15 @@ def test_segments_are_labelled_only_when_there_are_several():
     assert "encoder +4" in read(page(translation())).all
     assert "decoder +0.93" in read(page(translation())).all
     assert "lrpx-label" not in page(sentence()).partition("</style>")[2]
+
+
+def test_the_messages_of_a_chat_are_segments_with_their_sums():
+    shown = [(segment.name, len(segment.pieces)) for segment in picture(chat()).segments]
+    assert shown == [("", 3), ("system", 3), ("", 4), ("user", 4), ("", 4), ("user", 2), ("", 4)]
+    text = read(page(chat())).all
+    for segment in picture(chat()).segments:
+        label = f"{segment.name or 'other'} {segment.total:+.4g}".replace("-", "−")
+        assert label in text
 
 
 def test_the_ledger_is_a_waterfall_that_reads_as_a_table():

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.color import Color, ColorSystem
 from rich.console import Console
-from view_samples import HOSTILE, attribution, hostile, long_text, parts, sentence, sink, translation, wide
+from view_samples import HOSTILE, attribution, chat, hostile, long_text, parts, sentence, sink, translation, wide
 
 from lrpx._views.colour import INK, PAPER, colour, contrast, hexadecimal, ink, luminance, stepped
 from lrpx._views.picture import number, picture, visible
@@ -22,7 +22,7 @@ from lrpx.ledger import Entry, Ledger
 from lrpx.parts import Part
 
 COLOUR_CODE = re.compile(r"\x1b\[[\d;]*m")
-SAMPLES = [sentence, sink, wide, translation, hostile, parts]
+SAMPLES = [sentence, sink, wide, translation, chat, hostile, parts]
 
 
 class Terminal(io.StringIO):
@@ -261,6 +261,13 @@ def test_the_colour_map_is_monotone_and_readable():
         assert distances[:201] == sorted(distances[:201], reverse=True)
         assert distances[200:] == sorted(distances[200:])
     assert hexadecimal(colour(2.0)) == hexadecimal(colour(1.0))
+
+
+def test_weak_relevance_stands_out_from_dark_paper_as_from_white():
+    for ratio in [sign * step / 100 for step in range(1, 76) for sign in (-1, 1)]:
+        light, dark = (contrast(colour(ratio, dark=is_dark), PAPER[is_dark]) for is_dark in (False, True))
+        assert dark >= light * 0.995, ratio
+    assert contrast(colour(0.1, dark=True), PAPER[True]) > 1.1
 
 
 def test_shares_need_a_value():

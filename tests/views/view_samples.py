@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import torch
 
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
+from lrpx.attributions import Attributions
 from lrpx.ledger import Entry, Ledger
 from lrpx.parts import Part, Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PROVENANCE = Provenance(
     model="openai-community/gpt2",
@@ -180,6 +187,29 @@ def parts() -> Attribution:
             Part("answer", answer, ("answer token", "token"), {"answer token": HOSTILE}),
         ),
     )
+
+
+def chat() -> Attribution:
+    """A conversation: a segment for each message, and what the template puts between them in none."""
+    tokens = ["<s>", "system", "\n", "Be", " brief", ".", "\n", "<s>", "user", "\n", "Is", " water", " wet", "?", "\n"]
+    tokens += ["<s>", "user", "\n", "Well", "?", "\n", "<s>", "assistant", "\n"]
+    numbers = [((5 * i * i + i) % 17 - 8) / 9 for i in range(len(tokens))]
+    special = tuple(token == "<s>" for token in tokens)
+    segments = (("system", 3, 6), ("user", 10, 14), ("user", 18, 20))
+    return attribution(tokens, numbers, description="logit of 'Yes'", special=special, segments=segments)
+
+
+def methods(sample: Callable[[], Attribution] = sentence) -> Attributions:
+    """A text as three methods explain it, and another text that stands between them."""
+    a = sample()
+    found = Attributions()
+    for turn, name in enumerate(("attnlrp", "lrp", "gradient-l1")):
+        part = Part("tokens", a.relevance.roll(turn), ("token",))
+        made = replace(a.provenance, method=name)
+        found.append(replace(a, parts=Parts([part]), provenance=made, ledger=None))
+        if turn == 0:
+            found.append(sink())
+    return found
 
 
 def long_text(count: int = 2000) -> Attribution:

@@ -12,20 +12,28 @@ PAPER: Final[dict[bool, RGB]] = {False: (255, 255, 255), True: (24, 26, 31)}
 INK: Final[dict[bool, RGB]] = {False: (27, 29, 34), True: (240, 241, 244)}
 """The text on that paper; the ends of the map are chosen so that it stays readable on all of it."""
 
-_FOR: Final[dict[bool, RGB]] = {False: (242, 84, 78), True: (190, 44, 46)}
-_AGAINST: Final[dict[bool, RGB]] = {False: (80, 136, 242), True: (42, 92, 204)}
+QUIET: Final[dict[bool, RGB]] = {False: (93, 98, 109), True: (164, 169, 180)}
+"""Text of less weight on that paper."""
+
+_FOR: Final[dict[bool, RGB]] = {False: (242, 84, 78), True: (206, 46, 48)}
+_AGAINST: Final[dict[bool, RGB]] = {False: (80, 136, 242), True: (46, 102, 214)}
+
+_BEND: Final[dict[bool, float]] = {False: 1.0, True: 0.7}
+"""The power of the share, by whether the picture is dark: near black the eye needs more to tell a weak colour from
+none. With it, weak relevance stands out from dark paper at least as much as from white (WCAG contrast)."""
 
 
 def colour(ratio: float, *, dark: bool = False) -> RGB:
     """The background for a relevance, given as a share of the scale's limit.
 
-    Linear from the paper to red (positive) or blue (negative); beyond -1 and 1 it stays at the end.
+    From the paper to red (positive) or blue (negative), linear on white paper and steeper at first on dark; beyond -1
+    and 1 it stays at the end.
 
     >>> colour(0.0), colour(1.0), colour(-7.0)
     ((255, 255, 255), (242, 84, 78), (80, 136, 242))
     """
     end = (_FOR if ratio > 0 else _AGAINST)[dark]
-    amount = min(abs(ratio), 1.0)
+    amount = min(abs(ratio), 1.0) ** _BEND[dark]
     red, green, blue = (round(p + (e - p) * amount) for p, e in zip(PAPER[dark], end, strict=True))
     return red, green, blue
 

@@ -16,13 +16,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lrpx._views import picture as pictures
-from lrpx._views.colour import INK, PAPER, RGB, colour, hexadecimal, ink
+from lrpx._views.colour import INK, PAPER, QUIET, RGB, colour, hexadecimal, ink
+from lrpx._views.gallery import FEW, groups
 from lrpx._views.grid import grids
 from lrpx._views.picture import one_line, percent, picture, share
 from lrpx._views.waterfall import waterfall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from lrpx._views.grid import Cell
     from lrpx._views.picture import Piece
@@ -32,6 +33,8 @@ STEPS: Final = 32
 """Shades on either side of zero: finer than the eye tells apart, few enough for classes."""
 
 _STRONGEST = 10
+_STOPS = 4
+"""Colours of the legend's scale on either side of zero, which shows the same bend as the map."""
 _MINUS = "−"
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
@@ -45,10 +48,7 @@ def page(a: Attribution) -> str:
     drawn = grids(a)
     context = _context(a) | {"grids": drawn}
     coloured = [*context["shown"].pieces, *(cell for grid in drawn for cell in grid.cells)]
-    sheet = style(coloured, whole_page=True)
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
-    html = environment().get_template("page.html.j2")
-    return html.render(context, scope="lrpx", style=Markup(sheet), style_hash=digest, whole_page=True)
+    return _page("picture.html.j2", context, style(coloured, whole_page=True))
 
 
 def fragment(a: Attribution) -> str:
@@ -58,17 +58,59 @@ def fragment(a: Attribution) -> str:
     itself, so two fragments share a class only if they share the styles.
     """
     context = _context(a)
-    pieces = context["shown"].pieces
-    scope = "lrpx-" + hashlib.sha256(style(pieces, whole_page=False).encode()).hexdigest()[:8]
-    sheet = style(pieces, whole_page=False, scope=scope)
+    return _fragment("picture.html.j2", context, lambda **options: style(context["shown"].pieces, **options))
+
+
+def gallery_page(attributions: Sequence[Attribution]) -> str:
+    """Several attributions on one page of the same kind: those of the same tokens stand side by side."""
+    context = _gallery(attributions, len(attributions))
+    return _page("gallery.html.j2", context, _gallery_style(context, whole_page=True))
+
+
+def gallery_fragment(attributions: Sequence[Attribution]) -> str:
+    """The first few of several attributions as a piece of HTML for a notebook."""
+    context = _gallery(attributions, FEW)
+    return _fragment("gallery.html.j2", context, lambda **options: _gallery_style(context, **options))
+
+
+def _page(body: str, context: dict[str, Any], sheet: str) -> str:
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    html = environment().get_template("page.html.j2")
+    return html.render(context, body=body, scope="lrpx", style=Markup(sheet), style_hash=digest, whole_page=True)
+
+
+def _fragment(body: str, context: dict[str, Any], styled: Callable[..., str]) -> str:
+    scope = "lrpx-" + hashlib.sha256(styled(whole_page=False).encode()).hexdigest()[:8]
+    sheet = styled(whole_page=False, scope=scope)
     html = environment().get_template("fragment.html.j2")
-    return html.render(context, scope=scope, style=Markup(sheet), whole_page=False)
+    return html.render(context, body=body, scope=scope, style=Markup(sheet), whole_page=False)
+
+
+def _gallery(attributions: Sequence[Attribution], most: int) -> dict[str, Any]:
+    """What the gallery's template reads of the first so many."""
+    shown = attributions[:most]
+    count = len(attributions)
+    return {
+        "title": "1 explanation" if count == 1 else f"{count} explanations",
+        "groups": groups(shown),
+        "left_out": count - len(shown),
+        "shown_count": len(shown),
+        "provenances": list(dict.fromkeys(tuple(_provenance(a)) for a in shown)),
+    }
+
+
+def _gallery_style(context: dict[str, Any], *, whole_page: bool, scope: str = "lrpx") -> str:
+    pieces = [piece for group in context["groups"] for line in group.lines for piece in line.shown.pieces]
+    named = {"scope": scope, "paper": _pair(PAPER), "ink": _pair(INK), "quiet": _pair(QUIET), "levels": _levels(pieces)}
+    more = environment().get_template("gallery.css.j2").render(named)
+    return style(pieces, whole_page=whole_page, scope=scope) + more
 
 
 def _context(a: Attribution) -> dict[str, Any]:
     """What the templates read; plain text throughout, they do the escaping."""
     shown = picture(a)
     return {
+        "title": one_line(a.explained.description),
         "a": a,
         "shown": shown,
         "strongest": shown.strongest(_STRONGEST),
@@ -101,20 +143,27 @@ def style(pieces: Iterable[Piece | Cell], *, whole_page: bool, scope: str = "lrp
         whole_page: a page of its own, rather than a part of another.
         scope: the class that every rule is below.
     """
-    levels = sorted({_level(piece) for piece in pieces} - {0})
     return (
         environment()
         .get_template("style.css.j2")
         .render(
             scope=scope,
             whole_page=whole_page,
-            levels=[(_level_class(n), _backgrounds(n / STEPS), _inks(n / STEPS)) for n in levels],
+            levels=_levels(pieces),
             paper=_pair(PAPER),
             ink=_pair(INK),
+            quiet=_pair(QUIET),
             towards=_backgrounds(1.0),
             against=_backgrounds(-1.0),
+            stops=[_backgrounds(step / _STOPS) for step in range(-_STOPS, _STOPS + 1)],
         )
     )
+
+
+def _levels(pieces: Iterable[Piece | Cell]) -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
+    """The class of each shade that the pieces have, with its background and its ink."""
+    levels = sorted({_level(piece) for piece in pieces} - {0})
+    return [(_level_class(n), _backgrounds(n / STEPS), _inks(n / STEPS)) for n in levels]
 
 
 def _level(piece: Piece | Cell) -> int:

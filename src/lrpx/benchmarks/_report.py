@@ -22,10 +22,8 @@ from rich.console import Group
 from rich.table import Column, Table
 from rich.text import Text
 
-from lrpx._views import html
-from lrpx._views.colour import colour
+from lrpx._views import html, latex
 from lrpx._views.picture import one_line
-from lrpx.benchmarks import _latex as latex
 from lrpx.benchmarks._heatmaps import choose, shown
 from lrpx.benchmarks._summary import described, summarise
 from lrpx.benchmarks._words import RANDOM
@@ -214,11 +212,6 @@ def _ranked(text: str, rank: int) -> Markup:
     return Markup({0: rf"\textbf{{{escaped}}}", 1: rf"\underline{{{escaped}}}"}.get(rank, escaped))
 
 
-def _rgb(ratio: float) -> Markup:
-    """The colour of a relevance as xcolor reads it."""
-    return Markup(",".join(map(str, colour(ratio))))
-
-
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "figure": figure,
     "p_value": p_value,
@@ -227,7 +220,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "mille": lambda value, ends: round(1000 * (value - ends[0]) / (ends[1] - ends[0])),
     "plain": number,
     "ranked": _ranked,
-    "rgb": _rgb,
+    "rgb": latex.rgb,
 }
 
 
@@ -239,35 +232,25 @@ def _html() -> Environment:
     return environment
 
 
-def _escaping(escape: Callable[[str], str], **syntax: str) -> Environment:
+@cache
+def _markdown() -> Environment:
     """An environment that escapes whatever a template prints, except what is Markup."""
     environment = Environment(
         loader=PackageLoader("lrpx.benchmarks"),
         autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(str(value))),
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(_for_markdown(str(value))),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        **syntax,  # type: ignore[arg-type]
     )
     environment.filters |= _FILTERS
     return environment
 
 
 @cache
-def _markdown() -> Environment:
-    return _escaping(_for_markdown)
-
-
-@cache
 def _latex() -> Environment:
-    return _escaping(
-        latex.escape,
-        block_start_string="<%",
-        block_end_string="%>",
-        variable_start_string="<<",
-        variable_end_string=">>",
-        comment_start_string="<#",
-        comment_end_string="#>",
-    )
+    """The views' environment for LaTeX with this package's templates."""
+    environment = latex.environment().overlay(loader=PackageLoader("lrpx.benchmarks"))
+    environment.filters = environment.filters | _FILTERS
+    return environment

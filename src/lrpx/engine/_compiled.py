@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpx import _kernels
 from lrpx._modules import named_modules
+from lrpx._progress import waiting
 from lrpx.engine._places import Source
 from lrpx.engine._trace import Trace
 from lrpx.errors import ModelError
@@ -72,7 +73,8 @@ class Compiler:
             with self._lock:
                 found = next((each for key, each in self._passes if key == call.key), None)
                 if found is None:
-                    found = _checked(call)
+                    with waiting(f"Compiling for an input of {call.size}, once"):
+                        found = _checked(call)
                     self._passes.append((call.key, found))
             yield found(call.tensors)
 
@@ -117,6 +119,12 @@ class _Call:
                  if torch.is_autocast_enabled(device.type)}  # fmt: skip
         key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts, config)
         return cls(model, forward, given, list(own.values()), paths, key)
+
+    @property
+    def size(self) -> str:
+        """The shape of the first of the given tensors, for a person to read."""
+        shape: Sequence[int] = next((value.shape for value in self.given.values() if isinstance(value, Tensor)), ())
+        return " × ".join(map(str, shape))
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -6,7 +6,20 @@ A character that LaTeX has no name for in every font, such as ``中``, becomes i
 from __future__ import annotations
 
 import unicodedata
-from typing import Final
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from lrpx._views.colour import colour
+from lrpx._views.gallery import groups
+from lrpx._views.picture import number
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lrpx.attribution import Attribution
 
 _NAMES: Final = {
     "\\": r"\textbackslash{}",
@@ -93,3 +106,41 @@ def _character(character: str) -> str:
     if mark in _ACCENTS and letter.isascii() and len(unicodedata.normalize("NFD", character)) == 2:
         return f"{_ACCENTS[mark]}{{{letter}}}"
     return rf"\texttt{{U+{ord(character):04X}}}"
+
+
+def snippet(attributions: Sequence[Attribution]) -> str:
+    r"""Attributions as a piece of LaTeX to ``\input``, those of the same tokens below each other."""
+    found = groups(attributions)
+    return environment().get_template("snippet.tex.j2").render(groups=found, steps=[i / 4 for i in range(-4, 5)])
+
+
+@cache
+def environment() -> Environment:
+    """Jinja2 with the views' LaTeX templates, ``<% … %>`` and ``<< … >>``; whatever a template prints is escaped."""
+    environment = Environment(
+        loader=PackageLoader("lrpx._views"),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(str(value))),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        block_start_string="<%",
+        block_end_string="%>",
+        variable_start_string="<<",
+        variable_end_string=">>",
+        comment_start_string="<#",
+        comment_end_string="#>",
+    )
+    environment.filters |= {"rgb": rgb, "number": typeset, "flat": lambda text: text.replace("\n", "")}
+    return environment
+
+
+def rgb(ratio: float) -> Markup:
+    """The colour of a relevance as xcolor reads it."""
+    return Markup(",".join(map(str, colour(ratio))))
+
+
+def typeset(value: float) -> str:
+    """A number with a real minus sign."""
+    return number(value).replace("-", "−")

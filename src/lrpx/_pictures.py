@@ -1,0 +1,90 @@
+"""What one result and several have in common: pictures for a paper, as LaTeX, PNG, SVG or a figure of matplotlib."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+WIDTH = 6.5
+"""Inches: the text of a page."""
+
+
+class Pictures(ABC):
+    """Pictures of attributions. Token text is escaped, and what a font or LaTeX lacks is shown as its number."""
+
+    @abstractmethod
+    def _pictured(self) -> Sequence[Any]:
+        """The attributions to be drawn."""
+
+    def to_latex(self, path: str | Path | None = None) -> str:
+        r"""A piece of LaTeX to ``\\input``: the tokens on their colours; also written to ``path`` when given.
+
+        It is plain ASCII and needs ``\\usepackage{xcolor}`` and nothing else; it is meant for pdflatex, xelatex and
+        lualatex alike. Several results of the same tokens stand below each other.
+
+        Raises:
+            ResultFileError: the file cannot be written.
+        """
+        from lrpx._files import write_text
+        from lrpx._views.latex import snippet
+
+        text = snippet(self._pictured())
+        if path is not None:
+            write_text(path, text)
+        return text
+
+    def to_figure(self, width: float = WIDTH) -> Any:
+        """A ``matplotlib.figure.Figure``, as tall as the text needs; it belongs to no window and to no pyplot.
+
+        Args:
+            width: in inches.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed.
+            ResultError: the width is no number of inches a line fits in, or the figure would be too tall.
+        """
+        from lrpx._views.figure import figure
+
+        return figure(self._pictured(), width)
+
+    def to_png(self, path: str | Path | None = None, width: float = WIDTH) -> bytes:
+        """The picture as a PNG file of 200 pixels an inch; also written to ``path`` when given.
+
+        Args:
+            path: the file.
+            width: in inches.
+
+        Raises:
+            MissingExtraError, ResultError: see :meth:`to_figure`.
+            ResultFileError: the file cannot be written.
+        """
+        from lrpx._files import write_whole
+        from lrpx._views.figure import figure, png
+
+        content = png(figure(self._pictured(), width))
+        if path is not None:
+            write_whole(path, content)
+        return content
+
+    def to_svg(self, path: str | Path | None = None, width: float = WIDTH) -> str:
+        """The picture as an SVG file, whose text is drawn as shapes and so needs no font; also written to ``path``.
+
+        Args:
+            path: the file.
+            width: in inches.
+
+        Raises:
+            MissingExtraError, ResultError: see :meth:`to_figure`.
+            ResultFileError: the file cannot be written.
+        """
+        from lrpx._files import write_text
+        from lrpx._views.figure import figure, svg
+
+        text = svg(figure(self._pictured(), width))
+        if path is not None:
+            write_text(path, text)
+        return text

@@ -1,0 +1,81 @@
+"""Several attributions in a terminal: the tokens of each, and a table of the strongest, side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.padding import Padding
+from rich.table import Column, Table
+from rich.text import Text
+
+from lrpx._views.gallery import FEW, groups
+from lrpx._views.picture import number
+from lrpx._views.terminal import _card, _flat, _is_dark, _legend, _numbered, _paint, _quoted, _tokens
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+    from lrpx._views.gallery import Group, Line
+    from lrpx.attribution import Attribution
+
+_STRONGEST = 8
+_COLUMN = 12
+_TOKEN = 16
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Attributions as ``rich`` draws them, the first few of many; without colours the tokens carry their numbers."""
+
+    attributions: tuple[Attribution, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw for this console: its width, its colours, its encoding."""
+        for at, group in enumerate(groups(self.attributions[:FEW])):
+            if at:
+                yield Text()
+            yield Text(group.title, "bold", overflow="fold")
+            yield Text(", ".join(group.facts), "dim", overflow="fold")
+            for line in group.lines:
+                yield from self._line(line, console)
+            if len(group.lines) > 1:
+                yield Text()
+                yield from _tables(group, options.max_width)
+        left = len(self.attributions) - FEW
+        if left > 0:
+            yield Text(f"\nand {left} more; print one, or to_html() has all", "dim", overflow="fold")
+
+    def _line(self, line: Line, console: Console) -> RenderResult:
+        shown, paint = line.shown, _paint(console)
+        yield Text()
+        label = Text(overflow="fold").append(line.label, "bold").append("  " if line.label else "").append(line.value)
+        yield label.append(f"  sum {number(shown.total)}", "dim")
+        for segment in shown.segments:
+            if len(shown.segments) > 1:
+                yield Text(f"{segment.name or 'other'}  {number(segment.total)}", "dim", overflow="fold")
+            tokens = _tokens(segment, paint) if paint else _numbered(shown, segment)
+            tokens.overflow = "fold"
+            yield Padding(tokens, (0, 1), style=_card(_is_dark())) if paint else tokens
+        if paint:
+            yield _legend(shown, paint)
+        if shown.sink:
+            yield Text(f"{_quoted(shown.sink)} alone carries {number(shown.sink.relevance)}", overflow="fold")
+
+
+def _tables(group: Group, width: int) -> RenderResult:
+    """The strongest tokens with a column for each line, as many tables as the width asks for."""
+    fit = max(1, (width - _TOKEN) // (_COLUMN + 2))
+    rows = group.strongest(_STRONGEST)
+    for start in range(0, len(group.lines), fit):
+        lines = group.lines[start : start + fit]
+        heads = (
+            Column(Text(line.label), justify="right", max_width=_COLUMN, overflow="fold", header_style="dim")
+            for line in lines
+        )
+        token = Column(Text("strongest"), max_width=_TOKEN, no_wrap=True, overflow="ellipsis", header_style="dim")
+        table = Table(token, *heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for row in rows:
+            numbers = (line.shown.number(row[start + i].relevance) for i, line in enumerate(lines))
+            table.add_row(Text(_flat(row[0].text)), *map(Text, numbers))
+        yield table
