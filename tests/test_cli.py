@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import lrpx
-from lrpx import cli
+from lrpx.cli import _streams
 
 DOORS = ["The doors of the house", "--target", " are", "--contrast", " is"]
 
@@ -123,5 +123,5 @@ def test_as_a_process_there_is_no_traceback():
 
 def test_progress_is_shown_only_when_it_takes_long(run, monkeypatch):
     assert run("explain", *DOORS)[2] == ""
-    monkeypatch.setattr(cli, "PATIENCE", 0.0)
+    monkeypatch.setattr(_streams, "PATIENCE", 0.0)
     assert "Loading the model" in run("explain", *DOORS)[2]

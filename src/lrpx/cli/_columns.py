@@ -1,0 +1,45 @@
+"""What several methods say of one text, side by side: a row for each token, a column for each method."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from lrpx._views.picture import number, one_line, percent, picture, share
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from lrpx.attribution import Attribution
+
+
+def columns(found: Sequence[Attribution]) -> RenderableType:
+    """Attributions of the same tokens; the strongest of each is bold."""
+    first, pictures = found[0], [picture(a) for a in found]
+    header = Text(overflow="fold").append(one_line(first.explained.description), "bold")
+    header.append(f"  {number(first.explained.value)}", "bold")
+    about = Text(overflow="fold")
+    if first.prediction is not None:
+        about.append(f'predicted "{one_line(first.prediction.text)}" {percent(first.prediction.probability)}  ')
+    about.append(one_line(first.provenance.model), "dim")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("", overflow="fold", max_width=24)
+    for a in found:
+        table.add_column(Text(one_line(a.provenance.method)), justify="right", overflow="fold")
+    for i, row in enumerate(zip(*(shown.pieces for shown in pictures), strict=True)):
+        cells = []
+        for shown, piece in zip(pictures, row, strict=True):
+            strongest = {each.index for each in shown.strongest(1)}
+            cells.append(Text(shown.number(piece.relevance), "bold" if i in strongest else ""))
+        table.add_row(Text(row[0].text, "italic" if row[0].special else ""), *cells)
+    table.add_section()
+    sums = [Text(number(shown.total), "dim") for shown in pictures]
+    table.add_row(Text("sum", "dim"), *sums)
+    parts = [percent(share(shown.total, a.explained.value)) for shown, a in zip(pictures, found, strict=True)]
+    table.add_row(Text("of the value", "dim"), *(Text(part, "dim") for part in parts))
+    return Group(header, about, Text(), table)
