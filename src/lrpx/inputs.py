@@ -187,6 +187,8 @@ class Reader:
         """What a text, a pair of texts, chat messages or token ids are to the model, token by token."""
         if isinstance(given, str):
             return _tokens.encode(self.text_tokenizer, given)
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            raise InputError(f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()")
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
             return self._texts(*given)
         if hasattr(given, "ndim"):  # a tensor or an array
@@ -196,7 +198,7 @@ class Reader:
                     f"the {name} has shape {list(given.shape)}; pass the token ids of one text as a flat list"
                 )
             given = given.tolist()
-        if isinstance(given, Sequence) and not isinstance(given, bytes):
+        if isinstance(given, Sequence):
             if given and all(isinstance(message, Mapping) for message in given):
                 return {"input_ids": _tokens.encode_chat(self.text_tokenizer, given)}
             if not given:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from lrpx.attribution import Attribution
 
 
-def columns(found: Sequence[Attribution]) -> RenderableType:
-    """Attributions of the same tokens; the strongest of each is bold."""
+def columns(found: Sequence[Attribution], in_units: Sequence[bool]) -> RenderableType:
+    """Attributions of the same tokens; the strongest of each is bold.
+
+    Args:
+        found: one of each method.
+        in_units: whether a method's numbers are parts of the value, so that their sum is a share of it.
+    """
     first, pictures = found[0], [picture(a) for a in found]
     header = Text(overflow="fold").append(one_line(first.explained.description), "bold")
     header.append(f"  {number(first.explained.value)}", "bold")
@@ -40,6 +45,9 @@ def columns(found: Sequence[Attribution]) -> RenderableType:
     table.add_section()
     sums = [Text(number(shown.total), "dim") for shown in pictures]
     table.add_row(Text("sum", "dim"), *sums)
-    parts = [percent(share(shown.total, a.explained.value)) for shown, a in zip(pictures, found, strict=True)]
+    parts = [
+        percent(share(shown.total, a.explained.value)) if has_share else ""
+        for shown, a, has_share in zip(pictures, found, in_units, strict=True)
+    ]
     table.add_row(Text("of the value", "dim"), *(Text(part, "dim") for part in parts))
     return Group(header, about, Text(), table)

@@ -21,6 +21,8 @@ from lrpx.methods import find
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lrpx.attribution import Attribution
     from lrpx.cli._wanted import Wanted
     from lrpx.methods import Method
@@ -63,7 +65,7 @@ def explain(wanted: Wanted) -> None:
         raise InputError("there is not enough memory for this text; shorten it, or use --recompute") from error
 
 
-def _explain_one(wanted: Wanted, explainer: Explainer, chosen: list[Method]) -> None:
+def _explain_one(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> None:
     with progress("Explaining …"):
         found = [_attribution(wanted, explainer, method) for method in chosen]
     if wanted.json == DASH:
@@ -100,11 +102,11 @@ def _json(found: list[Attribution]) -> bytes:
     )
 
 
-def show(found: list[Attribution], chosen: list[Method]) -> None:
+def show(found: list[Attribution], chosen: Sequence[Method]) -> None:
     """Print the heatmap of a method, or a column for each of several."""
     console = Console()
     if len(found) > 1:
-        console.print(columns(found))
+        console.print(columns(found, [method.has_ledger for method in chosen]))
         return
     console.print(found[0])
     if note := _rest(found[0], chosen[0]):
@@ -127,17 +129,25 @@ def _rest(a: Attribution, method: Method) -> Text | None:
 
 
 def _hint(wanted: Wanted, explainer: Explainer) -> None:
-    """Say that a word has another token than its letters, where one of the two was given, and the other meant perhaps."""
+    """Say that a word has another token than its letters, where one of the two was given, and the other meant perhaps.
+
+    Raises:
+        TargetError: the text is no token, but the word is one.
+    """
     if explainer.task.logits != "tokens":
         return
     for name in ("target", "contrast"):
         given: str | None = getattr(wanted, name)
-        if given is None or given.startswith(" "):
+        if given is None or given[:1].isspace():
             continue
-        one, other = (_token(explainer, text) for text in (given, f" {given}"))
-        if one != other and one is not None and other is not None:
-            note = f"--{name} {one_line(repr(given))} is the token inside a word; the word itself is {f' {given}'!r}"
-            Console(stderr=True).print(Text(f"lrpx: {note}", "dim"), soft_wrap=True)
+        word = f" {given}"
+        one, other = _token(explainer, given), _token(explainer, word)
+        if other is None or one == other:
+            continue
+        if one is None:
+            raise TargetError(f"--{name} {given!r} is not one token, but the word {word!r} is; pass --{name} {word!r}")
+        note = f"lrpx: {given!r} is a token inside words; the word itself is another: --{name} {word!r}"
+        Console(stderr=True).print(Text(one_line(note), "dim"), soft_wrap=True)
 
 
 def _token(explainer: Explainer, text: str) -> int | None:

@@ -21,7 +21,7 @@ from rich.text import Text
 
 from lrpx.cli._mends import on_the_command_line
 from lrpx.cli._streams import DASH, decoded, standard_input, write_bytes
-from lrpx.cli._wanted import read_ids
+from lrpx.cli._wanted import RESULT, read_ids
 from lrpx.errors import DataError, InputError, LRPxError, NonFiniteError, ResultFileError, TargetError
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _resumed(file: BinaryIO, path: Path, rows: Iterator[Given], about: str, per_
 
 def _is_foreign(block: Sequence[bytes]) -> bool:
     """Whether the rest of a file was never the beginning of a line of ours."""
-    return not all(line.startswith(b'{"line": '[: len(line)]) for line in block)
+    return not all(line.startswith(RESULT[: len(line)]) for line in block)
 
 
 def _writer(file: BinaryIO, path: Path) -> Callable[[bytes], None]:

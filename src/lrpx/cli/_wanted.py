@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Final
 
 from lrpx.cli._streams import DASH, decoded, refuse_unwritable, standard_input
-from lrpx.errors import DataError, InputError, MethodError, ModelError, TargetError
+from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
 METHODS: Final = (
     "attnlrp", "lrp", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1", "gradient-l2-squared",
     "leave-one-out",
 )  # fmt: skip
 """The names of our methods, known without importing them."""
+
+RESULT: Final = b'{"line": '
+"""How a line of results begins."""
 
 _IDS = re.compile(r"\d+(?:[\s,]+\d+)*")
 
@@ -69,6 +72,8 @@ class Wanted:
         text = self.text
         if self.texts is not None and self.texts != DASH:
             _check_file(self.texts)
+        if self.texts is not None and self.json not in (None, DASH):
+            _check_results(self.json)
         if text == "-":
             text = decoded(standard_input().read(), "standard input").rstrip("\r\n")
         if self.texts is None and not (text or "").strip():
@@ -112,9 +117,10 @@ class Wanted:
         if self.revision is not None and (self.model is None or Path(self.model).is_dir()):
             what = "the bundled model" if self.model is None else f"the folder {self.model}"
             raise ModelError(f"{what} has no revisions; leave --revision out, or name a model on the Hub with --model")
-        outputs = [path.resolve() for path in (self.html, self.json, self.save) if path not in (None, DASH) and path]
-        if len(set(outputs)) < len(outputs):
-            raise InputError("two results would go to one file; name another")
+        named = (self.texts, self.html, self.json, self.save)
+        paths = [path.resolve() for path in named if path is not None and path != DASH]
+        if len(set(paths)) < len(paths):
+            raise InputError("one file is named twice, and would be written over; name another")
 
 
 def read_ids(text: str) -> list[int]:
@@ -136,6 +142,15 @@ def _check_file(path: Path) -> None:
         path.open("rb").close()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
+
+
+def _check_results(path: Path) -> None:
+    """Refuse a file that has other things in it than results; whose they are is checked when the model is there."""
+    if path.is_file():
+        with path.open("rb") as file:
+            begins = file.read(len(RESULT))
+        if not RESULT.startswith(begins):
+            raise ResultFileError(f"{path} holds something else than results; name another file, or remove it")
 
 
 def _check_recipe(path: Path) -> None:
