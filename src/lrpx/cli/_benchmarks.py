@@ -180,6 +180,7 @@ def _benchmark(
     from rich.progress import Progress
 
     from lrpx.benchmarks import Run, find, keep
+    from lrpx.benchmarks._running import find_metric
     from lrpx.methods import find as find_method
     from lrpx.model import Spec
 
@@ -187,6 +188,8 @@ def _benchmark(
     measured.check()
     for each in _listed(methods) or ():
         find_method(each)  # before a model is loaded
+    for each in _listed(metrics) or ():
+        find_metric(each, measured.metrics)
     with progress("Loading the model …"):
         hush()
         bound = Spec(model, dtype, device).build()
