@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from lrpx import cli
 from lrpx.cli import _streams
 
 torch.set_num_threads(1)

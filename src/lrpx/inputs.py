@@ -188,7 +188,9 @@ class Reader:
         if isinstance(given, str):
             return _tokens.encode(self.text_tokenizer, given)
         if isinstance(given, (bytes, bytearray, memoryview)):
-            raise InputError(f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()")
+            raise InputError(
+                f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()"
+            )
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
             return self._texts(*given)
         if hasattr(given, "ndim"):  # a tensor or an array

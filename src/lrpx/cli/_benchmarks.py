@@ -95,7 +95,7 @@ def _face(name: str) -> Face:
     from lrpx.benchmarks import find
 
     kind = find(name)
-    defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}
+    defaults = {each.name: each.default for each in fields(kind) if each.default is not MISSING}  # type: ignore[arg-type]
     return Face(name, inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0], kind.options(), defaults)
 
 

@@ -46,7 +46,7 @@ def explain(wanted: Wanted) -> None:
             raise MethodError(f"{method.name} has no ledger; leave --ledger out, or use attnlrp, lrp or alti-logit")
     with progress("Loading the model …"):
         hush()
-        options = {} if wanted.revision is None else {"revision": wanted.revision}
+        options: dict[str, Any] = {} if wanted.revision is None else {"revision": wanted.revision}
         explainer = Explainer.from_pretrained(
             wanted.model, device=wanted.device, dtype=wanted.dtype, recompute=wanted.recompute, **options
         )

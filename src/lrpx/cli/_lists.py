@@ -1,8 +1,8 @@
 """``lrpx explain --texts``: many texts from a file or a pipe, a line of JSON for each, written as they are explained.
 
-A line has ``"line"``, the number of its text's line in the file, ``"run"``, a digest of all that its numbers depend on, and
-either an attribution (:meth:`Attribution.to_dict <lrpx.attribution.Attribution.to_dict>`), or ``"error"``. Started again,
-a run reads what is there, refuses lines of another run, and goes on after the last that is whole.
+A line has ``"line"``, the number of its text's line in the file, ``"run"``, a digest of all that its numbers depend on,
+and either an attribution (:meth:`Attribution.to_dict <lrpx.attribution.Attribution.to_dict>`), or ``"error"``. Started
+again, a run reads what is there, refuses lines of another run, and goes on after the last that is whole.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def explain(
     failed = 0
     with ExitStack() as stack:
         rows = _rows(wanted, stack)
-        write = None
+        write: Callable[[bytes], None] | None = None
         if wanted.json == DASH:
             write = write_bytes
         elif wanted.json is not None:
@@ -82,7 +82,9 @@ def explain(
             write = _writer(file, wanted.json)
         console = Console(stderr=True)
         columns = Progress.get_default_columns()
-        bar = stack.enter_context(Progress(*columns, console=console, disable=not console.is_terminal or wanted.json == DASH))
+        bar = stack.enter_context(
+            Progress(*columns, console=console, disable=not console.is_terminal or wanted.json == DASH)
+        )
         task = bar.add_task("Explaining", total=None)
         while some := list(islice(rows, TOGETHER)):
             for given, found in zip(some, _explained(wanted, explainer, chosen, some), strict=True):
@@ -103,7 +105,9 @@ def _explained(
     wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], some: Sequence[Given]
 ) -> list[list[Attribution] | LRPxError]:
     """What each method finds in each of some texts, or why it cannot; in batches, and alone where one is at fault."""
-    how = {name: [each.asked[name] for each in some] for name in ("target", "contrast", "position", "decoder")}
+    how: dict[str, Any] = {
+        name: [each.asked[name] for each in some] for name in ("target", "contrast", "position", "decoder")
+    }
     if all(decoder is None for decoder in how["decoder"]):
         del how["decoder"]
     try:
@@ -138,7 +142,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is no JSON ({error}); write an object such as {{\"text\": \"…\"}}") from error
+        raise DataError(f'{where} is no JSON ({error}); write an object such as {{"text": "…"}}') from error
     if isinstance(found, str):
         found = {"text": found}
     if not isinstance(found, dict) or len({"text", "ids", "messages"} & set(found)) != 1:
