@@ -36,13 +36,17 @@ def columns(found: Sequence[Attribution], in_units: Sequence[bool]) -> Renderabl
     table.add_column("", overflow="fold", max_width=24)
     for a in found:
         table.add_column(Text(one_line(a.provenance.method)), justify="right", overflow="fold")
-    for i, row in enumerate(zip(*(shown.pieces for shown in pictures), strict=True)):
-        cells = []
-        for shown, piece in zip(pictures, row, strict=True):
-            strongest = {each.index for each in shown.strongest(1)}
-            cells.append(Text(shown.number(piece.relevance), "bold" if i in strongest else ""))
-        table.add_row(Text(row[0].text, "italic" if row[0].special else ""), *cells)
-    table.add_section()
+    strongest = [{piece.index for piece in shown.strongest(1)} for shown in pictures]
+    for segments in zip(*(shown.segments for shown in pictures), strict=True):
+        if len(pictures[0].segments) > 1:
+            table.add_row(Text(one_line(segments[0].name) or "other", "bold"))
+        for row in zip(*(segment.pieces for segment in segments), strict=True):
+            numbers = [
+                Text(shown.number(piece.relevance), "bold" if piece.index in most else "")
+                for shown, piece, most in zip(pictures, row, strongest, strict=True)
+            ]
+            table.add_row(Text(row[0].text, "italic" if row[0].special else ""), *numbers)
+    table.add_row()
     sums = [Text(number(shown.total), "dim") for shown in pictures]
     table.add_row(Text("sum", "dim"), *sums)
     parts = [

@@ -55,7 +55,7 @@ def explain(wanted: Wanted) -> None:
             f"{type(explainer.model).__name__} is a {explainer.task.title}, and the command line reads texts; in "
             "Python, lrpx.Explainer explains it"
         )
-    _hint(wanted, explainer)
+    _check_names(wanted, explainer)
     try:
         if wanted.texts is not None:
             _lists.explain(wanted, explainer, chosen, show)
@@ -128,26 +128,27 @@ def _rest(a: Attribution, method: Method) -> Text | None:
     )
 
 
-def _hint(wanted: Wanted, explainer: Explainer) -> None:
-    """Say that a word has another token than its letters, where one of the two was given, and the other meant perhaps.
+def _check_names(wanted: Wanted, explainer: Explainer) -> None:
+    """Look the target and the contrast up, before anything is explained; and say that a word has another token than its
+    letters, where one of the two was given, and the other meant perhaps.
 
     Raises:
-        TargetError: the text is no token, but the word is one.
+        TargetError: there is no such token or class.
     """
-    if explainer.task.logits != "tokens":
-        return
+    kind = explainer.task.logits
     for name in ("target", "contrast"):
         given: str | None = getattr(wanted, name)
-        if given is None or given[:1].isspace():
+        if given is None or kind not in ("tokens", "classes"):
             continue
         word = f" {given}"
         one, other = _token(explainer, given), _token(explainer, word)
-        if other is None or one == other:
-            continue
-        if one is None:
+        if kind == "classes" or given[:1].isspace() or other is None:
+            explainer.bound.index(given)
+        elif one is None:
             raise TargetError(f"--{name} {given!r} is not one token, but the word {word!r} is; pass --{name} {word!r}")
-        note = f"lrpx: {given!r} is a token inside words; the word itself is another: --{name} {word!r}"
-        Console(stderr=True).print(Text(one_line(note), "dim"), soft_wrap=True)
+        elif one != other:
+            note = f"lrpx: {given!r} is a token inside words; the word itself is another: --{name} {word!r}"
+            Console(stderr=True).print(Text(one_line(note), "dim"), soft_wrap=True)
 
 
 def _token(explainer: Explainer, text: str) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
@@ -98,7 +98,12 @@ def explain(
                     Console().print()
             bar.advance(task, len(some))
     if failed:
-        raise DataError(f"{failed} texts could not be explained; their lines say why")
+        told = (
+            "1 text could not be explained; its line says"
+            if failed == 1
+            else (f"{failed} texts could not be explained; their lines say")
+        )
+        raise DataError(f"{told} why")
 
 
 def _explained(
@@ -203,18 +208,26 @@ def _lines(given: Given, found: list[Attribution] | LRPxError, about: str, chose
     return b"".join(json.dumps(each, ensure_ascii=False).encode(errors="backslashreplace") + b"\n" for each in plain)
 
 
-def _locked(path: Path) -> BinaryIO:
-    """The file, to read and to write at its end; no other run's at the moment."""
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The file, to read and to write at its end; no other run's at the moment. One that was made, and stayed empty until
+    an error ended the block, is removed."""
+    is_new = not path.exists()
     try:
         file = path.open("a+b")
     except OSError as error:
         raise ResultFileError(f"cannot write {path}: {error.strerror}; choose another path") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise ResultFileError(f"another run is writing {path}; wait until it ends, or name another file") from error
-    return file
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ResultFileError(f"another run is writing {path}; wait until it ends, or name another file") from error
+        try:
+            yield file
+        except BaseException:
+            if is_new and not path.stat().st_size:
+                path.unlink()
+            raise
 
 
 def _resumed(file: BinaryIO, path: Path, rows: Iterator[Given], about: str, per_text: int) -> tuple[int, int]:

@@ -25,6 +25,7 @@ MENDS: Final = (
     ),
     (r"pass them as a tuple: \(text, other\)", "pass the other one with --pair"),
     (r"pass \(text, \[choice, choice\]\)", "pass each choice with --choice"),
+    (r"pass \w+\(…\), or no target", "leave --target out"),
     (r"pass a text, token ids or chat messages", "pass a text, or token ids with --ids"),
     (r"load it yourself and pass it to (lrpx.Explainer\(model, tokenizer\))", rf"{IN_PYTHON} load it and use \1"),
     (r"load the class with the right head, say .* task=, or use (lrpx.propagate)", rf"{IN_PYTHON} use \1"),

@@ -59,11 +59,11 @@ def test_the_ledger_is_printed_and_goes_into_every_file(run, tmp_path):
 def test_a_ledger_that_no_method_can_give_is_refused(run):
     code, out, err = run("explain", *DOORS, "--ledger", "--method", "gradient-l1")
     assert (code, out) == (2, "")
-    assert "leave ledger out, or use attnlrp" in err
+    assert "leave --ledger out, or use attnlrp" in err
 
 
 def test_a_dash_reads_standard_input(run, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("The doors of the house\n"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The doors of the house\n")))
     code, out, _ = run("explain", "-", "--target", " are")
     assert code == 0
     assert "doors" in out
