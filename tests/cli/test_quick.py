@@ -148,7 +148,7 @@ def test_the_names_and_options_that_help_knows_are_those_that_there_are():
             face = _benchmarks._face(name)
             assert dict(face.options) == kind.options()
             assert face.help == (kind.__doc__ or "").split("\n\n")[0]
-            made = kind(**{option: None for option in face.options} | dict(face.defaults))
+            made = kind(**dict.fromkeys(face.options) | dict(face.defaults))
             assert {option: getattr(made, option) for option in face.defaults} == dict(face.defaults)
 
 

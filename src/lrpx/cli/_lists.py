@@ -210,8 +210,8 @@ def _lines(given: Given, found: list[Attribution] | LRPxError, about: str, chose
 
 @contextmanager
 def _locked(path: Path) -> Iterator[BinaryIO]:
-    """The file, to read and to write at its end; no other run's at the moment. One that was made, and stayed empty until
-    an error ended the block, is removed."""
+    """The file, to read and to write at its end; no other run's at the moment. One that was made, and stayed empty
+    until an error ended the block, is removed."""
     is_new = not path.exists()
     try:
         file = path.open("a+b")
