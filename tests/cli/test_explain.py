@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import lrpx
 from lrpx.cli import _streams
@@ -125,3 +126,80 @@ def test_progress_is_shown_only_when_it_takes_long(run, monkeypatch):
     assert run("explain", *DOORS)[2] == ""
     monkeypatch.setattr(_streams, "PATIENCE", 0.0)
     assert "Loading the model" in run("explain", *DOORS)[2]
+
+
+def test_a_word_and_its_letters_are_two_tokens(run):
+    """' are' is meant where 'are' was given: said, where both are tokens, and demanded, where only the word is one."""
+    code, out, err = run("explain", DOORS[0], "--target", "are", "--contrast", " is")
+    assert code == 0
+    assert "logit of 'are'" in out
+    assert err == "lrpx: 'are' is a token inside words; the word itself is another: --target ' are'\n"
+    code, out, err = run("explain", DOORS[0], "--target", " are", "--contrast", "house")
+    assert (code, out) == (2, "")
+    assert err == "lrpx: --contrast 'house' is not one token, but the word ' house' is; pass --contrast ' house'\n"
+    assert run("explain", DOORS[0], "--target", " are", "--contrast", " house")[::2] == (0, "")
+
+
+def test_where_the_rest_of_the_value_went_is_one_line(run):
+    code, out, _ = run("explain", *DOORS)
+    a = lrpx.Explainer.from_pretrained()(DOORS[0], " are", " is")
+    missing = a.explained.value - float(a.relevance.sum())
+    assert abs(missing) > 0.02 * abs(a.explained.value)
+    told = " ".join(out[out.rindex("the other") :].split())
+    assert told.startswith(f"the other {missing:+.4g} (")
+    assert told.endswith("from positions, biases and the like: --ledger shows it")
+    assert "the other" not in run("explain", *DOORS, "--ledger")[1]
+    assert "the other" not in run("explain", *DOORS, "--method", "gradient-l1")[1], "its ledger would be refused"
+
+
+def test_methods_stand_side_by_side(run, tmp_path):
+    several = ("--method", "lrp", "--method", "attnlrp", "--method", "gradient-l1")
+    code, out, err = run("explain", *DOORS, *several, "--json", tmp_path / "a.json")
+    assert (code, err) == (0, "")
+    explainer = lrpx.Explainer.from_pretrained()
+    (heads,) = (line.split() for line in out.splitlines() if "gradient-l1" in line)
+    assert heads == ["lrp", "attnlrp", "gradient-l1"]
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("doors"))
+    found = json.loads((tmp_path / "a.json").read_text())
+    for name, shown, plain in zip(heads, row[1:], found, strict=True):
+        wanted = explainer(DOORS[0], " are", " is", name)
+        assert float(shown) == pytest.approx(float(wanted.relevance[2]), rel=0.01, abs=0.006)
+        assert plain["parts"]["tokens"]["values"] == pytest.approx(wanted.relevance.tolist(), rel=1e-5)
+    (shares,) = (line.split() for line in out.splitlines() if line.startswith("of the value"))
+    assert len(shares) == 3 + 2, "no share of what is in other units"
+
+
+@pytest.mark.parametrize(
+    ("options", "same"),
+    [
+        (["--words"], lambda e: e(DOORS[0]).words()),
+        (["--position", "2"], lambda e: e(DOORS[0], position=2)),
+        (["--position", "-2"], lambda e: e(DOORS[0], position=-2)),
+        (["--recompute"], lambda e: e(DOORS[0])),
+        (["--target-id", "262", "--contrast-id", "300"], lambda e: e(DOORS[0], 262, 300)),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_options_are_the_librarys(run, options, same):
+    code, out, err = run("explain", DOORS[0], *options, "--json", "-")
+    assert (code, err) == (0, "")
+    found, wanted = json.loads(out), same(lrpx.Explainer.from_pretrained())
+    assert found["tokens"] == list(wanted.tokens)
+    assert found["explained"]["description"] == wanted.explained.description
+    assert found["parts"]["tokens"]["values"] == pytest.approx(wanted.relevance.tolist(), rel=1e-5, abs=1e-6)
+
+
+def test_an_unknown_revision_is_looked_for(run):
+    """Offline there is none in the cache; that it is asked for shows in the error."""
+    code, _, err = run("explain", "Hello", "--model", "no-such/model", "--revision", "v1")
+    assert code == 2
+    assert "no-such/model" in err
+
+
+def test_no_memory_is_told_with_what_to_do(run, monkeypatch):
+    def none(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(lrpx.Explainer, "__call__", none)
+    code, _, err = run("explain", *DOORS)
+    assert (code, err) == (2, "lrpx: there is not enough memory for this text; shorten it, or use --recompute\n")

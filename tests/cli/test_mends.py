@@ -74,7 +74,7 @@ MISTAKES = [
     ("classes", ["--decoder", "The"], "leave --decoder out", []),
     ("tags", [], "pass --position, the token that is meant", ["--position", "1"]),
     ("mask", [], "or pass --position", ["--position", "1"]),
-    ("answers", ["--target", "0"], "pass the index with --target-id", []),
+    ("answers", ["--target", "yes", "--pair", "the tree"], "leave --target out", ["--pair", "the tree"]),
     ("choices", [], "pass each choice with --choice", ["--choice", "the key", "--choice", "the tree"]),
     ("seq2seq", ["--target", "zebra"], "--target-id", ["--target-id", "7", "--decoder", "The"]),
     ("causal", ["--target", "zebra"], "--target-id", ["--target-id", "7", "--contrast-id", "8"]),

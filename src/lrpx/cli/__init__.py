@@ -28,6 +28,7 @@ SHOW_CURSOR = "\x1b[?25h"
 
 def main() -> None:
     """Run the command line; bad input ends with one line on standard error and exit code 2."""
+    _fill_closed_streams()
     with _quiet_interrupts():
         try:
             from lrpx.cli._app import run
@@ -98,15 +99,24 @@ def _broken(error: OSError) -> None:
 def _flush() -> None:
     """Write out what is still to be written, while an error can still be told."""
     try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        for stream in (sys.stdout, sys.__stdout__):  # typer may have put another in its place
+            if stream is not None and not stream.closed:
+                stream.flush()
     except OSError as error:
         _broken(error)
 
 
 def _drop_output() -> None:
     """Whatever is still to be written goes nowhere, so that Python does not stumble over it as it ends."""
-    with suppress(OSError, ValueError, AttributeError):
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())
-        os.close(null)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def _fill_closed_streams() -> None:
+    """Open what is closed of the first three files on nothing, so that no file of a model's takes its place."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
