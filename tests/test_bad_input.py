@@ -407,7 +407,7 @@ def test_bytes_are_no_text_and_no_token_ids(given):
         (tf.PreTrainedTokenizerFast, "the tokenizer is the class"),
         (
             tokenizers.Tokenizer(tokenizers.models.BPE()),
-            "the tokenizer is Tokenizer; pass a tokenizer or processor of transformers",
+            "the tokenizer is Tokenizer; pass",
         ),
     ],
 )

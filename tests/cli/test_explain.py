@@ -141,7 +141,7 @@ def test_a_word_and_its_letters_are_two_tokens(run):
 
 
 def test_where_the_rest_of_the_value_went_is_one_line(run):
-    code, out, _ = run("explain", *DOORS)
+    _, out, _ = run("explain", *DOORS)
     a = lrpx.Explainer.from_pretrained()(DOORS[0], " are", " is")
     missing = a.explained.value - float(a.relevance.sum())
     assert abs(missing) > 0.02 * abs(a.explained.value)
