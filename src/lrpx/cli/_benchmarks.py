@@ -59,7 +59,7 @@ class _Benchmarks(TyperGroup):
 
     def get_command(self, ctx: typer.Context, cmd_name: str) -> Any:  # type: ignore[override]
         """The command of a benchmark, by its name or its script."""
-        if cmd_name not in OURS and cmd_name in self.list_commands(ctx) and not ctx.args:
+        if cmd_name not in OURS and cmd_name in self.list_commands(ctx):
             return _Later(cmd_name)
         return _built(_face(cmd_name))
 
