@@ -40,12 +40,11 @@ def test_nobody_reads_standard_output_any_more(arguments):
 def test_only_the_first_lines_of_many_are_read(tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("The doors of the house\n" * 500)
-    process = start("explain", "--texts", texts, "--json", "-")
-    assert json.loads(process.stdout.readline())["line"] == 1
-    process.stdout.close()
-    process.wait()
+    with start("explain", "--texts", texts, "--json", "-") as process:
+        assert json.loads(process.stdout.readline())["line"] == 1
+        process.stdout.close()
+        assert b"Traceback" not in process.stderr.read()
     assert process.returncode == 1
-    assert b"Traceback" not in process.stderr.read()
 
 
 @pytest.mark.parametrize("closed", [0, 1, 2])
