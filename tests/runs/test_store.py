@@ -214,7 +214,14 @@ def test_a_run_that_writes_nothing_leaves_no_folder(tmp_path):
             raise DataError("nothing")
         assert not (tmp_path / "deep").exists()
         assert not (tmp_path / "rows").exists()
-    with pytest.raises(DataError), Store.begin(tmp_path / "deep", "kind", {}, {}) as store:
-        store.note()
-        raise DataError("after the record")
+
+
+def test_a_run_that_wrote_its_record_keeps_it(tmp_path):
+    def fails():
+        with Store.begin(tmp_path / "deep", "kind", {}, {}) as store:
+            store.note()
+            raise DataError("after the record")
+
+    with pytest.raises(DataError):
+        fails()
     assert (tmp_path / "deep" / "run.json").is_file()
