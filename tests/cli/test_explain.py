@@ -13,6 +13,7 @@ import torch
 
 import lrpx
 from lrpx.cli import _streams
+from tests.cli.commands import finish, start
 
 DOORS = ["The doors of the house", "--target", " are", "--contrast", " is"]
 
@@ -204,3 +205,16 @@ def test_no_memory_is_told_with_what_to_do(run, monkeypatch):
     monkeypatch.setattr(lrpx.Explainer, "__call__", none)
     code, _, err = run("explain", *DOORS)
     assert (code, err) == (2, "lrpx: there is not enough memory for this text; shorten it, or use --recompute\n")
+
+
+def test_a_warning_is_one_line(tmp_path):
+    """As one of a method's own."""
+    script = tmp_path / "warns.py"
+    script.write_text(
+        "import warnings\nimport lrpx\nfrom lrpx.methods import Backward\n"
+        "warnings.warn('the numbers\\nare odd', stacklevel=2)\n"
+        "lrpx.register(Backward('odd', lrpx.LRP))\n"
+    )
+    code, out, err = finish(start("explain", "Hello", "--method", script))
+    assert (code, err) == (0, "lrpx: the numbers are odd\n")
+    assert "odd" in out

@@ -102,15 +102,22 @@ def progress(what: str) -> Iterator[None]:
 
 @contextmanager
 def own_lines_only() -> Iterator[None]:
-    """Only this command's own lines in this command's output: no warnings of the packages below."""
+    """Only this command's own lines in this command's output: nothing that the packages below log, and of a warning
+    its message."""
     before = logging.root.manager.disable
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.showwarning = _warn
         logging.disable(logging.WARNING)
         try:
             yield
         finally:
             logging.disable(before)
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    if sys.stderr is not None:
+        print(f"lrpx: {' '.join(str(message).split())}", file=sys.stderr)
 
 
 def hush() -> None:
