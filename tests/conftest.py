@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from lrpx import cli
+from lrpx.cli import _streams
 
 torch.set_num_threads(1)
 logging.disable_progress_bar()
@@ -113,7 +114,7 @@ def piece_tokenizer(piece_backend):
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Run the command line in this process: ``(exit code, standard output, standard error)``."""
-    monkeypatch.setattr(cli, "PATIENCE", 60.0)
+    monkeypatch.setattr(_streams, "PATIENCE", 60.0)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["lrpx", *map(str, arguments)])

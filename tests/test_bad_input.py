@@ -7,8 +7,10 @@ import re
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import tokenizers
 import torch
 import transformers as tf
 
@@ -387,3 +389,29 @@ def test_a_gradient_that_is_not_finite_is_found():
 def test_every_message_comes_from_one_tree():
     for error in (InputError, TargetError, ModelError, MethodError, NonFiniteError):
         assert issubclass(error, lrpx.LRPxError)
+
+
+@pytest.mark.parametrize("given", [b"The keys", bytearray(b"The keys"), memoryview(b"The keys"), [b"The keys"]])
+def test_bytes_are_no_text_and_no_token_ids(given):
+    with pytest.raises(InputError, match=r"which is no text; pass a str, such as bytes\(…\).decode\(\)"):
+        Explainer.from_pretrained()(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("gpt2", "the tokenizer is 'gpt2', a name; pass AutoTokenizer.from_pretrained"),
+        (Path("folder"), "the tokenizer is 'folder', a name"),
+        (b"gpt2", "the tokenizer is 'gpt2', a name"),
+        (7, "the tokenizer is int; pass a tokenizer or processor of transformers, or None"),
+        (tf.PreTrainedTokenizerFast, "the tokenizer is the class"),
+        (
+            tokenizers.Tokenizer(tokenizers.models.BPE()),
+            "the tokenizer is Tokenizer; pass",
+        ),
+    ],
+)
+def test_a_tokenizer_that_is_none_is_refused(given, said):
+    model = Explainer.from_pretrained().model
+    with pytest.raises(InputError, match=re.escape(said)):
+        Explainer(model, given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import threading
-import time
 
 import pytest
 import torch
@@ -381,8 +380,7 @@ def test_two_threads_explain_one_model_at_once():
                 wrong.append("the stock model's logits")
 
     def work(which):
-        end = time.monotonic() + 1.0
-        while time.monotonic() < end:
+        for _ in range(10):
             for i in which:
                 row, at, method = jobs[i]
                 try:

@@ -41,3 +41,11 @@ def test_prints_its_table(name):
     assert len(table) == 2 + rows
     assert len({line.count("|") for line in table}) == 1
     assert "n/a" not in done.stdout
+
+
+@pytest.mark.bench
+def test_the_command_line_is_measured():
+    command = [sys.executable, str(BENCH / "command_line.py"), "--times", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["lrpx"] * 6 + ["completion"]

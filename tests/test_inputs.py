@@ -305,12 +305,6 @@ def test_embeddings_in_the_place_of_ids(classify):
             classify(given)
 
 
-@pytest.mark.parametrize("given", [b"a text", bytearray(b"a text"), [b"a text"]])
-def test_bytes_say_how_to_decode_them(classify, given):
-    with pytest.raises(InputError, match=r"the input is byte(s|array); decode it: given\.decode\(\)"):
-        classify(given)
-
-
 def test_an_array_of_texts_says_what_several_inputs_are(classify):
     with pytest.raises(InputError, match=r"a list that holds str; .*; several inputs are a list, one input a text"):
         classify(np.array(["one", "two"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -10,6 +11,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import yaml
+from markdown_it import MarkdownIt
 
 import lrpx
 
@@ -47,3 +49,22 @@ def test_a_report_for_other_tools_can_be_written(tmp_path):
     assert done.returncode == 0, done.stdout
     (recorded,) = ElementTree.parse(report).iter("property")
     assert float(recorded.get("value")) > 0
+
+
+def test_what_the_readme_shows_and_links_is_there_wherever_it_is_read():
+    """On a package index there is no file beside it: addresses are whole, and those of ours are of files that exist."""
+    ours = re.compile(r"https://(?:github\.com|raw\.githubusercontent\.com)/lrpx/lrpx/(?:(?:blob|tree)/)?main/(.+)")
+    tokens = MarkdownIt().parse((ROOT / "README.md").read_text(encoding="utf-8"))
+    inside = [child for token in tokens for child in token.children or ()]
+    addresses = [str(each.attrs[name]) for each in inside for name in ("href", "src") if name in each.attrs]
+    assert len(addresses) > 10
+    for address in addresses:
+        assert address.startswith("https://"), address
+        if address.startswith(("https://github.com/lrpx", "https://raw.githubusercontent.com/lrpx")):
+            assert (ROOT / ours.fullmatch(address)[1]).exists(), address
+    depth, bare = 0, []
+    for each in inside:
+        depth += each.nesting if each.type.startswith("link_") else 0
+        if each.type == "code_inline" and not depth and re.match(r"(docs|src|tests)/", each.content):
+            bare.append(each.content)
+    assert bare == []

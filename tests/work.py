@@ -1,8 +1,19 @@
-"""How much work a call is, told without a clock."""
+"""How much work a call is, and threads that wait for each other, without a clock."""
 
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
+
+
+@contextmanager
+def aborting(barrier):
+    """Let the other threads at a barrier fail too, where this one does, rather than wait for ever."""
+    try:
+        yield
+    except BaseException:
+        barrier.abort()
+        raise
 
 
 def calls(function, *args):

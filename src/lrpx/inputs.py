@@ -262,9 +262,12 @@ class Reader:
             given = given.tolist()
         if isinstance(given, list) and len(given) == 1 and _encoded.depth(given) == 2:
             return self._plain(given[0], name)
-        if not isinstance(given, Sequence) or isinstance(given, (bytes, bytearray)):
-            mend = "decode it: given.decode()" if isinstance(given, (bytes, bytearray)) else f"pass {PLAIN}"
-            raise InputError(f"the {name} is {type(given).__name__}; {mend}")
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            raise InputError(
+                f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()"
+            )
+        if not isinstance(given, Sequence):
+            raise InputError(f"the {name} is {type(given).__name__}; pass {PLAIN}")
         if given and all(isinstance(message, Mapping) for message in given):
             fields, parts = _tokens.encode_chat(self.text_tokenizer, given)
             return self._segment(name, fields, parts)

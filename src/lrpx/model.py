@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import resources
+from os import PathLike, fsdecode
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -91,7 +92,8 @@ class Spec:
         """
         name = str(BUNDLED if self.name is None else self.name)
         try:
-            torch.empty(0, device=self.device)  # before a large model is loaded in vain
+            if self.device is not None:
+                torch.empty(0, device=self.device)  # before a model is loaded for it
             module, tokenizer = load_pretrained(name, self.dtype, dict(self.options))
             module = module if self.device is None else module.to(self.device)
         except (RuntimeError, AssertionError) as error:
@@ -163,6 +165,7 @@ class BoundModel:
                 raise InputError(f"{name} is {value!r}; pass True or False")
         if not (task is None or isinstance(task, Task)):
             raise InputError(f"task is {task!r}; pass one such as lrpx.Task.CAUSAL")
+        _refuse_no_tokenizer(tokenizer)
         self.module = module
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
@@ -509,6 +512,19 @@ class BoundModel:
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None
+
+
+def _refuse_no_tokenizer(given: Any) -> None:
+    """Refuse what cannot read texts: a name, a class, a tokenizer of another library."""
+    if isinstance(given, (str, bytes, PathLike)):
+        name = fsdecode(given)
+        raise InputError(
+            f"the tokenizer is {name!r}, a name; pass AutoTokenizer.from_pretrained({name!r}), or load it with the "
+            "model by Explainer.from_pretrained(name_or_folder)"
+        )
+    if given is not None and (isinstance(given, type) or not callable(given)):
+        kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise InputError(f"the tokenizer is {kind}; pass a tokenizer or processor of transformers, or None")
 
 
 def _refuse_non_finite(logits: Tensor) -> None:

@@ -52,3 +52,13 @@ def test_only_a_folder_needs_the_extra(run, tmp_path, monkeypatch):
     code, out, err = run("coverage", "gpt2", "--mapping", "causal-lm", "--out", tmp_path)
     assert (code, out) == (2, "")
     assert err == "lrpx: to keep a run's rows in a folder needs pyarrow: pip install 'lrpx[benchmarks]'\n"
+
+
+def test_the_table_is_readable_in_80_columns(run):
+    code, out, _ = run("coverage", "gpt2", "--mapping", "causal-lm")
+    assert code == 0
+    assert "…" not in out
+    heads = " ".join(out.split("causal-lm")[0].split())
+    for head in ("mapping", "classes", "built", "identical", "finite", "CP-LRP", "AttnLRP", "ledger ledger"):
+        assert head in heads
+    assert max(map(len, out.splitlines())) <= 80

@@ -24,6 +24,7 @@ from lrpx.rules import Gamma
 from tests.engine.samples import SAMPLES, last_row, output_of
 from tests.engine.test_scope import module_of, snapshot, training_step
 from tests.reference import models
+from tests.work import aborting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -365,7 +366,7 @@ def test_everything_is_as_before_after_an_exception(
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work).result(timeout=30)
+        return pool.submit(work).result()
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
@@ -396,9 +397,10 @@ def test_threads_with_different_recipes_on_one_model() -> None:
 
     def work(recipe: Recipe) -> list[Trace]:
         traces = []
-        for _ in range(5):
-            barrier.wait(timeout=20)
-            traces.append(run(model, recipe, ledger=True, recompute=True))
+        with aborting(barrier):
+            for _ in range(5):
+                barrier.wait()
+                traces.append(run(model, recipe, ledger=True, recompute=True))
         return traces
 
     with ThreadPoolExecutor(len(RECIPES)) as pool:

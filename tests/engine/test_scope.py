@@ -22,6 +22,7 @@ from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 from lrpx.rules import Gamma
 from tests.engine.samples import SAMPLES, last_row, output_of
 from tests.reference import models
+from tests.work import aborting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,10 +172,10 @@ def test_threads_with_different_recipes_on_one_model(name: str) -> None:
     def work(recipe: Any) -> list[list[Tensor]]:
         found = []
         for _ in range(5):
-            with propagate(model, recipe, observe=()) as trace:
-                barrier.wait(timeout=20)
+            with aborting(barrier), propagate(model, recipe, observe=()) as trace:
+                barrier.wait()
                 logits = model(input_ids=TOKENS).logits
-                barrier.wait(timeout=20)
+                barrier.wait()
                 trace.explain(logits[0, -1, 4])
             found.append([trace.source_relevance(source) for source in trace.sources])
         return found

@@ -10,7 +10,7 @@ import sys
 import pyarrow as pa
 import pytest
 
-from lrpx.errors import ResultFileError
+from lrpx.errors import DataError, ResultFileError
 from lrpx.runs import Store, digest, read_table, write_table
 
 COLUMNS = pa.schema({"id": pa.string(), "values": pa.list_(pa.float64()), "right": pa.bool_()})
@@ -205,3 +205,23 @@ def test_a_killed_process_leaves_the_folder_usable(tmp_path):
     finally:
         holder.kill()
         holder.communicate()
+
+
+def test_a_run_that_writes_nothing_leaves_no_folder(tmp_path):
+    """What was there before stays, and so does what was written."""
+    for existing in (tmp_path / "deep" / "er", tmp_path):
+        with pytest.raises(DataError, match="nothing"), Store.begin(existing, "kind", {}, {}):
+            raise DataError("nothing")
+        assert not (tmp_path / "deep").exists()
+        assert not (tmp_path / "rows").exists()
+
+
+def test_a_run_that_wrote_its_record_keeps_it(tmp_path):
+    def fails():
+        with Store.begin(tmp_path / "deep", "kind", {}, {}) as store:
+            store.note()
+            raise DataError("after the record")
+
+    with pytest.raises(DataError):
+        fails()
+    assert (tmp_path / "deep" / "run.json").is_file()

@@ -68,7 +68,7 @@ class Run:
         self.benchmark = benchmark
         self.model = model
         self.methods: tuple[Method, ...] = tuple(map(find_method, given))
-        self.metrics: tuple[Metric, ...] = tuple(_metric(name, benchmark.metrics) for name in named)
+        self.metrics: tuple[Metric, ...] = tuple(find_metric(name, benchmark.metrics) for name in named)
         self.batch_size = batch_size
         self.size = part
         self._check()
@@ -307,8 +307,12 @@ class Run:
         return cases
 
 
-def _metric(given: str, known: Mapping[str, Metric]) -> Metric:
-    """A metric by its name, or the one that a script registers."""
+def find_metric(given: str, known: Mapping[str, Metric]) -> Metric:
+    """A metric by its name, or the one that a script registers.
+
+    Raises:
+        InputError: there is none.
+    """
     if is_script(given):
         return from_script(given, known, "metric", InputError)
     if given not in known:

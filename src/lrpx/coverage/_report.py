@@ -71,7 +71,9 @@ def gaps(checked: Sequence[Checked]) -> list[Gap]:
 
 def summary(checked: Sequence[Checked]) -> RenderableType:
     """Counts and gaps for the terminal."""
-    table = Table(Column("mapping", no_wrap=True), *(Column(head, justify="right") for head in ("classes", *HEADS)))
+    heads = (head.replace(" ", "\n") for head in ("classes", *HEADS))  # so that 80 columns hold it
+    numbers = (Column(head, justify="right", no_wrap=True) for head in heads)
+    table = Table(Column("mapping", overflow="fold"), *numbers, box=None, pad_edge=False)
     for name, count in counts(checked).items():
         table.add_row(name, *map(str, count.values()))
     lines = [f"{share:.1%} of the classes that can be built: {name}" for name, share in shares(checked).items()]

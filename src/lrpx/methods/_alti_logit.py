@@ -60,6 +60,11 @@ class AltiLogit(Method):
         {Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
     )
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether its numbers are parts of the explained value; ALTI's are shares."""
+        return self.what != "alti"
+
     def describe(self) -> str:
         """Which of the three, the recipe, and ε if there is one."""
         exact = f"; epsilon={self.epsilon}" if self.epsilon else ""

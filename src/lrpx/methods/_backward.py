@@ -48,6 +48,11 @@ class Backward(Method):
 
     tasks: ClassVar[frozenset[Task]] = frozenset(Task)
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether its scores are in the units of the explained value."""
+        return self.reduce is value_times_gradient
+
     def describe(self) -> str:
         """The recipe, and the reduction if it is not ``Σ x ⊙ ∂x``."""
         reduced = "" if self.reduce is value_times_gradient else f"; {self.reduce.__module__}.{self.reduce.__name__}"

@@ -86,6 +86,11 @@ class Method(ABC):
             NonFiniteError: NaN or infinity in the logits or the relevance.
         """
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether it can tell where every unit of the value went."""
+        return True
+
     def describe(self) -> str:
         """What it does, exactly: all that the numbers depend on beside the model and the question. Results keep it,
         and a benchmark goes on only with methods that describe themselves as they did."""

@@ -42,6 +42,11 @@ class LeaveOneOut(Method):
     )
     needs: ClassVar[frozenset[str]] = frozenset({"attention_mask"})
 
+    @property
+    def has_ledger(self) -> bool:
+        """No: differences need not sum to the value."""
+        return False
+
     def describe(self) -> str:
         """How a token is left out."""
         return "f(x) − f(x without i), by the attention mask"

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final
@@ -24,7 +24,7 @@ from lrpx.errors import ResultFileError
 from lrpx.runs._tables import BROKEN, digest_of, read_table, write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -57,7 +57,8 @@ class Store:
     def begin(
         cls, folder: Path, kind: str, settings: Mapping[str, Any], versions: Mapping[str, str]
     ) -> Iterator[Store]:
-        """The folder of a run, made if it is missing and locked until the block ends.
+        """The folder of a run, made if it is missing and locked until the block ends. What was made, and stayed empty
+        until an error ended the block, is removed again.
 
         Args:
             folder: where everything is written.
@@ -70,6 +71,7 @@ class Store:
                 with other settings, or of one without a record.
         """
         try:
+            new = [each for each in (folder / ROWS, folder, *folder.parents) if not each.exists()]
             (folder / ROWS).mkdir(parents=True, exist_ok=True)
             lock = FileLock(folder / LOCK)
             lock.acquire(blocking=False)
@@ -86,6 +88,9 @@ class Store:
             except OSError as error:
                 raise ResultFileError(f"cannot write in {folder}: {error.strerror}; name another folder") from error
             yield cls(folder, _continued(folder, kind, settings, versions))
+        except BaseException:
+            _remove_empty(folder, new)
+            raise
         finally:
             lock.release()
 
@@ -196,6 +201,15 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _remove_empty(folder: Path, new: Sequence[Path]) -> None:
+    """Remove folders that a run made, the innermost first, if it wrote nothing into them."""
+    if folder / ROWS in new and {path.name for path in folder.rglob("*")} == {LOCK, ROWS}:
+        (folder / LOCK).unlink()
+    with suppress(OSError):  # something was written
+        for each in new:
+            each.rmdir()
 
 
 def _parts(folder: Path) -> list[Path]:

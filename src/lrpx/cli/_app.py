@@ -1,0 +1,216 @@
+"""The commands with their options. What they do is imported when they run, and brings torch along."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import Annotated, Any, Final
+
+import typer
+
+import lrpx
+from lrpx.cli._benchmarks import benchmark
+from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
+from lrpx.cli._wanted import METHODS, Wanted, methods
+
+DTYPES: Final = ("auto", "float32", "float64", "bfloat16", "float16")
+
+app = typer.Typer(
+    help="Why did the transformer predict this?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(benchmark, name="benchmark")
+
+
+def run() -> None:
+    """Run the command that was asked for."""
+    prepare_output()
+    with own_lines_only():
+        app(prog_name="lrpx")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"lrpx {lrpx.__version__}")
+        raise typer.Exit
+
+
+def _among(names: tuple[str, ...]) -> Any:
+    """What completes one of some names."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    """Why did the transformer predict this?"""
+
+
+INPUT: Final = "What is explained"
+MODEL: Final = "The model"
+OUTPUT: Final = "What is shown and kept"
+
+
+@app.command()
+def explain(
+    text: Annotated[
+        str | None,
+        typer.Argument(help="The text to explain; - reads it from standard input.", show_default=False),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Token or class to explain.", show_default="the model's own prediction", rich_help_panel=INPUT
+        ),
+    ] = None,
+    contrast: Annotated[
+        str | None, typer.Option(help="Explain the target's logit less this one's.", rich_help_panel=INPUT)
+    ] = None,
+    target_id: Annotated[
+        int | None, typer.Option(help="The target as a token id, or the index of a class.", rich_help_panel=INPUT)
+    ] = None,
+    contrast_id: Annotated[
+        int | None, typer.Option(help="The contrast as a token id, or the index of a class.", rich_help_panel=INPUT)
+    ] = None,
+    position: Annotated[
+        int | None,
+        typer.Option(
+            help="The token whose logits are explained, from 0; negative from the end.",
+            show_default="the last, or the mask",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    decoder: Annotated[
+        str | None, typer.Option(help="What an encoder-decoder model has written so far.", rich_help_panel=INPUT)
+    ] = None,
+    pair: Annotated[
+        str | None,
+        typer.Option(help="The second text: a hypothesis, a context, one to compare.", rich_help_panel=INPUT),
+    ] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(help="A choice of a multiple choice model; once for each.", rich_help_panel=INPUT),
+    ] = None,
+    ids: Annotated[
+        bool,
+        typer.Option("--ids", help="The text and --decoder are token ids, such as '464 8251'.", rich_help_panel=INPUT),
+    ] = False,
+    texts: Annotated[
+        Path | None,
+        typer.Option(
+            help="Explain each line of this file, or each object of a .jsonl file; - is standard input.",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="Name or folder of a Hugging Face model.", show_default="the bundled model", rich_help_panel=MODEL
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.", rich_help_panel=MODEL)
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="cpu, cuda, ….", show_default="where the model loads", rich_help_panel=MODEL),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, float64, bfloat16, float16; auto is the checkpoint's own.",
+            autocompletion=_among(DTYPES),
+            rich_help_panel=MODEL,
+        ),
+    ] = "auto",
+    recompute: Annotated[
+        bool,
+        typer.Option("--recompute", help="Long texts: the memory of one layer, and more time.", rich_help_panel=MODEL),
+    ] = False,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"One of: {', '.join(methods())}; or a recipe (my.json), or a script (my.py). Several are shown side "
+            "by side.",
+            show_default=METHODS[0],
+            autocompletion=_among(methods()),
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    ledger: Annotated[
+        bool,
+        typer.Option(
+            "--ledger",
+            help="Also show where the rest came from: positions, biases, softmax, ….",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    words: Annotated[
+        bool, typer.Option("--words", help="Sum the relevance over the tokens of each word.", rich_help_panel=OUTPUT)
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the heatmap to this HTML file.", rich_help_panel=OUTPUT)
+    ] = None,
+    json_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--json",
+            help="Write the numbers to this JSON file; - is standard output. With --texts, a line for each text; "
+            "started again, it goes on after the last.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Write the result to this file (Attribution.load reads it).", rich_help_panel=OUTPUT),
+    ] = None,
+) -> None:
+    """Explain a prediction: which tokens speak for it (red), which against (blue)."""
+    wanted = Wanted(
+        text=text, pair=pair, choices=tuple(choice or ()), ids=ids, texts=texts, decoder=decoder,
+        target=target, target_id=target_id, contrast=contrast, contrast_id=contrast_id, position=position,
+        model=model, revision=revision, device=device, dtype=dtype, recompute=recompute,
+        methods=tuple(dict.fromkeys(method or METHODS[:1])), ledger=ledger, words=words,
+        html=html, json=json_file, save=save,
+    )  # fmt: skip
+    wanted = wanted.checked()
+    from lrpx.cli import _explain
+
+    _explain.explain(wanted)
+
+
+@app.command()
+def coverage(
+    model_types: Annotated[
+        list[str] | None, typer.Argument(help="Model types, such as llama gpt2.", show_default="all")
+    ] = None,
+    mapping: Annotated[
+        str | None, typer.Option(help="Only this task, such as causal-lm.", show_default="all seven")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only the representative few.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep what is found in this folder; started again, the sweep goes on there.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the Markdown report to this file.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 1,
+) -> None:
+    """Build a tiny random model of every class of transformers, and check that it runs, and what its ledger misses."""
+    refuse_unwritable(report)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from lrpx import coverage as sweeping
+    from lrpx._files import write_text
+
+    classes = sweeping.choose(model_types or (), mapping, quick)
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        checked = list(bar.track(sweeping.sweep(classes, out, workers), len(classes), description="Covering"))
+    Console().print(sweeping.summary(checked))
+    if report is not None:
+        command = ["lrpx coverage", *(model_types or ()), *(["--mapping", mapping] if mapping else [])]
+        command += ["--quick"] if quick else []
+        write_text(report, sweeping.markdown(checked, " ".join([*command, f"--report {report}"]), sweeping.versions()))

@@ -1,0 +1,158 @@
+"""``lrpx explain``: one text, or a file of them; one method, or several side by side."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+from rich.text import Text
+
+from lrpx._files import write_text
+from lrpx._views.picture import number, one_line, percent, share
+from lrpx.cli import _lists
+from lrpx.cli._columns import columns
+from lrpx.cli._streams import DASH, hush, progress, write_bytes
+from lrpx.cli._wanted import read_ids
+from lrpx.errors import InputError, MethodError, ModelError, TargetError
+from lrpx.explainer import Explainer
+from lrpx.methods import find
+from lrpx.tasks import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lrpx.attribution import Attribution
+    from lrpx.cli._wanted import Wanted
+    from lrpx.methods import Method
+
+NEARLY = 0.02
+"""A sum of tokens that misses the value by no more than this share is not worth a line."""
+
+
+def explain(wanted: Wanted) -> None:
+    """Explain what is wanted, show it, and keep it in the files that were named.
+
+    Raises:
+        LRPxError: it cannot be explained.
+    """
+    chosen = [find(name) for name in wanted.methods]  # before a model is loaded
+    same = {method.name for method in chosen}
+    if len(same) < len(chosen):
+        raise InputError(f"the methods {', '.join(wanted.methods)} have names in common; pass each once")
+    for method in chosen:
+        if wanted.ledger and not method.has_ledger:
+            raise MethodError(f"{method.name} has no ledger; leave --ledger out, or use attnlrp, lrp or alti-logit")
+    with progress("Loading the model …"):
+        hush()
+        options: dict[str, Any] = {} if wanted.revision is None else {"revision": wanted.revision}
+        explainer = Explainer.from_pretrained(
+            wanted.model, device=wanted.device, dtype=wanted.dtype, recompute=wanted.recompute, **options
+        )
+    if not explainer.task.segments or explainer.task is Task.SPEECH:
+        raise ModelError(
+            f"{type(explainer.model).__name__} is a {explainer.task.title}, and the command line reads texts; in "
+            "Python, lrpx.Explainer explains it"
+        )
+    _check_names(wanted, explainer)
+    try:
+        if wanted.texts is not None:
+            _lists.explain(wanted, explainer, chosen, show)
+        else:
+            _explain_one(wanted, explainer, chosen)
+    except torch.OutOfMemoryError as error:
+        raise InputError("there is not enough memory for this text; shorten it, or use --recompute") from error
+
+
+def _explain_one(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> None:
+    with progress("Explaining …"):
+        found = [_attribution(wanted, explainer, method) for method in chosen]
+    if wanted.json == DASH:
+        write_bytes(_json(found))
+    else:
+        show(found, chosen)
+    if wanted.html is not None:
+        found[0].to_html(wanted.html)
+    if wanted.json is not None and wanted.json != DASH:
+        write_text(wanted.json, _json(found).decode())
+    if wanted.save is not None:
+        found[0].save(wanted.save)
+
+
+def _attribution(wanted: Wanted, explainer: Explainer, method: Method) -> Attribution:
+    text: Any = read_ids(wanted.text or "") if wanted.ids else wanted.text
+    if wanted.pair is not None:
+        text = (text, wanted.pair)
+    if wanted.choices:
+        text = (text, list(wanted.choices))
+    decoder: Any = wanted.decoder
+    if wanted.ids and decoder is not None:
+        decoder = read_ids(decoder)
+    target, contrast = wanted.asked
+    found = explainer(text, target, contrast, method, position=wanted.position, decoder=decoder, ledger=wanted.ledger)
+    return found.words() if wanted.words else found  # type: ignore[no-any-return]
+
+
+def _json(found: list[Attribution]) -> bytes:
+    """One result as an object, several as a list."""
+    plain = [each.to_dict() for each in found]
+    return (json.dumps(plain if len(plain) > 1 else plain[0], ensure_ascii=False, indent=1) + "\n").encode(
+        errors="backslashreplace"
+    )
+
+
+def show(found: list[Attribution], chosen: Sequence[Method]) -> None:
+    """Print the heatmap of a method, or a column for each of several."""
+    console = Console()
+    if len(found) > 1:
+        console.print(columns(found, [method.has_ledger for method in chosen]))
+        return
+    console.print(found[0])
+    if note := _rest(found[0], chosen[0]):
+        console.print(note)
+
+
+def _rest(a: Attribution, method: Method) -> Text | None:
+    """Where the value went that the tokens did not get, in one dim line, when the ledger can tell."""
+    total = sum(token.relevance for token in a)
+    missing = a.explained.value - total
+    if a.ledger is not None or not method.has_ledger or abs(missing) <= NEARLY * abs(a.explained.value):
+        return None
+    part = percent(share(missing, a.explained.value))
+    told = f"{number(missing)}{f' ({part})' if part else ''}"
+    return Text(
+        f"\nthe other {told} came from no token, but from positions, biases and the like: --ledger shows it",
+        "dim",
+        overflow="fold",
+    )
+
+
+def _check_names(wanted: Wanted, explainer: Explainer) -> None:
+    """Look the target and the contrast up, before anything is explained; and say that a word has another token than its
+    letters, where one of the two was given, and the other meant perhaps.
+
+    Raises:
+        TargetError: there is no such token or class.
+    """
+    kind = explainer.task.logits
+    for name in ("target", "contrast"):
+        given: str | None = getattr(wanted, name)
+        if given is None or kind not in ("tokens", "classes"):
+            continue
+        word = f" {given}"
+        one, other = _token(explainer, given), _token(explainer, word)
+        if kind == "classes" or given[:1].isspace() or other is None:
+            explainer.bound.index(given)
+        elif one is None:
+            raise TargetError(f"--{name} {given!r} is not one token, but the word {word!r} is; pass --{name} {word!r}")
+        elif one != other:
+            note = f"lrpx: {given!r} is a token inside words; the word itself is another: --{name} {word!r}"
+            Console(stderr=True).print(Text(one_line(note), "dim"), soft_wrap=True)
+
+
+def _token(explainer: Explainer, text: str) -> int | None:
+    try:
+        return explainer.bound.index(text)
+    except TargetError:
+        return None

@@ -1,0 +1,284 @@
+"""``lrpx explain --texts``: many texts from a file or a pipe, a line of JSON for each, written as they are explained.
+
+A line has ``"line"``, the number of its text's line in the file, ``"run"``, a digest of all that its numbers depend on,
+and either an attribution (:meth:`Attribution.to_dict <lrpx.attribution.Attribution.to_dict>`), or ``"error"``. Started
+again, a run reads what is there, refuses lines of another run, and goes on after the last that is whole.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.text import Text
+
+from lrpx.cli._mends import on_the_command_line
+from lrpx.cli._streams import DASH, decoded, standard_input, write_bytes
+from lrpx.cli._wanted import RESULT, read_ids
+from lrpx.errors import DataError, InputError, LRPxError, NonFiniteError, ResultFileError, TargetError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+    from typing import BinaryIO
+
+    from lrpx.attribution import Attribution
+    from lrpx.cli._wanted import Wanted
+    from lrpx.explainer import Explainer
+    from lrpx.methods import Method
+
+TOGETHER: Final = 64
+"""So many texts are explained, and written, at a time; a stopped run loses no more."""
+KEYS: Final = ("text", "pair", "choices", "ids", "messages", "decoder", "target", "contrast", "position")
+"""What an object of a .jsonl file may say."""
+OF_ONE_TEXT: Final = (InputError, TargetError, NonFiniteError)
+"""Errors that belong to a text, and leave the others as they are."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A text of the file, with what is asked of it.
+
+    Args:
+        line: its number, from 1.
+        input: as :class:`~lrpx.Explainer` takes it.
+        asked: target, contrast, position and decoder.
+    """
+
+    line: int
+    input: Any
+    asked: dict[str, Any]
+
+
+def explain(
+    wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], show: Callable[[list[Attribution], Any], None]
+) -> None:
+    """Explain every text: into the file, or shown one after another.
+
+    Raises:
+        LRPxError: a line that cannot be read, or results of another run in the file; or, at the end, texts that could
+            not be explained.
+    """
+    assert wanted.texts is not None
+    about = _settings(wanted, explainer, chosen)
+    failed = 0
+    with ExitStack() as stack:
+        rows = _rows(wanted, stack)
+        write: Callable[[bytes], None] | None = None
+        if wanted.json == DASH:
+            write = write_bytes
+        elif wanted.json is not None:
+            file = stack.enter_context(_locked(wanted.json))
+            done, failed = _resumed(file, wanted.json, rows, about, len(chosen))
+            if done:
+                Console(stderr=True).print(Text(f"lrpx: {done} texts are explained already; going on", "dim"))
+            write = _writer(file, wanted.json)
+        console = Console(stderr=True)
+        columns = Progress.get_default_columns()
+        bar = stack.enter_context(
+            Progress(*columns, console=console, disable=not console.is_terminal or wanted.json == DASH)
+        )
+        task = bar.add_task("Explaining", total=None)
+        while some := list(islice(rows, TOGETHER)):
+            for given, found in zip(some, _explained(wanted, explainer, chosen, some), strict=True):
+                failed += isinstance(found, LRPxError)
+                if write is not None:
+                    write(_lines(given, found, about, chosen))
+                elif isinstance(found, LRPxError):
+                    console.print(Text(f"lrpx: line {given.line}: {on_the_command_line(str(found))}"), soft_wrap=True)
+                else:
+                    show(found, chosen)
+                    Console().print()
+            bar.advance(task, len(some))
+    if failed:
+        told = (
+            "1 text could not be explained; its line says"
+            if failed == 1
+            else (f"{failed} texts could not be explained; their lines say")
+        )
+        raise DataError(f"{told} why")
+
+
+def _explained(
+    wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], some: Sequence[Given]
+) -> list[list[Attribution] | LRPxError]:
+    """What each method finds in each of some texts, or why it cannot; in batches, and alone where one is at fault."""
+    how: dict[str, Any] = {
+        name: [each.asked[name] for each in some] for name in ("target", "contrast", "position", "decoder")
+    }
+    if all(decoder is None for decoder in how["decoder"]):
+        del how["decoder"]
+    try:
+        each = [
+            explainer([one.input for one in some], method=method, ledger=wanted.ledger, progress=False, **how)
+            for method in chosen
+        ]
+    except OF_ONE_TEXT as error:
+        if len(some) == 1:
+            return [error.with_traceback(None)]
+        return [found for one in some for found in _explained(wanted, explainer, chosen, [one])]
+    return [[a.words() if wanted.words else a for a in found] for found in zip(*each, strict=True)]
+
+
+# ------------------------------------------------------------------------------------ what is read
+
+
+def _rows(wanted: Wanted, stack: ExitStack) -> Iterator[Given]:
+    """The texts, one after another as they come."""
+    assert wanted.texts is not None
+    name = "standard input" if wanted.texts == DASH else str(wanted.texts)
+    file = standard_input() if wanted.texts == DASH else stack.enter_context(wanted.texts.open("rb"))
+    for number, content in enumerate(file, 1):
+        where = f"line {number} of {name}"
+        text = decoded(content, where).rstrip("\r\n")
+        if text.strip():
+            found = _object(text, where) if wanted.texts.suffix == ".jsonl" else {}
+            yield _given(wanted, number, found or {"text": text}, where)
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f'{where} is no JSON ({error}); write an object such as {{"text": "…"}}') from error
+    if isinstance(found, str):
+        found = {"text": found}
+    if not isinstance(found, dict) or len({"text", "ids", "messages"} & set(found)) != 1:
+        raise DataError(f'{where} has no text; write {{"text": "…"}}, {{"ids": […]}} or {{"messages": […]}}')
+    if unknown := set(found) - set(KEYS):
+        raise DataError(f"{where} has {min(unknown)!r}; it may have {', '.join(KEYS)}")
+    return found
+
+
+def _given(wanted: Wanted, number: int, found: dict[str, Any], where: str) -> Given:
+    """A line as the explainer takes it; what it does not say, the options say for all."""
+    target, contrast = wanted.asked
+    given = found["text"] if "text" in found else found.get("ids", found.get("messages"))
+    decoder = found.get("decoder", wanted.decoder)
+    if "text" in found and not isinstance(given, str):
+        raise DataError(f"the text in {where} is {type(given).__name__}; write it in quotes")
+    if wanted.ids:
+        given = read_ids(given) if isinstance(given, str) else given
+        decoder = read_ids(decoder) if isinstance(decoder, str) else decoder
+    if "pair" in found:
+        given = (given, found["pair"])
+    if "choices" in found:
+        given = (given, found["choices"])
+    asked = {
+        "target": found.get("target", target),
+        "contrast": found.get("contrast", contrast),
+        "position": found.get("position", wanted.position),
+    }
+    for name, value in asked.items():
+        kinds = (int,) if name == "position" else (int, str)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise DataError(f"the {name} in {where} is {type(value).__name__}; write one {kinds[-1].__name__}")
+    return Given(number, given, asked | {"decoder": decoder})
+
+
+# ------------------------------------------------------------------------------------ what is written
+
+
+def _settings(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> str:
+    """All that the numbers of every text depend on."""
+    bound = explainer.bound
+    described = [(method.name, method.describe()) for method in chosen]
+    return repr((bound.name, bound.fingerprint(), bound.dtype, described, wanted.ledger, wanted.words))
+
+
+def _digest(given: Given, about: str) -> str:
+    return hashlib.sha256(repr((about, given)).encode(errors="backslashreplace")).hexdigest()[:16]
+
+
+def _lines(given: Given, found: list[Attribution] | LRPxError, about: str, chosen: Sequence[Method]) -> bytes:
+    """A line for each method."""
+    head = {"line": given.line, "run": _digest(given, about)}
+    if isinstance(found, LRPxError):
+        error = on_the_command_line(str(found))
+        plain: list[dict[str, Any]] = [head | {"method": method.name, "error": error} for method in chosen]
+    else:
+        plain = [head | a.to_dict() for a in found]
+    return b"".join(json.dumps(each, ensure_ascii=False).encode(errors="backslashreplace") + b"\n" for each in plain)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """The file, to read and to write at its end; no other run's at the moment. One that was made, and stayed empty
+    until an error ended the block, is removed."""
+    is_new = not path.exists()
+    try:
+        file = path.open("a+b")
+    except OSError as error:
+        raise ResultFileError(f"cannot write {path}: {error.strerror}; choose another path") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ResultFileError(f"another run is writing {path}; wait until it ends, or name another file") from error
+        try:
+            yield file
+        except BaseException:
+            if is_new and not path.stat().st_size:
+                path.unlink()
+            raise
+
+
+def _resumed(file: BinaryIO, path: Path, rows: Iterator[Given], about: str, per_text: int) -> tuple[int, int]:
+    """How many texts are there already, and how many of them failed; they are taken from the rows, and a line that is
+    not whole is removed.
+
+    Raises:
+        ResultFileError: the file holds something else.
+    """
+    file.seek(0)
+    kept = failed = texts = 0
+    while block := list(islice(file, per_text)):
+        if len(block) < per_text or not block[-1].endswith(b"\n"):
+            break
+        given = next(rows, None)
+        for content in block:
+            try:
+                found = json.loads(content)
+                same = given is not None and found["line"] == given.line and found["run"] == _digest(given, about)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                same = False
+            if not same:
+                raise ResultFileError(
+                    f"{path} holds something else than the results of this run, at line {texts * per_text + 1}; name "
+                    "another file, or remove it"
+                )
+        failed += "error" in found
+        texts += 1
+        kept += sum(map(len, block))
+    else:
+        return texts, failed
+    if block and _is_foreign(block):
+        raise ResultFileError(f"{path} holds something else than results; name another file, or remove it")
+    file.truncate(kept)
+    return texts, failed
+
+
+def _is_foreign(block: Sequence[bytes]) -> bool:
+    """Whether the rest of a file was never the beginning of a line of ours."""
+    return not all(line.startswith(RESULT[: len(line)]) for line in block)
+
+
+def _writer(file: BinaryIO, path: Path) -> Callable[[bytes], None]:
+    def write(content: bytes) -> None:
+        try:
+            file.write(content)
+            file.flush()
+        except OSError as error:
+            raise ResultFileError(
+                f"cannot write {path}: {error.strerror}; make room, and run the same command again, which goes on "
+                "after the last line"
+            ) from error
+
+    return write

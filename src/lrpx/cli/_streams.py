@@ -1,0 +1,128 @@
+"""What the command line says and where: results, progress, and what is read from standard input."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from lrpx.errors import InputError, ResultFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+PATIENCE = 2.0
+"""Seconds before progress is shown."""
+
+DASH = Path("-")
+"""Standard input or output, as the name of a file."""
+
+
+def refuse_unwritable(*paths: Path | None) -> None:
+    """Refuse files that could not be written at the end, before the work begins."""
+    for path in paths:
+        if path is None or path == DASH:
+            continue
+        if not path.parent.is_dir():
+            raise ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+        if path.is_dir():
+            raise ResultFileError(f"cannot write {path}: it is a folder; name a file, such as {path / 'result'}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise ResultFileError(f"cannot write {path}: permission denied; choose another path")
+
+
+def standard_input() -> BinaryIO:
+    """Standard input as bytes.
+
+    Raises:
+        InputError: it is closed.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise InputError("standard input is closed; pipe a text in, or write it on the command line")
+    return sys.stdin.buffer
+
+
+def decoded(content: bytes, what: str) -> str:
+    """Bytes as text.
+
+    Raises:
+        InputError: they are no UTF-8.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{what} is not UTF-8, at byte {error.start}; convert it first, such as by iconv -f latin1 -t utf-8"
+        ) from error
+
+
+def prepare_output() -> None:
+    """Characters that the terminal's encoding does not have are written as escapes, rather than not at all."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def write_bytes(content: bytes) -> None:
+    """Write to standard output at once, whatever its encoding is."""
+    if sys.stdout is None:
+        return
+    sys.stdout.flush()
+    binary: Any = getattr(sys.stdout, "buffer", None)
+    if binary is None:
+        sys.stdout.write(content.decode())
+    else:
+        binary.write(content)
+    sys.stdout.flush()
+
+
+@contextmanager
+def progress(what: str) -> Iterator[None]:
+    """Say on standard error what is going on, once it takes longer than two seconds."""
+    console = Console(stderr=True)
+    status = console.status(what)
+    timer = threading.Timer(PATIENCE, status.start if console.is_terminal else lambda: console.print(what))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+@contextmanager
+def own_lines_only() -> Iterator[None]:
+    """Only this command's own lines in this command's output: nothing that the packages below log, and of a warning
+    its message."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.showwarning = _warn
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    if sys.stderr is not None:
+        print(f"lrpx: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+def hush() -> None:
+    """No progress bars of transformers, and of its messages only errors."""
+    from transformers.utils import logging as theirs
+
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()

@@ -1,0 +1,162 @@
+"""What ``lrpx explain`` was asked for, and all that is wrong with it whatever the model is."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from lrpx.cli._streams import DASH, decoded, refuse_unwritable, standard_input
+from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
+
+METHODS: Final = (
+    "attnlrp", "lrp", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1", "gradient-l2-squared",
+    "leave-one-out",
+)  # fmt: skip
+"""The names of our methods, known without importing them."""
+
+RESULT: Final = b'{"line": '
+"""How a line of results begins."""
+
+_IDS = re.compile(r"\d+(?:[\s,]+\d+)*")
+
+
+@cache
+def methods() -> tuple[str, ...]:
+    """The names of our methods and of those that other packages bring."""
+    return (*METHODS, *(entry.name for entry in metadata.entry_points(group="lrpx.methods")))
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The options of ``lrpx explain``, as they are there."""
+
+    text: str | None
+    pair: str | None
+    choices: tuple[str, ...]
+    ids: bool
+    texts: Path | None
+    decoder: str | None
+    target: str | None
+    target_id: int | None
+    contrast: str | None
+    contrast_id: int | None
+    position: int | None
+    model: str | None
+    revision: str | None
+    device: str | None
+    dtype: str
+    recompute: bool
+    methods: tuple[str, ...]
+    ledger: bool
+    words: bool
+    html: Path | None
+    json: Path | None
+    save: Path | None
+
+    def checked(self) -> Wanted:
+        """The same with the text read from standard input, if that is meant.
+
+        Raises:
+            LRPxError: options that exclude each other, a file that is missing or cannot be written, an empty text.
+        """
+        self._check_options()
+        refuse_unwritable(self.html, self.json, self.save)
+        for name in self.methods:
+            if name.endswith(".json"):
+                _check_recipe(Path(name))
+        text = self.text
+        if self.texts is not None and self.texts != DASH:
+            _check_file(self.texts)
+        if self.texts is not None and self.json not in (None, DASH):
+            _check_results(self.json)
+        if text == "-":
+            text = decoded(standard_input().read(), "standard input").rstrip("\r\n")
+        if self.texts is None and not (text or "").strip():
+            raise InputError("the text is empty; pass a text of at least one character that is not white space")
+        if self.ids:
+            for given in (text, self.decoder):
+                if given is not None:
+                    read_ids(given)
+        return replace(self, text=text)
+
+    @property
+    def asked(self) -> tuple[str | int | None, str | int | None]:
+        """The target and the contrast, as texts or as ids."""
+        target = self.target if self.target_id is None else self.target_id
+        return target, self.contrast if self.contrast_id is None else self.contrast_id
+
+    def _check_options(self) -> None:
+        if self.text is None and self.texts is None:
+            raise InputError("there is no text; write it after the command, or name a file of texts with --texts")
+        if self.text is not None and self.texts is not None:
+            raise InputError("a text and --texts were both given; leave one of them out")
+        for first, second in (
+            ("target", "target_id"), ("contrast", "contrast_id"), ("pair", "choices"), ("pair", "ids"),
+            ("choices", "ids"), ("texts", "pair"), ("texts", "choices"), ("texts", "html"), ("texts", "save"),
+        ):  # fmt: skip
+            if all(getattr(self, name) not in (None, False, ()) for name in (first, second)):
+                one, other = ("--" + name.replace("choices", "choice").replace("_", "-") for name in (first, second))
+                raise InputError(f"{one} and {other} exclude each other; leave one of them out")
+        for name in ("target", "contrast"):
+            if getattr(self, name) == "":
+                raise TargetError(f'--{name} is empty; pass the text of one token, such as " are", or --{name}-id')
+        if self.contrast is not None and self.contrast == self.target:
+            raise TargetError(f"the contrast {self.contrast!r} is the target itself; pass another contrast")
+        if self.contrast_id is not None and self.contrast_id == self.target_id:
+            raise TargetError(f"the contrast {self.contrast_id} is the target itself; pass another contrast")
+        for path, name in ((self.html, "html"), (self.save, "save")):
+            if path is not None and len(self.methods) > 1:
+                raise MethodError(f"--{name} holds one method, and {len(self.methods)} were given; pass one --method")
+            if path == DASH:
+                raise InputError(f"--{name} - is no file; name one (only --json can be standard output)")
+        if self.revision is not None and (self.model is None or Path(self.model).is_dir()):
+            what = "the bundled model" if self.model is None else f"the folder {self.model}"
+            raise ModelError(f"{what} has no revisions; leave --revision out, or name a model on the Hub with --model")
+        named = (self.texts, self.html, self.json, self.save)
+        paths = [path.resolve() for path in named if path is not None and path != DASH]
+        if len(set(paths)) < len(paths):
+            raise InputError("one file is named twice, and would be written over; name another")
+
+
+def read_ids(text: str) -> list[int]:
+    """Token ids from a text.
+
+    Raises:
+        InputError: there is something else in it.
+
+    >>> read_ids("464 8251, 284")
+    [464, 8251, 284]
+    """
+    if not _IDS.fullmatch(text.strip(" []\t\r\n")):
+        raise InputError(f"{text[:60]!r} are no token ids; write whole numbers, such as '464 8251', or leave --ids out")
+    return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _check_file(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
+
+
+def _check_results(path: Path) -> None:
+    """Refuse a file that has other things in it than results; whose they are is checked when the model is there."""
+    if path.is_file():
+        with path.open("rb") as file:
+            begins = file.read(len(RESULT))
+        if not RESULT.startswith(begins):
+            raise ResultFileError(f"{path} holds something else than results; name another file, or remove it")
+
+
+def _check_recipe(path: Path) -> None:
+    """Refuse a file that is no JSON; the rest is checked when it is read."""
+    _check_file(path)
+    try:
+        json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise MethodError(f"{path} is no recipe: no JSON ({error}); save one by recipe.save(path)") from error

@@ -1,0 +1,195 @@
+"""A file of texts to lines of JSON, written as they are explained; started again, the run goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import sys
+
+import pytest
+
+import lrpx
+from lrpx.cli import _lists
+
+TEXTS = ["The doors of the house", "The key to the cabinets", "", "The boys near the tree", "A film"]
+ASKED = ("--target", " are", "--contrast", " is")
+
+
+@pytest.fixture(autouse=True)
+def two_at_a_time(monkeypatch):
+    """So that a few texts are several steps."""
+    monkeypatch.setattr(_lists, "TOGETHER", 2)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """A file of texts, with an empty line in it."""
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS) + "\n")
+    return path
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_text_is_a_line_with_the_librarys_numbers(run, texts, tmp_path):
+    found = tmp_path / "found.jsonl"
+    assert run("explain", "--texts", texts, "--json", found, *ASKED) == (0, "", "")
+    assert [row["line"] for row in rows(found)] == [1, 2, 4, 5]
+    explainer = lrpx.Explainer.from_pretrained()
+    for row in rows(found):
+        wanted = explainer(TEXTS[row["line"] - 1], " are", " is")
+        assert row["parts"]["tokens"]["values"] == pytest.approx(wanted.relevance.tolist(), rel=1e-4, abs=1e-5)
+        assert tuple(row["tokens"]) == wanted.tokens
+
+
+def test_from_a_pipe_to_a_pipe(run, texts, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(texts.read_bytes())))
+    code, out, err = run("explain", "--texts", "-", "--json", "-", *ASKED)
+    assert (code, err) == (0, "")
+    assert [json.loads(line)["line"] for line in out.splitlines()] == [1, 2, 4, 5]
+
+
+def test_without_a_file_they_are_shown_one_after_another(run, texts):
+    code, out, err = run("explain", "--texts", texts, *ASKED)
+    assert (code, err) == (0, "")
+    places = [out.index(word) for word in ("doors", "key", "boys")]
+    assert places == sorted(places)
+
+
+def test_a_line_may_say_what_is_asked_of_it(run, tmp_path):
+    path, found = tmp_path / "texts.jsonl", tmp_path / "found.jsonl"
+    lines = [
+        {"text": "The doors of the house", "target": " are"},
+        {"text": "The doors of the house", "target": 262, "contrast": " is", "position": 2},
+        {"ids": [0, 5, 6]},
+        "The doors",
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    assert run("explain", "--texts", path, "--json", found, "--target", " were", "--method", "lrp") == (0, "", "")
+    first, second, third, last = rows(found)
+    explainer = lrpx.Explainer.from_pretrained()
+    for row, wanted in (
+        (first, explainer("The doors of the house", " are", method="lrp")),
+        (second, explainer("The doors of the house", 262, " is", "lrp", position=2)),
+        (third, explainer([0, 5, 6], " were", method="lrp")),
+        (last, explainer("The doors", " were", method="lrp")),
+    ):
+        assert row["explained"]["description"] == wanted.explained.description
+        assert row["parts"]["tokens"]["values"] == pytest.approx(wanted.relevance.tolist(), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("several", [(), ("--method", "lrp", "--method", "attnlrp")], ids=["one method", "two"])
+def test_stopped_anywhere_it_goes_on_to_the_same_file(run, texts, tmp_path, several):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    arguments = ("explain", "--texts", texts, *ASKED, *several)
+    assert run(*arguments, "--json", whole)[0] == 0
+    content = whole.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    assert len(ends) == 4 * (2 if several else 1)
+    for length in (0, 1, ends[0] - 1, ends[0], ends[0] + 40, ends[1], ends[-1] - 1, ends[-1]):
+        cut.write_bytes(content[:length])
+        code, out, _ = run(*arguments, "--json", cut)
+        assert (code, out) == (0, "")
+        now = [row | {"parts": None, "explained": None, "prediction": None} for row in rows(cut)]
+        then = [row | {"parts": None, "explained": None, "prediction": None} for row in rows(whole)]
+        assert now == then, "but for the rounding of other batches"
+        kept = content[
+            : max([0, *(end for i, end in enumerate(ends, 1) if end <= length and not i % (len(ends) // 4))])
+        ]
+        assert cut.read_bytes().startswith(kept)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        ["--target", " were"],
+        ["--method", "lrp"],
+        ["--ledger"],
+        ["--words"],
+        ["--dtype", "float64"],
+        ["--position", "1"],
+    ],
+    ids=" ".join,
+)
+def test_results_of_another_run_are_left_as_they_are(run, texts, tmp_path, changed):
+    found = tmp_path / "found.jsonl"
+    run("explain", "--texts", texts, "--json", found)
+    before = found.read_bytes()
+    code, out, err = run("explain", "--texts", texts, "--json", found, *changed)
+    assert (code, out) == (2, "")
+    assert "holds something else than the results of this run, at line 1" in err
+    assert found.read_bytes() == before
+    texts.write_text(texts.read_text().replace("key", "keys"))
+    assert "at line 2" in run("explain", "--texts", texts, "--json", found)[2]
+    assert found.read_bytes() == before
+
+
+def test_another_file_is_left_as_it_is(run, texts, tmp_path):
+    found = tmp_path / "found.jsonl"
+    for content in (b"notes", b"notes\n", b'{"line": 1}\n', b'{"line": 1, "run": [\nnotes\n', b"{\n"):
+        found.write_bytes(content)
+        code, _, err = run("explain", "--texts", texts, "--json", found)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "holds something else than" in err
+        assert found.read_bytes() == content
+
+
+def test_two_runs_do_not_write_one_file(run, texts, tmp_path):
+    found = tmp_path / "found.jsonl"
+    with found.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        code, _, err = run("explain", "--texts", texts, "--json", found)
+    assert code == 2
+    assert "another run is writing" in err
+
+
+def test_a_text_that_cannot_be_explained_stands_with_its_error_beside_the_others(run, tmp_path):
+    path, found = tmp_path / "texts.txt", tmp_path / "found.jsonl"
+    path.write_text("The doors\n" + "word " * 600 + "\nThe key\n")
+    code, out, err = run("explain", "--texts", path, "--json", found)
+    assert (code, out) == (2, "")
+    assert err == "lrpx: 1 text could not be explained; its line says why\n"
+    first, second, third = rows(found)
+    assert "the model's context is 512; shorten it" in second["error"]
+    assert first["tokens"][1:] == ["The", " doors"]
+    assert third["tokens"][1:] == ["The", " key"]
+    again = found.read_bytes()
+    assert run("explain", "--texts", path, "--json", found)[0] == 2
+    assert found.read_bytes() == again
+    code, out, err = run("explain", "--texts", path)
+    assert (code, err.count("\n")) == (2, 2)
+    assert "lrpx: line 2: the input has 6" in err
+    assert "key" in out
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "line 1 of {path} is no JSON"),
+        (b'{"target": " are"}', "line 1 of {path} has no text"),
+        (b'{"text": "a", "ids": [1]}', "has no text"),
+        (b"[5, 7]", "has no text"),
+        (b'{"text": 5}', "the text in line 1 of {path} is int"),
+        (b'{"text": "a", "colour": 1}', "has 'colour'; it may have text, pair"),
+        (b'{"text": "a", "position": "b"}', "the position in line 1 of {path} is str"),
+        (b'{"text": "a", "target": [1]}', "the target in line 1 of {path} is list"),
+        (b'{"text": "a", "target": true}', "is bool"),
+        (b'"a"\n"caf\xe9"', "line 2 of {path} is not UTF-8, at byte 4"),
+    ],
+)
+def test_a_line_that_is_none_is_refused_by_its_number(run, tmp_path, content, said):
+    path = tmp_path / "texts.jsonl"
+    path.write_bytes(content)
+    code, out, err = run("explain", "--texts", path, "--json", "-")
+    assert (code, out) == (2, "")
+    assert said.format(path=path) in err
+
+
+def test_a_target_that_is_no_token_is_told_before_anything_is_written(run, texts, tmp_path):
+    found = tmp_path / "found.jsonl"
+    code, _, err = run("explain", "--texts", texts, "--json", found, "--target", "antidisestablishmentarian")
+    assert (code, found.exists()) == (2, False)
+    assert "--target-id" in err
