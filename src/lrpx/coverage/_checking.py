@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lrpx.coverage import _tiny
+from lrpx.coverage._inputs import tiny_inputs
 from lrpx.engine import propagate
+from lrpx.errors import ModelError
 from lrpx.recipes import ATTNLRP, LRP
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-6
 """What a ledger may miss, relative to the explained value and to its largest entry."""
+LOGITS = ("logits", "start_logits")
+"""What an output calls what its model predicts, if it is not the first of its fields."""
+TEXTS = ("causal-lm", "seq2seq-lm", "masked-lm", "sequence-classification", "token-classification")
+"""Mappings whose logits are one row a position."""
 LONGEST = 180
 """Characters of a reason."""
 CHECKS = ("built", "ran", "identical", "finite", "lrp ledger", "attnlrp ledger")
@@ -94,7 +100,7 @@ def check(model_class: ModelClass) -> Checked:
 def _check(model_class: ModelClass) -> Checked:
     try:
         model = _tiny.tiny_model(model_class)
-        inputs = _tiny.tiny_inputs(model_class, model)
+        inputs = tiny_inputs(model_class, model)
         _tiny.let_batch_norms_learn(model, inputs)
         stock = _stock(model, inputs)
     except Exception as error:
@@ -146,18 +152,37 @@ def _stock(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
 
 
 def _logits(output: Any) -> Tensor:
-    name = next((name for name in ("logits", "start_logits") if name in output), 0)
-    logits: Tensor = output[name]
+    """The logits of an output, or the first real numbers in it."""
+    named = output if hasattr(output, "keys") else {}
+    name = next((name for name in LOGITS if isinstance(named.get(name), Tensor)), None)
+    found = named[name] if name else next(_floats(output), None)
+    if found is None:
+        raise ModelError(f"the model's output, of type {type(output).__name__}, holds no real number")
+    logits: Tensor = found
     return logits
 
 
+def _floats(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor) and output.is_floating_point():
+        yield output
+    elif hasattr(output, "values") and not isinstance(output, Tensor):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        for part in output:
+            yield from _floats(part)
+
+
 def _value(model_class: ModelClass, logits: Tensor) -> Tensor:
-    """One logit: the top one at the last position of a text, at the middle of a masked one, of an image."""
+    """One entry of the first sample: the top logit at the last position of a text, at the middle of a masked one.
+
+    Of what is neither, such as a picture or hidden states, the largest entry.
+    """
     row = logits[0]
     if model_class.mapping == "question-answering":
         return row[len(row) // 2]
-    if row.ndim == 2:
+    if model_class.mapping in TEXTS and row.ndim == 2:
         row = row[len(row) // 2] if model_class.mapping in ("masked-lm", "token-classification") else row[-1]
+    row = row.flatten()
     return row[row.argmax()]
 
 
