@@ -37,7 +37,7 @@ SPREAD = 0.1
 """The standard deviation of what a model would initialise to a constant."""
 GAIN = 1.4
 """The standard deviation of a convolution's outputs for inputs of deviation one; what a ReLU halves, it restores."""
-LARGEST = 5_000_000
+LARGEST = 40_000_000
 """Parameters of a model that is still tiny."""
 COMMON = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig))
 SIZES: dict[str, int] = {name: int(size) for size, names in DATA["sizes"].items() for name in names}
