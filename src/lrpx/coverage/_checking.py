@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lrpx.coverage import _tiny
+from lrpx.coverage._classes import DATA
 from lrpx.coverage._inputs import tiny_inputs
 from lrpx.engine import propagate
 from lrpx.errors import ModelError
@@ -102,7 +103,7 @@ def _check(model_class: ModelClass) -> Checked:
         model = _tiny.tiny_model(model_class)
         inputs = tiny_inputs(model_class, model)
         _tiny.let_batch_norms_learn(model, inputs)
-        stock = _stock(model, inputs)
+        stock = _stock(model_class, model, inputs)
     except Exception as error:
         return failed(model_class, _reason(error))
     reasons: dict[str, str] = {}
@@ -142,19 +143,20 @@ def _check(model_class: ModelClass) -> Checked:
 # ------------------------------------------------------------------------- runs
 
 
-def _stock(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
+def _stock(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
     """The model's own outputs, with gradients and without: torch chooses some kernels by that."""
     found = []
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients), _tiny.seeded():
-            found.append(_logits(copy.deepcopy(model)(**inputs)).detach())
+            found.append(_logits(model_class, copy.deepcopy(model)(**inputs)).detach())
     return found
 
 
-def _logits(output: Any) -> Tensor:
+def _logits(model_class: ModelClass, output: Any) -> Tensor:
     """The logits of an output, or the first real numbers in it."""
     named = output if hasattr(output, "keys") else {}
-    name = next((name for name in LOGITS if isinstance(named.get(name), Tensor)), None)
+    names = (DATA["outputs"].get(model_class.model_type), *LOGITS)
+    name = next((name for name in names if isinstance(named.get(name), Tensor)), None)
     found = named[name] if name else next(_floats(output), None)
     if found is None:
         raise ModelError(f"the model's output, of type {type(output).__name__}, holds no real number")
@@ -201,7 +203,7 @@ def _run(
     """One explanation, by a copy of the model, for some models keep what they computed for the next time."""
     model = copy.deepcopy(model)
     with _tiny.seeded(), propagate(model, recipe, observe=(), ledger=ledger) as trace:
-        logits = _logits(model(**inputs))
+        logits = _logits(model_class, model(**inputs))
         trace.explain(_value(model_class, logits))
     return _Run(
         logits.detach(),

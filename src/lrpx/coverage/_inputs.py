@@ -110,8 +110,9 @@ class _Maker:
 
     def tokens(self, decoder: bool = False) -> Tensor:
         ids = torch.randint(FIRST, END, (1, DECODER_LENGTH if decoder else self.length), generator=self.generator)
-        if self.config.is_encoder_decoder and not decoder and isinstance(self.setting(None, "eos_token_id"), int):
-            ids[:, -1] = self.config.eos_token_id
+        end = self.setting(None, "eos_token_id")
+        if self.config.is_encoder_decoder and not decoder and isinstance(end, int):
+            ids[:, -1] = end
         if self.model_class.mapping == "multiple-choice":
             ids = torch.stack([ids, ids.flip(-1)], 1)
         return ids
