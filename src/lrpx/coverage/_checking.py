@@ -50,6 +50,7 @@ class Checked:
         mapping: of the class.
         name: of the class.
         model_type: what its configuration is of.
+        others: the other mappings that have it.
         passed: which of :data:`CHECKS` it passed.
         reasons: for each that it did not pass, why; a check that could not be made has the reason of the one before.
         parameters: how many numbers the tiny model has.
@@ -64,6 +65,7 @@ class Checked:
     mapping: str
     name: str
     model_type: str
+    others: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     parameters: int = 0
@@ -74,19 +76,21 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self) | {"passed": list(self.passed)}
+        return asdict(self) | {"others": list(self.others), "passed": list(self.passed)}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Checked:
         """The value that :meth:`to_dict` wrote."""
-        return Checked(**values | {"passed": tuple(values["passed"])})
+        return Checked(**values | {"others": tuple(values["others"]), "passed": tuple(values["passed"])})
 
 
 def failed(model_class: ModelClass, reason: str, checks: tuple[str, ...] = CHECKS) -> Checked:
     """What became of a class of which nothing is known but that it failed."""
-    return Checked(
-        model_class.mapping, model_class.name, model_class.model_type, reasons=dict.fromkeys(checks, first_line(reason))
-    )
+    return replace(_named(model_class), reasons=dict.fromkeys(checks, first_line(reason)))
+
+
+def _named(model_class: ModelClass) -> Checked:
+    return Checked(model_class.mapping, model_class.name, model_class.model_type, model_class.others)
 
 
 def check(model_class: ModelClass) -> Checked:
@@ -127,16 +131,14 @@ def _check(model_class: ModelClass) -> Checked:
             reason = _reason(error)
         if reason:
             reasons[f"{recipe.name} ledger"] = reason
-    return Checked(
-        model_class.mapping,
-        model_class.name,
-        model_class.model_type,
-        tuple(name for name in CHECKS if name not in reasons),
-        reasons,
-        sum(parameter.numel() for parameter in model.parameters()),
-        difference,
-        not torch.equal(*stock[:2]),
-        missing,
+    return replace(
+        _named(model_class),
+        passed=tuple(name for name in CHECKS if name not in reasons),
+        reasons=reasons,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        difference=difference,
+        twofold=not torch.equal(*stock[:2]),
+        missing=missing,
     )
 
 
