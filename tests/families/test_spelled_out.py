@@ -237,7 +237,6 @@ def test_llama_holds():
 
 def test_llama_as_in_transformers():
     """In float64 throughout: what the norms and rotations of transformers cast to float32 stays wide."""
-    model, theirs = a_llama()
-    theirs.model.rotary_emb.inv_freq = 1.0 / 10000.0 ** (torch.arange(0, WIDTH // HEADS, 2).double() * HEADS / WIDTH)
     with _everything_wide():
+        model, theirs = a_llama()
         alike((model, lambda: model(IDS), last), (theirs, lambda: theirs(IDS).logits, last))
