@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from lrpx.coverage import _tiny
@@ -227,6 +228,8 @@ def _ledger(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], r
     Mixtures of experts run in their eager implementation, for the others' kernels have no float64.
     """
     precise: Any = copy.deepcopy(model).double()
+    for held in _in_lists(precise):
+        held.double()
     if hasattr(precise, "set_experts_implementation"):
         precise.set_experts_implementation("eager")
     wide = {
@@ -240,6 +243,12 @@ def _ledger(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], r
     missing, reason = judged(run.ledger, conserves=recipe is LRP)
     change = max(_change(a, b) for a, b in zip(run.relevance, plain.relevance, strict=True))
     return missing, reason or ("" if change <= TOLERANCE else f"changes the relevance by {change:.1e}")
+
+
+def _in_lists(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules that others hold in plain lists, so that ``double()`` does not reach them (OneFormer has some)."""
+    lists = (value for module in model.modules() for value in vars(module).values() if isinstance(value, (list, tuple)))
+    yield from (held for values in lists for held in values if isinstance(held, Module))
 
 
 @contextmanager
