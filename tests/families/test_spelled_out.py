@@ -58,9 +58,7 @@ class Block(nn.Module):
     def __init__(self, fused: bool, activation: nn.Module) -> None:
         super().__init__()
         self.norm1, self.attention, self.norm2 = nn.LayerNorm(WIDTH), Attention(fused), nn.LayerNorm(WIDTH)
-        self.mlp = nn.Sequential(
-            nn.Linear(WIDTH, 4 * WIDTH), activation, nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1)
-        )
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), activation, nn.Linear(4 * WIDTH, WIDTH), nn.Dropout(0.1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))

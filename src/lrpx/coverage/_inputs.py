@@ -46,7 +46,7 @@ def tiny_inputs(model_class: ModelClass, model: nn.Module) -> dict[str, Any]:
     needs = _needs(model_class)
     names = inspect.signature(model.forward).parameters
     make = _Maker(model_class, model.config, needs)
-    inputs = {name: make(name) for name in needs.get("names") or _names(model_class, model, names)}
+    inputs: dict[str, Any] = {name: make(name) for name in needs.get("names") or _names(model_class, model, names)}
     inputs |= {name: _argument(spec, make.generator) for name, spec in needs["arguments"].items() if name in names}
     if "use_cache" in names:
         inputs["use_cache"] = False

@@ -28,7 +28,6 @@ from lrpx.errors import ModelError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
     from lrpx.coverage._classes import ModelClass
 
 FIRST, END = 10, 60
