@@ -81,3 +81,21 @@ def test_inputs_hold_no_special_token():
     inputs = tiny_inputs(one("causal-lm", "gemma3"), model)
     assert inputs.keys() == {"input_ids", "use_cache"}
     assert not torch.isin(inputs["input_ids"], model.config.image_token_index).any()
+
+
+@pytest.mark.parametrize(
+    ("mapping", "model_type", "shapes"),
+    [
+        ("multiple-choice", "bert", {"input_ids": (1, 2, 12)}),
+        ("video-classification", "videomae", {"pixel_values": (1, 16, 3, 32, 32)}),
+        ("zero-shot-image-classification", "clip", {"input_ids": (1, 12), "pixel_values": (1, 3, 32, 32)}),
+        ("speech-seq-2-seq", "whisper", {"input_features": (1, 80, 128), "decoder_input_ids": (1, 6)}),
+        ("ctc", "wav2vec2-conformer", {"input_values": (1, 2000)}),
+        ("base", "qwen3_vl_vision", {"hidden_states": (16, 384), "grid_thw": (1, 3)}),
+        ("time-series-classification", "patchtst", {"past_values": (1, 32, 1)}),
+    ],
+)
+def test_inputs_are_what_the_model_takes(mapping, model_type, shapes):
+    (found,) = choose([model_type], mapping)
+    inputs = tiny_inputs(found, tiny_model(found))
+    assert {name: tuple(value.shape) for name, value in inputs.items() if name != "use_cache"} == shapes
