@@ -10,16 +10,19 @@ from rich.console import Console
 
 from lrpx.coverage import CHECKS, Checked, markdown, summary
 from lrpx.coverage._checking import failed, first_line, judged
-from lrpx.coverage._classes import ModelClass
+from lrpx.coverage._classes import MAPPINGS, ModelClass
 from lrpx.coverage._report import counts, gaps, shares
 from lrpx.ledger import Entry, Ledger
 
-GOOD = Checked("causal-lm", "LlamaForCausalLM", "llama", CHECKS, missing={"lrp": 2e-16, "attnlrp": 3e-16})
+GOOD = Checked("causal-lm", "LlamaForCausalLM", "llama", passed=CHECKS, missing={"lrp": 2e-16, "attnlrp": 3e-16})
 OPEN = Checked(
-    "causal-lm", "OddForCausalLM", "odd", CHECKS[:4],
-    dict.fromkeys(CHECKS[4:], "misses 1.0e-02 of the explained value"), missing={"lrp": 0.01, "attnlrp": 0.01},
+    "causal-lm", "OddForCausalLM", "odd", passed=CHECKS[:4],
+    reasons=dict.fromkeys(CHECKS[4:], "misses 1.0e-02 of the explained value"), missing={"lrp": 0.01, "attnlrp": 0.01},
 )  # fmt: skip
-REFUSED = Checked("masked-lm", "NewForMaskedLM", "new", ("built",), dict.fromkeys(CHECKS[1:], "calls torch's 'magic'"))
+REFUSED = Checked(
+    "masked-lm", "NewForMaskedLM", "new", ("pretraining",), ("built",),
+    dict.fromkeys(CHECKS[1:], "calls torch's 'magic'"),
+)  # fmt: skip
 UNBUILT = failed(ModelClass("masked-lm", "FarForMaskedLM", "far", ("far",)), "ImportError: needs far\nnot found")
 CHECKED = [UNBUILT, GOOD, OPEN, REFUSED]
 
@@ -44,8 +47,9 @@ def test_a_ledger_is_judged(book, conserves, reason):
 
 def test_counts_and_shares():
     found = counts(CHECKED)
-    assert list(found) == ["causal-lm", "masked-lm", "all"]
+    assert list(found) == ["causal-lm", "masked-lm", "pretraining", "all"]
     assert found["masked-lm"]["classes"] == 2
+    assert found["pretraining"]["classes"] == 1
     assert found["all"] == dict(zip(("classes", *CHECKS), (4, 3, 2, 2, 2, 1, 1), strict=True))
     assert shares(CHECKED) == {
         "run, identical and finite": 2 / 3, "CP-LRP ledger": 1 / 3, "AttnLRP ledger": 1 / 3,
@@ -77,11 +81,27 @@ def test_nothing_to_name_is_said():
 
 
 def test_the_terminal_shows_the_same():
-    out = io.StringIO()
-    Console(file=out, width=100).print(summary(CHECKED))
-    text = out.getvalue()
+    text = printed(CHECKED)
     assert "66.7% of the classes that can be built: run, identical and finite" in text
-    assert "cannot be built: FarForMaskedLM (masked-lm): ImportError: needs far" in text
+    assert "Cannot be built here:\n  ImportError: needs far\n    FarForMaskedLM (masked-lm)\n" in text
+    assert "  CP-LRP ledger, AttnLRP ledger: misses 1.0e-02 of the explained value\n    OddForCausalLM" in text
+
+
+def test_eighty_columns_hold_every_mapping():
+    many = [replace(GOOD, mapping=mapping, name=f"{mapping}{i}") for mapping in MAPPINGS for i in range(40)]
+    text = printed([*many, *CHECKED])
+    assert "…" not in text
+    assert all(mapping in text for mapping in MAPPINGS)
+    heads, *rows = text.splitlines()[: len(MAPPINGS) + 2]
+    assert heads.split() == ["mapping", "tried", "built", "ran", "identical", "finite", "CP-LRP", "AttnLRP"]
+    assert {len(row.split()) for row in rows} == {8}
+    assert rows[-1].split()[:3] == ["all", str(len(many) + 4), str(len(many) + 3)]
+
+
+def printed(checked):
+    out = io.StringIO()
+    Console(file=out, width=80).print(summary(checked))
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def test_what_was_checked_survives_as_plain_values():

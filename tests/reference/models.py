@@ -71,7 +71,7 @@ def randomise(model: nn.Module, seed: int) -> None:
             for name, parameter in module.named_parameters(recurse=False):
                 if name.endswith("bias"):
                     normal(parameter, 0.0, 0.3)
-                elif parameter.ndim == 1:
+                elif parameter.ndim <= 1:
                     normal(parameter, 1.0, 0.25)
                 elif isinstance(module, nn.Embedding):
                     normal(parameter, 0.0, 0.7)

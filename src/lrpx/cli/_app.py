@@ -188,7 +188,7 @@ def coverage(
         list[str] | None, typer.Argument(help="Model types, such as llama gpt2.", show_default="all")
     ] = None,
     mapping: Annotated[
-        str | None, typer.Option(help="Only this task, such as causal-lm.", show_default="all seven")
+        str | None, typer.Option(help="Only this task, such as causal-lm.", show_default="all of them")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Only the representative few.")] = False,
     out: Annotated[

@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from lrpx.coverage import _tiny
+from lrpx.coverage._classes import DATA
+from lrpx.coverage._inputs import tiny_inputs
 from lrpx.engine import propagate
+from lrpx.errors import ModelError
 from lrpx.recipes import ATTNLRP, LRP
 
 if TYPE_CHECKING:
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 
 TOLERANCE = 1e-6
 """What a ledger may miss, relative to the explained value and to its largest entry."""
+LOGITS = ("logits", "start_logits", "last_hidden_state")
+"""What an output calls what its model predicts, if it is not the first of its fields."""
+TEXTS = ("causal-lm", "seq2seq-lm", "masked-lm", "sequence-classification", "token-classification")
+"""Mappings whose logits are one row a position."""
 LONGEST = 180
 """Characters of a reason."""
 CHECKS = ("built", "ran", "identical", "finite", "lrp ledger", "attnlrp ledger")
@@ -43,11 +51,12 @@ class Checked:
         mapping: of the class.
         name: of the class.
         model_type: what its configuration is of.
+        others: the other mappings that have it.
         passed: which of :data:`CHECKS` it passed.
         reasons: for each that it did not pass, why; a check that could not be made has the reason of the one before.
         parameters: how many numbers the tiny model has.
-        difference: the largest difference of its outputs inside ``propagate`` to those outside, with gradients or
-            without, in units of float32's epsilon times the largest output.
+        difference: the largest difference of its outputs inside ``propagate`` to those outside, with gradients,
+            without, or with frozen weights, in units of float32's epsilon times the largest output.
         twofold: whether the model's own outputs with gradients and without differ, for torch chooses kernels by that.
         missing: for each recipe, the part of the explained value that its ledger misses or leaves to rules that do
             not conserve, in float64.
@@ -57,6 +66,7 @@ class Checked:
     mapping: str
     name: str
     model_type: str
+    others: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
     reasons: dict[str, str] = field(default_factory=dict)
     parameters: int = 0
@@ -67,19 +77,21 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain values."""
-        return asdict(self) | {"passed": list(self.passed)}
+        return asdict(self) | {"others": list(self.others), "passed": list(self.passed)}
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Checked:
         """The value that :meth:`to_dict` wrote."""
-        return Checked(**values | {"passed": tuple(values["passed"])})
+        return Checked(**values | {"others": tuple(values["others"]), "passed": tuple(values["passed"])})
 
 
 def failed(model_class: ModelClass, reason: str, checks: tuple[str, ...] = CHECKS) -> Checked:
     """What became of a class of which nothing is known but that it failed."""
-    return Checked(
-        model_class.mapping, model_class.name, model_class.model_type, reasons=dict.fromkeys(checks, first_line(reason))
-    )
+    return replace(_named(model_class), reasons=dict.fromkeys(checks, first_line(reason)))
+
+
+def _named(model_class: ModelClass) -> Checked:
+    return Checked(model_class.mapping, model_class.name, model_class.model_type, model_class.others)
 
 
 def check(model_class: ModelClass) -> Checked:
@@ -94,9 +106,9 @@ def check(model_class: ModelClass) -> Checked:
 def _check(model_class: ModelClass) -> Checked:
     try:
         model = _tiny.tiny_model(model_class)
-        inputs = _tiny.tiny_inputs(model_class, model)
+        inputs = tiny_inputs(model_class, model)
         _tiny.let_batch_norms_learn(model, inputs)
-        stock = _stock(model, inputs)
+        stock = _stock(model_class, model, inputs)
     except Exception as error:
         return failed(model_class, _reason(error))
     reasons: dict[str, str] = {}
@@ -120,44 +132,69 @@ def _check(model_class: ModelClass) -> Checked:
             reason = _reason(error)
         if reason:
             reasons[f"{recipe.name} ledger"] = reason
-    return Checked(
-        model_class.mapping,
-        model_class.name,
-        model_class.model_type,
-        tuple(name for name in CHECKS if name not in reasons),
-        reasons,
-        sum(parameter.numel() for parameter in model.parameters()),
-        difference,
-        not torch.equal(*stock),
-        missing,
+    return replace(
+        _named(model_class),
+        passed=tuple(name for name in CHECKS if name not in reasons),
+        reasons=reasons,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        difference=difference,
+        twofold=not torch.equal(*stock[:2]),
+        missing=missing,
     )
 
 
 # ------------------------------------------------------------------------- runs
 
 
-def _stock(model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
-    """The model's own outputs, with gradients and without: torch chooses some kernels by that."""
+def _stock(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any]) -> list[Tensor]:
+    """The model's own outputs, with gradients, without, and with frozen weights: torch chooses some kernels by that."""
     found = []
     for gradients in (True, False):
         with torch.set_grad_enabled(gradients), _tiny.seeded():
-            found.append(_logits(copy.deepcopy(model)(**inputs)).detach())
+            found.append(_logits(model_class, copy.deepcopy(model)(**inputs)).detach())
+    wanted = {
+        name: value.clone().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    with _tiny.seeded():
+        frozen = copy.deepcopy(model).requires_grad_(False)
+        found.append(_logits(model_class, frozen(**wanted)).detach())
     return found
 
 
-def _logits(output: Any) -> Tensor:
-    name = next((name for name in ("logits", "start_logits") if name in output), 0)
-    logits: Tensor = output[name]
+def _logits(model_class: ModelClass, output: Any) -> Tensor:
+    """The logits of an output, or the first real numbers in it."""
+    named = output if hasattr(output, "keys") else {}
+    names = (DATA["outputs"].get(model_class.model_type), *LOGITS)
+    name = next((name for name in names if isinstance(named.get(name), Tensor)), None)
+    found = named[name] if name else next(_floats(output), None)
+    if found is None:
+        raise ModelError(f"the model's output, of type {type(output).__name__}, holds no real number")
+    logits: Tensor = found
     return logits
 
 
+def _floats(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor) and output.is_floating_point():
+        yield output
+    elif hasattr(output, "values") and not isinstance(output, Tensor):
+        output = list(output.values())
+    if isinstance(output, (list, tuple)):
+        for part in output:
+            yield from _floats(part)
+
+
 def _value(model_class: ModelClass, logits: Tensor) -> Tensor:
-    """One logit: the top one at the last position of a text, at the middle of a masked one, of an image."""
+    """One entry of the first sample: the top logit at the last position of a text, at the middle of a masked one.
+
+    Of what is neither, such as a picture or hidden states, the largest entry.
+    """
     row = logits[0]
     if model_class.mapping == "question-answering":
         return row[len(row) // 2]
-    if row.ndim == 2:
+    if model_class.mapping in TEXTS and row.ndim == 2:
         row = row[len(row) // 2] if model_class.mapping in ("masked-lm", "token-classification") else row[-1]
+    row = row.flatten()
     return row[row.argmax()]
 
 
@@ -176,7 +213,7 @@ def _run(
     """One explanation, by a copy of the model, for some models keep what they computed for the next time."""
     model = copy.deepcopy(model)
     with _tiny.seeded(), propagate(model, recipe, observe=(), ledger=ledger) as trace:
-        logits = _logits(model(**inputs))
+        logits = _logits(model_class, model(**inputs))
         trace.explain(_value(model_class, logits))
     return _Run(
         logits.detach(),
@@ -191,6 +228,8 @@ def _ledger(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], r
     Mixtures of experts run in their eager implementation, for the others' kernels have no float64.
     """
     precise: Any = copy.deepcopy(model).double()
+    for held in _in_lists(precise):
+        held.double()
     if hasattr(precise, "set_experts_implementation"):
         precise.set_experts_implementation("eager")
     wide = {
@@ -204,6 +243,12 @@ def _ledger(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], r
     missing, reason = judged(run.ledger, conserves=recipe is LRP)
     change = max(_change(a, b) for a, b in zip(run.relevance, plain.relevance, strict=True))
     return missing, reason or ("" if change <= TOLERANCE else f"changes the relevance by {change:.1e}")
+
+
+def _in_lists(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules that others hold in plain lists, so that ``double()`` does not reach them (OneFormer has some)."""
+    lists = (value for module in model.modules() for value in vars(module).values() if isinstance(value, (list, tuple)))
+    yield from (held for values in lists for held in values if isinstance(held, Module))
 
 
 @contextmanager

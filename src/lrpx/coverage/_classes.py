@@ -1,8 +1,9 @@
-"""Which classes there are: every model class in transformers' auto mappings of seven tasks."""
+"""Which classes there are: every model class in transformers' auto mappings."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
@@ -14,16 +15,32 @@ from lrpx.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MAPPINGS = {
-    "causal-lm": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "masked-lm": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "seq2seq-lm": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "sequence-classification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-    "token-classification": "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES",
-    "question-answering": "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES",
-    "image-classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
-}
-"""The name of a task, and of transformers' mapping for it."""
+FIRST = (
+    "causal-lm",
+    "seq2seq-lm",
+    "masked-lm",
+    "sequence-classification",
+    "token-classification",
+    "question-answering",
+    "image-classification",
+)
+"""The mappings that come first in a table; after them the others, in the order of their names."""
+LAST = ("pretraining", "text-encoding", "multimodal-lm", "base")
+"""The mappings that mostly hold what other mappings hold too."""
+
+
+def _mappings() -> dict[str, str]:
+    found = {}
+    for attribute in dir(modeling_auto):
+        if match := re.fullmatch(r"MODEL_(?:FOR_(\w+)_)?MAPPING_NAMES", attribute):
+            name = (match[1] or "base").lower().replace("_", "-")
+            found["seq2seq-lm" if name == "seq-to-seq-causal-lm" else name] = attribute
+    others = [name for name in found if name not in FIRST + LAST]
+    return {name: found[name] for name in (*FIRST, *others, *LAST)}
+
+
+MAPPINGS = _mappings()
+"""The name of a task, and of transformers' mapping for it: every ``MODEL_…_MAPPING_NAMES`` there is."""
 
 DATA: dict[str, Any] = json.loads(resources.files("lrpx.coverage").joinpath("tiny.json").read_text(encoding="utf-8"))
 """What makes models tiny, and which classes are the quick form; see :mod:`lrpx.coverage._tiny`."""
@@ -31,29 +48,36 @@ DATA: dict[str, Any] = json.loads(resources.files("lrpx.coverage").joinpath("tin
 
 @dataclass(frozen=True)
 class ModelClass:
-    """One class of one mapping.
+    """One class, and where it is found.
 
     Args:
-        mapping: a key of :data:`MAPPINGS`.
+        mapping: the first key of :data:`MAPPINGS` that has the class; as such a model it is checked.
         name: the class, such as ``"LlamaForCausalLM"``.
         model_type: the type whose configuration it is built from, such as ``"llama"``.
         model_types: every type that the mapping has the class for.
+        others: the other mappings that have the class.
     """
 
     mapping: str
     name: str
     model_type: str
     model_types: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
 
 def every_class() -> tuple[ModelClass, ...]:
-    """Every class of every mapping; one that serves several model types is there once."""
-    found: dict[tuple[str, str], list[str]] = {}
+    """Every class of every mapping; one that is in several mappings, or serves several model types, is there once."""
+    found: dict[str, dict[str, list[str]]] = {}
     for mapping, attribute in MAPPINGS.items():
         for model_type, names in getattr(modeling_auto, attribute).items():
             for name in (names,) if isinstance(names, str) else names:
-                found.setdefault((mapping, name), []).append(model_type)
-    return tuple(ModelClass(*key, _namesake(key[1], types), tuple(types)) for key, types in found.items())
+                found.setdefault(name, {}).setdefault(mapping, []).append(model_type)
+    classes = []
+    for name, by_mapping in found.items():
+        first, *others = by_mapping
+        types = by_mapping[first]
+        classes.append(ModelClass(first, name, _namesake(name, types), tuple(types), tuple(others)))
+    return tuple(classes)
 
 
 def _namesake(name: str, model_types: Sequence[str]) -> str:
@@ -86,7 +110,7 @@ def choose(model_types: Sequence[str] = (), mapping: str | None = None, quick: b
     chosen = tuple(
         one
         for one in classes
-        if (mapping is None or one.mapping == mapping)
+        if (mapping is None or mapping in (one.mapping, *one.others))
         and (not model_types or set(model_types) & set(one.model_types))
         and (not quick or (one.mapping, one.model_type) in few)
     )

@@ -17,6 +17,7 @@ COLUMNS: Final = pa.schema(
         "mapping": pa.string(),
         "name": pa.string(),
         "model_type": pa.string(),
+        "others": pa.list_(pa.string()),
         "passed": pa.list_(pa.string()),
         "reasons": pa.map_(pa.string(), pa.string()),
         "parameters": pa.int64(),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined
 from rich.console import Group
+from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
 HEADS = ("built", "ran", "identical", "finite", "CP-LRP ledger", "AttnLRP ledger")
 """How :data:`~lrpx.coverage._checking.CHECKS` are called in a table."""
 
+SHORT = ("tried", "built", "ran", "identical", "finite", "CP-LRP", "AttnLRP")
+"""The heads of the terminal's table, where a line has 80 columns."""
+
 
 def counts(checked: Sequence[Checked]) -> dict[str, dict[str, int]]:
-    """For each mapping that occurs, and for "all": how many classes there are, and how many passed each check."""
-    groups = {mapping: [one for one in checked if one.mapping == mapping] for mapping in MAPPINGS}
+    """For each mapping that occurs, and for "all": how many classes there are, and how many passed each check.
+
+    A class of several mappings counts in each, and once in "all".
+    """
+    groups = {mapping: [one for one in checked if mapping in (one.mapping, *one.others)] for mapping in MAPPINGS}
     return {
         name: {"classes": len(group)} | {check: sum(check in one.passed for one in group) for check in CHECKS}
         for name, group in (groups | {"all": list(checked)}).items()
@@ -54,9 +61,16 @@ class Gap:
     reason: str
     classes: tuple[str, ...]
 
+    def heads(self) -> list[str]:
+        """The checks by the names that tables have for them; none if the class cannot be built."""
+        return [] if "built" in self.checks else [HEADS[CHECKS.index(check)] for check in self.checks]
+
+    def names(self) -> str:
+        """The classes in one line."""
+        return ", ".join(self.classes)
+
     def __str__(self) -> str:
-        what = "" if "built" in self.checks else f", {', '.join(HEADS[CHECKS.index(check)] for check in self.checks)}"
-        return f"{', '.join(self.classes)}{what}: {self.reason}"
+        return f"{', '.join((self.names(), *self.heads()))}: {self.reason}"
 
 
 def gaps(checked: Sequence[Checked]) -> list[Gap]:
@@ -70,16 +84,22 @@ def gaps(checked: Sequence[Checked]) -> list[Gap]:
 
 
 def summary(checked: Sequence[Checked]) -> RenderableType:
-    """Counts and gaps for the terminal."""
-    heads = (head.replace(" ", "\n") for head in ("classes", *HEADS))  # so that 80 columns hold it
-    numbers = (Column(head, justify="right", no_wrap=True) for head in heads)
-    table = Table(Column("mapping", overflow="fold"), *numbers, box=None, pad_edge=False)
+    """Counts and gaps for the terminal, in 80 columns."""
+    table = Table(
+        Column("mapping", no_wrap=True),
+        *(Column(head, justify="right", no_wrap=True) for head in SHORT),
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="underline",
+    )  # fmt: skip
     for name, count in counts(checked).items():
         table.add_row(name, *map(str, count.values()))
     lines = [f"{share:.1%} of the classes that can be built: {name}" for name, share in shares(checked).items()]
-    unbuilt, others = _gaps(checked)
-    lines += [f"cannot be built: {gap}" for gap in unbuilt] + [f"gap: {gap}" for gap in others]
-    return Group(table, *map(Text, lines))
+    parts: list[RenderableType] = [table, Text(), *map(Text, lines)]
+    for title, found in zip(("Cannot be built here:", "Gaps:"), _gaps(checked), strict=True):
+        parts += [Text(f"\n{title}")] if found else []
+        for gap in found:
+            what = f"{', '.join(gap.heads())}: " if gap.heads() else ""
+            parts += [Padding(Text(what + gap.reason), (0, 0, 0, 2)), Padding(Text(gap.names()), (0, 0, 0, 4))]
+    return Group(*parts)
 
 
 def _gaps(checked: Sequence[Checked]) -> tuple[list[Gap], list[Gap]]:

@@ -1,17 +1,14 @@
-"""Tiny random models: a configuration shrunk by the names of its fields, weights, and inputs.
+"""Tiny random models: a configuration shrunk by the names of its fields, and weights.
 
 What each name means is data, in ``tiny.json``:
 
 - ``sizes``: for a size, the names of the fields that shall have no larger one.
 - ``types``: for a model type (or a mapping and a model type), what its configuration needs beside, by field.
-- ``inputs``: for a model type (or a mapping and a model type), the ``length`` of a sequence, and other
-  ``arguments`` of the model: their values, or the range and the shape of random ones.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -33,18 +30,13 @@ if TYPE_CHECKING:
 
     from lrpx.coverage._classes import ModelClass
 
-LENGTH = 12
-"""Tokens in a sequence."""
-DECODER_LENGTH = 6
-IMAGE = 64
-"""The side of an image in pixels, where the configuration has none."""
 FIRST, END = 10, 60
 """Text is made of the token ids in this range, and no special token is in it."""
 SPREAD = 0.1
 """The standard deviation of what a model would initialise to a constant."""
 GAIN = 1.4
 """The standard deviation of a convolution's outputs for inputs of deviation one; what a ReLU halves, it restores."""
-LARGEST = 5_000_000
+LARGEST = 40_000_000
 """Parameters of a model that is still tiny."""
 COMMON = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig))
 SIZES: dict[str, int] = {name: int(size) for size, names in DATA["sizes"].items() for name in names}
@@ -193,43 +185,3 @@ def let_batch_norms_learn(model: nn.Module, inputs: dict[str, Any]) -> None:
             model(**inputs)
     for hook in hooks:
         hook.remove()
-
-
-# -------------------------------------------------------------------------- inputs
-
-
-def tiny_inputs(model_class: ModelClass, model: nn.Module) -> dict[str, Any]:
-    """One example for the model: tokens or an image, and what else its class needs."""
-    needs = DATA["inputs"].get(model_class.model_type, {})
-    needs = needs | DATA["inputs"].get(f"{model_class.mapping}/{model_class.model_type}", {})
-    config: Any = model.config
-    generator = torch.Generator().manual_seed(0)
-    names = inspect.signature(model.forward).parameters
-    inputs: dict[str, Any] = {}
-    if model_class.mapping == "image-classification":
-        side = _attribute(config, "image_size") or _attribute(_attribute(config, "vision_config"), "image_size", IMAGE)
-        side = side if isinstance(side, int) else side[0]
-        inputs["pixel_values" if "pixel_values" in names else next(iter(names))] = torch.randn(
-            1, _attribute(config, "num_channels", 3), side, side, generator=generator
-        )
-    else:
-        ids = torch.randint(FIRST, END, (1, needs.get("length", LENGTH)), generator=generator)
-        if config.is_encoder_decoder and isinstance(_attribute(config, "eos_token_id"), int):
-            ids[:, -1] = config.eos_token_id
-        inputs[next(iter(names))] = ids
-        if model_class.mapping == "seq2seq-lm":
-            inputs["decoder_input_ids"] = torch.randint(FIRST, END, (1, DECODER_LENGTH), generator=generator)
-    inputs |= {name: _argument(spec, generator) for name, spec in needs.get("arguments", {}).items()}
-    if "use_cache" in names:
-        inputs["use_cache"] = False
-    return inputs
-
-
-def _argument(spec: dict[str, Any] | list[Any], generator: torch.Generator) -> Tensor:
-    """``{"values": …}`` as a tensor, or ``[low, high, *shape]`` as a random one."""
-    if isinstance(spec, dict):
-        return torch.tensor(spec["values"])
-    low, high, *shape = spec
-    if isinstance(low, int):
-        return torch.randint(low, high, shape, generator=generator)
-    return torch.empty(shape).uniform_(low, high, generator=generator)
