@@ -14,7 +14,7 @@ LINEAR = frozenset(
     _fft_r2c _fft_c2r _fft_c2c view_as_real view_as_complex real imag complex copy masked_select as_strided
     pixel_shuffle pixel_unshuffle embedding channel_shuffle native_batch_norm cudnn_batch_norm
     _native_batch_norm_legit_no_training _native_batch_norm_legit batch_norm fill trace
-    select_backward _nested_view_from_buffer addcmul_ read write flat dropout
+    select_backward _nested_view_from_buffer addcmul_ read write flat copied dropout
     native_dropout unsqueeze_ squeeze_ grid_sampler_2d rot90 unfold_copy block_diag
     """.split()
 ) - {"addcmul_", "select_backward", "_nested_view_from_buffer", "native_dropout", "grid_sampler_2d", "batch_norm"}
@@ -75,11 +75,11 @@ MOVES = frozenset(
     """
     view _unsafe_view reshape t transpose permute expand unsqueeze squeeze slice select split split_with_sizes
     unsafe_split unbind chunk clone contiguous _to_copy alias detach lift_fresh index index_select gather repeat
-    read flat masked_fill tril where index_put scatter slice_scatter copy write cat stack roll flip constant_pad_nd
+    read flat masked_fill tril where index_put scatter slice_scatter copied write cat stack roll flip constant_pad_nd
     repeat_interleave topk sort max
     """.split()
 )
 """What only moves numbers about, or puts constants among them."""
 
-SAME = frozenset("clone contiguous _to_copy alias detach lift_fresh copy".split())
+SAME = frozenset("clone contiguous _to_copy alias detach lift_fresh copy copied".split())
 """What does nothing at all to the numbers."""

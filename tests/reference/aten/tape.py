@@ -120,6 +120,8 @@ class Tape(TorchDispatchMode):
 
     def _call(self, func: Any, name: str, args: Any, kwargs: Any, outputs: Any) -> None:
         made = [outputs] if isinstance(outputs, Tensor) else outputs
+        if name.endswith("_like") or name.startswith("new_"):
+            return  # of the shape alone
         if not isinstance(made, (list, tuple)) or not any(_can_carry(t) for t in made):
             return
         node = self._node(name, func, *self._held(args, kwargs))
@@ -140,14 +142,18 @@ class Tape(TorchDispatchMode):
         target = written[0]
         packet = getattr(torch.ops.aten, name.removesuffix("_"), None)
         overload = getattr(packet, func._overloadname, None)
-        if overload is None or not name.endswith("_"):
-            raise JudgeError(f"{name}.{func._overloadname} writes, and has no twin that does not")
         held = self._held(args, kwargs)
+        if name == "copy_":
+            name, overload, held = "copied", _copied, ((held[0][1], tuple(target.shape), target.dtype), {})
+        elif name in ("zero_", "fill_"):
+            name, overload, held = "filled", _filled, (tuple(each for each in held[0][1:]), {})
+        elif overload is None or not name.endswith("_"):
+            raise JudgeError(f"{name}.{func._overloadname} writes, and has no twin that does not")
         before = self._content(target)
         self._keep(target)
         result = func(*args, **kwargs)
         after = target.detach().clone()
-        node = self._node(overload._schema.name.split("::")[1], overload, *held)
+        node = self._node(name.removesuffix("_"), overload, *held)
         node.outputs = [Value(after, node)]
         memory = self._memory[_storage(target)]
         if _covers(target):
@@ -239,6 +245,14 @@ class _Memory:
 
     def fill(self, content: Value) -> None:
         self.places, self.content, self.root = {}, content, None
+
+
+def _copied(source: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return source.to(dtype).expand(shape)
+
+
+def _filled(*number: Any) -> Tensor:
+    raise JudgeError("no formula for a fill with what depends on the input")
 
 
 def _read_flat(content: Tensor, where: Tensor) -> Tensor:

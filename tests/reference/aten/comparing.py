@@ -1,0 +1,127 @@
+"""The judge beside the engine: one model, one question, both recipes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lrpx
+from lrpx.errors import LRPxError
+from tests.reference.aten.judging import Recipe, Verdict, explain
+from tests.reference.aten.tape import JudgeError, Tape, record, wide
+
+RECIPES = {Recipe.ATTNLRP: lrpx.ATTNLRP, Recipe.LRP: lrpx.LRP}
+TOLERANCE = 1e-9
+"""How far the two may be apart, relative to the largest relevance."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What became of one recipe: how far apart the two are, or why that cannot be said.
+
+    ``outcome`` is ``"agree"``, ``"differ"``, ``"not judged"`` (an operation that the judge has no formula for) or
+    ``"refused"`` (by the engine).
+    """
+
+    outcome: str
+    difference: float = 0.0
+    reason: str = ""
+
+
+def compare(
+    model: nn.Module,
+    inputs: dict[str, Any],
+    logits: Callable[[Any], Tensor],
+    value: Callable[[Tensor], Tensor],
+    seeded: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> dict[str, Compared]:
+    """Explain one value by the judge and by the engine, by copies of the model, in float64 throughout.
+
+    Args:
+        model: in float64.
+        inputs: its keyword arguments.
+        logits: what is explained in its output.
+        value: one number of the logits.
+        seeded: a context in which random numbers are the same each time.
+
+    Returns:
+        Of each recipe, by its name, the largest difference of any source's relevance, relative to the largest
+        relevance of all.
+
+    Raises:
+        AssertionError: the two do not explain the same value.
+    """
+    with wide():
+        try:
+            tape, output = _recorded(model, inputs, logits, seeded)
+        except JudgeError as error:
+            return {recipe.value: Compared("not judged", reason=str(error)) for recipe in Recipe}
+        return {
+            recipe.value: _compared(recipe, tape, output, model, inputs, logits, value, seeded) for recipe in Recipe
+        }
+
+
+def _recorded(model: nn.Module, inputs: dict[str, Any], logits: Any, seeded: Any) -> tuple[Tape, Tensor]:
+    floating = [v for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point() and "mask" not in k]
+    own = copy.deepcopy(model)
+    with seeded(), record(floating) as tape:
+        output = logits(own(**inputs))
+    return tape, output
+
+
+def _compared(
+    recipe: Recipe,
+    tape: Tape,
+    output: Tensor,
+    model: nn.Module,
+    inputs: dict[str, Any],
+    logits: Any,
+    value: Any,
+    seeded: Any,
+) -> Compared:
+    try:
+        verdict = explain(tape, output, value, recipe)
+    except JudgeError as error:
+        return Compared("not judged", reason=str(error))
+    own = copy.deepcopy(model)
+    try:
+        with seeded(), lrpx.propagate(own, RECIPES[recipe], observe=()) as trace:
+            explained = trace.explain(value(logits(own(**inputs))))
+    except LRPxError as error:
+        return Compared("refused", reason=str(error))
+    assert torch.allclose(explained, verdict.value, rtol=1e-9, atol=1e-12), (explained, verdict.value)
+    return _difference(trace, verdict)
+
+
+def _difference(trace: lrpx.Trace, verdict: Verdict) -> Compared:
+    """Sources are told apart by their numbers; among equal ones, by their order."""
+    left = list(zip(verdict.sources, verdict.relevance, strict=True))
+    engine = [(source, trace.source_relevance(source)) for source in trace.sources]
+    scale = max(float(relevance.abs().max()) for _, relevance in engine if relevance.numel())
+    worst = 0.0
+    where = ""
+    for source, relevance in engine:
+        found = next((i for i, (mine, _) in enumerate(left) if _same(mine.value.tensor, source.value)), None)
+        if found is None:
+            return Compared("differ", float("inf"), f"the judge does not know the source {source.paths[0]}")
+        _, mine = left.pop(found)
+        apart = float((relevance - mine).abs().max()) / scale if relevance.numel() else 0.0
+        if apart > worst:
+            worst, where = apart, source.paths[0]
+    for mine, relevance in left:
+        apart = float(relevance.abs().max()) / scale
+        if apart > TOLERANCE:
+            return Compared("differ", apart, f"the engine does not know a source of shape {list(mine.value.tensor.shape)}")
+    if worst <= TOLERANCE:
+        return Compared("agree", worst)
+    return Compared("differ", worst, f"most at {where}")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
