@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import lrpx
 from lrpx.errors import LRPxError
-from tests.reference.aten.judging import Recipe, Verdict, explain
-from tests.reference.aten.tape import JudgeError, Tape, record, wide
+from tests.reference.aten.judging import Recipe, explain
+from tests.reference.aten.tape import JudgeError, Source, Tape, record, wide
 
 RECIPES = {Recipe.ATTNLRP: lrpx.ATTNLRP, Recipe.LRP: lrpx.LRP}
 TOLERANCE = 1e-9
@@ -85,42 +85,44 @@ def _compared(
     value: Any,
     seeded: Any,
 ) -> Compared:
-    try:
-        verdict = explain(tape, output, value, recipe)
-    except JudgeError as error:
-        return Compared("not judged", reason=str(error))
     own = copy.deepcopy(model)
     try:
         with seeded(), lrpx.propagate(own, RECIPES[recipe], observe=()) as trace:
             explained = trace.explain(value(logits(own(**inputs))))
     except LRPxError as error:
         return Compared("refused", reason=str(error))
-    assert torch.allclose(explained, verdict.value, rtol=1e-9, atol=1e-12), (explained, verdict.value)
-    return _difference(trace, verdict)
-
-
-def _difference(trace: lrpx.Trace, verdict: Verdict) -> Compared:
-    """Sources are told apart by their numbers; among equal ones, by their order."""
-    left = list(zip(verdict.sources, verdict.relevance, strict=True))
     engine = [(source, trace.source_relevance(source)) for source in trace.sources]
+    sources = _matched(tape.sources, [source.value for source, _ in engine])
+    if None in sources:
+        return Compared("differ", float("inf"), f"the judge has no {engine[sources.index(None)][0].paths[0]}")
+    try:
+        verdict = explain(tape, output, value, recipe, sources)
+    except JudgeError as error:
+        return Compared("not judged", reason=str(error))
+    assert torch.allclose(explained, verdict.value, rtol=1e-9, atol=1e-12), (explained, verdict.value)
     scale = max(float(relevance.abs().max()) for _, relevance in engine if relevance.numel())
-    worst = 0.0
-    where = ""
-    for source, relevance in engine:
-        found = next((i for i, (mine, _) in enumerate(left) if _same(mine.value.tensor, source.value)), None)
-        if found is None:
-            return Compared("differ", float("inf"), f"the judge does not know the source {source.paths[0]}")
-        _, mine = left.pop(found)
-        apart = float((relevance - mine).abs().max()) / scale if relevance.numel() else 0.0
-        if apart > worst:
-            worst, where = apart, source.paths[0]
-    for mine, relevance in left:
-        apart = float(relevance.abs().max()) / scale
-        if apart > TOLERANCE:
-            return Compared("differ", apart, f"the engine does not know a source of shape {list(mine.value.tensor.shape)}")
-    if worst <= TOLERANCE:
-        return Compared("agree", worst)
-    return Compared("differ", worst, f"most at {where}")
+    apart = [
+        (float((mine - relevance).abs().max()) / scale, source.paths[0])
+        for (source, relevance), mine in zip(engine, verdict.relevance, strict=True)
+        if relevance.numel()
+    ]
+    worst, where = max(apart)
+    return Compared("agree", worst) if worst <= TOLERANCE else Compared("differ", worst, f"most at {where}")
+
+
+def _matched(sources: list[Source], wanted: list[Tensor]) -> list[Source | None]:
+    """Sources are told apart by their numbers; among equal ones, by their order.
+
+    What the engine does not take for a source is a constant to both, as a fixed table of positions.
+    """
+    left = list(sources)
+    found: list[Source | None] = []
+    for tensor in wanted:
+        one = next((source for source in left if _same(source.value.tensor, tensor)), None)
+        found.append(one)
+        if one is not None:
+            left.remove(one)
+    return found
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tests.reference.aten.operations import BILINEAR, FUNCTIONS, GATES, LINEAR, MATRIX, MOVES, SAME, SELECTION
+from tests.reference.aten.operations import ACTIVATIONS, BILINEAR, FUNCTIONS, GATES, LINEAR, MATRIX, MOVES, SAME, SELECTION
 from tests.reference.aten.patterns import ARITHMETIC, Patterns, depends, find
 from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
 
@@ -54,8 +54,15 @@ def judge(
     return explain(tape, logits, choose, recipe)
 
 
-def explain(tape: Tape, logits: Tensor, choose: Callable[[Tensor], Tensor], recipe: Recipe) -> Verdict:
-    """The relevance of a tape's sources for ``choose(logits)``."""
+def explain(
+    tape: Tape,
+    logits: Tensor,
+    choose: Callable[[Tensor], Tensor],
+    recipe: Recipe,
+    sources: Sequence[Source] | None = None,
+) -> Verdict:
+    """The relevance of a tape's sources for ``choose(logits)``; all others but ``sources`` are constants, if given."""
+    sources = tape.sources if sources is None else sources
     leaf = logits.detach().clone().requires_grad_()
     with torch.enable_grad():
         value = choose(leaf)
@@ -63,22 +70,22 @@ def explain(tape: Tape, logits: Tensor, choose: Callable[[Tensor], Tensor], reci
     last = tape.value(logits)
     if last.node is None:
         raise JudgeError("the output does not depend on a source")
-    found = _Way(tape, recipe).back(last, seed)
+    found = _Way(tape, recipe, sources).back(last, seed)
     zero = torch.zeros(())
-    relevance = [s.value.tensor * found.get(id(s.value), zero) for s in tape.sources]
-    return Verdict(value.detach(), tape.sources, relevance)
+    relevance = [s.value.tensor * found.get(id(s.value), zero) for s in sources]
+    return Verdict(value.detach(), list(sources), relevance)
 
 
 class _Way:
-    def __init__(self, tape: Tape, recipe: Recipe) -> None:
+    def __init__(self, tape: Tape, recipe: Recipe, sources: Sequence[Source]) -> None:
         self.tape, self.recipe = tape, recipe
         self.patterns: Patterns = find(tape)
-        self.carrying: set[int] = set()
+        self.carrying = {id(source.value) for source in sources}
         for node in tape.nodes:
             constant = recipe is Recipe.LRP and (
                 node.name in SOFTMAXES or node.index in self.patterns.softmaxes
             )
-            if node.name == "source" or (not constant and any(map(self.carries, node.values))):
+            if not constant and any(map(self.carries, node.values)):
                 self.carrying |= {id(value) for value in node.outputs if value.node is not None}
 
     def carries(self, value: Any) -> bool:
@@ -162,24 +169,27 @@ class _Way:
         if node.index in self.patterns.norms:
             return (0.0, 1.0) if self.patterns.norms[node.index] == 0 else (1.0, 0.0)
         if self.recipe is Recipe.LRP and node.name not in MATRIX:
-            gates = _gate(a), _gate(b)
+            gates = self._gate(a), self._gate(b)
             if gates[0] != gates[1]:
                 return (0.0, 1.0) if gates[0] > gates[1] else (1.0, 0.0)
         return 0.5, 0.5
 
-
-def _gate(value: Value) -> int:
-    """2 for what a sigmoid, a softmax or the like gave, 1 for another function's result, 0 for none."""
-    while value.node is not None:
-        node = value.node
-        if node.name in GATES or "softmax" in node.name:
-            return 2
-        if node.name in FUNCTIONS:
-            return 1
-        if node.name not in MOVES | ARITHMETIC | SAME or len(node.values) != 1:
-            return 0
-        value = node.values[0]
-    return 0
+    def _gate(self, value: Value) -> int:
+        """2 for what a sigmoid or a softmax gave, 1 for another activation, 0 for what is no gate."""
+        while value.node is not None:
+            node = value.node
+            if node.name in GATES or node.index in self.patterns.softmaxes:
+                return 2
+            if node.name in ACTIVATIONS or node.index in self.patterns.functions:
+                return 1
+            if node.index in self.patterns.norms:
+                value = node.args[1 - self.patterns.norms[node.index]]
+                continue
+            inputs = [each for each in node.values if self.carries(each)]
+            if node.name not in MOVES | ARITHMETIC | SAME | FUNCTIONS or len(inputs) != 1:
+                return 0
+            value = inputs[0]
+        return 0
 
 
 # ------------------------------------------------------------------------------ formulas
@@ -280,9 +290,9 @@ def _refuse_unless_linear(node: Node, inputs: list[Value]) -> None:
         if not whole.is_floating_point():
             continue
         error = (whole - base) - (step - nothing)
-        scale = 1.0 + max((float(t.abs().max()) for t in (*x.values(), *d.values()) if t.numel()), default=0.0)
-        error = error[torch.isfinite(error)].abs()
-        if error.numel() and float(error.max()) > 1e-9 * scale * max(1, max(t.numel() for t in x.values())):
+        size = sum(t.abs() for t in (whole, base, step, nothing)) + 1.0  # of what cancels
+        error = (error.abs() / size)[torch.isfinite(size)]
+        if error.numel() and float(error.max()) > 1e-9:
             raise JudgeError(f"{node.name} is not linear here")
 
 

@@ -68,8 +68,16 @@ FUNCTIONS = frozenset(
 )
 """Element-wise functions of one tensor; other tensors among their arguments are constants, or else they are refused."""
 
-GATES = frozenset("sigmoid hardsigmoid softmax exp softplus log_sigmoid_forward".split())
-"""Functions that gate wherever they meet another one."""
+ACTIVATIONS = frozenset(
+    """
+    gelu silu relu relu6 tanh sigmoid elu selu celu leaky_relu hardswish hardsigmoid softplus mish log_sigmoid_forward
+    exp erf softsign _prelu_kernel
+    """.split()
+)
+"""Those that make a tensor a gate."""
+
+GATES = frozenset({"sigmoid", "hardsigmoid", "_softmax", "_safe_softmax"})
+"""Those that gate wherever they meet another one: what they give is a share."""
 
 MOVES = frozenset(
     """

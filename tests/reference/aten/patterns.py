@@ -18,6 +18,7 @@ ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where maske
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
 SUMS = frozenset("sum mean".split())
 STATISTICS = frozenset("var std var_mean std_mean linalg_vector_norm norm".split())
+EXTREMES = frozenset("amax max aminmax".split())
 EVEN = frozenset("pow square abs".split())
 PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute transpose t slice select read".split())
 
@@ -72,8 +73,9 @@ def _product(node: Node, found: Patterns, of: dict[int, frozenset[int]], values:
     if node.name in ("div", "true_divide") and (scores := _written_softmax(a, b)) is not None:
         found.softmaxes[node.index] = (scores, node.outputs[0])
         return
+    quotient = node.name in ("div", "true_divide")
     for position, (signal, factor) in enumerate(((b, a), (a, b))):
-        if is_spread(factor, signal):
+        if is_spread(factor, signal, quotient and position == 1):
             found.norms[node.index] = position
             return
     if a.tensor.shape == b.tensor.shape:
@@ -116,19 +118,24 @@ def _written_softmax(e: Value, total: Value) -> Value | None:
     return e.node.values[0]
 
 
-def is_spread(factor: Value, signal: Value) -> bool:
-    """Whether a factor is a function of a standard deviation, a root mean square or a length of the signal."""
+def is_spread(factor: Value, signal: Value, divides: bool = False) -> bool:
+    """Whether a factor is a function of a standard deviation, a root mean square or a length of the signal.
+
+    Lengths are those of any norm; where the signal is divided, its sum is one too (weights that shall sum to one), and
+    its maximum.
+    """
     value = _back(factor, PLACES | SAME | FUNCTIONS | ARITHMETIC)
     node = value.node
-    if node is None or value is factor and node.name not in STATISTICS:
+    if node is None:
         return False
     if node.name in STATISTICS:
-        (measured,) = node.values[:1]
-    elif node.name in SUMS:
-        inner = _back(node.values[0], SAME).node
+        measured = node.values[0]
+    elif node.name in SUMS | EXTREMES:
+        measured = node.values[0]
+        inner = _back(measured, SAME).node
         if inner.name in EVEN or (inner.name == "mul" and len(inner.values) == 2 and inner.values[0] is inner.values[1]):
             measured = inner.values[0]
-        else:
+        elif not divides:
             return False
     else:
         return False
