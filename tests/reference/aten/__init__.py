@@ -14,7 +14,7 @@ is zero. Per call ``y = f(x…)``:
 
 from __future__ import annotations
 
-from tests.reference.aten.judging import Recipe, Verdict, judge
+from tests.reference.aten.judging import Recipe, Verdict, explain, judge
 from tests.reference.aten.tape import JudgeError, Tape, Value, record, wide
 
-__all__ = ["JudgeError", "Recipe", "Tape", "Value", "Verdict", "judge", "record", "wide"]
+__all__ = ["JudgeError", "Recipe", "Tape", "Value", "Verdict", "explain", "judge", "record", "wide"]

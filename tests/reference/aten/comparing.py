@@ -91,7 +91,7 @@ def _compared(
             explained = trace.explain(value(logits(own(**inputs))))
     except LRPxError as error:
         return Compared("refused", reason=str(error))
-    engine = [(source, trace.source_relevance(source)) for source in trace.sources]
+    engine = [(source, trace.source_relevance(source).detach()) for source in trace.sources]
     sources = _matched(tape.sources, [source.value for source, _ in engine])
     if None in sources:
         return Compared("differ", float("inf"), f"the judge has no {engine[sources.index(None)][0].paths[0]}")

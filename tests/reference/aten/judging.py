@@ -16,6 +16,7 @@ from tests.reference.aten.patterns import ARITHMETIC, Patterns, depends, find
 from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
 
 Shares = Iterator[tuple[Value, Tensor]]
+QUOTIENTS = frozenset({"div", "true_divide"})
 SOFTMAXES = frozenset({"_softmax", "_safe_softmax"})
 
 
@@ -135,7 +136,7 @@ class _Way:
         elif name in LINEAR:
             _refuse_unless_linear(node, inputs)
             yield from _adjoint(node, inputs, c)
-        elif name in SELECTION:
+        elif name in SELECTION or (name == "scatter_reduce" and node.args[4] in ("amax", "amin")):
             yield from _adjoint(node, inputs, c)
         else:
             raise JudgeError(f"no formula for {name}")
@@ -155,7 +156,7 @@ class _Way:
             share = dict(zip((first, second), shares, strict=True)).get(position, 1.0)
             if not share:
                 continue
-            if position == second and node.name in ("div", "true_divide"):
+            if position == second and node.name in QUOTIENTS:
                 # y = a · (1/b): the identity rule for the reciprocal
                 yield argument, _summed(share * c * node.outputs[0].tensor / argument.tensor, argument.tensor)
             else:
@@ -168,6 +169,8 @@ class _Way:
             return 1.0, 1.0
         if node.index in self.patterns.norms:
             return (0.0, 1.0) if self.patterns.norms[node.index] == 0 else (1.0, 0.0)
+        if node.name in QUOTIENTS:
+            raise JudgeError("no formula for a quotient of two that depend on the input")
         if self.recipe is Recipe.LRP and node.name not in MATRIX:
             gates = self._gate(a), self._gate(b)
             if gates[0] != gates[1]:

@@ -4,20 +4,19 @@ LINEAR = frozenset(
     """
     view _unsafe_view reshape _reshape_alias view_as t transpose permute numpy_T movedim swapaxes expand unsqueeze squeeze
     slice select split split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk unsafe_chunk cat stack hstack
-    vstack clone contiguous _to_copy to alias detach lift_fresh lift positive conj _conj resolve_conj resolve_neg
+    vstack clone contiguous _to_copy to lift positive conj _conj resolve_conj resolve_neg
     add sub rsub neg sum mean cumsum index _unsafe_index index_select gather take take_along_dim index_put
     _unsafe_index_put index_add index_copy index_fill scatter scatter_add slice_scatter select_scatter diagonal_scatter
     masked_fill masked_scatter where constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d
     replication_pad2d pad roll flip repeat repeat_interleave tril triu diagonal diag_embed unfold im2col col2im
     avg_pool1d avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool1d upsample_bilinear2d upsample_bicubic2d
     upsample_nearest2d upsample_nearest1d upsample_linear1d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
-    _fft_r2c _fft_c2r _fft_c2c view_as_real view_as_complex real imag complex copy masked_select as_strided
+    _fft_r2c _fft_c2r _fft_c2c view_as_real view_as_complex real imag complex copy masked_select
     pixel_shuffle pixel_unshuffle embedding channel_shuffle native_batch_norm cudnn_batch_norm
-    _native_batch_norm_legit_no_training _native_batch_norm_legit batch_norm fill trace
-    select_backward _nested_view_from_buffer addcmul_ read write flat copied dropout
-    native_dropout unsqueeze_ squeeze_ grid_sampler_2d rot90 unfold_copy block_diag
+    _native_batch_norm_legit_no_training trace
+    read write flat copied rot90 unfold_copy block_diag
     """.split()
-) - {"addcmul_", "select_backward", "_nested_view_from_buffer", "native_dropout", "grid_sampler_2d", "batch_norm"}
+)
 """Linear in all that depends on the input, taken together; checked on the numbers of each call."""
 
 SELECTION = frozenset(
@@ -49,11 +48,9 @@ BILINEAR = {
     "matmul": (0, 1),
     "div": (0, 1),
     "true_divide": (0, 1),
-    "lerp": (),
 }
 """Products, and which two arguments are the factors (in a division the second counts as one over it); the others are
 added."""
-del BILINEAR["lerp"]
 
 MATRIX = frozenset(BILINEAR) - {"mul", "div", "true_divide", "addcmul", "outer", "ger", "addr"}
 """Those of them that sum products."""
@@ -82,12 +79,12 @@ GATES = frozenset({"sigmoid", "hardsigmoid", "_softmax", "_safe_softmax"})
 MOVES = frozenset(
     """
     view _unsafe_view reshape t transpose permute expand unsqueeze squeeze slice select split split_with_sizes
-    unsafe_split unbind chunk clone contiguous _to_copy alias detach lift_fresh index index_select gather repeat
+    unsafe_split unbind chunk clone contiguous _to_copy index index_select gather repeat
     read flat masked_fill tril where index_put scatter slice_scatter copied write cat stack roll flip constant_pad_nd
     repeat_interleave topk sort max
     """.split()
 )
 """What only moves numbers about, or puts constants among them."""
 
-SAME = frozenset("clone contiguous _to_copy alias detach lift_fresh copy copied".split())
+SAME = frozenset("clone contiguous _to_copy copy copied".split())
 """What does nothing at all to the numbers."""

@@ -122,6 +122,8 @@ class Tape(TorchDispatchMode):
         made = [outputs] if isinstance(outputs, Tensor) else outputs
         if name.endswith("_like") or name.startswith("new_"):
             return  # of the shape alone
+        if name in ("detach", "alias", "lift_fresh", "as_strided"):
+            return  # the same memory, which is read where it is used
         if not isinstance(made, (list, tuple)) or not any(_can_carry(t) for t in made):
             return
         node = self._node(name, func, *self._held(args, kwargs))
