@@ -242,10 +242,21 @@ def _rms_norm(node: Node, c: Tensor) -> Shares:
     yield x, (c if weight is None else c * weight.tensor) * node.outputs[1].tensor
 
 
+def _batch_norm(node: Node, c: Tensor) -> Shares:
+    x, weight, _, _, variance = node.args[:5]
+    training, eps = (node.args[5], node.args[7]) if node.name == "native_batch_norm" else (False, node.args[6])
+    if training:
+        raise JudgeError("no formula for a batch norm in training")
+    scale = (variance.tensor + eps).rsqrt() * (1.0 if weight is None else weight.tensor)
+    yield x, c * scale.reshape(1, -1, *[1] * (c.ndim - 2))
+
+
 NORMS: dict[str, Callable[[Node, Tensor], Shares]] = {
     "native_layer_norm": _layer_norm,
     "native_group_norm": _group_norm,
     "_fused_rms_norm": _rms_norm,
+    "native_batch_norm": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
 }
 
 
@@ -275,7 +286,7 @@ def _adjoint(node: Node, inputs: list[Value], c: list[Tensor], position: int | N
     leaves = {id(value): value.tensor.detach().clone().requires_grad_() for value in unique}
     with torch.enable_grad():
         made = _with(node, leaves, position)
-        pairs = [(y, each) for y, each in zip(made, c, strict=True) if y.requires_grad]
+        pairs = [(y, each.contiguous()) for y, each in zip(made, c, strict=True) if y.requires_grad]
         found = torch.autograd.grad([y for y, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True)
     for value, share in zip(unique, found, strict=True):
         if share is not None:

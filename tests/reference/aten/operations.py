@@ -12,8 +12,7 @@ LINEAR = frozenset(
     avg_pool1d avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool1d upsample_bilinear2d upsample_bicubic2d
     upsample_nearest2d upsample_nearest1d upsample_linear1d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
     _fft_r2c _fft_c2r _fft_c2c view_as_real view_as_complex real imag complex copy masked_select
-    pixel_shuffle pixel_unshuffle embedding channel_shuffle native_batch_norm cudnn_batch_norm
-    _native_batch_norm_legit_no_training trace
+    pixel_shuffle pixel_unshuffle embedding channel_shuffle trace
     read write flat copied rot90 unfold_copy block_diag
     """.split()
 )
