@@ -135,7 +135,13 @@ def report(found: dict[ModelClass, dict[str, Compared]]) -> str:
     agreeing = [each[r].difference for each in found.values() for r in RECIPES if each[r].outcome == "agree"]
     if agreeing:
         lines += ["", f"The largest difference of two that agree is {max(agreeing):.1e}."]
-    lines += ["", "## Where they differ", "", "| class | mapping | recipe | difference | why |", "|---|---|---|---:|---|"]
+    lines += [
+        "",
+        "## Where they differ",
+        "",
+        "| class | mapping | recipe | difference | why |",
+        "|---|---|---|---:|---|",
+    ]
     for one, each in found.items():
         lines += [
             f"| {one.name} | {one.mapping} | {recipe} | {each[recipe].difference:.1e} | "

@@ -30,7 +30,9 @@ def test_the_judge_agrees(name):
         row = last_row(logits)[0]
         return row[row.argmax()]
 
-    found = compare(sample.build(), sample.batch(), lambda output: output["logits"] if "logits" in output else output[0], value)
+    found = compare(
+        sample.build(), sample.batch(), lambda output: output["logits"] if "logits" in output else output[0], value
+    )
     assert {recipe: one.outcome for recipe, one in found.items()} == {"attnlrp": "agree", "lrp": "agree"}, found
 
 

@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from tests.reference.aten.operations import ACTIVATIONS, BILINEAR, FUNCTIONS, GATES, LINEAR, MATRIX, MOVES, SAME, SELECTION
+from tests.reference.aten.operations import (
+    ACTIVATIONS,
+    BILINEAR,
+    FUNCTIONS,
+    GATES,
+    LINEAR,
+    MATRIX,
+    MOVES,
+    SAME,
+    SELECTION,
+)
 from tests.reference.aten.patterns import ARITHMETIC, Patterns, depends, find
 from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
 
@@ -83,9 +93,7 @@ class _Way:
         self.patterns: Patterns = find(tape)
         self.carrying = {id(source.value) for source in sources}
         for node in tape.nodes:
-            constant = recipe is Recipe.LRP and (
-                node.name in SOFTMAXES or node.index in self.patterns.softmaxes
-            )
+            constant = recipe is Recipe.LRP and (node.name in SOFTMAXES or node.index in self.patterns.softmaxes)
             if not constant and any(map(self.carries, node.values)):
                 self.carrying |= {id(value) for value in node.outputs if value.node is not None}
 
@@ -287,7 +295,9 @@ def _adjoint(node: Node, inputs: list[Value], c: list[Tensor], position: int | N
     with torch.enable_grad():
         made = _with(node, leaves, position)
         pairs = [(y, each.contiguous()) for y, each in zip(made, c, strict=True) if y.requires_grad]
-        found = torch.autograd.grad([y for y, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True)
+        found = torch.autograd.grad(
+            [y for y, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True
+        )
     for value, share in zip(unique, found, strict=True):
         if share is not None:
             yield value, share

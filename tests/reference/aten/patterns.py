@@ -162,7 +162,9 @@ def is_spread(factor: Value, signal: Value, first: dict[int, int], divides: bool
     elif node.name in SUMS | EXTREMES:
         measured = node.values[0]
         inner = _back(measured, SAME).node
-        if inner.name in EVEN or (inner.name == "mul" and len(inner.values) == 2 and first[id(inner.values[0])] == first[id(inner.values[1])]):
+        if inner.name in EVEN or (
+            inner.name == "mul" and len(inner.values) == 2 and first[id(inner.values[0])] == first[id(inner.values[1])]
+        ):
             measured = inner.values[0]
         elif not divides:
             return False

@@ -274,7 +274,14 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _place(tensor: Tensor) -> Any:
-    return (tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.is_neg(), tensor.is_conj())
+    return (
+        tensor.dtype,
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.is_neg(),
+        tensor.is_conj(),
+    )
 
 
 def _flat(tensor: Tensor) -> Tensor:
