@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,9 @@ import lrpx
 from lrpx.errors import LRPxError
 from tests.reference.aten.judging import Recipe, explain
 from tests.reference.aten.tape import JudgeError, Source, Tape, record, wide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 RECIPES = {Recipe.ATTNLRP: lrpx.ATTNLRP, Recipe.LRP: lrpx.LRP}
 TOLERANCE = 1e-9

@@ -81,9 +81,10 @@ def explain(
     last = tape.value(logits)
     if last.node is None:
         raise JudgeError("the output does not depend on a source")
-    found = _Way(tape, recipe, sources).back(last, seed)
-    zero = torch.zeros(())
-    relevance = [s.value.tensor * found.get(id(s.value), zero) for s in sources]
+    with torch.no_grad():
+        found = _Way(tape, recipe, sources).back(last, seed)
+        zero = torch.zeros(())
+        relevance = [s.value.tensor * found.get(id(s.value), zero) for s in sources]
     return Verdict(value.detach(), list(sources), relevance)
 
 

@@ -2,9 +2,9 @@
 
 LINEAR = frozenset(
     """
-    view _unsafe_view reshape _reshape_alias view_as t transpose permute numpy_T movedim swapaxes expand unsqueeze squeeze
-    slice select split split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk unsafe_chunk cat stack hstack
-    vstack clone contiguous _to_copy to lift positive conj _conj resolve_conj resolve_neg
+    view _unsafe_view reshape _reshape_alias view_as t transpose permute numpy_T movedim swapaxes expand unsqueeze
+    squeeze slice select split split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk unsafe_chunk cat stack
+    hstack vstack clone contiguous _to_copy to lift positive conj _conj resolve_conj resolve_neg
     add sub rsub neg sum mean cumsum index _unsafe_index index_select gather take take_along_dim index_put
     _unsafe_index_put index_add index_copy index_fill scatter scatter_add slice_scatter select_scatter diagonal_scatter
     masked_fill masked_scatter where constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d

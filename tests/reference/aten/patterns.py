@@ -8,13 +8,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
 from torch.utils._pytree import tree_iter
 
 from tests.reference.aten.operations import BILINEAR, FUNCTIONS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where masked_fill maximum minimum".split())
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""

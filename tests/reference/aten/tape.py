@@ -10,10 +10,9 @@ content.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+PLACED = frozenset("detach detach_ alias lift_fresh as_strided as_strided_ squeeze_ unsqueeze_ transpose_ t_".split())
+"""Operations that give a place in memory and nothing else."""
 
 
 class JudgeError(Exception):
@@ -107,6 +113,8 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.split("::")[1]
+        if name in PLACED:
+            return func(*args, **kwargs)  # another place in the same memory, which is read where it is used
         written = _written(func, args, kwargs)
         depends = any(isinstance(t, Tensor) and _storage(t) in self._memory for t in tree_iter((args, kwargs)))
         if written:
@@ -122,8 +130,6 @@ class Tape(TorchDispatchMode):
         made = [outputs] if isinstance(outputs, Tensor) else outputs
         if name.endswith("_like") or name.startswith("new_"):
             return  # of the shape alone
-        if name in ("detach", "alias", "lift_fresh", "as_strided"):
-            return  # the same memory, which is read where it is used
         if not isinstance(made, (list, tuple)) or not any(_can_carry(t) for t in made):
             return
         node = self._node(name, func, *self._held(args, kwargs))
