@@ -95,8 +95,9 @@ def _shown(one: Compared) -> str:
 
 def known(name: str, recipe: str) -> str:
     """Why a class differs, if that is known."""
-    fits = [key for key in KNOWN if name.startswith(key.split("/")[0]) and recipe in ([*key.split("/"), recipe])[1]]
-    fits = [key for key in fits if "/" not in key or key.split("/")[1] == recipe]
+    fits = [
+        key for key in KNOWN if name.startswith(key.split("/")[0]) and ("/" not in key or key.endswith(f"/{recipe}"))
+    ]
     return KNOWN[max(fits, key=len)] if fits else ""
 
 
