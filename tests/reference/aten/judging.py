@@ -1,0 +1,326 @@
+"""The way back over a tape, one formula for each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tests.reference.aten.operations import (
+    ACTIVATIONS,
+    BILINEAR,
+    FUNCTIONS,
+    GATES,
+    LINEAR,
+    MATRIX,
+    MOVES,
+    SAME,
+    SELECTION,
+)
+from tests.reference.aten.patterns import ARITHMETIC, Patterns, depends, find
+from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
+
+Shares = Iterator[tuple[Value, Tensor]]
+QUOTIENTS = frozenset({"div", "true_divide"})
+SOFTMAXES = frozenset({"_softmax", "_safe_softmax"})
+
+
+class Recipe(Enum):
+    """Which of the papers' two methods."""
+
+    ATTNLRP = "attnlrp"
+    LRP = "lrp"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the judge found: the explained value, and the relevance of each source, in the order of their lookup."""
+
+    value: Tensor
+    sources: list[Source]
+    relevance: list[Tensor]
+
+
+def judge(
+    forward: Callable[[], Tensor], choose: Callable[[Tensor], Tensor], floating: list[Tensor], recipe: Recipe
+) -> Verdict:
+    """Run ``forward`` and explain ``choose`` of its output.
+
+    Args:
+        forward: the model on its inputs; gives its logits.
+        choose: one number of them, or a sum of some.
+        floating: the floating-point tensors among the inputs that relevance is asked of.
+        recipe: AttnLRP or CP-LRP.
+
+    Raises:
+        JudgeError: relevance meets an operation that there is no formula for.
+    """
+    with record(floating) as tape:
+        logits = forward()
+    return explain(tape, logits, choose, recipe)
+
+
+def explain(
+    tape: Tape,
+    logits: Tensor,
+    choose: Callable[[Tensor], Tensor],
+    recipe: Recipe,
+    sources: Sequence[Source] | None = None,
+) -> Verdict:
+    """The relevance of a tape's sources for ``choose(logits)``; all others but ``sources`` are constants, if given."""
+    sources = tape.sources if sources is None else sources
+    leaf = logits.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        value = choose(leaf)
+        (seed,) = torch.autograd.grad(value, leaf)
+    last = tape.value(logits)
+    if last.node is None:
+        raise JudgeError("the output does not depend on a source")
+    with torch.no_grad():
+        found = _Way(tape, recipe, sources).back(last, seed)
+        zero = torch.zeros(())
+        relevance = [s.value.tensor * found.get(id(s.value), zero) for s in sources]
+    return Verdict(value.detach(), list(sources), relevance)
+
+
+class _Way:
+    def __init__(self, tape: Tape, recipe: Recipe, sources: Sequence[Source]) -> None:
+        self.tape, self.recipe = tape, recipe
+        self.patterns: Patterns = find(tape)
+        self.carrying = {id(source.value) for source in sources}
+        for node in tape.nodes:
+            constant = recipe is Recipe.LRP and (node.name in SOFTMAXES or node.index in self.patterns.softmaxes)
+            if not constant and any(map(self.carries, node.values)):
+                self.carrying |= {id(value) for value in node.outputs if value.node is not None}
+
+    def carries(self, value: Any) -> bool:
+        """Whether relevance can go on to an argument."""
+        return isinstance(value, Value) and id(value) in self.carrying
+
+    def back(self, last: Value, seed: Tensor) -> dict[int, Tensor]:
+        """``c`` of every value that relevance reaches, by its identity."""
+        found = {id(last): seed}
+        for node in reversed(self.tape.nodes):
+            c = [found.get(id(value)) for value in node.outputs]
+            if node.name == "source" or all(each is None for each in c):
+                continue
+            if not any(self.carries(value) for value in node.outputs):
+                continue
+            given = [
+                torch.zeros_like(value.tensor) if each is None else each
+                for value, each in zip(node.outputs, c, strict=True)
+            ]
+            for value, share in self._shares(node, given):
+                if not bool(torch.isfinite(share).all()):
+                    raise JudgeError(f"{node}: relevance is not finite")
+                found[id(value)] = found[id(value)] + share if id(value) in found else share
+        return found
+
+    # -------------------------------------------------------------------- one call
+
+    def _shares(self, node: Node, c: list[Tensor]) -> Shares:
+        name, inputs = node.name, [value for value in node.values if self.carries(value)]
+        if node.index in self.patterns.softmaxes:
+            u, s = self.patterns.softmaxes[node.index]
+            yield u, _softmax(s.tensor, c[0], _axis(node))
+        elif node.index in self.patterns.functions and self.carries(self.patterns.functions[node.index]):
+            base = self.patterns.functions[node.index]
+            yield base, _identity(base.tensor, node.outputs[0].tensor, c[0])
+        elif name in SOFTMAXES:
+            yield inputs[0], _softmax(node.outputs[0].tensor, c[0], node.args[1])
+        elif name == "_log_softmax":
+            s = node.outputs[0].tensor.exp()
+            yield inputs[0], c[0] - s * c[0].sum(node.args[1], keepdim=True)
+        elif name in NORMS:
+            yield from NORMS[name](node, c[0])
+        elif name in FUNCTIONS:
+            yield from self._function(node, inputs, c[0])
+        elif name in BILINEAR:
+            yield from self._product(node, c[0])
+        elif name in LINEAR:
+            _refuse_unless_linear(node, inputs)
+            yield from _adjoint(node, inputs, c)
+        elif name in SELECTION or (name == "scatter_reduce" and node.args[4] in ("amax", "amin")):
+            yield from _adjoint(node, inputs, c)
+        else:
+            raise JudgeError(f"no formula for {name}")
+
+    def _function(self, node: Node, inputs: list[Value], c: Tensor) -> Shares:
+        if len(inputs) != 1 or inputs[0] is not node.args[0]:
+            raise JudgeError(f"no formula for {node.name} of several tensors that depend on the input")
+        yield inputs[0], _identity(inputs[0].tensor, node.outputs[0].tensor, c)
+
+    def _product(self, node: Node, c: Tensor) -> Shares:
+        first, second = BILINEAR[node.name]
+        a, b = node.args[first], node.args[second]
+        shares = self._split(node, a, b)
+        for position, argument in enumerate(node.args):
+            if not self.carries(argument):
+                continue
+            share = dict(zip((first, second), shares, strict=True)).get(position, 1.0)
+            if not share:
+                continue
+            if position == second and node.name in QUOTIENTS:
+                # y = a · (1/b): the identity rule for the reciprocal
+                yield argument, _summed(share * c * node.outputs[0].tensor / argument.tensor, argument.tensor)
+            else:
+                ((value, whole),) = _adjoint(node, [argument], [c], position)
+                yield value, share * whole
+
+    def _split(self, node: Node, a: Any, b: Any) -> tuple[float, float]:
+        """Which part of a product's relevance goes to each factor."""
+        if not (self.carries(a) and self.carries(b)):
+            return 1.0, 1.0
+        if node.index in self.patterns.norms:
+            return (0.0, 1.0) if self.patterns.norms[node.index] == 0 else (1.0, 0.0)
+        if node.name in QUOTIENTS:
+            raise JudgeError("no formula for a quotient of two that depend on the input")
+        if self.recipe is Recipe.LRP and node.name not in MATRIX:
+            gates = self._gate(a), self._gate(b)
+            if gates[0] != gates[1]:
+                return (0.0, 1.0) if gates[0] > gates[1] else (1.0, 0.0)
+        return 0.5, 0.5
+
+    def _gate(self, value: Value) -> int:
+        """2 for what a sigmoid or a softmax gave, 1 for another activation, 0 for what is no gate."""
+        while value.node is not None:
+            node = value.node
+            if node.name in GATES or node.index in self.patterns.softmaxes:
+                return 2
+            if node.name in ACTIVATIONS or node.index in self.patterns.functions:
+                return 1
+            if node.index in self.patterns.norms:
+                value = node.args[1 - self.patterns.norms[node.index]]
+                continue
+            inputs = [each for each in node.values if self.carries(each)]
+            if node.name not in MOVES | ARITHMETIC | SAME | FUNCTIONS or len(inputs) != 1:
+                return 0
+            value = inputs[0]
+        return 0
+
+
+# ------------------------------------------------------------------------------ formulas
+
+
+def _identity(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
+    """R_x = R_y."""
+    zero = x == 0
+    return torch.where(zero, 0.0, c * y / torch.where(zero, 1.0, x))
+
+
+def _softmax(s: Tensor, c: Tensor, axis: int) -> Tensor:
+    return s * (c - (s * c).sum(axis, keepdim=True))
+
+
+def _axis(node: Node) -> int:
+    """The axis of a written-out softmax."""
+    value = node.args[1] if node.name != "exp" else node.args[0]
+    if node.name == "exp":
+        return int(value.node.args[1])
+    while value.node.name != "sum":
+        value = value.node.values[0]
+    axes = value.node.args[1]
+    if len(axes) != 1:
+        raise JudgeError("no formula for a softmax over several axes")
+    return int(axes[0])
+
+
+def _layer_norm(node: Node, c: Tensor) -> Shares:
+    x, shape, weight = node.args[:3]
+    axes = tuple(range(-len(shape), 0))
+    scaled = (c if weight is None else c * weight.tensor) * node.outputs[2].tensor
+    yield x, scaled - scaled.mean(axes, keepdim=True)
+
+
+def _group_norm(node: Node, c: Tensor) -> Shares:
+    x, weight, _, n, channels, _, groups = node.args[:7]
+    if depends(weight) or depends(node.args[2]):
+        raise JudgeError("no formula for a group norm whose weights depend on the input")
+    scaled = c if weight is None else c * weight.tensor.reshape(1, channels, *[1] * (c.ndim - 2))
+    grouped = scaled.reshape(n, groups, -1) * node.outputs[2].tensor.reshape(n, groups, 1)
+    yield x, (grouped - grouped.mean(-1, keepdim=True)).reshape(c.shape)
+
+
+def _rms_norm(node: Node, c: Tensor) -> Shares:
+    x, _, weight = node.args[:3]
+    yield x, (c if weight is None else c * weight.tensor) * node.outputs[1].tensor
+
+
+def _batch_norm(node: Node, c: Tensor) -> Shares:
+    x, weight, _, _, variance = node.args[:5]
+    training, eps = (node.args[5], node.args[7]) if node.name == "native_batch_norm" else (False, node.args[6])
+    if training:
+        raise JudgeError("no formula for a batch norm in training")
+    scale = (variance.tensor + eps).rsqrt() * (1.0 if weight is None else weight.tensor)
+    yield x, c * scale.reshape(1, -1, *[1] * (c.ndim - 2))
+
+
+NORMS: dict[str, Callable[[Node, Tensor], Shares]] = {
+    "native_layer_norm": _layer_norm,
+    "native_group_norm": _group_norm,
+    "_fused_rms_norm": _rms_norm,
+    "native_batch_norm": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm,
+}
+
+
+# ------------------------------------------------------------------- linear operations
+
+
+def _with(node: Node, leaves: dict[int, Tensor], position: int | None = None) -> list[Tensor]:
+    """The outputs of a call with other numbers for some values (only at one position, if given)."""
+
+    def number(value: Any) -> Any:
+        return leaves.get(id(value), value.tensor) if isinstance(value, Value) else value
+
+    if position is None:
+        args = tree_map(number, node.args)
+    else:
+        args = tuple(
+            number(v) if i == position else tree_map(lambda each: each.tensor if isinstance(each, Value) else each, v)
+            for i, v in enumerate(node.args)
+        )
+    made = node.func(*args, **tree_map(number, node.kwargs))
+    return [made] if isinstance(made, Tensor) else list(made)
+
+
+def _adjoint(node: Node, inputs: list[Value], c: list[Tensor], position: int | None = None) -> Shares:
+    """The transpose of a linear operation, applied to ``c``."""
+    unique = list({id(value): value for value in inputs}.values())
+    leaves = {id(value): value.tensor.detach().clone().requires_grad_() for value in unique}
+    with torch.enable_grad():
+        made = _with(node, leaves, position)
+        pairs = [(y, each.contiguous()) for y, each in zip(made, c, strict=True) if y.requires_grad]
+        found = torch.autograd.grad(
+            [y for y, _ in pairs], list(leaves.values()), [g for _, g in pairs], allow_unused=True
+        )
+    for value, share in zip(unique, found, strict=True):
+        if share is not None:
+            yield value, share
+
+
+def _refuse_unless_linear(node: Node, inputs: list[Value]) -> None:
+    """f(x + d) − f(x) = f(d) − f(0), where these are finite."""
+    generator = torch.Generator().manual_seed(node.index)
+    x = {id(value): value.tensor for value in inputs}
+    d = {key: torch.randn(t.shape, generator=generator, dtype=t.dtype) for key, t in x.items()}
+    zero = {key: torch.zeros_like(t) for key, t in x.items()}
+    both = {key: x[key] + d[key] for key in x}
+    for whole, base, step, nothing in zip(*(_with(node, each) for each in (both, x, d, zero)), strict=True):
+        if not whole.is_floating_point():
+            continue
+        error = (whole - base) - (step - nothing)
+        size = sum(t.abs() for t in (whole, base, step, nothing)) + 1.0  # of what cancels
+        error = (error.abs() / size)[torch.isfinite(size)]
+        if error.numel() and float(error.max()) > 1e-9:
+            raise JudgeError(f"{node.name} is not linear here")
+
+
+def _summed(c: Tensor, like: Tensor) -> Tensor:
+    """Summed over what was broadcast."""
+    return c.sum_to_size(like.shape)

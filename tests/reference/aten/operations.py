@@ -1,0 +1,89 @@
+"""What each ATen operation is to the judge. What stands in no table is refused by name."""
+
+LINEAR = frozenset(
+    """
+    view _unsafe_view reshape _reshape_alias view_as t transpose permute numpy_T movedim swapaxes expand unsqueeze
+    squeeze slice select split split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk unsafe_chunk cat stack
+    hstack vstack clone contiguous _to_copy to lift positive conj _conj resolve_conj resolve_neg
+    add sub rsub neg sum mean cumsum index _unsafe_index index_select gather take take_along_dim index_put
+    _unsafe_index_put index_add index_copy index_fill scatter scatter_add slice_scatter select_scatter diagonal_scatter
+    masked_fill masked_scatter where constant_pad_nd reflection_pad1d reflection_pad2d replication_pad1d
+    replication_pad2d pad roll flip repeat repeat_interleave tril triu diagonal diag_embed unfold im2col col2im
+    avg_pool1d avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool1d upsample_bilinear2d upsample_bicubic2d
+    upsample_nearest2d upsample_nearest1d upsample_linear1d _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+    _fft_r2c _fft_c2r _fft_c2c view_as_real view_as_complex real imag complex copy masked_select
+    pixel_shuffle pixel_unshuffle embedding channel_shuffle trace
+    read write flat copied rot90 unfold_copy block_diag
+    """.split()
+)
+"""Linear in all that depends on the input, taken together; checked on the numbers of each call."""
+
+SELECTION = frozenset(
+    """
+    max min amax amin topk sort kthvalue median maximum minimum fmax fmin max_pool2d_with_indices
+    max_pool1d_with_indices max_pool3d_with_indices adaptive_max_pool2d cummax cummin mode
+    """.split()
+)
+"""Each output is one of the inputs, which gets the relevance (winner takes all: the gradient)."""
+
+BILINEAR = {
+    "mul": (0, 1),
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "vdot": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addbmm": (1, 2),
+    "addmv": (1, 2),
+    "addr": (1, 2),
+    "addcmul": (1, 2),
+    "convolution": (0, 1),
+    "_convolution": (0, 1),
+    "outer": (0, 1),
+    "ger": (0, 1),
+    "linear": (0, 1),
+    "matmul": (0, 1),
+    "div": (0, 1),
+    "true_divide": (0, 1),
+}
+"""Products, and which two arguments are the factors (in a division the second counts as one over it); the others are
+added."""
+
+MATRIX = frozenset(BILINEAR) - {"mul", "div", "true_divide", "addcmul", "outer", "ger", "addr"}
+"""Those of them that sum products."""
+
+FUNCTIONS = frozenset(
+    """
+    gelu silu relu relu6 tanh sigmoid exp exp2 expm1 erf erfc sqrt rsqrt reciprocal log log2 log10 log1p pow square abs
+    sin cos tan asin acos atan sinh cosh asinh acosh atanh softplus elu selu celu leaky_relu hardtanh hardswish
+    hardsigmoid hardshrink softshrink tanhshrink softsign mish log_sigmoid_forward log_sigmoid logsigmoid threshold
+    clamp clamp_min clamp_max _prelu_kernel prelu rrelu_with_noise sinc erfinv logit nan_to_num
+    """.split()
+)
+"""Element-wise functions of one tensor; other tensors among their arguments are constants, or else they are refused."""
+
+ACTIVATIONS = frozenset(
+    """
+    gelu silu relu relu6 tanh sigmoid elu selu celu leaky_relu hardswish hardsigmoid softplus mish log_sigmoid_forward
+    exp erf softsign _prelu_kernel
+    """.split()
+)
+"""Those that make a tensor a gate."""
+
+GATES = frozenset({"sigmoid", "hardsigmoid", "_softmax", "_safe_softmax"})
+"""Those that gate wherever they meet another one: what they give is a share."""
+
+MOVES = frozenset(
+    """
+    view _unsafe_view reshape t transpose permute expand unsqueeze squeeze slice select split split_with_sizes
+    unsafe_split unbind chunk clone contiguous _to_copy index index_select gather repeat
+    read flat masked_fill tril where index_put scatter slice_scatter copied write cat stack roll flip constant_pad_nd
+    repeat_interleave topk sort max
+    """.split()
+)
+"""What only moves numbers about, or puts constants among them."""
+
+SAME = frozenset("clone contiguous _to_copy copy copied".split())
+"""What does nothing at all to the numbers."""
