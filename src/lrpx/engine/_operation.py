@@ -52,7 +52,11 @@ class Operation:
         for name in self.spellings:
             yield name, self
             for variant, out_of_place in in_place(name):
-                if self.kind != "plain" and variant not in self.spellings:
+                if variant in self.spellings:
+                    continue
+                if self.kind == "plain":
+                    yield variant, self if self.gate else replace(self, handler=ends_gate(self.handler))
+                else:
                     yield variant, replace(self, handler=changes_in_place(self.handler, out_of_place))
 
 
@@ -82,6 +86,18 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
         vars(before).update(vars(x))
         args = tuple(before if a is x else a for a in args)
         return write(x, handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()}))
+
+    return handle
+
+
+def ends_gate(handler: Handler) -> Handler:
+    """A handler for a change in place that autograd knows, after which a gate is none."""
+
+    def handle(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        out = handler(run, func, args, kwargs)
+        if isinstance(out, Tensor):
+            vars(out).pop(GATE, None)
+        return out
 
     return handle
 

@@ -1,0 +1,386 @@
+"""Every operation of torch's own operator database under the engine, judged by what plain torch says of it.
+
+A program, for the database changes torch when it is imported, and an operation may end the process:
+``python -m tests.engine.op_db SAMPLES [FIRST LAST]`` writes a line of JSON for each operation of the slice, before and
+after it is judged. ``test_op_db.py`` starts it.
+
+The judge shares nothing with the engine. It finds out what a function is by calling it: linear, piecewise linear
+through zero, element-wise, or a product of several; each of these has one right answer. What is none of these needs
+its answer written out (``references.py``), or must be refused.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from lrpx.engine import propagate
+from lrpx.errors import LRPxError, NonFiniteError
+from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from tests.engine.op_db_references import NORMALISERS, REFERENCES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+RECIPES = {"attnlrp": ATTNLRP, "lrp": LRP, "gradient": GRADIENT}
+TOLERANCE = {"rtol": 1e-7, "atol": 1e-9}
+
+
+class Calls(nn.Module):
+    """A function of tensors, as a model."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *tensors: Tensor) -> Any:
+        return self.function(*tensors)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One spelling of one operation on one sample.
+
+    Args:
+        function: of the tensors that carry, in their order.
+        tensors: these, at the sample's values.
+        carrying: which of the sample's tensors they are.
+        of: how many tensors the sample has.
+    """
+
+    function: Callable[..., Any]
+    tensors: tuple[Tensor, ...]
+    carrying: tuple[int, ...]
+    of: int
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The outputs that can depend on the inputs, complex ones as their two parts."""
+        torch.manual_seed(0)
+        return outputs(self.function(*(x.clone() for x in tensors or self.tensors)))
+
+
+def outputs(result: Any) -> tuple[Tensor, ...]:
+    found = [each for each in tree_flatten(result)[0] if isinstance(each, Tensor)]
+    found = [each.to_dense() if each.layout is not torch.strided else each for each in found]
+    found = [torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in found]
+    return tuple(each for each in found if each.is_floating_point())
+
+
+def weighted(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> Tensor:
+    """One number of all outputs, each element weighted on its own; what is not finite is left out."""
+    total = torch.zeros((), dtype=torch.float64)
+    for each, plain in zip(found, wanted, strict=True):
+        weights = torch.linspace(0.5, 1.5, each.numel(), dtype=torch.float64).view(each.shape)
+        total = total + torch.where(plain.isfinite(), each.double() * weights, 0.0).sum()
+    return total
+
+
+# ------------------------------------------------------------------------------ the cases
+
+
+def spellings(op: Any) -> Iterator[tuple[str, Callable[..., Any]]]:
+    yield "function", op.op
+    for name in ("method_variant", "operator_variant", "inplace_variant", "inplace_operator_variant"):
+        variant = getattr(op, name, None)
+        if callable(variant) and variant is not op.op:
+            yield name.removesuffix("_variant"), variant
+    for alias in op.aliases:
+        yield f"alias {alias.name}", alias.op
+        for name in ("method_variant", "inplace_variant"):
+            variant = getattr(alias, name, None)
+            if callable(variant):
+                yield f"alias {alias.name} {name.removesuffix('_variant')}", variant
+
+
+def by_name(op: Any, args: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
+    """The names that torch's schemas have for the arguments."""
+    name = op.aten_name or op.name
+    packet = getattr(torch.ops.aten, name.split(".")[-1], None)
+    seen = []
+    for overload in packet.overloads() if packet is not None else ():
+        names = [a.name for a in getattr(packet, overload)._schema.arguments if not a.kwarg_only]
+        names = ["input" if each == "self" else each for each in names][: len(args)]
+        if len(names) == len(args) and names not in seen:
+            seen.append(names)
+            yield dict(zip(names, args, strict=True))
+
+
+def cases(op: Any, sample: Any, alone: bool) -> Iterator[tuple[str, Case]]:
+    """Each spelling of an operation, all tensors carrying; and with ``alone`` the function with each of them alone."""
+    flat, structure = tree_flatten((sample.input, *sample.args))
+    places = [i for i, each in enumerate(flat) if isinstance(each, Tensor) and each.is_floating_point()]
+    named, named_structure = tree_flatten(dict(sample.kwargs))
+    named_places = [i for i, each in enumerate(named) if isinstance(each, Tensor) and each.is_floating_point()]
+    tensors = tuple(flat[i] for i in places) + tuple(named[i] for i in named_places)
+
+    def case(call: Callable[..., Any], carrying: tuple[int, ...], in_place: bool = False) -> Case:
+        def function(*given: Tensor) -> Any:
+            values = dict(zip(carrying, given, strict=True))
+            here, by = list(flat), list(named)
+            for n, i in enumerate(places):
+                here[i] = values.get(n, flat[i])
+            for n, i in enumerate(named_places, len(places)):
+                by[i] = values.get(n, named[i])
+            if in_place and 0 not in carrying:
+                here[places[0]] = here[places[0]].clone()
+            kwargs = tree_unflatten(by, named_structure)
+            return call(*tree_unflatten(here, structure), **kwargs)
+
+        return Case(function, tuple(tensors[i] for i in carrying), carrying, len(tensors))
+
+    everything = tuple(range(len(tensors)))
+    if not tensors:
+        return
+    for name, call in spellings(op):
+        yield name, case(call, everything, "inplace" in name)
+    try:
+        given = list(by_name(op, (sample.input, *sample.args)))
+    except Exception:
+        given = []
+    for names in given:
+        keys = list(names)
+        for k in {0, len(keys) - 1}:
+
+            def named_call(*args: Any, keys: Any = keys, k: int = k, **kwargs: Any) -> Any:
+                return op.op(*args[:k], **dict(zip(keys[k:], args[k:], strict=True)), **kwargs)
+
+            yield f"by name {','.join(keys[k:])}", case(named_call, everything)
+    if alone and len(tensors) > 1:
+        for i in everything:
+            yield f"alone {i}", case(op.op, (i,))
+            if callable(getattr(op, "inplace_variant", None)):
+                yield f"alone {i} inplace", case(op.inplace_variant, (i,), True)
+
+
+# ---------------------------------------------------------------------- what plain torch says
+
+
+def plain_gradients(case: Case) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...], Tensor] | None:
+    """Outputs, gradients and the explained number, by autograd; None where torch itself has none."""
+    leaves = [x.detach().clone().requires_grad_() for x in case.tensors]
+    found = case(*(x.clone() for x in leaves))
+    value = weighted(found, [y.detach() for y in found])
+    if not value.requires_grad:
+        return tuple(y.detach() for y in found), tuple(torch.zeros_like(x) for x in leaves), value
+    gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    return (
+        tuple(y.detach() for y in found),
+        tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, gradients, strict=True)),
+        value.detach(),
+    )
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), equal_nan=True, **TOLERANCE)
+
+
+def all_close(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return len(a) == len(b) and all(map(close, a, b))
+
+
+def combined(a: float, xs: Sequence[Tensor], b: float, ys: Sequence[Tensor]) -> list[Tensor]:
+    return [a * x + b * y for x, y in zip(xs, ys, strict=True)]
+
+
+def is_affine(case: Case) -> bool:
+    generator = torch.Generator().manual_seed(1)
+    xs = case.tensors
+    ys = [torch.rand(x.shape, generator=generator, dtype=x.dtype) + 0.5 for x in xs]
+    try:
+        mixed = case(*combined(2.5, xs, -1.5, ys))
+        return all(m.isfinite().all() for m in mixed) and all_close(mixed, combined(2.5, case(), -1.5, case(*ys)))
+    except Exception:
+        return False
+
+
+def is_piecewise_linear_through_zero(case: Case, gradients: Sequence[Tensor], value: Tensor) -> bool:
+    """Degree one, and straight where it is."""
+    generator = torch.Generator().manual_seed(2)
+    small = [1e-6 * torch.rand(x.shape, generator=generator, dtype=x.dtype) for x in case.tensors]
+    try:
+        here, doubled = case(), case(*(2 * x for x in case.tensors))
+        if not all_close(doubled, [2 * y for y in here]):
+            return False
+        euler = sum((x * g).sum() for x, g in zip(case.tensors, gradients, strict=True))
+        slope = sum((h * g).sum() for h, g in zip(small, gradients, strict=True))
+        beside = weighted(case(*combined(1, case.tensors, 1, small)), here)
+        straight = bool((beside - value - slope).abs() < 1e-12 * (1 + value.abs()))
+        return straight and torch.allclose(torch.as_tensor(euler), value, rtol=1e-9, atol=1e-9)
+    except Exception:
+        return False
+
+
+def is_element_wise(case: Case) -> bool:
+    """One tensor in and one out, and each element depends on its own alone."""
+    found = case()
+    if len(case.tensors) != 1 or len(found) != 1 or found[0].shape != case.tensors[0].shape:
+        return False
+    x, y = case.tensors[0], found[0]
+    if x.numel() < 2:
+        return False
+    for place in {0, x.numel() // 2, x.numel() - 1}:
+        changed = x.clone().flatten()
+        changed[place] = changed[(place + 1) % len(changed)]
+        try:
+            other = case(changed.view(x.shape))[0].flatten()
+        except Exception:
+            return False
+        expected = y.clone().flatten()
+        expected[place] = expected[(place + 1) % len(changed)]
+        if not close(other, expected):
+            return False
+    return True
+
+
+def are_factors(case: Case) -> bool:
+    """Whether the function is linear in each of several tensors while the others stand still."""
+    if len(case.tensors) < 2:
+        return False
+    for i in range(len(case.tensors)):
+        others = list(case.tensors)
+
+        def function(x: Tensor, i: int = i, others: list[Tensor] = others) -> Any:
+            return case.function(*others[:i], x, *others[i + 1 :])
+
+        one = Case(function, (case.tensors[i],), (i,), case.of)
+        zero = one(torch.zeros_like(case.tensors[i]))
+        if not is_affine(one) or any(z.any() for z in zero):
+            return False
+    return True
+
+
+def expected(
+    op: Any, case: Case, recipe: str, y: Sequence[Tensor], gradients: Sequence[Tensor], value: Tensor
+) -> tuple[str, list[Tensor] | None]:
+    """What the function is, and the relevance of each tensor; None where only a reference can tell."""
+    plain = [x * g for x, g in zip(case.tensors, gradients, strict=True)]
+    if recipe == "gradient":
+        return "gradient", plain
+    if (op.formatted_name, recipe) in REFERENCES:
+        reference = REFERENCES[op.formatted_name, recipe]
+    else:
+        reference = REFERENCES.get((op.formatted_name, ""))
+    if is_affine(case):
+        return "linear", plain
+    if is_piecewise_linear_through_zero(case, gradients, value):
+        return "piecewise linear", plain
+    if is_element_wise(case):
+        if op.formatted_name in NORMALISERS:
+            return "normaliser", [torch.zeros_like(x) for x in case.tensors]
+        if not any(g.any() for g in gradients):
+            return "step", [torch.zeros_like(x) for x in case.tensors]
+        (x,), (out,) = case.tensors, y
+        weights = torch.linspace(0.5, 1.5, out.numel(), dtype=torch.float64).view(out.shape)
+        kept = (x != 0) & (out.abs() <= 1e4 * x.abs()) & out.isfinite()
+        return "element-wise", [torch.where(kept, out * weights, 0.0)]
+    if are_factors(case):
+        return "product", [each / len(case.tensors) for each in plain]
+    if reference is not None:
+        leaves = [x.detach().clone().requires_grad_() for x in case.tensors]
+        total = weighted(outputs(rebuilt(case, reference)(*leaves)), y)
+        if not total.requires_grad:
+            return "reference", [torch.zeros_like(x) for x in case.tensors]
+        found = torch.autograd.grad(total, leaves, allow_unused=True)
+        zipped = zip(case.tensors, found, strict=True)
+        return "reference", [torch.zeros_like(x) if g is None else x * g for x, g in zipped]
+    return "compound", None
+
+
+def rebuilt(case: Case, reference: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *tensors: reference(*tensors)
+
+
+# ------------------------------------------------------------------------------ the judgement
+
+
+def judged(op: Any, case: Case, recipe: str, ledger: bool, wanted: Any) -> tuple[str, str]:
+    """``("right", what it is)``, ``("refused", why)``, ``("skipped", why)`` or ``("wrong", how)``."""
+    y, gradients, value = wanted
+    model = Calls(case.function)
+    try:
+        with propagate(model, RECIPES[recipe], (), ledger=ledger) as trace:
+            torch.manual_seed(0)
+            found = outputs(model(*(x.clone() for x in case.tensors)))
+            if not all(torch.equal(a, b) or torch.equal(a[a.isfinite()], b[b.isfinite()]) for a, b in zip(found, y, strict=True)):
+                if not all_close(found, y):
+                    return "wrong", "another value"
+            total = weighted(found, y)
+            for source in trace.sources:
+                total = total + (source.value * 0.0).sum()
+            trace.explain(total)
+            relevances = [trace.source_relevance(source) for source in trace.sources]
+            closes = trace.ledger().closes(1e-9) if ledger else True
+            missing = trace.ledger().difference if ledger else 0
+    except NonFiniteError as error:
+        return "skipped", str(error)
+    except LRPxError as error:
+        return "refused", f"{type(error).__name__}: {error}"
+    if len(relevances) != len(case.tensors):
+        return "wrong", f"{len(relevances)} sources for {len(case.tensors)} tensors"
+    what, right = expected(op, case, recipe, y, gradients, value)
+    if not all(g.isfinite().all() for g in gradients):
+        return "skipped", "torch's own gradient is not finite"
+    if right is None:
+        return "compound", "" if closes else f"ledger misses {missing:.3g}"
+    for n, (a, b) in enumerate(zip(relevances, right, strict=True)):
+        if not close(a, b):
+            return "wrong", f"{what}: tensor {n} has {float(a.sum()):.6g}, not {float(b.sum()):.6g} of {float(value):.6g}"
+    if not closes:
+        return "wrong", f"{what}: the ledger misses {missing:.3g} of {float(value):.6g}"
+    return "right", what
+
+
+def judge(op: Any, count: int, thorough: bool) -> Iterator[dict[str, str]]:
+    for n, sample in enumerate(islice(op.sample_inputs("cpu", torch.float64, requires_grad=False), count)):
+        for spelling, case in cases(op, sample, True):
+            where = f"sample {n}, {spelling}"
+            try:
+                wanted = plain_gradients(case)
+                torch.manual_seed(0)
+                again = case()
+                if not all_close(again, wanted[0]):
+                    continue
+            except Exception as error:
+                if spelling == "function":
+                    yield {"at": where, "verdict": "skipped", "why": f"torch: {error!r:.80}"}
+                continue
+            if not wanted[0]:
+                continue
+            for recipe in RECIPES:
+                for ledger in (False, True):
+                    at = f"{where}, {recipe}{', ledger' if ledger else ''}"
+                    print(json.dumps({"op": op.formatted_name, "at": at}), flush=True)
+                    try:
+                        verdict, why = judged(op, case, recipe, ledger, wanted)
+                    except Exception as error:
+                        verdict, why = "crash", f"{type(error).__name__}: {str(error)[:200]}"
+                    yield {"at": at, "verdict": verdict, "why": why}
+
+
+def database() -> list[Any]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return [op for op in op_db if torch.float64 in op.dtypes]
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    count, first, last = (int(each) for each in (*sys.argv[1:], "0", "100000")[:3])
+    for i, op in enumerate(database()):
+        if first <= i < last:
+            print(json.dumps({"op": op.formatted_name, "number": i}), flush=True)
+            results = list(judge(op, count, count > 2))
+            print(json.dumps({"op": op.formatted_name, "results": results}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

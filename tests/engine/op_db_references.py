@@ -1,0 +1,2 @@
+NORMALISERS = frozenset({"reciprocal", "rsqrt"})
+REFERENCES = {}
