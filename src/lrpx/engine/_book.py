@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, arguments, carries
+from lrpx.engine._tensors import any_carries, arguments, carries, first
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -35,6 +35,9 @@ NAME = "_lrpx_name"
 
 RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
 """The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
+
+PADDING = ("pad", "constant_pad_nd", "_pad_packed_sequence")
+"""Operations that put a number beside their input, which cannot be a tensor."""
 
 PLACES_OF_TOKENS = (
     ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
@@ -95,7 +98,8 @@ class Book(Tap):
         if not isinstance(value, Tensor):
             return self._leaf(torch.tensor(value, dtype=dtype), value, operation) if value else value
         constant = isinstance(value, Parameter) or not value.requires_grad
-        return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
+        known = value.is_floating_point() or value.is_complex()
+        return self._leaf(value, value, operation) if constant and known else value
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """An operation that needs no rule, the constants among its summands as leaves; any other as it is."""
@@ -111,8 +115,9 @@ class Book(Tap):
             return out
         if row is None or row.kind != "plain" or call.name == "__get__":
             return proceed(args, kwargs)
-        if call.name in ("pad", "constant_pad_nd"):
-            return self._watched("constants", lambda x: proceed((x, *args[1:]), kwargs), args[:1])
+        if call.name in PADDING:
+            x, rest, kwargs = first(args, kwargs)
+            return self._watched("constants", lambda x: proceed((x, *rest), kwargs), (x,))
         out = proceed(*self._operands(call.name, row, args, kwargs))
         self.inherit(out, args)
         return out
@@ -220,24 +225,27 @@ class Book(Tap):
     def _watched(self, kind: str, proceed: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         if self._run.replaying:
             return proceed(*inputs)
-        seen = [x.view_as(x) if carries(x) else x for x in inputs]
+        seen = [_apart(x) for x in inputs]
         y = proceed(*seen)
         self._residue(kind, y, seen)
         return y
 
-    def _residue(self, kind: str, y: Tensor, seen: Sequence[Any]) -> None:
+    def _residue(self, kind: str, y: Any, seen: Sequence[Any]) -> None:
         """What enters an operation of a kind backwards at ``y``, less what leaves it at its inputs, as an entry.
 
-        The inputs must go into this operation only: views of the tensors that others see too.
+        ``y`` may be many tensors, or what is none. The inputs must go into this operation only: views of the tensors
+        that others see too.
         """
-        if y.requires_grad and not self._run.replaying:
+        made = [each for each in _tensors(y) if carries(each)]
+        if made and not self._run.replaying:
             # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
             fused = len(seen) > 1 and self._run.recipe.matmul not in CONSERVING
             named = "rule residue" if fused else RESIDUES.get(kind, "rule residue")
             line = self._line(named, f"{kind} in {self._run.where()}")
-            carrying = [x for x in seen if carries(x)]
-            dtype = coarsest(y, *carrying)
-            self._measure(line, y, 1, dtype)
+            carrying = [x for x in _tensors(seen) if carries(x)]
+            dtype = coarsest(*made, *carrying)
+            for each in made:
+                self._measure(line, each, 1, dtype)
             for x in carrying:
                 self._measure(line, x, -1, dtype)
 
@@ -336,7 +344,7 @@ def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype, terms: Tensor 
     """
     terms, narrow = relevance(value, gradient) if terms is None else terms, torch.finfo(dtype)
     wide = torch.finfo(torch.promote_types(dtype, torch.float32))
-    least = torch.where(gradient == 0, 0.0, value.double()) * narrow.tiny
+    least = torch.where(gradient == 0, 0.0, value.abs().double()) * narrow.tiny
     summed = wide.eps * max(terms.shape, default=1) ** 0.5 * terms.abs().sum()
     found: Tensor = narrow.eps * (terms.square().sum().sqrt() + least.abs().sum()) + summed
     return found
@@ -349,6 +357,8 @@ def coarsest(*tensors: Tensor) -> torch.dtype:
 
 def relevance(value: Tensor, gradient: Tensor) -> Tensor:
     """``x ⊙ ∂x`` in float64; 0 where the gradient is, for a mask holds infinities."""
+    if value.is_complex():
+        value, gradient = (torch.view_as_real(each.resolve_conj()) for each in (value, gradient))
     gradient = gradient.double()
     return torch.where(gradient == 0, 0.0, value.double() * gradient)
 
@@ -361,6 +371,20 @@ def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequenc
         source = torch.tensor(source, dtype=x.dtype).expand(index.shape)
     source = source[tuple(slice(size) for size in index.shape)]
     return (x, dim, index, source), {key: value for key, value in kwargs.items() if key == "reduce"}
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in a value, or in a list or tuple of values."""
+    if isinstance(value, (tuple, list)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _apart(value: Any) -> Any:
+    """The same value, the tensors in it that depend on the input as views of their own."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_apart, value))
+    return value.view_as(value) if carries(value) and not isinstance(value, Parameter) else value
 
 
 def _is_in_place(name: str) -> bool:

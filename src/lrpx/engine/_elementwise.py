@@ -131,10 +131,9 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 # ------------------------------------------------------------------------- activations
 
 
-def _activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
-    others = [each for each in (*rest, *settings.values()) if isinstance(each, Tensor)]
-    if others:
+    if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if isinstance(v, Tensor)]):
         if any_carries(others):
             run.refuse(f"{func.__name__} of several tensors that depend on the input")
             return func(x, *rest, **settings)
@@ -143,7 +142,7 @@ def _activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(x, _activation(run, func, (x.clone(), *rest), settings))
+        return write(x, activation(run, func, (x.clone(), *rest), settings))
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     return mark_gate(run.recipe, func.__name__, run.apply("activation", op, x))
 
@@ -156,31 +155,33 @@ def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
 
 def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Between constant bounds an element-wise function; between bounds that depend on the input a selection."""
-    x, low, high = bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
-    if not any_carries(bounds[1:]):
-        return _activation(run, func, args, kwargs)
-    x, low, high = (each if each is None else run.added(each, func.__name__, *bounds) for each in bounds)
-    return func(x, *(each for each in (low, high) if each is not None or len(_BOUNDS) > 2))
+    if len(args) == 1 and not any_carries(tuple(kwargs.values())):  # nearly always
+        return activation(run, func, args, kwargs)
+    x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
+    if not any_carries(bounds):
+        return activation(run, func, args, kwargs)
+    added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *bounds))
+    return func(*added)
 
 
 def _threshold(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Piecewise linear through zero where what is below the threshold becomes 0."""
     value = arguments(args, kwargs, "input", "threshold", "value")[2]
-    return (_homogeneous if value == 0 else _activation)(run, func, args, kwargs)
+    return (homogeneous if value == 0 else activation)(run, func, args, kwargs)
 
 
 def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A slope that depends on the input is a factor: ``relu(x) − slope · relu(−x)``."""
     x, slope, _, _ = pair(args, kwargs, names=("weight",))
     if not carries(slope):
-        return _homogeneous(run, func, args, kwargs)
+        return homogeneous(run, func, args, kwargs)
     by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope
-    above, below = (_homogeneous(run, torch.relu, (each,), {}) for each in (x, -x))
+    above, below = (homogeneous(run, torch.relu, (each,), {}) for each in (x, -x))
     apart = run.added(above, "prelu", slope) - product(run, torch.mul, (by_channel, below), {})
     return rules.with_gradient_of(func(x.detach(), slope.detach()), apart)
 
 
-def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Piecewise linear through zero: the gradient already is the identity rule."""
     args, kwargs = constants(args), constants(kwargs)
     if run.recipe.activation is rules.identity or run.recipe.activation is rules.unmodified:
@@ -192,11 +193,11 @@ def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(x, _homogeneous(run, func, (x.clone(), *rest), settings))
+        return write(x, homogeneous(run, func, (x.clone(), *rest), settings))
     return mark_gate(run.recipe, "relu", run.apply("activation", lambda x: func(x, *rest, **settings), x))
 
 
-def _step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Constant almost everywhere: no gradient, and so no relevance, but what a rule of the user's own gives it."""
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
@@ -256,8 +257,8 @@ ACTIVATIONS = """
 _BOUNDS = {
     "clamp": ("input", "min", "max"),
     "clip": ("input", "min", "max"),
-    "clamp_min": ("input", "min", ""),
-    "clamp_max": ("input", "", "max"),
+    "clamp_min": ("input", "min"),
+    "clamp_max": ("input", "max"),
 }
 """The arguments of the functions that keep a tensor between bounds."""
 
@@ -269,13 +270,13 @@ ROWS = [
     Operation("cumprod", ("cumprod",), _cumprod, "product"),
     Operation("lerp", ("lerp",), _lerp, "product"),
     Operation("glu", ("glu",), _glu, "product"),
-    *(Operation(name, (name,), _activation, "activation") for name in ACTIVATIONS),
+    *(Operation(name, (name,), activation, "activation") for name in ACTIVATIONS),
     *(
-        Operation(name, (name,), _homogeneous, "activation")
+        Operation(name, (name,), homogeneous, "activation")
         for name in ("relu", "leaky_relu", "rrelu", "abs", "absolute")
     ),
     *(
-        Operation(name, (name,), _step, "activation")
+        Operation(name, (name,), step, "activation")
         for name in (
             "sign", "sgn", "round", "special_round", "floor", "ceil", "trunc", "fix", "heaviside", "floor_divide",
             "__floordiv__",

@@ -10,11 +10,11 @@ from torch import is_grad_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from lrpx import rules
 from lrpx.engine._gates import keep_gate, move_gate
+from lrpx.engine._operation import unknown
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import any_carries, carries, constants, transformed_constants
+from lrpx.engine._tensors import carries, transformed_constants
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -84,12 +84,4 @@ class RuleMode(TorchFunctionMode):
             # a function written in Python hides its inner calls unless the mode is entered again
             with self:
                 return torch._C._skip_one_hop_torch_function(func, types, args, kwargs)
-        args, kwargs = constants(args), constants(kwargs)
-        if not any_carries((*args, *kwargs.values())):
-            return func(*args, **kwargs)
-        run = self.run
-        out = run.apply("unknown", lambda *args: func(*args, **kwargs), *args, rule=rules.unmodified)
-        if any_carries(out):
-            run.refuse(name)
-        run.call_it("unknown")
-        return run.counted(name, out)
+        return unknown(self.run, func, args, kwargs)

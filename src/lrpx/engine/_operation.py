@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from lrpx import rules
 from lrpx.engine._gates import GATE, gate_strength
-from lrpx.engine._tensors import any_carries, constants
+from lrpx.engine._tensors import any_carries, carries, constants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -90,6 +92,21 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
     return handle
 
 
+def beside_a_constant(run: Any, name: str, value: Tensor, bias: Any, summand: Any) -> Tensor:
+    """``value``, of which no more than a bias depends on the input, if anything; a ledger gets the rest as an entry.
+
+    Args:
+        run: the run.
+        name: of the operation.
+        value: its result.
+        bias: the bias.
+        summand: the bias as the result has it.
+    """
+    if not (run.has_taps_on_constants and carries(bias)):
+        return value
+    return rules.with_gradient_of(value, run.added((value - summand).detach(), name, bias) + summand)
+
+
 def ends_gate(handler: Handler) -> Handler:
     """A handler for a change in place that autograd knows, after which a gate is none."""
 
@@ -100,6 +117,40 @@ def ends_gate(handler: Handler) -> Handler:
         return out
 
     return handle
+
+
+def unknown(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A function without a row: refused by a strict recipe where a floating-point result comes out of what depends on
+    the input (also where torch itself has no derivative), else left as it is.
+    """
+    args, kwargs, name = constants(args), constants(kwargs), func.__name__
+    given = (*args, *kwargs.values())
+    if not any_carries(given):
+        return func(*args, **kwargs)
+
+    def op(*given: Any) -> Any:
+        return func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+
+    if args and isinstance(args[0], Tensor) and _changes_its_first(name):
+        value = run.apply("unknown", lambda x, *rest: op(x.clone(), *rest), *given, rule=rules.unmodified)
+        run.refuse(name)
+        out = write(args[0], value)
+    else:
+        out = run.apply("unknown", op, *given, rule=rules.unmodified)
+        if any(_is_floating(each) for each in (out if isinstance(out, (tuple, list)) else (out,))):
+            run.refuse(name)
+    run.call_it("unknown")
+    return run.counted(name, out)
+
+
+def _changes_its_first(name: str) -> bool:
+    if name.startswith("__i"):
+        return hasattr(operator, name)
+    return name.endswith("_") and not name.endswith("__") and "resize" not in name and name != "set_"
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def write(x: Tensor, value: Tensor) -> Tensor:

@@ -148,6 +148,7 @@ OTHERS = (
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn stft istft
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
+        _pack_padded_sequence _pad_packed_sequence
         align_to pin_memory data_ptr size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
         is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
