@@ -16,17 +16,26 @@ if TYPE_CHECKING:
 
 NORMALISERS = frozenset(
     """reciprocal rsqrt norm norm_nuc norm_fro norm_inf linalg_norm linalg_norm_subgradients_at_zero linalg_vector_norm
-    linalg_matrix_norm masked_norm std std_unbiased var var_unbiased masked_std masked_var hypot""".split()
+    linalg_matrix_norm masked_norm std std_unbiased var var_unbiased hypot""".split()
 )
 """What divides, and is a constant under the rule for norms."""
 
 SELECTIONS = frozenset("maximum minimum max_binary min_binary fmax fmin".split())
 """What chooses among its tensors, some of which may be constants."""
 
-COMPOSED = frozenset(
-    """nn_functional_multi_head_attention_forward""".split()
+STEPS = frozenset(
+    """ceil floor round round_decimals_0 round_decimals_3 round_decimals_neg_3 sign sgn trunc div_floor_rounding
+    div_trunc_rounding floor_divide heaviside eq ne lt le gt ge logical_and logical_or logical_xor logical_not""".split()
 )
-"""Functions that torch has written in Python of others that are judged, or that ``test_every_rule_reaches`` judges."""
+"""What is constant almost everywhere. (In place, torch gives some of them the gradient of what they overwrite.)"""
+
+COMPOSED = frozenset(
+    """masked_cumprod masked_log_softmax masked_normalize masked_logaddexp masked_var masked_std
+    nn_functional_gaussian_nll_loss nn_functional_multilabel_soft_margin_loss
+    nn_functional_multi_head_attention_forward linalg_solve_triangular""".split()
+)
+"""What torch has written in Python of other functions, which are judged; and what ``test_every_rule_reaches.py`` and
+``test_operations_sweep.py`` judge."""
 
 
 def half(a: Tensor, b: Tensor) -> Tensor:
@@ -103,8 +112,8 @@ def group_norm(x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps
 
 def instance_norm(
     x: Tensor,
-    mean: Any = None,
-    var: Any = None,
+    running_mean: Any = None,
+    running_var: Any = None,
     weight: Any = None,
     bias: Any = None,
     use_input_stats: bool = True,
@@ -113,7 +122,7 @@ def instance_norm(
 ) -> Tensor:
     if use_input_stats:
         return group_norm(x, x.shape[1], weight, bias, eps)
-    return batch_norm(x, mean, var, weight, bias, eps=eps)
+    return batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
 
 
 def batch_norm(
@@ -174,6 +183,44 @@ def grid_sample(x: Tensor, grid: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def addcdiv(x: Tensor, a: Tensor, b: Tensor, *, value: float = 1) -> Tensor:
     return x + value * (a / b.detach())
+
+
+def of_factors(recipe: str) -> Callable[..., Any]:
+    """Each of ``n`` factors has a share of ``1 / n``."""
+
+    def written_out(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
+        x = x if dtype is None else x.to(dtype)
+        x, along = (x.flatten(), 0) if dim is None else (x, dim)
+        factors = x.unsqueeze(0).unbind(0) if x.ndim == 0 else x.unbind(along)
+        made = evenly(factors, len(factors))
+        return made if not keepdim else made.unsqueeze(along)
+
+    return written_out
+
+
+def evenly(factors: Any, n: int) -> Tensor:
+    made = 0
+    for i, factor in enumerate(factors):
+        others = 1
+        for j, other in enumerate(factors):
+            others = others * other.detach() if j != i else others
+        made = made + factor * others / n
+    return made
+
+
+def cumulative(recipe: str) -> Callable[..., Any]:
+    def written_out(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+        factors = x.unsqueeze(0).unbind(0) if x.ndim == 0 else x.unbind(dim)
+        made = [evenly(factors[: i + 1], i + 1) for i in range(len(factors))]
+        return made[0] if x.ndim == 0 else torch.stack(made, dim)
+
+    return written_out
+
+
+def local_response_norm(x: Tensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Tensor:
+    with torch.no_grad():
+        y = F.local_response_norm(x, size, alpha, beta, k)
+    return x * torch.where(x == 0, 0.0, y / x).detach()
 
 
 def bounded(recipe: str) -> Callable[..., Any]:
@@ -256,7 +303,12 @@ REFERENCES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "std_mean": both(deviation_and_mean(torch.std_mean)),
     "std_mean_unbiased": both(deviation_and_mean(torch.std_mean)),
     "nn_functional_grid_sample": both(grid_sample),
+    "grid_sampler_2d": both(lambda x, grid, *settings: torch.grid_sampler_2d(x, grid.detach(), *settings)),
+    "grid_sampler_3d": both(lambda x, grid, *settings: torch.grid_sampler_3d(x, grid.detach(), *settings)),
     "addcdiv": both(addcdiv),
+    "prod": of_factors,
+    "cumprod": cumulative,
+    "nn_functional_local_response_norm": both(local_response_norm),
     "clamp": bounded,
     "clamp_min": clamp_with("min"),
     "clamp_max": clamp_with("max"),

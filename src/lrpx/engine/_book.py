@@ -129,6 +129,8 @@ class Book(Tap):
             return tuple(args), dict(kwargs)
         if name in ("scatter", "scatter_"):
             args, kwargs = _one_source(args, kwargs)
+        if name in WRITES:
+            args = self._written_once(name, args, kwargs)
         numbers = row.numbers
         # a sum takes a number in the widest precision, anything else in the tensor's own
         dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
@@ -158,6 +160,29 @@ class Book(Tap):
             for key, value in kwargs.items()
         }
         return tuple(lifted), named
+
+    def _written_once(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The arguments of what writes a constant at indices, where some are the same: what stands there in the end,
+        which each of them then has an even share of, for autograd would count it as often as it was written."""
+        where, place = WRITES[name]
+        source = args[place] if place < len(args) else None
+        if not isinstance(source, Tensor) or any_carries(source) or kwargs.get("accumulate", args[place + 1 :] == (True,)):
+            return args
+        x, index = args[0], args[where:place]
+        if all(each.dtype is torch.bool for each in _tensors(index)):  # or slices: no place comes twice
+            return args
+        numbers = torch.arange(x.numel(), device=x.device).view(x.shape)
+        try:
+            at = READS[name](numbers, *index)
+        except (RuntimeError, IndexError, TypeError):  # which the operation itself will raise
+            return args
+        times = at.flatten().bincount(minlength=1)[at] if at.numel() else at
+        if not bool((times > 1).any()):
+            return args
+        last = numbers.new_empty(numbers.numel(), dtype=source.dtype)
+        last[at] = source.detach().expand(at.shape)
+        leaf = self.added(last[at], name)
+        return (*args[:place], rules.with_gradient_of(leaf.detach(), leaf / times), *args[place + 1 :])
 
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
         leaf = constant.detach().requires_grad_()
@@ -263,7 +288,9 @@ class Book(Tap):
     ) -> RemovableHandle:
         value = x.detach().clone()
 
-        def record(gradient: Tensor) -> None:
+        def record(gradient: Tensor | None) -> None:
+            if gradient is None:  # nothing arrives at one of many results
+                return
             x, dx = (value, gradient) if only is None else (value[only], gradient[only])
             terms = relevance(x, dx)
             self._measured.append((line, sign * terms.sum(), rounding(x, dx, dtype, terms)))
@@ -363,6 +390,30 @@ def relevance(value: Tensor, gradient: Tensor) -> Tensor:
     return torch.where(gradient == 0, 0.0, value.double() * gradient)
 
 
+WRITES = {
+    "scatter": (1, 3),
+    "scatter_": (1, 3),
+    "index_copy": (1, 3),
+    "index_copy_": (1, 3),
+    "index_put": (1, 2),
+    "index_put_": (1, 2),
+    "__setitem__": (1, 2),
+    "put": (1, 2),
+    "put_": (1, 2),
+}
+"""What writes at indices: where these begin among its arguments, and where that is which is written."""
+
+READS: dict[str, Callable[..., Tensor]] = {
+    "scatter": torch.gather,
+    "index_copy": torch.index_select,
+    "index_put": lambda x, index: x[tuple(index)],
+    "__setitem__": lambda x, index: x[index],
+    "put": torch.take,
+}
+READS |= {f"{name}_": function for name, function in READS.items()}
+"""What reads where these write."""
+
+
 def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
     """The arguments of a scatter by place; a number among them as the tensor it stands for."""
     x, dim, index, source = arguments(tuple(args), dict(kwargs), "input", "dim", "index", "src")
@@ -384,7 +435,8 @@ def _apart(value: Any) -> Any:
     """The same value, the tensors in it that depend on the input as views of their own."""
     if type(value) in (tuple, list):
         return type(value)(map(_apart, value))
-    return value.view_as(value) if carries(value) and not isinstance(value, Parameter) else value
+    seen = carries(value) and not isinstance(value, Parameter) and value.layout is torch.strided
+    return value.view_as(value) if seen else value
 
 
 def _is_in_place(name: str) -> bool:

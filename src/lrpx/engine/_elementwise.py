@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine._gates import gate_strength, keep_gate, mark_gate
-from lrpx.engine._operation import Operation, write
+from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
 if TYPE_CHECKING:
@@ -135,8 +135,8 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if isinstance(v, Tensor)]):
         if any_carries(others):
-            run.refuse(f"{func.__name__} of several tensors that depend on the input")
-            return func(x, *rest, **settings)
+            why = f"{func.__name__} of several tensors that depend on the input"
+            return as_it_is(run, why, func, (x, *rest), settings)
         x = _broadcast(x, *others)
     if not carries(x):
         return func(x, *rest, **settings)
@@ -176,8 +176,8 @@ def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(slope):
         return homogeneous(run, func, args, kwargs)
     by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope
-    above, below = (homogeneous(run, torch.relu, (each,), {}) for each in (x, -x))
-    apart = run.added(above, "prelu", slope) - product(run, torch.mul, (by_channel, below), {})
+    above, below = homogeneous(run, torch.relu, (x,), {}), -homogeneous(run, torch.relu, (-x,), {})  # no gate
+    apart = run.added(above, "prelu", slope) + product(run, torch.mul, (by_channel, below), {})
     return rules.with_gradient_of(func(x.detach(), slope.detach()), apart)
 
 
@@ -229,7 +229,9 @@ def _reflected_power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, exponent, _, _ = pair(args, kwargs, names=("exponent",))
     if carries(exponent):
-        if carries(x) and run.recipe.activation is not rules.unmodified:  # a function of the exponent
+        if carries(x):  # a function of the exponent
+            if run.recipe.activation is rules.unmodified:
+                return run.apply("activation", func, x, exponent)
             x = x.detach()
         if isinstance(x, Tensor):
             exponent = _broadcast(exponent, x)

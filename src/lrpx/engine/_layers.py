@@ -262,7 +262,7 @@ def _bilinear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, weight, bias = arguments(args, kwargs, "input1", "input2", "weight", "bias")
     operands = [constants(a), constants(b), constants(weight)]
     product = _product_of_several(run, "bilinear", func, operands)
-    return product if bias is None else product + run.added(bias, "bias", *operands)
+    return product if bias is None else run.added(product, "bilinear", bias) + run.added(bias, "bias", *operands)
 
 
 def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: Sequence[Tensor]) -> Any:

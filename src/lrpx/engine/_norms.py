@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lrpx import _kernels, rules
 from lrpx.engine._elementwise import step, product
 from lrpx.engine._gates import keep_gate, move_gate
-from lrpx.engine._operation import Operation, beside_a_constant
+from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, first, pair
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _layer_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _is_product(run: Run, weight: Tensor | None) -> bool:
     """Whether a norm's weight depends on the input (AdaGN), so that there is a product that some rule is for."""
-    return carries(weight) and not (run.recipe.norm is run.recipe.product is rules.unmodified)
+    has_rule = not (run.recipe.norm is run.recipe.product is rules.unmodified)
+    return carries(weight) and (has_rule or run.has_taps_on_rules)
 
 
 def _times_weight(run: Run, value: Tensor, normed: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -139,13 +140,13 @@ def _batch_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     names = ("weight", "bias", "running_mean", "running_var")
     names = names if func is torch.batch_norm else names[2:] + names[:2]
     x, *four, training, _, eps = arguments(args, kwargs, "input", *names, "training", "momentum", "eps")
-    value = func(*args, **kwargs)
     named = dict(zip(names, four, strict=True))
     weight = named["weight"]
-    if not any(map(carries, (x, weight, named["bias"]))):
-        return value
-    if training:
-        run.refuse("batch_norm in training mode")
+    carrying = any(map(carries, (x, weight, named["bias"])))
+    if carrying and training:
+        return as_it_is(run, "batch_norm in training mode", func, args, kwargs)
+    value = func(*args, **kwargs)
+    if not carrying:
         return value
     if carries(weight):
         still = {name: named[name] for name in ("running_mean", "running_var")}

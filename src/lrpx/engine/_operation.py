@@ -87,7 +87,8 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
         before = x.clone()
         vars(before).update(vars(x))
         args = tuple(before if a is x else a for a in args)
-        return write(x, handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()}))
+        made = handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()})
+        return write(x, made if carries(made) else run.added(made.to(x.dtype), func.__name__, x))
 
     return handle
 
@@ -141,6 +142,24 @@ def unknown(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             run.refuse(name)
     run.call_it("unknown")
     return run.counted(name, out)
+
+
+def as_it_is(run: Any, why: str, func: Any, args: Any, kwargs: Any) -> Any:
+    """A call that a strict recipe refuses, with its plain gradient under any other, which a ledger measures.
+
+    Args:
+        run: the run.
+        why: what is refused.
+        func: the torch function.
+        args: its arguments, without parameters.
+        kwargs: those by name.
+    """
+    run.refuse(why)
+
+    def op(*given: Any) -> Any:
+        return func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+
+    return run.apply("unknown", op, *args, *kwargs.values(), rule=rules.unmodified)
 
 
 def _changes_its_first(name: str) -> bool:

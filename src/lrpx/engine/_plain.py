@@ -13,8 +13,8 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
-from lrpx.engine._operation import Operation, changes_in_place
-from lrpx.engine._tensors import FIRST, PLAIN, any_carries, arguments, carries, constants
+from lrpx.engine._operation import Operation, as_it_is, changes_in_place
+from lrpx.engine._tensors import PLAIN, any_carries, arguments, carries, constants
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Gate, Handler
@@ -31,8 +31,9 @@ def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def linear_in_first(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """What is linear in its first argument, and in no other: a scaling, an integral, a quantile of a level."""
     args, kwargs = constants(args), constants(kwargs)
-    if any_carries((*args[1:], *(value for name, value in kwargs.items() if name not in FIRST))):
-        run.refuse(f"{func.__name__} with more than its first argument that depends on the input")
+    if any_carries((*args[1:], *(value for name, value in kwargs.items() if name not in ("input", "y")))):
+        why = f"{func.__name__} with more than its first argument that depends on the input"
+        return as_it_is(run, why, func, args, kwargs)
     return func(*args, **kwargs)
 
 
@@ -41,7 +42,7 @@ def reducing(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     how = kwargs.get("reduce", next((each for each in args if isinstance(each, str)), ""))
     if how in ("prod", "multiply") and any_carries((*args, *kwargs.values())):
-        run.refuse(f"{func.__name__} with reduce={how!r}")
+        return as_it_is(run, f"{func.__name__} with reduce={how!r}", func, args, kwargs)
     return func(*args, **kwargs)
 
 
@@ -53,20 +54,24 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def grid_sample(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The weights of an interpolation choose among its places, as a gate does: a grid that depends on the input is a
     constant, and the signal takes all."""
-    x, grid, *rest = arguments(constants(args), constants(kwargs), "input", "grid", *INTERPOLATION)
+    mode = "mode" if func is F.grid_sample else "interpolation_mode"
+    names = ("input", "grid", mode, "padding_mode", "align_corners")
+    x, grid, *rest = arguments(constants(args), constants(kwargs), *names)
+    settings = {name: value for name, value in zip(names[2:], rest, strict=True) if value is not None}
+
+    def op(x: Tensor, grid: Tensor) -> Any:
+        return func(x, grid, **settings)
+
     rule = run.recipe.product
-    if carries(grid) and rule is not rules.unmodified:
-        if rule not in (rules.uniform, rules.signal_take_all, rules.constant):
-            raise run.refuse_rule("product", func.__name__, "which hides its products from a rule")
-        x, grid = x.detach() if rule is rules.constant else x, grid.detach()
-    given = {name: value for name, value in zip(INTERPOLATION, rest, strict=True) if value is not None}
-    if func is F.grid_sample:
-        return func(x, grid, **given)
-    return func(x, grid, *given.values())
+    if not carries(grid):
+        return op(x, grid)
+    if rule is rules.unmodified:
+        return run.apply("product", op, x, grid)
+    if rule not in (rules.uniform, rules.signal_take_all, rules.constant):
+        raise run.refuse_rule("product", func.__name__, "which hides its products from a rule")
+    run.under("product")
+    return op(x.detach() if rule is rules.constant else x, grid.detach())
 
-
-INTERPOLATION = ("mode", "padding_mode", "align_corners")
-"""The settings of ``grid_sample``."""
 
 TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Properties of a tensor that are operations on it."""
@@ -85,11 +90,11 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     ids, weight = given
     if ids.is_floating_point():  # torch.embedding has the weight first
         ids, weight = weight, ids
-    out = func(*constants(args), **constants(kwargs))
     factors = constants((*args[2:], kwargs.get("per_sample_weights")))
     if any_carries(factors):
-        run.refuse(f"{func.__name__} with per_sample_weights that depend on the input")
-        return out
+        why = f"{func.__name__} with per_sample_weights that depend on the input"
+        return as_it_is(run, why, func, constants(args), constants(kwargs))
+    out = func(*constants(args), **constants(kwargs))
     if not weight.requires_grad or weight.is_leaf:
         return run.source(weight, ids, out)
     return out
@@ -135,14 +140,14 @@ OTHERS = (
         cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy slice
         block_diag broadcast_tensors cartesian_prod combinations meshgrid
         index_add index_copy take put scatter_add masked_scatter masked_select zero_ copy_ fill_diagonal_ diag diagflat
-        diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter as_strided_scatter
+        diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter
         linalg_diagonal tril triu fliplr flipud rot90
         unfold unfold_copy fold im2col col2im as_strided as_strided_copy constant_pad_nd _pad interpolate upsample
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle channel_shuffle affine_grid
         avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
-        max_unpool2d max_unpool3d max amax min amin aminmax maximum minimum fmax fmin msort kthvalue median nanmedian
+        max amax min amin aminmax maximum minimum fmax fmin msort kthvalue median nanmedian
         mode cummax cummin nan_to_num requires_grad_ detach detach_ numpy
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn stft istft
@@ -155,8 +160,8 @@ OTHERS = (
     )
     + _each("__setitem__ index_put index_put_", numbers=(2,))
     + _each("index_fill index_fill_", numbers=(3,))
-    + _each("fill_", numbers=(1,))
-    + _each("scatter scatter_ scatter_reduce scatter_reduce_ index_reduce index_reduce_ segment_reduce", handler=reducing)
+    + _each("fill fill_", numbers=(1,))
+    + _each("scatter scatter_ scatter_reduce scatter_reduce_ index_reduce index_reduce_", handler=reducing)
     + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
     + _each(
         "ldexp gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",

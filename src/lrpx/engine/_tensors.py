@@ -84,7 +84,7 @@ def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any
     return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
 
 
-SECOND = ("other", "mat2", "vec", "vec2", "tensor", "x2")
+SECOND = ("other", "mat2", "vec", "vec2", "tensor", "x2", "y")
 """What torch calls the second factor of a product, where it is passed by name; the first is ``input``."""
 
 
