@@ -203,8 +203,8 @@ def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
         return func(*detached, **settings)
-    if func.__name__ == "heaviside":
-        raise run.refuse_rule("activation", "heaviside", "which has no derivative in torch")
+    if func.__name__ in ("heaviside", "floor_divide", "__floordiv__"):
+        raise run.refuse_rule("activation", func.__name__, "which has no derivative in torch")
     return run.apply("activation", lambda x: func(x, *rest, **settings), x)
 
 

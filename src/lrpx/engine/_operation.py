@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine._gates import GATE, gate_strength
-from lrpx.engine._tensors import any_carries, carries, constants
+from lrpx.engine._tensors import any_carries, carries, constants, unwrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,7 +169,8 @@ def _changes_its_first(name: str) -> bool:
 
 
 def _is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+    known = isinstance(value, Tensor) and (value.requires_grad or unwrapped(value) is value)
+    return known and (value.is_floating_point() or value.is_complex())
 
 
 def write(x: Tensor, value: Tensor) -> Tensor:

@@ -110,7 +110,7 @@ MOVES = _each(
     """type float half bfloat16 double chalf cfloat cdouble clone contiguous view reshape unsqueeze squeeze expand
     transpose permute swapaxes swapdims movedim moveaxis t flatten unflatten ravel adjoint dropout alpha_dropout
     feature_alpha_dropout dropout1d dropout2d dropout3d cpu cuda atleast_1d atleast_2d atleast_3d sum_to_size
-    alias_copy expand_copy permute_copy squeeze_copy t_copy transpose_copy unsqueeze_copy view_copy""",
+    as_tensor asarray alias_copy expand_copy permute_copy squeeze_copy t_copy transpose_copy unsqueeze_copy view_copy""",
     "moves",
 ) + _each("to type_as view_as reshape_as expand_as", "moves", has_summands=False)
 
@@ -176,7 +176,8 @@ COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equ
 WITHOUT_GRADIENT = _each(
     f"""{COMPARISONS} equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
     argsort nonzero argwhere count_nonzero bucketize searchsorted empty_like zeros_like ones_like full_like rand_like
-    randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full""",
+    randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
+    new_tensor""",
     handler=without_gradient,
     has_summands=False,
 ) + [

@@ -108,7 +108,7 @@ def _layers(run: Run, func: Any, args: Any, kwargs: Any, cell: Cell, states: int
         return func(*args)
     value = func(*_still(args))
     batch_first = bool(first and first[0])
-    lengths = [x.shape[batch_first]] if sizes is None else sizes.tolist()
+    lengths = None if sizes is None else sizes.tolist()
     steps = x.transpose(0, 1) if batch_first else x
     initial = given if states > 1 else (given,)
     of_each, directions = len(params) // (number * (1 + both)), 1 + both
@@ -120,12 +120,12 @@ def _layers(run: Run, func: Any, args: Any, kwargs: Any, cell: Cell, states: int
             weights = _weights(params[place * of_each : (place + 1) * of_each], has_biases)
             inputs = linear(run, F.linear, (steps, weights[0], weights[2]), {})
             state = tuple(each[place] for each in initial)
-            outputs, state = _steps(run, cell, inputs, state, weights, None if sizes is None else lengths, direction)
+            outputs, state = _steps(run, cell, inputs, state, weights, lengths, direction)
             made.append(outputs)
             finals.append(state)
-        steps = made[0] if not both else torch.cat([run.added(each, "cat", *made) for each in made], -1)
+        steps = torch.cat(made, -1) if both else made[0]
     outputs = steps.transpose(0, 1) if batch_first else steps
-    last = (torch.stack([run.added(each, "stack", *of) for each in of]) for of in zip(*finals, strict=True))
+    last = (torch.stack(of) for of in zip(*finals, strict=True))
     return tuple(_with_gradient(own, each) for own, each in zip(value, (outputs, *last), strict=True))
 
 
@@ -140,20 +140,25 @@ def _steps(
 ) -> tuple[Tensor, State]:
     """One layer in one direction: what it puts out, as its inputs stand, and its last state."""
     pieces = inputs.unbind(0) if sizes is None else inputs.split(list(sizes))
+    initial, begun = state, 0
     made: list[Tensor] = []
     for piece in reversed(pieces) if backwards else pieces:
-        running = cell(run, piece, tuple(each[: len(piece)] for each in state), weights)
+        # the sequences of a packed batch end one after another, and from the back they begin so
+        now = len(piece)
+        parts = [(slice(0, min(begun, now)), state), (slice(begun, now), initial)]
+        new = [cell(run, piece[rows], tuple(each[rows] for each in of), weights) for rows, of in parts if _any(rows)]
+        running = tuple(torch.cat(each) if len(each) > 1 else each[0] for each in zip(*new, strict=True))
         made.append(running[0])
-        # the sequences of a packed batch end one after another, or begin so from the back
-        state = tuple(_joined(run, new, old[len(piece) :]) for new, old in zip(running, state, strict=True))
+        ended = [each[now:begun] for each in state] if begun > now else []
+        state = tuple(torch.cat(each) for each in zip(running, ended, strict=True)) if ended else running
+        begun = max(begun, now)
     if backwards:
         made.reverse()
-    made = [run.added(each, "stack", *made) for each in made]
     return torch.stack(made) if sizes is None else torch.cat(made), state
 
 
-def _joined(run: Run, new: Tensor, old: Tensor) -> Tensor:
-    return torch.cat([run.added(new, "cat", old), run.added(old, "cat", new)]) if len(old) else new
+def _any(rows: slice) -> bool:
+    return bool(rows.start < rows.stop)
 
 
 def _weights(params: Sequence[Tensor], has_biases: bool) -> list[Tensor | None]:
