@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lrpx.engine import propagate
 from lrpx.errors import LRPxError, NonFiniteError
@@ -31,6 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 RECIPES = {"attnlrp": ATTNLRP, "lrp": LRP, "gradient": GRADIENT}
+RUNS = (("attnlrp", True), ("lrp", False), ("lrp", True), ("gradient", True))
+"""Recipes, with a ledger or without."""
+
+SPELLED = 1
+"""On how many samples every spelling is judged."""
 
 
 class Calls(nn.Module):
@@ -125,8 +130,8 @@ def by_name(op: Any, args: tuple[Any, ...]) -> Iterator[dict[str, Any]]:
             yield dict(zip(names, args, strict=True))
 
 
-def cases(op: Any, sample: Any, alone: bool) -> Iterator[tuple[str, Case]]:
-    """Each spelling of an operation, all tensors carrying; and with ``alone`` the function with each of them alone."""
+def cases(op: Any, sample: Any) -> Iterator[tuple[str, Case]]:
+    """Each spelling of an operation, all tensors carrying; and the function with each of them alone."""
     flat, structure = tree_flatten((sample.input, *sample.args))
     places = [i for i, each in enumerate(flat) if isinstance(each, Tensor) and each.is_floating_point()]
     named, named_structure = tree_flatten(dict(sample.kwargs))
@@ -162,7 +167,7 @@ def cases(op: Any, sample: Any, alone: bool) -> Iterator[tuple[str, Case]]:
                 return op.op(*args[:k], **dict(zip(keys[k:], args[k:], strict=True)), **kwargs)
 
             yield f"by name {','.join(keys[k:])}", case(named_call, everything)
-    if alone and len(tensors) > 1:
+    if len(tensors) > 1:
         for i in everything:
             yield f"alone {i}", case(op.op, (i,))
             if callable(getattr(op, "inplace_variant", None)):
@@ -212,7 +217,7 @@ def is_affine(case: Case) -> bool:
     generator = torch.Generator().manual_seed(1)
     xs = case.tensors
     try:
-        for size in (1.0, 30.0):
+        for size in (1.0, 30.0, -3.0):
             ys = [size * (torch.rand(x.shape, generator=generator, dtype=x.dtype) + 0.5) for x in xs]
             mixed, apart = case(*combined(2.5, xs, -1.5, ys)), combined(2.5, case(), -1.5, case(*ys))
             if not all(m.isfinite().all() for m in mixed) or not all_close(mixed, apart):
@@ -346,7 +351,8 @@ def judged(op: Any, case: Case, recipe: str, ledger: bool, wanted: Any) -> tuple
                 return "wrong", "another value"
             total = weighted(found, y)
             for source in trace.sources:
-                total = total + (source.value * 0.0).nan_to_num().sum()
+                if source.value.layout is torch.strided:
+                    total = total + (source.value * 0.0).nan_to_num().sum()
             trace.explain(total)
             relevances = [trace.source_relevance(source) for source in trace.sources]
             missing = trace.ledger().difference if ledger else 0.0
@@ -373,31 +379,25 @@ def judged(op: Any, case: Case, recipe: str, ledger: bool, wanted: Any) -> tuple
     return "right", what
 
 
-def judge(op: Any, count: int, thorough: bool) -> Iterator[dict[str, str]]:
-    for n, sample in enumerate(islice(op.sample_inputs("cpu", torch.float64, requires_grad=False), count)):
-        for spelling, case in cases(op, sample, True):
-            where = f"sample {n}, {spelling}"
+def judge(op: Any, samples: int) -> Iterator[dict[str, str]]:
+    """What comes out of every spelling of an operation on its first samples, and of its function on all."""
+    for n, sample in enumerate(islice(op.sample_inputs("cpu", torch.float64, requires_grad=False), samples)):
+        for spelling, case in cases(op, sample) if n < SPELLED else islice(cases(op, sample), 1):
             try:
                 wanted = plain_gradients(case)
-                torch.manual_seed(0)
-                again = case()
-                if not all_close(again, wanted[0]):
+                if not wanted[0] or not all_close(case(), wanted[0]):  # it is random, or no number
                     continue
-            except Exception as error:
-                if spelling == "function":
-                    yield {"at": where, "verdict": "skipped", "why": f"torch: {error!r:.80}"}
+            except Exception as error:  # torch cannot do it
+                yield {"at": f"sample {n}, {spelling}", "verdict": "skipped", "why": f"{error!r:.80}"}
                 continue
-            if not wanted[0]:
-                continue
-            for recipe in RECIPES:
-                for ledger in (False, True):
-                    at = f"{where}, {recipe}{', ledger' if ledger else ''}"
-                    print(json.dumps({"at": at}), flush=True)
-                    try:
-                        verdict, why = judged(op, case, recipe, ledger, wanted)
-                    except Exception as error:
-                        verdict, why = "crash", f"{type(error).__name__}: {str(error)[:200]}"
-                    yield {"at": at, "verdict": verdict, "why": why}
+            for recipe, ledger in RUNS:
+                at = f"sample {n}, {spelling}, {recipe}{', ledger' if ledger else ''}"
+                print(json.dumps({"at": at}), flush=True)
+                try:
+                    verdict, why = judged(op, case, recipe, ledger, wanted)
+                except Exception as error:
+                    verdict, why = "crash", f"{type(error).__name__}: {str(error)[:200]}"
+                yield {"at": at, "verdict": verdict, "why": why}
 
 
 def database() -> list[Any]:
@@ -413,7 +413,7 @@ def main() -> None:
     for i, op in enumerate(database()):
         if first <= i < last:
             print(json.dumps({"op": op.formatted_name, "number": i}), flush=True)
-            results = list(judge(op, count, count > 2))
+            results = list(judge(op, count))
             print(json.dumps({"op": op.formatted_name, "results": results}), flush=True)
 
 

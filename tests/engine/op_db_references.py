@@ -20,12 +20,16 @@ NORMALISERS = frozenset(
 )
 """What divides, and is a constant under the rule for norms."""
 
-SELECTIONS = frozenset("maximum minimum max_binary min_binary fmax fmin".split())
+SELECTIONS = frozenset(
+    """maximum minimum max_binary min_binary fmax fmin index_reduce_amin index_reduce_amax scatter_reduce_amin
+    scatter_reduce_amax""".split()
+)
 """What chooses among its tensors, some of which may be constants."""
 
 STEPS = frozenset(
     """ceil floor round round_decimals_0 round_decimals_3 round_decimals_neg_3 sign sgn trunc div_floor_rounding
-    div_trunc_rounding floor_divide heaviside eq ne lt le gt ge logical_and logical_or logical_xor logical_not""".split()
+    div_trunc_rounding floor_divide heaviside eq ne lt le gt ge logical_and logical_or logical_xor
+    logical_not""".split()
 )
 """What is constant almost everywhere. (In place, torch gives some of them the gradient of what they overwrite.)"""
 

@@ -52,8 +52,8 @@ def test_relevance_is_that_of_the_equations(kind: str, recipe: Any) -> None:
     with propagate(model, recipe, ()) as trace:
         trace.explain((model(x)[0][-1] * seed).sum())
     weights = recurrent.Weights(*(p.detach().tolist() for p in model.parameters()))
-    wanted = TWINS[kind](x.tolist(), weights, 4, seed.tolist(), recipe is LRP)
-    torch.testing.assert_close(trace.relevance("input"), torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-9)
+    wanted = torch.tensor(TWINS[kind](x.tolist(), weights, 4, seed.tolist(), recipe is LRP), dtype=x.dtype)
+    torch.testing.assert_close(trace.relevance("input"), wanted, rtol=1e-9, atol=1e-9)
 
 
 class Spelled(nn.Module):
@@ -65,9 +65,12 @@ class Spelled(nn.Module):
         self.tanh = layer.nonlinearity == "tanh" if kind == "rnn" else True
 
     def cell(self, x: Tensor, state: tuple[Tensor, ...], suffix: str) -> tuple[Tensor, ...]:
-        w = {name: getattr(self.layer, name + suffix, None) for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
-        inputs = nn.functional.linear(x, w["weight_ih"], w["bias_ih"])
-        hidden = nn.functional.linear(state[0], w["weight_hh"], w["bias_hh"])
+        inputs, hidden = (
+            nn.functional.linear(
+                of, getattr(self.layer, f"weight_{name}{suffix}"), getattr(self.layer, f"bias_{name}{suffix}", None)
+            )
+            for of, name in ((x, "ih"), (state[0], "hh"))
+        )
         if self.kind == "rnn":
             return ((inputs + hidden).tanh() if self.tanh else (inputs + hidden).relu(),)
         if self.kind == "gru":

@@ -43,7 +43,8 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, _, _ = pair(args, kwargs)
     if not any_carries((a, b)):
         return func(a, b)
-    both = torch.stack(torch.broadcast_tensors(*(run.added(x, func.__name__, a, b) for x in (a, b))))
+    given = (run.added(x, func.__name__, a, b) for x in (a, b))
+    both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
     return run.apply("softmax", lambda both: func(*both.unbind()), both)
 
 

@@ -166,7 +166,11 @@ class Book(Tap):
         which each of them then has an even share of, for autograd would count it as often as it was written."""
         where, place = WRITES[name]
         source = args[place] if place < len(args) else None
-        if not isinstance(source, Tensor) or any_carries(source) or kwargs.get("accumulate", args[place + 1 :] == (True,)):
+        if (
+            not isinstance(source, Tensor)
+            or any_carries(source)
+            or kwargs.get("accumulate", args[place + 1 :] == (True,))
+        ):
             return args
         x, index = args[0], args[where:place]
         if all(each.dtype is torch.bool for each in _tensors(index)):  # or slices: no place comes twice
@@ -261,7 +265,7 @@ class Book(Tap):
         ``y`` may be many tensors, or what is none. The inputs must go into this operation only: views of the tensors
         that others see too.
         """
-        made = [each for each in _tensors(y) if carries(each)]
+        made = [each for each in _tensors(y) if carries(each) and each.layout is torch.strided]
         if made and not self._run.replaying:
             # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
             fused = len(seen) > 1 and self._run.recipe.matmul not in CONSERVING

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lrpx import rules
+from lrpx import _kernels, rules
 from lrpx.engine._gates import gate_strength, keep_gate, mark_gate
 from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
@@ -73,7 +73,7 @@ def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
-    return rules.scaled_on_entry(out, out.numel() / max(x.numel(), 1)) if _shares(run) else out
+    return _kernels.scaled_on_entry(out, out.numel() / max(x.numel(), 1)) if _shares(run) else out
 
 
 def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -100,9 +100,7 @@ def _of_factors(run: Run, name: str, op: Callable[..., Any], x: Tensor) -> Any:
         run.under("product")
         return op(x)
     if rule not in (rules.unmodified, rules.constant):
-        raise run.refuse_rule(
-            "product", name, "a product of many factors", "spell it as products of two, or "
-        )
+        raise run.refuse_rule("product", name, "a product of many factors", "spell it as products of two, or ")
     return run.apply("product", op, x)
 
 
@@ -149,8 +147,10 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
     """``x`` in the shape that an element-wise function of it and others has."""
-    shape = torch.broadcast_shapes(x.shape, *(other.shape for other in others))
-    return x if x.shape == shape else x.expand(shape)
+    if all(x.shape == other.shape or not other.ndim for other in others):  # nearly always
+        return x
+    wide: Tensor = torch.broadcast_tensors(x, *others)[0]  # type: ignore[no-untyped-call]
+    return wide
 
 
 def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -280,7 +280,16 @@ ROWS = [
     *(
         Operation(name, (name,), step, "activation")
         for name in (
-            "sign", "sgn", "round", "special_round", "floor", "ceil", "trunc", "fix", "heaviside", "floor_divide",
+            "sign",
+            "sgn",
+            "round",
+            "special_round",
+            "floor",
+            "ceil",
+            "trunc",
+            "fix",
+            "heaviside",
+            "floor_divide",
             "__floordiv__",
         )
     ),

@@ -225,8 +225,11 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
         result = "..." * ("..." in factors) + "".join(sorted(set(factors) - set(",.")))
     made, label = operands[0], labels[0]
     for i, (factor, of_factor) in enumerate(zip(operands[1:], labels[1:], strict=True), 2):
-        kept = result if i == len(operands) else "..." * ("..." in label + of_factor) + "".join(
-            letter for letter in dict.fromkeys(label + of_factor) if letter != "."
+        kept = (
+            result
+            if i == len(operands)
+            else "..." * ("..." in label + of_factor)
+            + "".join(letter for letter in dict.fromkeys(label + of_factor) if letter != ".")
         )
         step = f"{label},{of_factor}->{kept}"
         factor = factor.view_as(factor) if factor is made and carries(made) else factor

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
-from lrpx.engine._elementwise import step, product
+from lrpx.engine._elementwise import product, step
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, first, pair
@@ -209,7 +209,7 @@ def _instance_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     names = ("weight", "bias", "running_mean", "running_var")
     names = names if func is torch.instance_norm else names[2:] + names[:2]
-    x, *four, own, momentum, eps = arguments(args, kwargs, "input", *names, "use_input_stats", "momentum", "eps")
+    x, *four, own, _, eps = arguments(args, kwargs, "input", *names, "use_input_stats", "momentum", "eps")
     named = dict(zip(names, four, strict=True))
     if not any(map(carries, (x, named["weight"], named["bias"]))):
         return func(*args, **kwargs)
@@ -227,7 +227,8 @@ def _hypotenuse(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, _, _ = pair(args, kwargs)
     if not any_carries((a, b)):
         return func(a, b)
-    both = torch.stack(torch.broadcast_tensors(*(run.added(x, func.__name__, a, b) for x in (a, b))))
+    given = (run.added(x, func.__name__, a, b) for x in (a, b))
+    both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
     return run.apply("norm", lambda both: func(*both.unbind()), both)
 
 

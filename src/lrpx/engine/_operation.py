@@ -125,26 +125,14 @@ def unknown(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     the input (also where torch itself has no derivative), else left as it is.
     """
     args, kwargs, name = constants(args), constants(kwargs), func.__name__
-    given = (*args, *kwargs.values())
-    if not any_carries(given):
+    if not any_carries((*args, *kwargs.values())):
         return func(*args, **kwargs)
-
-    def op(*given: Any) -> Any:
-        return func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
-
-    if args and isinstance(args[0], Tensor) and _changes_its_first(name):
-        value = run.apply("unknown", lambda x, *rest: op(x.clone(), *rest), *given, rule=rules.unmodified)
-        run.refuse(name)
-        out = write(args[0], value)
-    else:
-        out = run.apply("unknown", op, *given, rule=rules.unmodified)
-        if any(_is_floating(each) for each in (out if isinstance(out, (tuple, list)) else (out,))):
-            run.refuse(name)
+    out = as_it_is(run, name, func, args, kwargs, only_floating=True)
     run.call_it("unknown")
     return run.counted(name, out)
 
 
-def as_it_is(run: Any, why: str, func: Any, args: Any, kwargs: Any) -> Any:
+def as_it_is(run: Any, why: str, func: Any, args: Any, kwargs: Any, only_floating: bool = False) -> Any:
     """A call that a strict recipe refuses, with its plain gradient under any other, which a ledger measures.
 
     Args:
@@ -153,13 +141,21 @@ def as_it_is(run: Any, why: str, func: Any, args: Any, kwargs: Any) -> Any:
         func: the torch function.
         args: its arguments, without parameters.
         kwargs: those by name.
+        only_floating: whether it is not refused where no result is a floating-point number.
     """
-    run.refuse(why)
 
     def op(*given: Any) -> Any:
         return func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
 
-    return run.apply("unknown", op, *args, *kwargs.values(), rule=rules.unmodified)
+    given = (*args, *kwargs.values())
+    if args and isinstance(args[0], Tensor) and _changes_its_first(func.__name__):
+        run.refuse(why)
+        made = run.apply("unknown", lambda x, *rest: op(x.clone(), *rest), *given, rule=rules.unmodified)
+        return write(args[0], made)
+    out = run.apply("unknown", op, *given, rule=rules.unmodified)
+    if not only_floating or any(map(_is_floating, out if isinstance(out, (tuple, list)) else (out,))):
+        run.refuse(why)
+    return out
 
 
 def _changes_its_first(name: str) -> bool:

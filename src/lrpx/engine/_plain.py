@@ -103,14 +103,17 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _each(
     names: str, gate: Gate | None = None, handler: Handler = plain, has_summands: bool = True, **facts: Any
 ) -> list[Operation]:
-    return [Operation(name, (name,), handler, "plain", gate, has_summands=has_summands, **facts) for name in names.split()]
+    return [
+        Operation(name, (name,), handler, "plain", gate, has_summands=has_summands, **facts) for name in names.split()
+    ]
 
 
 MOVES = _each(
     """type float half bfloat16 double chalf cfloat cdouble clone contiguous view reshape unsqueeze squeeze expand
     transpose permute swapaxes swapdims movedim moveaxis t flatten unflatten ravel adjoint dropout alpha_dropout
     feature_alpha_dropout dropout1d dropout2d dropout3d cpu cuda atleast_1d atleast_2d atleast_3d sum_to_size
-    as_tensor asarray alias_copy expand_copy permute_copy squeeze_copy t_copy transpose_copy unsqueeze_copy view_copy""",
+    as_tensor asarray alias_copy expand_copy permute_copy squeeze_copy t_copy transpose_copy unsqueeze_copy
+    view_copy""",
     "moves",
 ) + _each("to type_as view_as reshape_as expand_as", "moves", has_summands=False)
 

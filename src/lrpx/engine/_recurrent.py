@@ -139,7 +139,7 @@ def _steps(
     backwards: bool | int,
 ) -> tuple[Tensor, State]:
     """One layer in one direction: what it puts out, as its inputs stand, and its last state."""
-    pieces = inputs.unbind(0) if sizes is None else inputs.split(list(sizes))
+    pieces = inputs.unbind(0) if sizes is None else torch.split(inputs, list(sizes))
     initial, begun = state, 0
     made: list[Tensor] = []
     for piece in reversed(pieces) if backwards else pieces:
