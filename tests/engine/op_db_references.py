@@ -36,7 +36,7 @@ STEPS = frozenset(
 COMPOSED = frozenset(
     """masked_cumprod masked_log_softmax masked_normalize masked_logaddexp masked_var masked_std
     nn_functional_gaussian_nll_loss nn_functional_multilabel_soft_margin_loss
-    nn_functional_multi_head_attention_forward linalg_solve_triangular""".split()
+    nn_functional_triplet_margin_with_distance_loss nn_functional_multi_head_attention_forward linalg_solve_triangular""".split()
 )
 """What torch has written in Python of other functions, which are judged; and what ``test_every_rule_reaches.py`` and
 ``test_operations_sweep.py`` judge."""
@@ -181,6 +181,11 @@ def deviation_and_mean(deviation: Callable[..., Any]) -> Callable[..., Any]:
     return written_out
 
 
+def cosine(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    lengths = [x.norm(dim=dim).clamp(min=eps).detach() for x in torch.broadcast_tensors(a, b)]
+    return times(a, b).sum(dim) / lengths[0] / lengths[1]
+
+
 def grid_sample(x: Tensor, grid: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return torch.nn.functional.grid_sample(x, grid.detach(), *args, **kwargs)
 
@@ -311,6 +316,11 @@ REFERENCES: dict[str, Callable[[str], Callable[..., Any]]] = {
     "grid_sampler_3d": both(lambda x, grid, *settings: torch.grid_sampler_3d(x, grid.detach(), *settings)),
     "addcdiv": both(addcdiv),
     "prod": of_factors,
+    "nn_functional_cosine_similarity": both(cosine),
+    "nn_functional_pairwise_distance": both(F.pairwise_distance),
+    "cdist": both(torch.cdist),
+    "dist": both(torch.dist),
+    "nn_functional_pdist": both(F.pdist),
     "cumprod": cumulative,
     "nn_functional_local_response_norm": both(local_response_norm),
     "clamp": bounded,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine._gates import gate_strength, keep_gate, mark_gate
+from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
@@ -176,6 +176,7 @@ def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(slope):
         return homogeneous(run, func, args, kwargs)
     by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope
+    by_channel = move_gate(run.recipe, by_channel, slope)
     above, below = homogeneous(run, torch.relu, (x,), {}), -homogeneous(run, torch.relu, (-x,), {})  # no gate
     apart = run.added(above, "prelu", slope) + product(run, torch.mul, (by_channel, below), {})
     return rules.with_gradient_of(func(x.detach(), slope.detach()), apart)

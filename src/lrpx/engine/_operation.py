@@ -12,6 +12,7 @@ from torch import Tensor
 from lrpx import rules
 from lrpx.engine._gates import GATE, gate_strength
 from lrpx.engine._tensors import any_carries, carries, constants, unwrapped
+from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,6 +129,12 @@ def unknown(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if not any_carries((*args, *kwargs.values())):
         return func(*args, **kwargs)
     out = as_it_is(run, name, func, args, kwargs, only_floating=True)
+    cut = [each for each in (out if isinstance(out, (tuple, list)) else (out,)) if _is_floating(each)]
+    if run.recipe.strict and cut and not any_carries(cut):
+        raise UnknownOperationError(
+            f"{run.where()} calls torch's {name!r}, which has no derivative, so nothing would be relevant to it; "
+            "use a recipe with strict=False to take its result for a constant"
+        )
     run.call_it("unknown")
     return run.counted(name, out)
 
@@ -153,7 +160,7 @@ def as_it_is(run: Any, why: str, func: Any, args: Any, kwargs: Any, only_floatin
         made = run.apply("unknown", lambda x, *rest: op(x.clone(), *rest), *given, rule=rules.unmodified)
         return write(args[0], made)
     out = run.apply("unknown", op, *given, rule=rules.unmodified)
-    if not only_floating or any(map(_is_floating, out if isinstance(out, (tuple, list)) else (out,))):
+    if not only_floating or any_carries(out):
         run.refuse(why)
     return out
 

@@ -42,7 +42,7 @@ def reducing(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     how = kwargs.get("reduce", next((each for each in args if isinstance(each, str)), ""))
     if how in ("prod", "multiply") and any_carries((*args, *kwargs.values())):
-        return as_it_is(run, f"{func.__name__} with reduce={how!r}", func, args, kwargs)
+        return as_it_is(run, f"{func.__name__} with reduce={how}", func, args, kwargs)
     return func(*args, **kwargs)
 
 
