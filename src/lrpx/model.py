@@ -466,9 +466,9 @@ class BoundModel:
             sums = logits.float().sum(-1)
             if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
                 raise ModelError(
-                    f"{type(self.module).__name__} gives probabilities, not logits: none is negative, and they sum to 1, "
-                    "as after a softmax; pass the model without the softmax at its end, and for a probability ask for "
-                    "the target LogProb"
+                    f"{type(self.module).__name__} gives probabilities, not logits: none is negative and they sum to 1, "
+                    "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
+                    "where you want to explain a probability"
                 )
 
     def _answers(self, questions: Questions, slots: Tensor) -> Answers:

@@ -36,7 +36,8 @@ STEPS = frozenset(
 COMPOSED = frozenset(
     """masked_cumprod masked_log_softmax masked_normalize masked_logaddexp masked_var masked_std
     nn_functional_gaussian_nll_loss nn_functional_multilabel_soft_margin_loss
-    nn_functional_triplet_margin_with_distance_loss nn_functional_multi_head_attention_forward linalg_solve_triangular""".split()
+    nn_functional_triplet_margin_with_distance_loss nn_functional_multi_head_attention_forward
+    linalg_solve_triangular""".split()
 )
 """What torch has written in Python of other functions, which are judged; and what ``test_every_rule_reaches.py`` and
 ``test_operations_sweep.py`` judge."""

@@ -1,4 +1,4 @@
-"""Rows of the table of operations that were wrong or missing, or crashed with a ledger, against their plain spellings."""
+"""Rows of the table of operations that were wrong, missing, or crashed with a ledger, against plain spellings."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ def propagate(
 
     Raises:
         TraceError: this thread already runs the same model under a recipe.
-        MethodError: the path of an override matches no module of the model, it has no layers to recompute, or its weights
-            were made in inference mode.
+        MethodError: the path of an override matches no module of the model, it has no layers to recompute, or its
+            weights were made in inference mode.
         UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(),
