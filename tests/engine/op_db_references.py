@@ -222,7 +222,7 @@ def cumulative(recipe: str) -> Callable[..., Any]:
     def written_out(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
         factors = x.unsqueeze(0).unbind(0) if x.ndim == 0 else x.unbind(dim)
         made = [evenly(factors[: i + 1], i + 1) for i in range(len(factors))]
-        return made[0] if x.ndim == 0 else torch.stack(made, dim)
+        return x if not x.numel() else made[0] if x.ndim == 0 else torch.stack(made, dim)
 
     return written_out
 

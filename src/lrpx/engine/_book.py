@@ -138,14 +138,11 @@ class Book(Tap):
             self._added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
             for i, value in enumerate(args)
         ]
-        if numbers == (1,):  # a sum takes integers and truth values too
-            carrying = next((x for x in (*args, *kwargs.values()) if any_carries(x)), None)
-            lifted = [
-                self.added(x.to(carrying.dtype), name)
-                if isinstance(x, Tensor) and carrying is not None and not (x.is_floating_point() or x.is_complex())
-                else x
-                for x in lifted
-            ]
+        if numbers == (1,) or name in MIXED:  # these take integers and truth values too
+            dtype = next(x.dtype for x in _tensors((args, tuple(kwargs.values()))) if carries(x))
+            lifted = [*lifted[:1], *(self._as_number(x, name, dtype) for x in lifted[1:])]
+            if name != "where":
+                lifted[:1] = [self._as_number(x, name, dtype) for x in lifted[:1]]
         if _is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
             whole = args[0] if args[0]._base is None else args[0]._base
@@ -160,6 +157,13 @@ class Book(Tap):
             for key, value in kwargs.items()
         }
         return tuple(lifted), named
+
+    def _as_number(self, value: Any, name: str, dtype: torch.dtype) -> Any:
+        if type(value) in (list, tuple):
+            return type(value)(self._as_number(each, name, dtype) for each in value)
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+            return value
+        return self.added(value.to(dtype), name)
 
     def _written_once(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
         """The arguments of what writes a constant at indices, where some are the same: what stands there in the end,
@@ -393,6 +397,9 @@ def relevance(value: Tensor, gradient: Tensor) -> Tensor:
     gradient = gradient.double()
     return torch.where(gradient == 0, 0.0, value.double() * gradient)
 
+
+MIXED = frozenset("maximum minimum fmax fmin where cat concat concatenate stack hstack vstack dstack".split())
+"""What puts tensors of several dtypes together."""
 
 WRITES = {
     "scatter": (1, 3),

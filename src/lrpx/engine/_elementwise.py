@@ -160,7 +160,8 @@ def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
     if not any_carries(bounds):
         return activation(run, func, args, kwargs)
-    added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *bounds))
+    wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
+    added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
     return func(*added)
 
 

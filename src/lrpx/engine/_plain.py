@@ -153,7 +153,7 @@ OTHERS = (
         max amax min amin aminmax maximum minimum fmax fmin msort kthvalue median nanmedian
         mode cummax cummin nan_to_num requires_grad_ detach detach_ numpy
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
-        fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn stft istft
+        fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
         _pack_padded_sequence _pad_packed_sequence
@@ -167,7 +167,7 @@ OTHERS = (
     + _each("scatter scatter_ scatter_reduce scatter_reduce_ index_reduce index_reduce_", handler=reducing)
     + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
     + _each(
-        "ldexp gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",
+        "ldexp stft istft gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",
         has_summands=False,
         handler=linear_in_first,
     )
