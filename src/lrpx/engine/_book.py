@@ -36,7 +36,7 @@ NAME = "_lrpx_name"
 RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
 """The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
 
-PADDING = ("pad", "constant_pad_nd", "_pad_packed_sequence")
+PADDING = ("pad", "constant_pad_nd", "_pad_packed_sequence", "alpha_dropout", "feature_alpha_dropout")
 """Operations that put a number beside their input, which cannot be a tensor."""
 
 PLACES_OF_TOKENS = (
@@ -299,6 +299,7 @@ class Book(Tap):
         def record(gradient: Tensor | None) -> None:
             if gradient is None:  # nothing arrives at one of many results
                 return
+            gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
             x, dx = (value, gradient) if only is None else (value[only], gradient[only])
             terms = relevance(x, dx)
             self._measured.append((line, sign * terms.sum(), rounding(x, dx, dtype, terms)))

@@ -176,7 +176,7 @@ def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, slope, _, _ = pair(args, kwargs, names=("weight",))
     if not carries(slope):
         return homogeneous(run, func, args, kwargs)
-    by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope
+    by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope.view(())
     by_channel = move_gate(run.recipe, by_channel, slope)
     above, below = homogeneous(run, torch.relu, (x,), {}), -homogeneous(run, torch.relu, (-x,), {})  # no gate
     apart = run.added(above, "prelu", slope) + product(run, torch.mul, (by_channel, below), {})

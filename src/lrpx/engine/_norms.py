@@ -7,6 +7,7 @@ The rule ``norm`` is for what a norm divides by. A norm that is one torch functi
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -187,7 +188,7 @@ def _group_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return beside_a_constant(run, "group_norm", func(x, groups, weight, bias, eps), bias, by_channel)
     if norm is rules.unmodified:
         return run.apply("norm", lambda x, bias: func(x, groups, weight, bias, eps), x, bias)
-    grouped = x.reshape(x.shape[0], groups, -1)
+    grouped = x.reshape(x.shape[0], groups, prod(x.shape[1:]) // groups)
 
     def op(g: Tensor, _: None = None) -> Any:
         return func(x.detach(), groups, None, None, eps).reshape(g.shape)

@@ -94,10 +94,23 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if any_carries(factors):
         why = f"{func.__name__} with per_sample_weights that depend on the input"
         return as_it_is(run, why, func, constants(args), constants(kwargs))
+    if weight.requires_grad and not weight.is_leaf and any(_is_given(kwargs, args, name) for name in NOT_LINEAR):
+        why = f"{func.__name__} in a table that depends on the input, with one of {', '.join(NOT_LINEAR)}"
+        return as_it_is(run, why, func, constants(args), constants(kwargs))
     out = func(*constants(args), **constants(kwargs))
     if not weight.requires_grad or weight.is_leaf:
         return run.source(weight, ids, out)
     return out
+
+
+NOT_LINEAR = {"padding_idx": 2, "max_norm": 3, "scale_grad_by_freq": 5}
+"""Settings of a look-up that give rows another gradient, or other values; and their places in ``F.embedding``."""
+
+
+def _is_given(kwargs: Any, args: Any, name: str) -> bool:
+    place = NOT_LINEAR[name]
+    value = kwargs.get(name, args[place] if len(args) > place else None)
+    return value is not None and value is not False and value != -1
 
 
 def _each(
