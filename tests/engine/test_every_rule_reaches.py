@@ -933,8 +933,10 @@ def test_the_report_names_the_rules() -> None:
 @pytest.mark.parametrize("recipe", [LRP, ATTNLRP, GRADIENT], ids=lambda recipe: recipe.name)
 def test_a_row_added_later_holds_under_every_recipe(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     row = Operation(
-        "polygamma", ("special_polygamma",),
-        lambda run, func, args, kwargs: run.apply("activation", lambda x: func(args[0], x), args[1]), "activation",
+        "polygamma",
+        ("special_polygamma",),
+        lambda run, func, args, kwargs: run.apply("activation", lambda x: func(args[0], x), args[1]),
+        "activation",
     )
     spelling: Spelling = lambda s, x: torch.special.polygamma(1, x)  # noqa: E731
     if recipe.strict:

@@ -275,6 +275,7 @@ HARMLESS: dict[str, Function] = {
     ),
     "integers": lambda x: torch.cat([x.clamp(x.tanh(), TWICE), torch.maximum(x, TWICE), torch.where(x > 0, x, TWICE)]),
     "integers beside it": lambda x: torch.cat([x, TWICE]) + torch.stack([TWICE[0], x[0]]).sum(0),
+    "x.where": lambda x: x.where(x > 0, TWICE),
     "padding": lambda x: F.pad(x, pad=(1, 1), value=2.0),
     "a constant layer with a bias": lambda x: F.linear(ROWS, W, x[0]),
     "a constant convolution with a bias": lambda x: F.conv1d(ROWS[None], normal(4, 3, 2), x[0]),

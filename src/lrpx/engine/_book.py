@@ -140,9 +140,7 @@ class Book(Tap):
         ]
         if numbers == (1,) or name in MIXED:  # these take integers and truth values too
             dtype = next(x.dtype for x in _tensors((args, tuple(kwargs.values()))) if carries(x))
-            lifted = [*lifted[:1], *(self._as_number(x, name, dtype) for x in lifted[1:])]
-            if name != "where":
-                lifted[:1] = [self._as_number(x, name, dtype) for x in lifted[:1]]
+            lifted = [self._as_number(x, name, dtype) for x in lifted]
         if _is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
             whole = args[0] if args[0]._base is None else args[0]._base
@@ -162,6 +160,8 @@ class Book(Tap):
         if type(value) in (list, tuple):
             return type(value)(self._as_number(each, name, dtype) for each in value)
         if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+            return value
+        if name == "where" and value.dtype is torch.bool:  # the condition
             return value
         return self.added(value.to(dtype), name)
 
@@ -395,6 +395,7 @@ def relevance(value: Tensor, gradient: Tensor) -> Tensor:
     """``x ⊙ ∂x`` in float64; 0 where the gradient is, for a mask holds infinities."""
     if value.is_complex():
         value, gradient = (torch.view_as_real(each.resolve_conj()) for each in (value, gradient))
+    value, gradient = (x.to_dense() if x.layout is not torch.strided else x for x in (value, gradient))
     gradient = gradient.double()
     return torch.where(gradient == 0, 0.0, value.double() * gradient)
 

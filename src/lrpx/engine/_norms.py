@@ -159,7 +159,7 @@ def _batch_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     # torch's own gradient is wrong for one sample whose gradient is not contiguous (torch 2.13, CPU)
     scale = torch.rsqrt(named["running_var"] + (1e-5 if eps is None else eps))
     scale = scale if named["weight"] is None else scale * named["weight"]
-    channels = (1, x.shape[1], *(1,) * (x.ndim - 2))
+    channels = (1, x.shape[1], *(1,) * (x.ndim - 2)) if x.ndim > 1 else (-1,)
     shift = -named["running_mean"] * scale if named["bias"] is None else named["bias"] - named["running_mean"] * scale
     linear = (x * scale.view(channels)).to(value.dtype)
     if run.has_taps_on_constants or carries(shift):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.nn import functional as F
@@ -94,7 +95,7 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if any_carries(factors):
         why = f"{func.__name__} with per_sample_weights that depend on the input"
         return as_it_is(run, why, func, constants(args), constants(kwargs))
-    if weight.requires_grad and not weight.is_leaf and any(_is_given(kwargs, args, name) for name in NOT_LINEAR):
+    if weight.requires_grad and not weight.is_leaf and any(_is_given(func, args, kwargs, name) for name in NOT_LINEAR):
         why = f"{func.__name__} in a table that depends on the input, with one of {', '.join(NOT_LINEAR)}"
         return as_it_is(run, why, func, constants(args), constants(kwargs))
     out = func(*constants(args), **constants(kwargs))
@@ -107,10 +108,12 @@ NOT_LINEAR = {"padding_idx": 2, "max_norm": 3, "scale_grad_by_freq": 5}
 """Settings of a look-up that give rows another gradient, or other values; and their places in ``F.embedding``."""
 
 
-def _is_given(kwargs: Any, args: Any, name: str) -> bool:
+def _is_given(func: Any, args: Any, kwargs: Any, name: str) -> bool:
+    if func is torch.embedding:  # which says -1 where there is none
+        return name == "padding_idx" and kwargs.get(name, args[2] if len(args) > 2 else -1) >= 0
     place = NOT_LINEAR[name]
     value = kwargs.get(name, args[place] if len(args) > place else None)
-    return value is not None and value is not False and value != -1
+    return value is not None and value is not False
 
 
 def _each(
