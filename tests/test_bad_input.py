@@ -15,7 +15,7 @@ import torch
 import transformers as tf
 
 import lrpx
-from lrpx import Contrast, Explainer, Logit
+from lrpx import Contrast, Explainer, Logit, LogProb
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, TargetError
 from tests import tiny
 from tests.reference import models
@@ -247,6 +247,16 @@ def test_unknown_class(piece_tokenizer):
     explain = Explainer(tiny.bert_classifier(vocab_size=len(piece_tokenizer)), piece_tokenizer)
     with says(TargetError, "no class 'POSITIVE'", "'negative', 'positive', 'mixed'", "or the index of a class"):
         explain("the film", target="POSITIVE")
+
+
+def test_a_model_that_ends_in_a_softmax(piece_tokenizer):
+    model = tiny.bert_classifier(vocab_size=len(piece_tokenizer))
+    model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Softmax(-1))
+    for method in ("attnlrp", "gradient-x-input"):
+        with says(ModelError, "BertForSequenceClassification gives probabilities, not logits", "without the softmax"):
+            Explainer(model, piece_tokenizer)("the film", method=method)
+    model.classifier = model.classifier[0]
+    assert Explainer(model, piece_tokenizer)("the film", target=LogProb(0)).tokens
 
 
 # ------------------------------------------------------------------------ methods, models

@@ -84,6 +84,7 @@ class _ForSparseGradients(Function):
     def forward(ctx: Any, op: Operation, transposed: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.transposed = transposed
+        ctx.inputs = x.shape[-1]
         y = op(x, weight, bias)
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # a view could not be changed in place
 
@@ -93,7 +94,7 @@ class _ForSparseGradients(Function):
         rows = dy.reshape(-1, dy.shape[-1])
         is_plain = type(rows) is Tensor and not is_legacy_batchedtensor(rows)
         product = _sparse_product if is_plain else torch.ops.lrpx.sparse_matmul
-        dx = product(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], -1)
+        dx = product(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], ctx.inputs)
         return None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[4] else None
 
 
@@ -237,7 +238,8 @@ class _LayerNormConstantStd(Function):
             scaled = dy if weight is None else dy * weight
             dx = ((scaled - scaled.mean(ctx.dims, keepdim=True)) * reciprocal_std).to(dy.dtype)
         leading = tuple(range(dy.ndim - len(ctx.dims)))
-        return dx, dy.sum(leading) if ctx.needs_input_grad[1] else None, None, None, None, None
+        summed = dy.sum(leading) if leading else dy  # over no dimensions, torch takes the sum over all
+        return dx, summed if ctx.needs_input_grad[1] else None, None, None, None, None
 
 
 def rms_norm_constant_std(

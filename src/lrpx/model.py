@@ -476,6 +476,7 @@ class BoundModel:
             run = self.compiler.run(self.module, forward, given, paths, recipe)
         with run as (trace, logits):
             trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
+            self._refuse_probabilities(logits.detach())
             yield Pass(questions, batch, trace, self._answers(questions, logits), paths, packs)
 
     def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
@@ -483,6 +484,21 @@ class BoundModel:
         if self.task.reads == "span":  # where there is text, whatever the mask hides
             inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
         return tasks.reading(self.module, self.task, inputs, positions)
+
+    def _refuse_probabilities(self, logits: Tensor) -> None:
+        """Refuse a model that ends in a softmax, of which rules give other relevance than of the logits before it.
+
+        Raises:
+            ModelError: no logit is negative, and each row sums to one.
+        """
+        if logits.shape[-1] > 1 and bool((logits >= 0).all()):
+            sums = logits.float().sum(-1)
+            if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+                raise ModelError(
+                    f"{type(self.module).__name__} gives probabilities, not logits: none is negative, they sum to 1, "
+                    "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
+                    "where you want to explain a probability"
+                )
 
     def _answers(self, questions: Questions, slots: Tensor) -> Answers:
         """The answers, from the logits ``[B, n, V]``."""

@@ -12,7 +12,7 @@ from lrpx._kinds import rule_name
 from lrpx.engine._gates import mark_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
-from lrpx.engine._tensors import arguments, carries, constants, first
+from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,12 +38,22 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return run.apply("softmax", lambda x: func(x, *rest, **settings), x)
 
 
+def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The same of two tensors, element by element."""
+    a, b, _, _ = pair(args, kwargs)
+    if not any_carries((a, b)):
+        return func(a, b)
+    given = (run.added(x, func.__name__, a, b) for x in (a, b))
+    both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
+    return run.apply("softmax", lambda both: func(*both.unbind()), both)
+
+
 def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``x − log Σ exp x``, with the rule on what is taken off."""
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
-    softmax, dim = run.recipe.softmax, rest[0] if rest else settings.get("dim")
+    softmax, dim = run.recipe.softmax, rest[0] if rest else settings.get("dim", settings.get("axis"))
     if softmax is rules.unmodified:
         return run.apply("softmax", lambda x: func(x, *rest, **settings), x)
     if dim is None:  # what torch takes it for
@@ -165,7 +175,8 @@ def _has_summands(mask: Tensor | None) -> bool:
 
 ROWS = [
     Operation("softmax", ("softmax", "_softmax", "special_softmax"), _softmax, "softmax"),
-    Operation("logsumexp", ("logsumexp", "special_logsumexp"), _logsumexp, "softmax"),
+    Operation("logsumexp", ("logsumexp", "special_logsumexp", "logcumsumexp"), _logsumexp, "softmax"),
+    Operation("logaddexp", ("logaddexp", "logaddexp2"), _logaddexp, "softmax"),
     Operation("log_softmax", ("log_softmax", "_log_softmax", "special_log_softmax"), _log_softmax, "softmax"),
     Operation("attention", ("scaled_dot_product_attention",), _attention, "softmax"),
 ]

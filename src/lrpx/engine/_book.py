@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, arguments, carries, is_in_place
+from lrpx.engine._tensors import any_carries, arguments, carries, first, is_in_place
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ NAME = "_lrpx_name"
 
 RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
 """The kind of entry that measuring an operation of a kind gives, if not a rule's residue."""
+
+PADDING = ("pad", "constant_pad_nd", "_pad_packed_sequence", "alpha_dropout", "feature_alpha_dropout")
+"""Operations that put a number beside their input, which cannot be a tensor."""
 
 PLACES_OF_TOKENS = (
     ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
@@ -96,7 +99,8 @@ class Book(Tap):
         if not isinstance(value, Tensor):
             return self._leaf(torch.tensor(value, dtype=dtype), value, operation) if value else value
         constant = isinstance(value, Parameter) or not value.requires_grad
-        return self._leaf(value, value, operation) if constant and value.is_floating_point() else value
+        known = value.is_floating_point() or value.is_complex()
+        return self._leaf(value, value, operation) if constant and known else value
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """An operation that needs no rule, the constants among its summands as leaves; any other as it is."""
@@ -112,8 +116,9 @@ class Book(Tap):
             return out
         if row is None or row.kind != "plain" or call.name == "__get__":
             return proceed(args, kwargs)
-        if call.name in ("pad", "constant_pad_nd"):
-            return self._watched("constants", lambda x: proceed((x, *args[1:]), kwargs), args[:1])
+        if call.name in PADDING:
+            x, rest, kwargs = first(args, kwargs)
+            return self._watched("constants", lambda x: proceed((x, *rest), kwargs), (x,))
         out = proceed(*self._operands(call.name, row, args, kwargs))
         self.inherit(out, args)
         return out
@@ -125,6 +130,8 @@ class Book(Tap):
             return tuple(args), dict(kwargs)
         if name in ("scatter", "scatter_"):
             args, kwargs = _one_source(args, kwargs)
+        if name in WRITES:
+            args = self._written_once(name, args, kwargs)
         numbers = row.numbers
         # a sum takes a number in the widest precision, anything else in the tensor's own
         dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
@@ -132,14 +139,9 @@ class Book(Tap):
             self._added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
             for i, value in enumerate(args)
         ]
-        if numbers == (1,):  # a sum takes integers and truth values too
-            carrying = next((x for x in (*args, *kwargs.values()) if any_carries(x)), None)
-            lifted = [
-                self.added(x.to(carrying.dtype), name)
-                if isinstance(x, Tensor) and carrying is not None and not (x.is_floating_point() or x.is_complex())
-                else x
-                for x in lifted
-            ]
+        if numbers == (1,) or name in MIXED:  # these take integers and truth values too
+            dtype = next(x.dtype for x in _tensors((args, tuple(kwargs.values()))) if carries(x))
+            lifted = [self._as_number(x, name, dtype) for x in lifted]
         if is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
             whole = args[0] if args[0]._base is None else args[0]._base
@@ -154,6 +156,42 @@ class Book(Tap):
             for key, value in kwargs.items()
         }
         return tuple(lifted), named
+
+    def _as_number(self, value: Any, name: str, dtype: torch.dtype) -> Any:
+        if type(value) in (list, tuple):
+            return type(value)(self._as_number(each, name, dtype) for each in value)
+        if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex():
+            return value
+        if name == "where" and value.dtype is torch.bool:  # the condition
+            return value
+        return self.added(value.to(dtype), name)
+
+    def _written_once(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The arguments of what writes a constant at indices, where some are the same: what stands there in the end,
+        which each of them then has an even share of, for autograd would count it as often as it was written."""
+        where, place = WRITES[name]
+        source = args[place] if place < len(args) else None
+        if (
+            not isinstance(source, Tensor)
+            or any_carries(source)
+            or kwargs.get("accumulate", args[place + 1 :] == (True,))
+        ):
+            return args
+        x, index = args[0], args[where:place]
+        if all(each.dtype is torch.bool for each in _tensors(index)):  # or slices: no place comes twice
+            return args
+        numbers = torch.arange(x.numel(), device=x.device).view(x.shape)
+        try:
+            at = READS[name](numbers, *index)
+        except (RuntimeError, IndexError, TypeError):  # which the operation itself will raise
+            return args
+        times = at.flatten().bincount(minlength=1)[at] if at.numel() else at
+        if not bool((times > 1).any()):
+            return args
+        last = numbers.new_empty(numbers.numel(), dtype=source.dtype)
+        last[at] = source.detach().expand(at.shape)
+        leaf = self.added(last[at], name)
+        return (*args[:place], rules.with_gradient_of(leaf.detach(), leaf / times), *args[place + 1 :])
 
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
         leaf = constant.detach().requires_grad_()
@@ -221,24 +259,27 @@ class Book(Tap):
     def _watched(self, kind: str, proceed: Callable[..., Any], inputs: Sequence[Any]) -> Any:
         if self._run.replaying:
             return proceed(*inputs)
-        seen = [x.view_as(x) if carries(x) else x for x in inputs]
+        seen = [_apart(x) for x in inputs]
         y = proceed(*seen)
         self._residue(kind, y, seen)
         return y
 
-    def _residue(self, kind: str, y: Tensor, seen: Sequence[Any]) -> None:
+    def _residue(self, kind: str, y: Any, seen: Sequence[Any]) -> None:
         """What enters an operation of a kind backwards at ``y``, less what leaves it at its inputs, as an entry.
 
-        The inputs must go into this operation only: views of the tensors that others see too.
+        ``y`` may be many tensors, or what is none. The inputs must go into this operation only: views of the tensors
+        that others see too.
         """
-        if y.requires_grad and not self._run.replaying:
+        made = [each for each in _tensors(y) if carries(each) and each.layout is torch.strided]
+        if made and not self._run.replaying:
             # with several inputs a softmax is fused with two products, which the residue is of if they do not conserve
             fused = len(seen) > 1 and self._run.recipe.matmul not in CONSERVING
             named = "rule residue" if fused else RESIDUES.get(kind, "rule residue")
             line = self._line(named, f"{kind} in {self._run.where()}")
-            carrying = [x for x in seen if carries(x)]
-            dtype = coarsest(y, *carrying)
-            self._measure(line, y, 1, dtype)
+            carrying = [x for x in _tensors(seen) if carries(x)]
+            dtype = coarsest(*made, *carrying)
+            for each in made:
+                self._measure(line, each, 1, dtype)
             for x in carrying:
                 self._measure(line, x, -1, dtype)
 
@@ -256,7 +297,10 @@ class Book(Tap):
     ) -> RemovableHandle:
         value = x.detach().clone()
 
-        def record(gradient: Tensor) -> None:
+        def record(gradient: Tensor | None) -> None:
+            if gradient is None:  # nothing arrives at one of many results
+                return
+            gradient = gradient.to_dense() if gradient.layout is not torch.strided else gradient
             x, dx = (value, gradient) if only is None else (value[only], gradient[only])
             terms = relevance(x, dx)
             self._measured.append((line, sign * terms.sum(), rounding(x, dx, dtype, terms)))
@@ -343,7 +387,7 @@ def rounding(value: Tensor, gradient: Tensor, dtype: torch.dtype, terms: Tensor 
         terms, 1
     )
     if narrow.tiny > LEAST:
-        found += narrow.eps * narrow.tiny * vector_norm(torch.where(gradient == 0, 0.0, value.double()), 1)
+        found += narrow.eps * narrow.tiny * vector_norm(torch.where(gradient == 0, 0.0, value.abs().double()), 1)
     return found
 
 
@@ -358,8 +402,38 @@ def coarsest(*tensors: Tensor) -> torch.dtype:
 
 def relevance(value: Tensor, gradient: Tensor) -> Tensor:
     """``x ⊙ ∂x`` in float64; 0 where the gradient is, for a mask holds infinities."""
+    if value.is_complex():
+        value, gradient = (torch.view_as_real(each.resolve_conj()) for each in (value, gradient))
+    value, gradient = (x.to_dense() if x.layout is not torch.strided else x for x in (value, gradient))
     gradient = gradient.double()
     return torch.where(gradient == 0, 0.0, value.double() * gradient)
+
+
+MIXED = frozenset("maximum minimum fmax fmin where cat concat concatenate stack hstack vstack dstack".split())
+"""What puts tensors of several dtypes together."""
+
+WRITES = {
+    "scatter": (1, 3),
+    "scatter_": (1, 3),
+    "index_copy": (1, 3),
+    "index_copy_": (1, 3),
+    "index_put": (1, 2),
+    "index_put_": (1, 2),
+    "__setitem__": (1, 2),
+    "put": (1, 2),
+    "put_": (1, 2),
+}
+"""What writes at indices: where these begin among its arguments, and where that is which is written."""
+
+READS: dict[str, Callable[..., Tensor]] = {
+    "scatter": torch.gather,
+    "index_copy": torch.index_select,
+    "index_put": lambda x, index: x[tuple(index)],
+    "__setitem__": lambda x, index: x[index],
+    "put": torch.take,
+}
+READS |= {f"{name}_": function for name, function in READS.items()}
+"""What reads where these write."""
 
 
 def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
@@ -370,6 +444,21 @@ def _one_source(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequenc
         source = torch.tensor(source, dtype=x.dtype).expand(index.shape)
     source = source[tuple(slice(size) for size in index.shape)]
     return (x, dim, index, source), {key: value for key, value in kwargs.items() if key == "reduce"}
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The tensors in a value, or in a list or tuple of values."""
+    if isinstance(value, (tuple, list)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [value] if isinstance(value, Tensor) else []
+
+
+def _apart(value: Any) -> Any:
+    """The same value, the tensors in it that depend on the input as views of their own."""
+    if type(value) in (tuple, list):
+        return type(value)(map(_apart, value))
+    seen = carries(value) and not isinstance(value, Parameter) and value.layout is torch.strided
+    return value.view_as(value) if seen else value
 
 
 def _storage(tensor: Any) -> int:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lrpx import rules
-from lrpx.engine._gates import gate_strength, keep_gate, mark_gate
-from lrpx.engine._operation import Operation, write
+from lrpx import _kernels, rules
+from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate
+from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lrpx.engine._run import Run
 
 # ---------------------------------------------------------------------------- products
@@ -41,20 +43,65 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return run.apply("product", func, a, b)
 
 
-def _addcmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    names = ("input", "tensor1", "tensor2")
+def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """``x + a · b``, element by element or of two vectors."""
+    names = ("input", "tensor1", "tensor2", "vec1", "vec2")
     operands: list[Any] = [*args, *(kwargs[name] for name in names if name in kwargs)]
     given, a, b = operands
     a, b, settings = constants(a), constants(b), {n: value for n, value in kwargs.items() if n not in names}
-    x = run.added(given, "addcmul", a, b)
+    x = run.added(given, func.__name__, a, b)
     if carries(a) and carries(b):
         zero = torch.zeros_like(x)
         apart = product(run, lambda a, b: func(zero, a, b, **settings), (a, b if b is not a else b.view_as(b)), {})
     elif carries(x) and run.has_taps_on_constants and not (carries(a) or carries(b)):
-        apart = run.added(func(torch.zeros_like(x), a, b, **settings), "addcmul", x)
+        apart = run.added(func(torch.zeros_like(x), a, b, **settings), func.__name__, x)
     else:
         return func(x, a, b, **settings)
-    return rules.with_gradient_of(func(x.detach(), a.detach(), b.detach(), **settings), x + apart)
+    value = func(x.detach(), a.detach(), b.detach(), **settings)
+    return rules.with_gradient_of(value, settings.get("beta", 1) * x + apart)
+
+
+def _matrix_of_products(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Each element of ``a`` times each of ``b``."""
+    a, b, _, _ = pair(args, kwargs)
+    return product(run, func, (a, b.view_as(b) if a is b and carries(b) else b), {})
+
+
+def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The product of all elements, or of those along a dimension; each of ``n`` factors has the same share."""
+    x, rest, settings = first(constants(args), constants(kwargs))
+    if not carries(x):
+        return func(x, *rest, **settings)
+    out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
+    return _kernels.scaled_on_entry(out, out.numel() / max(x.numel(), 1)) if _shares(run) else out
+
+
+def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The products of the first ``n`` elements along a dimension; each has the same share."""
+    x, rest, settings = first(constants(args), constants(kwargs))
+    if not carries(x):
+        return func(x, *rest, **settings)
+    out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
+    if not _shares(run) or not out.ndim:
+        return out
+    dim = rest[0] if rest else settings.get("dim", settings.get("axis"))
+    number = torch.arange(1, out.shape[dim] + 1, dtype=out.dtype, device=out.device)
+    shares = number.reciprocal().view(-1, *(1,) * ((out.ndim - 1 - dim) % out.ndim))
+    return rules.with_gradient_of(out, out * shares)
+
+
+def _shares(run: Run) -> bool:
+    return run.recipe.product in (rules.uniform, rules.signal_take_all)
+
+
+def _of_factors(run: Run, name: str, op: Callable[..., Any], x: Tensor) -> Any:
+    rule = run.recipe.product
+    if rule in (rules.uniform, rules.signal_take_all):  # of elements of one tensor none is the gate
+        run.under("product")
+        return op(x)
+    if rule not in (rules.unmodified, rules.constant):
+        raise run.refuse_rule("product", name, "a product of many factors", "spell it as products of two, or ")
+    return run.apply("product", op, x)
 
 
 def _lerp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -82,21 +129,61 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 # ------------------------------------------------------------------------- activations
 
 
-def _activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
-    if any_carries((*rest, *settings.values())):  # as clamp with bounds that depend on the input
-        run.refuse(f"{func.__name__} of several tensors that depend on the input")
-        return func(x, *rest, **settings)
+    if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if isinstance(v, Tensor)]):
+        if any_carries(others):
+            why = f"{func.__name__} of several tensors that depend on the input"
+            return as_it_is(run, why, func, (x, *rest), settings)
+        x = _broadcast(x, *others)
     if not carries(x):
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(x, _activation(run, func, (x.clone(), *rest), settings))
+        return write(x, activation(run, func, (x.clone(), *rest), settings))
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     return mark_gate(run.recipe, func.__name__, run.apply("activation", op, x))
 
 
-def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
+    """``x`` in the shape that an element-wise function of it and others has."""
+    if all(x.shape == other.shape or not other.ndim for other in others):  # nearly always
+        return x
+    wide: Tensor = torch.broadcast_tensors(x, *others)[0]  # type: ignore[no-untyped-call]
+    return wide
+
+
+def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Between constant bounds an element-wise function; between bounds that depend on the input a selection."""
+    if len(args) == 1 and not any_carries(tuple(kwargs.values())):  # nearly always
+        return activation(run, func, args, kwargs)
+    x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
+    if not any_carries(bounds):
+        return activation(run, func, args, kwargs)
+    wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
+    added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
+    return func(*added)
+
+
+def _threshold(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Piecewise linear through zero where what is below the threshold becomes 0."""
+    value = arguments(args, kwargs, "input", "threshold", "value")[2]
+    return (homogeneous if value == 0 else activation)(run, func, args, kwargs)
+
+
+def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A slope that depends on the input is a factor: ``relu(x) − slope · relu(−x)``."""
+    x, slope, _, _ = pair(args, kwargs, names=("weight",))
+    if not carries(slope):
+        return homogeneous(run, func, args, kwargs)
+    by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope.view(())
+    by_channel = move_gate(run.recipe, by_channel, slope)
+    above, below = homogeneous(run, torch.relu, (x,), {}), -homogeneous(run, torch.relu, (-x,), {})  # no gate
+    apart = run.added(above, "prelu", slope) + product(run, torch.mul, (by_channel, below), {})
+    return rules.with_gradient_of(func(x.detach(), slope.detach()), apart)
+
+
+def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Piecewise linear through zero: the gradient already is the identity rule."""
     args, kwargs = constants(args), constants(kwargs)
     if run.recipe.activation is rules.identity or run.recipe.activation is rules.unmodified:
@@ -108,18 +195,18 @@ def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(x, _homogeneous(run, func, (x.clone(), *rest), settings))
+        return write(x, homogeneous(run, func, (x.clone(), *rest), settings))
     return mark_gate(run.recipe, "relu", run.apply("activation", lambda x: func(x, *rest, **settings), x))
 
 
-def _step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Constant almost everywhere: no gradient, and so no relevance, but what a rule of the user's own gives it."""
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
         return func(*detached, **settings)
-    if func.__name__ == "heaviside":
-        raise run.refuse_rule("activation", "heaviside", "which has no derivative in torch")
+    if func.__name__ in ("heaviside", "floor_divide", "__floordiv__"):
+        raise run.refuse_rule("activation", func.__name__, "which has no derivative in torch")
     return run.apply("activation", lambda x: func(x, *rest, **settings), x)
 
 
@@ -144,38 +231,73 @@ def _reflected_power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, exponent, _, _ = pair(args, kwargs, names=("exponent",))
     if carries(exponent):
-        if carries(x) and run.recipe.activation is not rules.unmodified:  # a function of the exponent
+        if carries(x):  # a function of the exponent
+            if run.recipe.activation is rules.unmodified:
+                return run.apply("activation", func, x, exponent)
             x = x.detach()
+        if isinstance(x, Tensor):
+            exponent = _broadcast(exponent, x)
         return run.apply("activation", lambda e: func(x, e), exponent)
     if not carries(x):
         return func(x, exponent)
     number = isinstance(exponent, (int, float))
     if number and exponent == 2 and func.__name__ != "float_power":
         return _square(run, torch.mul, x)
+    if not number:
+        x = _broadcast(x, exponent)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     return run.apply("norm" if is_divisor else "activation", lambda x: func(x, exponent), x)
 
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink
-    elu selu celu relu6 hardtanh clamp clip log_sigmoid clamp_min clamp_max erf erfc erfinv exp exp2 expm1 log log1p
-    log2 log10 sqrt sin cos sinh cosh atan arctan asinh arcsinh special_expit special_erf special_exp2 special_expm1
-    special_log1p""".split()
+    elu selu celu relu6 hardtanh log_sigmoid erf erfc erfinv exp exp2 expm1 log log1p log2 log10 sqrt
+    sin cos tan sinh cosh acos arccos asin arcsin atan arctan acosh arccosh asinh arcsinh atanh arctanh sinc logit
+    frac fmod remainder __mod__ copysign digamma lgamma mvlgamma i0
+    special_expit special_erf special_erfc special_erfinv special_exp2 special_expm1 special_log1p special_logit
+    special_sinc special_digamma special_psi special_gammaln special_multigammaln special_i0 special_i0e special_i1
+    special_i1e special_entr special_ndtr special_ndtri special_log_ndtr special_erfcx""".split()
+
+_BOUNDS = {
+    "clamp": ("input", "min", "max"),
+    "clip": ("input", "min", "max"),
+    "clamp_min": ("input", "min"),
+    "clamp_max": ("input", "max"),
+}
+"""The arguments of the functions that keep a tensor between bounds."""
 
 ROWS = [
     Operation("mul", ("mul", "multiply", "__mul__", "__rmul__"), product, "product"),
-    Operation("addcmul", ("addcmul",), _addcmul, "product"),
+    Operation("addcmul", ("addcmul", "addr"), _add_product, "product"),
+    Operation("outer", ("outer", "ger", "kron"), _matrix_of_products, "product"),
+    Operation("prod", ("prod",), _prod, "product"),
+    Operation("cumprod", ("cumprod",), _cumprod, "product"),
     Operation("lerp", ("lerp",), _lerp, "product"),
     Operation("glu", ("glu",), _glu, "product"),
-    *(Operation(name, (name,), _activation, "activation") for name in ACTIVATIONS),
+    *(Operation(name, (name,), activation, "activation") for name in ACTIVATIONS),
     *(
-        Operation(name, (name,), _homogeneous, "activation")
-        for name in ("relu", "leaky_relu", "prelu", "rrelu", "threshold", "abs", "absolute")
+        Operation(name, (name,), homogeneous, "activation")
+        for name in ("relu", "leaky_relu", "rrelu", "abs", "absolute")
     ),
     *(
-        Operation(name, (name,), _step, "activation")
-        for name in ("sign", "sgn", "round", "floor", "ceil", "trunc", "heaviside")
+        Operation(name, (name,), step, "activation")
+        for name in (
+            "sign",
+            "sgn",
+            "round",
+            "special_round",
+            "floor",
+            "ceil",
+            "trunc",
+            "fix",
+            "heaviside",
+            "floor_divide",
+            "__floordiv__",
+        )
     ),
+    Operation("prelu", ("prelu",), _prelu, "activation"),
+    Operation("threshold", ("threshold",), _threshold, "activation"),
+    Operation("clamp", tuple(_BOUNDS), _clamp, "activation"),
     Operation("square", ("square",), _square_function, "activation"),
     Operation("pow", ("pow", "__pow__", "float_power"), _power, "activation"),
     Operation("rpow", ("__rpow__",), _reflected_power, "activation"),

@@ -11,12 +11,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
 from lrpx.engine._elementwise import product
-from lrpx.engine._operation import Operation
-from lrpx.engine._tensors import arguments, carries, constants, pair
+from lrpx.engine._operation import Operation, beside_a_constant
+from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -31,14 +32,14 @@ FEW_ROWS = 64
 """A linear layer of at least so many outputs, for at most so many rows, may be a language-model head."""
 
 
-def _linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
     x, weight = constants(x), constants(weight)
     bias = run.added(bias, "bias", x, weight)
     if carries(weight):
         return _with_computed_weight(run, "linear", func, x, weight, bias, bias)
     if not carries(x):
-        return func(x, weight, bias)
+        return beside_a_constant(run, "linear", func(x, weight, bias), bias, bias)
     is_head = weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1]
     if (is_head or run.in_last_layer) and _is_plain(weight):
         func = _kernels.for_sparse_gradients(func)
@@ -70,10 +71,12 @@ def _convolution(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         return func(x, weight, bias, *args[3:], **rest)
 
+    channels = None if bias is None else bias.view(-1, *(1,) * (weight.ndim - 2))
     if carries(weight):
-        channels = None if bias is None else bias.view(-1, *(1,) * (weight.ndim - 2))
         return _with_computed_weight(run, "convolution", op, x, weight, bias, channels)
-    return run.apply("convolution", op, x, weight, bias) if carries(x) else op(x, weight, bias)
+    if carries(x):
+        return run.apply("convolution", op, x, weight, bias)
+    return beside_a_constant(run, "convolution", op(x, weight, bias), bias, channels)
 
 
 def _with_computed_weight(
@@ -201,9 +204,8 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
     operands = [constants(each) for each in operands]
-    if len(operands) == 2 and all(map(carries, operands)) and _sums_nothing(equation):
-        a, b = operands
-        return product(run, lambda a, b: func(equation, a, b, **kwargs), (a, b.view_as(b) if a is b else b), {})
+    if len(operands) > 1 and _sums_nothing(equation):
+        return _element_wise(run, func, equation, operands)
     return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)
 
 
@@ -215,11 +217,55 @@ def _sums_nothing(equation: str) -> bool:
     return set(labels) <= set(result) if arrow else len(set(letters)) == len(letters)
 
 
+def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:
+    """Products of two after one another, as ``a * b * c`` is; none is a layer, for no index is summed over."""
+    factors, arrow, result = equation.replace(" ", "").partition("->")
+    labels = factors.split(",")
+    if not arrow:
+        result = "..." * ("..." in factors) + "".join(sorted(set(factors) - set(",.")))
+    made, label = operands[0], labels[0]
+    for i, (factor, of_factor) in enumerate(zip(operands[1:], labels[1:], strict=True), 2):
+        kept = (
+            result
+            if i == len(operands)
+            else "..." * ("..." in label + of_factor)
+            + "".join(letter for letter in dict.fromkeys(label + of_factor) if letter != ".")
+        )
+        step = f"{label},{of_factor}->{kept}"
+        factor = factor.view_as(factor) if factor is made and carries(made) else factor
+        made, label = product(run, partial(func, step), (made, factor), {}), kept
+    return made
+
+
+def _chain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A product of many matrices, one after another from the left; the value is that of torch's own order."""
+    matrices = constants(args[0] if args else kwargs["tensors"])
+    if not any_carries(matrices):
+        return func(matrices)
+    made = matrices[0]
+    for matrix in matrices[1:]:
+        before = made
+        made = product_of_two(run, torch.matmul, made, matrix)
+        if not carries(made):  # a weight, unless it was made of the input
+            run.mark_from_input(made, (before, matrix), "matmul")
+    return rules.with_gradient_of(func(detached(*matrices)), made)
+
+
+def _sparse_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    a, b, rest, _ = pair(args, kwargs)
+    if any(carries(x) and x.layout is not torch.strided for x in (a, b)):
+        run.refuse(f"{func.__name__} of a sparse tensor that depends on the input")
+    own = run.recipe.linear not in (rules.unmodified, rules.constant)
+    if own and any_carries((a, b)) and not (carries(a) and carries(b)):
+        raise run.refuse_rule("linear", func.__name__, "which hides its products from a rule")
+    return product_of_two(run, lambda a, b: func(a, b, *rest), a, b)
+
+
 def _bilinear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, weight, bias = arguments(args, kwargs, "input1", "input2", "weight", "bias")
     operands = [constants(a), constants(b), constants(weight)]
     product = _product_of_several(run, "bilinear", func, operands)
-    return product if bias is None else product + run.added(bias, "bias", *operands)
+    return product if bias is None else run.added(product, "bilinear", bias) + run.added(bias, "bias", *operands)
 
 
 def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: Sequence[Tensor]) -> Any:
@@ -287,13 +333,16 @@ def _solve_triangular(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 ROWS = [
-    Operation("linear", ("linear",), _linear, "linear"),
+    Operation("linear", ("linear",), linear, "linear"),
     Operation("addmm", ("addmm",), _add_matmul, "linear"),
     Operation("baddbmm", ("addmv", "baddbmm", "addbmm"), _add_matmul, "linear"),
     Operation("grouped_mm", ("_grouped_mm", "grouped_mm"), _grouped_matmul, "linear"),
     Operation("matmul", ("matmul", "__matmul__", "mm", "bmm"), _matmul, "matmul"),
     Operation("rmatmul", ("__rmatmul__",), _matmul, "matmul"),
-    Operation("dot", ("mv", "dot", "vdot", "inner", "outer", "ger"), _matmul, "matmul"),
+    Operation("linalg_matmul", ("linalg_matmul",), _matmul, "matmul"),
+    Operation("dot", ("mv", "dot", "vdot", "inner", "linalg_vecdot", "cross", "linalg_cross"), _matmul, "matmul"),
+    Operation("multi_dot", ("linalg_multi_dot",), _chain, "matmul"),
+    Operation("sparse_mm", ("_sparse_mm", "smm"), _sparse_matmul, "matmul"),
     Operation("tensordot", ("tensordot",), _tensordot, "matmul"),
     Operation("einsum", ("einsum",), _einsum, "matmul"),
     Operation("bilinear", ("bilinear",), _bilinear, "matmul"),

@@ -11,12 +11,12 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from lrpx import rules
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._graph import newest
+from lrpx.engine._operation import unknown
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, constants, has_foreign
+from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -109,12 +109,4 @@ class RuleMode(TorchFunctionMode):
             # a function written in Python hides its inner calls unless the mode is entered again
             with self:
                 return torch._C._skip_one_hop_torch_function(func, types, args, kwargs)
-        args, kwargs = constants(args), constants(kwargs)
-        if not any_carries((*args, *kwargs.values())):
-            return func(*args, **kwargs)
-        run = self.run
-        out = run.apply("unknown", lambda *args: func(*args, **kwargs), *args, rule=rules.unmodified)
-        if any_carries(out):
-            run.refuse(name)
-        run.call_it("unknown")
-        return run.counted(name, out)
+        return unknown(self.run, func, args, kwargs)

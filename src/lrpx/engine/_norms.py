@@ -7,6 +7,7 @@ The rule ``norm`` is for what a norm divides by. A norm that is one torch functi
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
-from lrpx.engine._elementwise import product
+from lrpx.engine._elementwise import product, step
 from lrpx.engine._gates import keep_gate, move_gate
-from lrpx.engine._operation import Operation
-from lrpx.engine._tensors import arguments, carries, constants, detached, first, pair
+from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
+from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, first, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def _layer_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return value, reciprocal_std
 
     if not carries(x):
-        return op(x, bias)
+        return beside_a_constant(run, "layer_norm", op(x, bias), bias, bias)
     norm, dims = run.recipe.norm, tuple(range(-len(shape), 0))
     if norm is rules.unmodified:
         return run.apply("norm", op, x, bias)
@@ -56,7 +57,8 @@ def _layer_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _is_product(run: Run, weight: Tensor | None) -> bool:
     """Whether a norm's weight depends on the input (AdaGN), so that there is a product that some rule is for."""
-    return carries(weight) and not (run.recipe.norm is run.recipe.product is rules.unmodified)
+    has_rule = not (run.recipe.norm is run.recipe.product is rules.unmodified)
+    return carries(weight) and (has_rule or run.has_taps_on_rules)
 
 
 def _times_weight(run: Run, value: Tensor, normed: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -139,24 +141,25 @@ def _batch_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     names = ("weight", "bias", "running_mean", "running_var")
     names = names if func is torch.batch_norm else names[2:] + names[:2]
     x, *four, training, _, eps = arguments(args, kwargs, "input", *names, "training", "momentum", "eps")
-    value = func(*args, **kwargs)
     named = dict(zip(names, four, strict=True))
     weight = named["weight"]
-    if not (carries(x) or carries(weight)):
-        return value
-    if training:
-        run.refuse("batch_norm in training mode")
+    carrying = any(map(carries, (x, weight, named["bias"])))
+    if carrying and training:
+        return as_it_is(run, "batch_norm in training mode", func, args, kwargs)
+    value = func(*args, **kwargs)
+    if not carrying:
         return value
     if carries(weight):
         still = {name: named[name] for name in ("running_mean", "running_var")}
         normed = _batch_norm(run, F.batch_norm, (x,), {**still, "eps": 1e-5 if eps is None else eps})
         return _times_weight(run, value.detach(), normed, *_by_channel(run, x, weight, named["bias"]))
     if not carries(x):
-        return value
+        shift = named["bias"].view(1, -1, *(1,) * (x.ndim - 2))
+        return beside_a_constant(run, "batch_norm", value, named["bias"], shift)
     # torch's own gradient is wrong for one sample whose gradient is not contiguous (torch 2.13, CPU)
     scale = torch.rsqrt(named["running_var"] + (1e-5 if eps is None else eps))
     scale = scale if named["weight"] is None else scale * named["weight"]
-    channels = (1, -1, *(1,) * (x.ndim - 2))
+    channels = (1, x.shape[1], *(1,) * (x.ndim - 2)) if x.ndim > 1 else (-1,)
     shift = -named["running_mean"] * scale if named["bias"] is None else named["bias"] - named["running_mean"] * scale
     linear = (x * scale.view(channels)).to(value.dtype)
     if run.has_taps_on_constants or carries(shift):
@@ -181,10 +184,11 @@ def _group_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     bias = run.added(bias, "bias", x)
     norm = run.recipe.norm
     if not carries(x):
-        return func(x, groups, weight, bias, eps)
+        by_channel = None if bias is None else bias.view(-1, *(1,) * (x.ndim - 2))
+        return beside_a_constant(run, "group_norm", func(x, groups, weight, bias, eps), bias, by_channel)
     if norm is rules.unmodified:
         return run.apply("norm", lambda x, bias: func(x, groups, weight, bias, eps), x, bias)
-    grouped = x.reshape(x.shape[0], groups, -1)
+    grouped = x.reshape(x.shape[0], groups, prod(x.shape[1:]) // groups)
 
     def op(g: Tensor, _: None = None) -> Any:
         return func(x.detach(), groups, None, None, eps).reshape(g.shape)
@@ -199,6 +203,34 @@ def _group_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     normed = normed if weight is None else normed * weight.view(channels)
     normed = normed if bias is None else normed + bias.view(channels)
     return rules.with_gradient_of(func(x.detach(), groups, weight, bias, eps), normed)
+
+
+def _instance_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A group norm of as many groups as channels; or, with running statistics, a batch norm."""
+    args, kwargs = constants(args), constants(kwargs)
+    names = ("weight", "bias", "running_mean", "running_var")
+    names = names if func is torch.instance_norm else names[2:] + names[:2]
+    x, *four, own, _, eps = arguments(args, kwargs, "input", *names, "use_input_stats", "momentum", "eps")
+    named = dict(zip(names, four, strict=True))
+    if not any(map(carries, (x, named["weight"], named["bias"]))):
+        return func(*args, **kwargs)
+    own, eps = True if own is None else own, 1e-5 if eps is None else eps
+    value = func(*detached(*args), **dict(zip(kwargs, detached(*kwargs.values()), strict=True)))
+    if own:
+        made = _group_norm(run, F.group_norm, (x, x.shape[1], named["weight"], named["bias"], eps), {})
+    else:
+        made = _batch_norm(run, F.batch_norm, (x,), {**named, "eps": eps})
+    return rules.with_gradient_of(value, made) if carries(made) else value
+
+
+def _hypotenuse(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The length of a vector of two numbers."""
+    a, b, _, _ = pair(args, kwargs)
+    if not any_carries((a, b)):
+        return func(a, b)
+    given = (run.added(x, func.__name__, a, b) for x in (a, b))
+    both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
+    return run.apply("norm", lambda both: func(*both.unbind()), both)
 
 
 def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -219,6 +251,8 @@ def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A denominator is a normaliser, like the standard deviation of a norm."""
     a, b, _, settings = pair(args, kwargs)
+    if settings.get("rounding_mode") is not None:
+        return step(run, func, (a, b), settings)
     if carries(b):
         norm = run.recipe.norm
         if norm is not rules.constant:
@@ -227,6 +261,18 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         run.under("norm")
         b = b.detach()
     return keep_gate(run.recipe, func(a, b, **settings), a, b)
+
+
+def _add_quotient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """``x + value · a / b``."""
+    x, a, b = arguments(constants(args), constants(kwargs), "input", "tensor1", "tensor2")
+    factor = kwargs.get("value", 1)
+    if not any_carries((a, b)) and not (carries(x) and run.has_taps_on_constants):
+        return func(x, a, b, value=factor)
+    value = func(*detached(x, a, b), value=factor)
+    apart = factor * _division(run, torch.div, (a, b), {})
+    both = run.added(x, func.__name__, apart) + run.added(apart, func.__name__, x)
+    return rules.with_gradient_of(value, both) if carries(both) else value
 
 
 def _quotient(norm: Rule, op: Callable[..., Any], a: Any, b: Tensor) -> Any:
@@ -239,12 +285,18 @@ ROWS = [
     Operation("rms_norm", ("rms_norm",), _rms_norm, "norm"),
     Operation("batch_norm", ("batch_norm",), _batch_norm, "norm"),
     Operation("group_norm", ("group_norm",), _group_norm, "norm"),
+    Operation("instance_norm", ("instance_norm",), _instance_norm, "norm"),
+    Operation("hypot", ("hypot",), _hypotenuse, "norm"),
     Operation(
         "deviation",
-        ("rsqrt", "reciprocal", "norm", "vector_norm", "linalg_vector_norm", "linalg_norm", "std", "var"),
+        tuple(
+            """rsqrt reciprocal norm vector_norm linalg_vector_norm linalg_norm linalg_matrix_norm nuclear_norm
+            frobenius_norm std var""".split()
+        ),
         _normalizer,
         "norm",
     ),
     Operation("deviation and mean", ("var_mean", "std_mean"), _normalizer_and_mean, "norm"),
+    Operation("addcdiv", ("addcdiv",), _add_quotient, "norm"),
     Operation("div", ("div", "divide", "true_divide", "__truediv__", "__div__"), _division, "norm"),
 ]

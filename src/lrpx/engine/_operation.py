@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
+from lrpx import rules
 from lrpx.engine._gates import GATE, gate_strength
-from lrpx.engine._tensors import any_carries, constants
+from lrpx.engine._tensors import any_carries, carries, constants, unwrapped
+from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,7 +55,11 @@ class Operation:
         for name in self.spellings:
             yield name, self
             for variant, out_of_place in in_place(name):
-                if self.kind != "plain" and variant not in self.spellings:
+                if variant in self.spellings:
+                    continue
+                if self.kind == "plain":
+                    yield variant, self if self.gate else replace(self, handler=ends_gate(self.handler))
+                else:
                     yield variant, replace(self, handler=changes_in_place(self.handler, out_of_place))
 
 
@@ -81,9 +88,92 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
         before = x.clone()
         vars(before).update(vars(x))
         args = tuple(before if a is x else a for a in args)
-        return write(x, handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()}))
+        made = handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()})
+        return write(x, made if carries(made) else run.added(made.to(x.dtype), func.__name__, x))
 
     return handle
+
+
+def beside_a_constant(run: Any, name: str, value: Tensor, bias: Any, summand: Any) -> Tensor:
+    """``value``, of which no more than a bias depends on the input, if anything; a ledger gets the rest as an entry.
+
+    Args:
+        run: the run.
+        name: of the operation.
+        value: its result.
+        bias: the bias.
+        summand: the bias as the result has it.
+    """
+    if not (run.has_taps_on_constants and carries(bias)):
+        return value
+    return rules.with_gradient_of(value, run.added((value - summand).detach(), name, bias) + summand)
+
+
+def ends_gate(handler: Handler) -> Handler:
+    """A handler for a change in place that autograd knows, after which a gate is none."""
+
+    def handle(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        out = handler(run, func, args, kwargs)
+        if isinstance(out, Tensor):
+            vars(out).pop(GATE, None)
+        return out
+
+    return handle
+
+
+def unknown(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A function without a row: refused by a strict recipe where a floating-point result comes out of what depends on
+    the input (also where torch itself has no derivative), else left as it is.
+    """
+    args, kwargs, name = constants(args), constants(kwargs), func.__name__
+    if not any_carries((*args, *kwargs.values())):
+        return func(*args, **kwargs)
+    out = as_it_is(run, name, func, args, kwargs, only_floating=True)
+    cut = [each for each in (out if isinstance(out, (tuple, list)) else (out,)) if _is_floating(each)]
+    if run.recipe.strict and cut and not any_carries(cut):
+        raise UnknownOperationError(
+            f"{run.where()} calls torch's {name!r}, which has no derivative, so nothing would be relevant to it; "
+            "use a recipe with strict=False to take its result for a constant"
+        )
+    run.call_it("unknown")
+    return run.counted(name, out)
+
+
+def as_it_is(run: Any, why: str, func: Any, args: Any, kwargs: Any, only_floating: bool = False) -> Any:
+    """A call that a strict recipe refuses, with its plain gradient under any other, which a ledger measures.
+
+    Args:
+        run: the run.
+        why: what is refused.
+        func: the torch function.
+        args: its arguments, without parameters.
+        kwargs: those by name.
+        only_floating: whether it is not refused where no result is a floating-point number.
+    """
+
+    def op(*given: Any) -> Any:
+        return func(*given[: len(args)], **dict(zip(kwargs, given[len(args) :], strict=True)))
+
+    given = (*args, *kwargs.values())
+    if args and isinstance(args[0], Tensor) and _changes_its_first(func.__name__):
+        run.refuse(why)
+        made = run.apply("unknown", lambda x, *rest: op(x.clone(), *rest), *given, rule=rules.unmodified)
+        return write(args[0], made)
+    out = run.apply("unknown", op, *given, rule=rules.unmodified)
+    if not only_floating or any_carries(out):
+        run.refuse(why)
+    return out
+
+
+def _changes_its_first(name: str) -> bool:
+    if name.startswith("__i"):
+        return hasattr(operator, name)
+    return name.endswith("_") and not name.endswith("__") and "resize" not in name and name != "set_"
+
+
+def _is_floating(value: Any) -> bool:
+    known = isinstance(value, Tensor) and (value.requires_grad or unwrapped(value) is value)
+    return known and (value.is_floating_point() or value.is_complex())
 
 
 def write(x: Tensor, value: Tensor) -> Tensor:

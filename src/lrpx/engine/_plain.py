@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
 from torch.nn import Parameter
+from torch.nn import functional as F
 
-from lrpx.engine._operation import Operation
-from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, constants
+from lrpx import rules
+from lrpx.engine._operation import Operation, as_it_is, changes_in_place
+from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
 
 if TYPE_CHECKING:
-    from lrpx.engine._operation import Gate
+    from lrpx.engine._operation import Gate, Handler
     from lrpx.engine._run import Run
 
 
@@ -23,6 +27,51 @@ def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
         return func(*args)
     return func(*constants(args), **constants(kwargs))
+
+
+def linear_in_first(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """What is linear in its first argument, and in no other: a scaling, an integral, a quantile of a level."""
+    args, kwargs = constants(args), constants(kwargs)
+    if any_carries((*args[1:], *(value for name, value in kwargs.items() if name not in ("input", "y")))):
+        why = f"{func.__name__} with more than its first argument that depends on the input"
+        return as_it_is(run, why, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def reducing(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum, mean or selection by index; a product of what falls together is none."""
+    args, kwargs = constants(args), constants(kwargs)
+    how = kwargs.get("reduce", next((each for each in args if isinstance(each, str)), ""))
+    if how in ("prod", "multiply") and any_carries((*args, *kwargs.values())):
+        return as_it_is(run, f"{func.__name__} with reduce={how}", func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """What has no derivative, for it is of no floating point or a new tensor: a comparison, an index, zeros."""
+    return func(*(each.detach() if isinstance(each, Tensor) else each for each in args), **constants(kwargs))
+
+
+def grid_sample(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The weights of an interpolation choose among its places, as a gate does: a grid that depends on the input is a
+    constant, and the signal takes all."""
+    mode = "mode" if func is F.grid_sample else "interpolation_mode"
+    names = ("input", "grid", mode, "padding_mode", "align_corners")
+    x, grid, *rest = arguments(constants(args), constants(kwargs), *names)
+    settings = {name: value for name, value in zip(names[2:], rest, strict=True) if value is not None}
+
+    def op(x: Tensor, grid: Tensor) -> Any:
+        return func(x, grid, **settings)
+
+    rule = run.recipe.product
+    if not carries(grid):
+        return op(x, grid)
+    if rule is rules.unmodified:
+        return run.apply("product", op, x, grid)
+    if rule not in (rules.uniform, rules.signal_take_all, rules.constant):
+        raise run.refuse_rule("product", func.__name__, "which hides its products from a rule")
+    run.under("product")
+    return op(x.detach() if rule is rules.constant else x, grid.detach())
 
 
 def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -38,11 +87,14 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     ids, weight = given
     if ids.is_floating_point():  # torch.embedding has the weight first
         ids, weight = weight, ids
-    out = func(*constants(args), **constants(kwargs))
     factors = constants((*args[2:], kwargs.get("per_sample_weights")))
     if any_carries(factors):
-        run.refuse(f"{func.__name__} with per_sample_weights that depend on the input")
-        return out
+        why = f"{func.__name__} with per_sample_weights that depend on the input"
+        return as_it_is(run, why, func, constants(args), constants(kwargs))
+    if weight.requires_grad and not weight.is_leaf and any(_is_given(func, args, kwargs, name) for name in NOT_LINEAR):
+        why = f"{func.__name__} in a table that depends on the input, with one of {', '.join(NOT_LINEAR)}"
+        return as_it_is(run, why, func, constants(args), constants(kwargs))
+    out = func(*constants(args), **constants(kwargs))
     if not weight.requires_grad or weight.is_leaf or run.is_foreign(weight):
         return run.source(weight, ids, out)
     return out
@@ -58,14 +110,32 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return plain(run, func, args, kwargs)
 
 
-def _each(names: str, gate: Gate | None = None, **facts: Any) -> list[Operation]:
-    return [Operation(name, (name,), plain, "plain", gate, **facts) for name in names.split()]
+NOT_LINEAR = {"padding_idx": 2, "max_norm": 3, "scale_grad_by_freq": 5}
+"""Settings of a look-up that give rows another gradient, or other values; and their places in ``F.embedding``."""
+
+
+def _is_given(func: Any, args: Any, kwargs: Any, name: str) -> bool:
+    if func is torch.embedding:  # which says -1 where there is none
+        return name == "padding_idx" and kwargs.get(name, args[2] if len(args) > 2 else -1) >= 0
+    place = NOT_LINEAR[name]
+    value = kwargs.get(name, args[place] if len(args) > place else None)
+    return value is not None and value is not False
+
+
+def _each(
+    names: str, gate: Gate | None = None, handler: Handler = plain, has_summands: bool = True, **facts: Any
+) -> list[Operation]:
+    return [
+        Operation(name, (name,), handler, "plain", gate, has_summands=has_summands, **facts) for name in names.split()
+    ]
 
 
 MOVES = _each(
-    """type float half bfloat16 double clone contiguous view reshape unsqueeze squeeze expand transpose permute
-    swapaxes swapdims movedim t flatten unflatten ravel adjoint dropout alpha_dropout feature_alpha_dropout dropout1d
-    dropout2d dropout3d cpu cuda""",
+    """type float half bfloat16 double chalf cfloat cdouble clone contiguous view reshape unsqueeze squeeze expand
+    transpose permute swapaxes swapdims movedim moveaxis t flatten unflatten ravel adjoint dropout alpha_dropout
+    feature_alpha_dropout dropout1d dropout2d dropout3d cpu cuda atleast_1d atleast_2d atleast_3d sum_to_size
+    as_tensor asarray alias_copy expand_copy permute_copy squeeze_copy t_copy transpose_copy unsqueeze_copy
+    view_copy""",
     "moves",
 ) + _each("to type_as view_as reshape_as expand_as", "moves", has_summands=False)
 
@@ -73,7 +143,7 @@ SUMS = [
     Operation(name, tuple(spellings.split()), plain, "plain", "stays", numbers=(1,))
     for name, spellings in {
         "add": "add __add__ __radd__ add_ __iadd__",
-        "sub": "sub subtract __sub__ sub_ __isub__",
+        "sub": "sub subtract __sub__ sub_ __isub__ subtract_",
         "rsub": "rsub",
     }.items()
 ]
@@ -82,7 +152,7 @@ SELECTS = (
     _each(
         """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
         index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad neg
-        negative __neg__""",
+        negative __neg__ deg2rad rad2deg split_with_sizes_copy unbind_copy""",
         "stays",
     )
     + _each("masked_fill masked_fill_", "stays", numbers=(2,))
@@ -91,30 +161,57 @@ SELECTS = (
 
 OTHERS = (
     _each(
-        """__pos__ positive sum mean nansum cumsum cumsum_ diff trace
+        """__pos__ positive sum mean nansum nanmean cumsum diff trace
         cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy slice
-        index_add index_add_ index_copy index_copy_ take scatter scatter_ scatter_add scatter_add_ scatter_reduce
-        masked_scatter masked_scatter_ masked_select zero_ copy_ fill_diagonal_ diag diagonal diag_embed
-        diagonal_scatter slice_scatter select_scatter tril tril_ triu triu_ fliplr flipud rot90
-        unfold fold im2col col2im as_strided constant_pad_nd _pad interpolate upsample pixel_shuffle
-        pixel_unshuffle channel_shuffle affine_grid avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
-        adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
-        adaptive_max_pool1d adaptive_max_pool2d max amax min amin maximum minimum fmax fmin msort kthvalue median
-        cummax cummin nan_to_num nan_to_num_ requires_grad_ detach detach_ numpy
-        real imag view_as_real view_as_complex complex conj resolve_conj resolve_neg
-        fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn fft_fft fft_ifft fft_rfft fft_irfft fft_fftn fft_ifftn
+        block_diag broadcast_tensors cartesian_prod combinations meshgrid
+        index_add index_copy take put scatter_add masked_scatter masked_select zero_ copy_ fill_diagonal_ diag diagflat
+        diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter
+        linalg_diagonal tril triu fliplr flipud rot90
+        unfold unfold_copy fold im2col col2im as_strided as_strided_copy constant_pad_nd _pad interpolate upsample
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle channel_shuffle affine_grid
+        avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
+        max amax min amin aminmax maximum minimum fmax fmin msort kthvalue median nanmedian
+        mode cummax cummin nan_to_num requires_grad_ detach detach_ numpy
+        real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
+        fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
+        fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
+        fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
+        _pack_padded_sequence _pad_packed_sequence
         align_to pin_memory data_ptr size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
         is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad
-        __format__ __repr__ __hash__ __deepcopy__ untyped_storage swapaxes_ unsqueeze_ squeeze_ transpose_ t_"""
+        __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
     )
     + _each("__setitem__ index_put index_put_", numbers=(2,))
     + _each("index_fill index_fill_", numbers=(3,))
-    + _each("fill_", numbers=(1,))
-    + _each("grid_sample", has_summands=False)
+    + _each("fill fill_", numbers=(1,))
+    + _each("scatter scatter_ scatter_reduce scatter_reduce_ index_reduce index_reduce_", handler=reducing)
+    + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
+    + _each(
+        "ldexp stft istft gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",
+        has_summands=False,
+        handler=linear_in_first,
+    )
 )
 
+COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor
+    logical_not"""
+
+WITHOUT_GRADIENT = _each(
+    f"""{COMPARISONS} equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
+    argsort nonzero argwhere count_nonzero bucketize searchsorted empty_like zeros_like ones_like full_like rand_like
+    randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
+    new_tensor""",
+    handler=without_gradient,
+    has_summands=False,
+) + [
+    Operation(f"{name}_", (f"{name}_",), changes_in_place(without_gradient, getattr(Tensor, name)), "plain")
+    for name in COMPARISONS.split()
+]
+
 ROWS = [
-    *MOVES, *SUMS, *SELECTS, *OTHERS,
+    *MOVES, *SUMS, *SELECTS, *OTHERS, *WITHOUT_GRADIENT,
     Operation("__getitem__", ("__getitem__",), index, "plain", "stays"),
     Operation("attribute", ("__get__",), attribute, "plain"),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),

@@ -88,7 +88,8 @@ def propagate(
     Raises:
         TraceError: this thread already runs the same model, or a part of it, under a recipe; or it is compiled by
             torch.compile.
-        MethodError: the path of an override matches no module of the model, or it has no layers to recompute.
+        MethodError: the path of an override matches no module of the model, it has no layers to recompute, or its
+            weights were made in inference mode.
         UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(),
@@ -111,6 +112,7 @@ def propagate(
             "this thread already runs a model under a recipe that is a part of this one, or this one of it; leave the "
             "first block before the second, or give the part its rules with recipe.at(path, use=other)"
         )
+    _refuse_inference(model, modules)
     unused = [
         override for override in recipe.overrides if not any(fnmatchcase(path, override.path) for path in modules)
     ]
@@ -164,6 +166,21 @@ def propagate(
         running[id(model)] = inside
         stack.enter_context(seams.installed())
         yield trace
+
+
+def _refuse_inference(model: Module, modules: dict[str, Module]) -> None:
+    """Refuse weights that autograd cannot follow.
+
+    Raises:
+        MethodError: a parameter or a buffer was made in inference mode.
+    """
+    for path, module in modules.items():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and tensor.is_inference():
+                raise MethodError(
+                    f"{path}{'.' * bool(path)}{name} of {type(model).__name__} was made in inference mode, so autograd "
+                    "cannot follow it; load the model outside torch.inference_mode(), or pass copy.deepcopy(model)"
+                )
 
 
 def _taps(given: Any) -> Sequence[Tap]:

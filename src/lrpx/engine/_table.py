@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lrpx.engine import _attention, _distances, _elementwise, _layers, _norms, _plain
+from lrpx.engine import _attention, _distances, _elementwise, _layers, _norms, _plain, _recurrent
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -22,4 +22,6 @@ def register(*rows: Operation) -> None:
         TABLE.update(row.rows())
 
 
-register(*_plain.ROWS, *_layers.ROWS, *_elementwise.ROWS, *_attention.ROWS, *_norms.ROWS, *_distances.ROWS)
+register(
+    *_plain.ROWS, *_layers.ROWS, *_elementwise.ROWS, *_attention.ROWS, *_norms.ROWS, *_distances.ROWS, *_recurrent.ROWS
+)

@@ -102,15 +102,19 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> lis
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 
+FIRST = ("input", "self", "A", "x", "a", "x1")
+"""What torch calls the tensor that a function is called on, where it is passed by name; numpy's names are known too."""
+
+
 def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The tensor that a torch function is called on, and its other arguments, however they were passed."""
     if args:
         return args[0], args[1:], kwargs
-    name = next(name for name in ("input", "self", "A") if name in kwargs)
+    name = next(name for name in FIRST if name in kwargs)
     return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
 
 
-SECOND = ("other", "mat2", "vec", "vec2", "tensor")
+SECOND = ("other", "mat2", "vec", "vec2", "tensor", "x2", "y")
 """What torch calls the second factor of a product, where it is passed by name; the first is ``input``."""
 
 

@@ -1,0 +1,88 @@
+"""torch's own operator database: each operation is right, or refused by name; none crashes, none ends the process.
+
+``op_db.py`` judges, in a process of its own; one operation that ends it is one that fails, and the next goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("expecttest", reason="torch's database of operators needs expecttest")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Results = dict[str, list[dict[str, str]]]
+
+
+def judged(samples: int) -> Results:
+    """The verdicts on each operation."""
+    found: Results = {}
+    first = 0
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    while True:
+        command = [sys.executable, "-m", "tests.engine.op_db", str(samples), str(first)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
+        name, at = "", ""
+        for line in map(json.loads, done.stdout.splitlines()):
+            if "number" in line:
+                name, first, at = line["op"], line["number"] + 1, ""
+            elif "results" in line:
+                found[line["op"]] = line["results"]
+                name = ""
+            else:
+                at = line["at"]
+        if done.returncode == 0:
+            return found
+        assert name, done.stderr[-2000:]
+        found[name] = [{"at": at, "verdict": "crash", "why": f"the process ended with {done.returncode}"}]
+
+
+def check(found: Results) -> None:
+    bad = [
+        f"{name}, {result['at']}: {result['verdict']}: {result['why']}"
+        for name, results in found.items()
+        for result in results
+        if result["verdict"] in ("wrong", "crash")
+    ]
+    assert not bad, "\n".join(bad[:30])
+    silent = [
+        (name, result["why"])
+        for name, results in found.items()
+        for result in results
+        if result["verdict"] == "refused"
+        and not ("calls torch's '" in result["why"] and "strict=False" in result["why"])
+    ]
+    assert not silent, silent[:10]
+    right = [name for name, results in found.items() if any(result["verdict"] == "right" for result in results)]
+    kept = {name for name, results in found.items() if results and all(r["verdict"] != "refused" for r in results)}
+    assert len(right) > 570
+    assert len(kept) > 430
+    assert kept >= OBVIOUS
+
+
+OBVIOUS = frozenset(
+    """add mul addmm addcmul addcdiv addr kron outer prod cumprod nanmean neg meshgrid_list_of_tensors atleast_1d
+    atleast_2d atleast_3d matmul linalg_vecdot linalg_multi_dot linalg_cross nn_functional_instance_norm
+    nn_functional_elu nn_functional_hardtanh nn_functional_leaky_relu nn_functional_grid_sample nn_functional_prelu
+    nn_functional_threshold clamp clamp_min pow hypot logaddexp fft_fft2 fft_rfftn fft_hfft fft_ihfftn fft_fftshift
+    index_add index_copy index_put scatter scatter_add quantile aminmax broadcast_tensors einsum tensordot
+    nn_functional_bilinear nn_functional_conv2d nn_functional_layer_norm nn_functional_group_norm
+    nn_functional_scaled_dot_product_attention softmax log_softmax logsumexp""".split()
+)
+"""Nothing of these is refused."""
+
+
+def test_one_sample_of_each_operation_in_every_spelling() -> None:
+    check(judged(1))
+
+
+@pytest.mark.slow
+def test_every_sample_of_each_operation() -> None:
+    check(judged(10_000))
