@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
+from lrpx.engine import _factors
 from lrpx.engine._gates import gate_strength, keep_gate, mark_gate
 from lrpx.engine._operation import Operation, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
@@ -29,16 +30,16 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         a, b, _, _ = pair(args, kwargs)
     if not (carries(a) and carries(b)):
-        return keep_gate(run.recipe, func(a, b), a, b)
+        out = func(a, b)
+        return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)
     if run.recipe.product is rules.signal_take_all:
         strength_a, strength_b = gate_strength(a), gate_strength(b)
         if strength_a == strength_b:
-            return run.apply("product", func, a, b, rule=rules.uniform, called="uniform")
-        if strength_a < strength_b:
-            a, b = b, a
-    return run.apply("product", func, a, b)
+            return _factors.product(run, func, a, b, rules.uniform)
+        return _factors.scaled(run, "product", func, a, b, first_scales=strength_a > strength_b)
+    return _factors.product(run, func, a, b)
 
 
 def _addcmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -93,7 +94,10 @@ def _activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         rest = tuple(value for value in rest if value is not True)
         return write(x, _activation(run, func, (x.clone(), *rest), settings))
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
-    return mark_gate(run.recipe, func.__name__, run.apply("activation", op, x))
+    y = run.apply("activation", op, x)
+    if func.__name__ in EXPONENTIALS:
+        return _factors.exponential(run, y)
+    return mark_gate(run.recipe, func.__name__, y)
 
 
 def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -146,7 +150,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(exponent):
         if carries(x) and run.recipe.activation is not rules.unmodified:  # a function of the exponent
             x = x.detach()
-        return run.apply("activation", lambda e: func(x, e), exponent)
+        return _factors.exponential(run, run.apply("activation", lambda e: func(x, e), exponent))
     if not carries(x):
         return func(x, exponent)
     number = isinstance(exponent, (int, float))
@@ -155,6 +159,8 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     return run.apply("norm" if is_divisor else "activation", lambda x: func(x, exponent), x)
 
+
+EXPONENTIALS = ("exp", "exp2", "special_exp2")
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink

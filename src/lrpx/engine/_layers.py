@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import _kernels, rules
+from lrpx.engine import _factors
 from lrpx.engine._elementwise import product
 from lrpx.engine._operation import Operation
 from lrpx.engine._tensors import arguments, carries, constants, pair
@@ -159,7 +160,7 @@ def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
     """A product ``op(a, b)``, linear in each."""
     if carries(a) and carries(b):
-        return run.apply("matmul", op, a, b)
+        return _factors.matmul(run, op, a, b)
     if carries(a) and run.is_weight(b):
         return run.apply("linear", _with_bias(op), a, b, None)
     if carries(b) and run.is_weight(a):
@@ -239,7 +240,7 @@ def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: S
             "spell it as products of two tensors each, or ",
         )  # fmt: skip
     if len(carrying) == 2:
-        return run.apply("matmul", of_carrying, *carrying)
+        return _factors.matmul(run, of_carrying, *carrying)
     if len(carrying) > 2:
         return _shared(run, name, of_carrying, carrying)
     if len(operands) == 2:

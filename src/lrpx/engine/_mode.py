@@ -52,7 +52,7 @@ class RuleMode(TorchFunctionMode):
         if run.asks_for_gates and row is not None and row.gate is not None:
             made_of = args[:3] or tuple(kwargs.values())
             out = (
-                move_gate(run.recipe, out, *made_of[:1])
+                move_gate(out, *made_of[:1])
                 if row.gate == "moves"
                 else keep_gate(run.recipe, out, *made_of)
             )

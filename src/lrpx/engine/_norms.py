@@ -168,7 +168,7 @@ def _by_channel(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None) -> tup
     """A weight and what is added ``[C]`` as they are broadcast to ``x`` ``[B, C, …]``."""
     channels = (1, -1, *(1,) * (x.ndim - 2))
     bias = run.added(bias, "bias", x, weight)
-    return move_gate(run.recipe, weight.view(channels), weight), None if bias is None else bias.view(channels)
+    return move_gate(weight.view(channels), weight), None if bias is None else bias.view(channels)
 
 
 def _group_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -226,7 +226,8 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
         run.under("norm")
         b = b.detach()
-    return keep_gate(run.recipe, func(a, b, **settings), a, b)
+    out = func(a, b, **settings)
+    return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
 
 
 def _quotient(norm: Rule, op: Callable[..., Any], a: Any, b: Tensor) -> Any:

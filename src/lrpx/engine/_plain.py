@@ -76,7 +76,7 @@ SELECTS = (
     _each(
         """__getitem__ chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
         index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad neg
-        negative __neg__""",
+        negative __neg__ tril triu""",
         "stays",
     )
     + _each("masked_fill masked_fill_", "stays", numbers=(2,))
@@ -89,7 +89,7 @@ OTHERS = (
         cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy slice
         index_add index_add_ index_copy index_copy_ take scatter scatter_ scatter_add scatter_add_ scatter_reduce
         masked_scatter masked_scatter_ masked_select zero_ copy_ fill_diagonal_ diag diagonal diag_embed
-        diagonal_scatter slice_scatter select_scatter tril tril_ triu triu_ fliplr flipud rot90
+        diagonal_scatter slice_scatter select_scatter tril_ triu_ fliplr flipud rot90
         unfold fold im2col col2im as_strided constant_pad_nd _pad interpolate upsample pixel_shuffle
         pixel_unshuffle channel_shuffle affine_grid avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d
         adaptive_avg_pool2d adaptive_avg_pool3d max_pool1d max_pool2d max_pool3d max_pool2d_with_indices
