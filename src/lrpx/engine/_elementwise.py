@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
-from lrpx.engine import _factors
+from lrpx.engine import _factors, _functions
+from lrpx.engine._functions import CURVED
 from lrpx.engine._gates import gate_strength, keep_gate, mark_gate
 from lrpx.engine._operation import Operation, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from lrpx.engine._run import Run
 
 # ---------------------------------------------------------------------------- products
+
+ELEMENTWISE = ("mul", "multiply", "__mul__", "__rmul__")
+"""Products of two tensors that are no outer ones, nor transposed."""
 
 
 def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -31,9 +35,15 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         a, b, _, _ = pair(args, kwargs)
     if not (carries(a) and carries(b)):
         out = func(a, b)
+        if carries(a):
+            _functions.scaled(out, a, lambda a: func(a, b))
+        elif carries(b):
+            _functions.scaled(out, b, lambda b: func(a, b))
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)
+    if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
+        return whole
     if run.recipe.product is rules.signal_take_all:
         strength_a, strength_b = gate_strength(a), gate_strength(b)
         if strength_a == strength_b:
@@ -94,26 +104,29 @@ def _activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         rest = tuple(value for value in rest if value is not True)
         return write(x, _activation(run, func, (x.clone(), *rest), settings))
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
-    y = run.apply("activation", op, x)
     if func.__name__ in EXPONENTIALS:
-        return _factors.exponential(run, y)
-    return mark_gate(run.recipe, func.__name__, y)
+        return _functions.exponential(run, op, x)
+    return mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
 
 
 def _homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Piecewise linear through zero: the gradient already is the identity rule."""
     args, kwargs = constants(args), constants(kwargs)
-    if run.recipe.activation is rules.identity or run.recipe.activation is rules.unmodified:
+    x, rest, settings = first(args, kwargs)
+    own = run.recipe.activation
+    if own is rules.unmodified or (own is rules.identity and not _functions.is_shifted(x)):
         run.under("activation")
         out = func(*args, **kwargs)
-        return mark_gate(run.recipe, "relu", out) if carries(out) else out
-    x, rest, settings = first(args, kwargs)
+        if not carries(out):
+            return out
+        return mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
     if not carries(x):
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(x, _homogeneous(run, func, (x.clone(), *rest), settings))
-    return mark_gate(run.recipe, "relu", run.apply("activation", lambda x: func(x, *rest, **settings), x))
+    y = _functions.activation(run, lambda x: func(x, *rest, **settings), x)
+    return mark_gate(run.recipe, "relu", y)
 
 
 def _step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -135,10 +148,10 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
     """``x²`` is an element-wise function, ``g(x)/x = x``; not a product of two things."""
     if not carries(x):
         return func(x, x) if func.__name__ != "square" else func(x)
-    if run.recipe.activation is rules.identity:
+    if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
-        return mark_gate(run.recipe, "square", x.detach() * x)
-    return run.apply("activation", torch.square, x)
+        return mark_gate(run.recipe, "square", _functions.linked(x.detach() * x, x, torch.square, CURVED))
+    return _functions.activation(run, torch.square, x)
 
 
 def _reflected_power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -150,14 +163,16 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(exponent):
         if carries(x) and run.recipe.activation is not rules.unmodified:  # a function of the exponent
             x = x.detach()
-        return _factors.exponential(run, run.apply("activation", lambda e: func(x, e), exponent))
+        return _functions.exponential(run, lambda e: func(x, e), exponent)
     if not carries(x):
         return func(x, exponent)
     number = isinstance(exponent, (int, float))
     if number and exponent == 2 and func.__name__ != "float_power":
         return _square(run, torch.mul, x)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
-    return run.apply("norm" if is_divisor else "activation", lambda x: func(x, exponent), x)
+    if is_divisor and not _functions.is_exponential(x):
+        return run.apply("norm", lambda x: func(x, exponent), x)
+    return _functions.activation(run, lambda x: func(x, exponent), x)
 
 
 EXPONENTIALS = ("exp", "exp2", "special_exp2")

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
+from lrpx.engine import _functions
 from lrpx.engine._elementwise import product
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._operation import Operation
@@ -205,6 +206,8 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
+    if func.__name__ == "reciprocal" and (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
+        return inverse
     return run.apply("norm", lambda x: func(x, *rest, **settings), x)
 
 
@@ -220,6 +223,8 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A denominator is a normaliser, like the standard deviation of a norm."""
     a, b, _, settings = pair(args, kwargs)
     if carries(b):
+        if not settings and (whole := _functions.quotient(run, func, a, b)) is not None:
+            return whole
         norm = run.recipe.norm
         if norm is not rules.constant:
             rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)
@@ -227,6 +232,8 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         run.under("norm")
         b = b.detach()
     out = func(a, b, **settings)
+    if carries(a):
+        _functions.scaled(out, a, lambda a: func(a, b, **settings))
     return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
 
 

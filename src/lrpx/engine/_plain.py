@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import Parameter
 
+from lrpx.engine import _functions
 from lrpx.engine._operation import Operation
 from lrpx.engine._tensors import PLAIN, any_carries, constants
 
 if TYPE_CHECKING:
-    from lrpx.engine._operation import Gate
+    from lrpx.engine._operation import Gate, Handler
     from lrpx.engine._run import Run
 
 
@@ -52,19 +53,22 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _each(names: str, gate: Gate | None = None, **facts: Any) -> list[Operation]:
-    return [Operation(name, (name,), plain, "plain", gate, **facts) for name in names.split()]
+def _each(names: str, gate: Gate | None = None, handler: Handler = plain, **facts: Any) -> list[Operation]:
+    return [Operation(name, (name,), handler, "plain", gate, **facts) for name in names.split()]
 
 
 MOVES = _each(
-    """type float half bfloat16 double clone contiguous view reshape unsqueeze squeeze expand transpose permute
+    """view reshape squeeze expand transpose permute
     swapaxes swapdims movedim t flatten unflatten ravel adjoint dropout alpha_dropout feature_alpha_dropout dropout1d
     dropout2d dropout3d cpu cuda""",
     "moves",
-) + _each("to type_as view_as reshape_as expand_as", "moves", has_summands=False)
+) + _each("view_as reshape_as expand_as", "moves", has_summands=False)
+MOVES += _each("type float half bfloat16 double clone contiguous", "moves", _functions.plain_scaling)
+MOVES += _each("to type_as", "moves", _functions.plain_scaling, has_summands=False)
+MOVES += _each("unsqueeze", "moves", _functions.plain_of_exponentials)
 
 SUMS = [
-    Operation(name, tuple(spellings.split()), plain, "plain", "stays", numbers=(1,))
+    Operation(name, tuple(spellings.split()), _functions.plain_sum, "plain", "stays", numbers=(1,))
     for name, spellings in {
         "add": "add __add__ __radd__ add_ __iadd__",
         "sub": "sub subtract __sub__ sub_ __isub__",
@@ -74,18 +78,21 @@ SUMS = [
 
 SELECTS = (
     _each(
-        """__getitem__ chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
-        index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad neg
-        negative __neg__ tril triu""",
+        """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
+        index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad tril
+        triu""",
         "stays",
     )
-    + _each("masked_fill masked_fill_", "stays", numbers=(2,))
-    + _each("where", "stays", numbers=(1, 2))
+    + _each("neg negative __neg__", "stays", _functions.plain_scaling)
+    + _each("__getitem__", "stays", _functions.plain_of_exponentials)
+    + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
+    + _each("masked_fill_", "stays", numbers=(2,))
+    + _each("where", "stays", _functions.plain_where, numbers=(1, 2))
 )
 
 OTHERS = (
     _each(
-        """__pos__ positive sum mean nansum cumsum cumsum_ diff trace
+        """__pos__ positive mean nansum cumsum cumsum_ diff trace
         cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy slice
         index_add index_add_ index_copy index_copy_ take scatter scatter_ scatter_add scatter_add_ scatter_reduce
         masked_scatter masked_scatter_ masked_select zero_ copy_ fill_diagonal_ diag diagonal diag_embed
@@ -104,6 +111,7 @@ OTHERS = (
     + _each("__setitem__ index_put index_put_", numbers=(2,))
     + _each("index_fill index_fill_", numbers=(3,))
     + _each("fill_", numbers=(1,))
+    + _each("sum", handler=_functions.plain_of_exponentials)
     + _each("grid_sample", has_summands=False)
 )
 
