@@ -32,28 +32,29 @@ if TYPE_CHECKING:
     Op = Callable[..., Any]
 
 FUNCTION = "_lrpx_function"
-"""The attribute of a tensor that is a function of another: ``(root, version, kind, exact, op)``. The root is held weakly,
-so that nothing lives longer than without; and a change in place, of the root or of the tensor itself, shows in its
+"""The attribute of a tensor that is a function of another: ``(version, root, its version, kind, exact, op)``. The root is
+held weakly, so that nothing lives longer than without; and a change in place, of the tensor or of its root, shows in the
 version. Exact: no number was added, so that all relevance of the tensor arrives at the root. ``op(root)`` is the tensor;
 None: the root itself."""
 
 LINEAR, CURVED, EXPONENTIAL = range(3)
 """Kinds of functions: scalings and shifts by numbers; others; those that an exponential is in."""
 
-Function = tuple[Any, int, int, bool, "Op | None"]
+Function = tuple[int, Any, int, int, bool, "Op | None"]
 
 
 def _function(x: Tensor) -> Function | None:
     """What ``x`` is a function of, if that is known and still there."""
     found: Function | None = vars(x).get(FUNCTION)
-    if found is None or x._version:
+    if found is None or x._version != found[0]:
         return None
-    root = found[0]()
-    return found if root is not None and root._version == found[1] else None
+    root = found[1]()
+    return found if root is not None and root._version == found[2] else None
 
 
 def _of_itself(x: Tensor) -> Function:
-    return ref(x), x._version, LINEAR, True, None
+    version = x._version
+    return version, ref(x), version, LINEAR, True, None
 
 
 def _then(before: Op | None, op: Op) -> Op:
@@ -61,10 +62,10 @@ def _then(before: Op | None, op: Op) -> Op:
 
 
 def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = True) -> Tensor:
-    """``out``, noted as ``op(x)``, an element-wise function of ``x``."""
+    """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
-        root, version, before, was_exact, again = _function(x) or _of_itself(x)
-        setattr(out, FUNCTION, (root, version, max(kind, before), exact and was_exact, _then(again, op)))
+        _, root, version, before, was_exact, again = _function(x) or _of_itself(x)
+        setattr(out, FUNCTION, (0, root, version, max(kind, before), exact and was_exact, _then(again, op)))
     return out
 
 
@@ -72,9 +73,16 @@ def scaled(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, where ``op`` scales, by constants, or casts."""
     if x.requires_grad:
         linked(out, x, op)
-        if EXPONENTS in vars(x):
-            _keep_exponents(out, x, op)
+        _keep_exponents(out, x, op)
     return out
+
+
+def moved(x: Tensor, value: Tensor) -> None:
+    """``value`` was written into the place of ``x``."""
+    vars(x).pop(EXPONENTS, None)
+    found = vars(value).get(FUNCTION)
+    if found is not None:
+        setattr(x, FUNCTION, (x._version, *found[1:]))
 
 
 # ------------------------------------------------------------------------ element-wise functions
@@ -84,17 +92,21 @@ def activation(run: Run, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
     found = _function(x)
     if found is not None:
-        root, _, before, exact, again = found
+        _, root, _, before, exact, again = found
         rule = run.recipe.activation
         parts = (rules.unmodified, rules.constant) if not exact else (rules.identity, *PARTWISE)
         if not (rule in parts or (before == LINEAR and exact)):
             value = op(x.detach())
-            if value.shape == root().shape:
+            if _fits(value, root()):
                 return _whole(run, root(), value, _then(again, op), max(kind, before))
     y = linked(run.apply("activation", op, x), x, op, kind)
-    if EXPONENTS in vars(x):
-        _keep_exponents(y, x, op)
+    _keep_exponents(y, x, op)
     return y
+
+
+def _fits(value: Tensor, root: Tensor) -> bool:
+    """Whether ``value`` can be an element-wise function of ``root``."""
+    return value.shape == root.shape and value.is_floating_point() and root.is_floating_point()
 
 
 PARTWISE = (rules.unmodified, rules.constant)
@@ -104,13 +116,13 @@ PARTWISE = (rules.unmodified, rules.constant)
 def is_shifted(x: Tensor) -> bool:
     """Whether ``x`` is a function of another, of which it does not hand on all: a number was added."""
     found = _function(x)
-    return found is not None and not found[3]
+    return found is not None and not found[4]
 
 
 def is_exponential(x: Tensor) -> bool:
     """Whether ``x`` is a function of another that an exponential is in, as the denominator of a sigmoid is."""
     found = _function(x)
-    return found is not None and found[2] == EXPONENTIAL
+    return found is not None and found[3] == EXPONENTIAL
 
 
 def of_one(run: Run, op: Op, a: Any, b: Any) -> Tensor | None:
@@ -119,15 +131,15 @@ def of_one(run: Run, op: Op, a: Any, b: Any) -> Tensor | None:
     if f is None and g is None:
         return None
     f, g = f or _of_itself(a), g or _of_itself(b)
-    root = f[0]()
-    if root is not g[0]() or not _has_rules(run):
+    root = f[1]()
+    if root is not g[1]() or not _has_rules(run):
         return None
     value = op(a.detach(), b.detach())
-    return _whole(run, root, value, _both(op, f, g), max(CURVED, f[2], g[2])) if value.shape == root.shape else None
+    return _whole(run, root, value, _both(op, f, g), max(CURVED, f[3], g[3])) if _fits(value, root) else None
 
 
 def _both(op: Op, f: Function, g: Function) -> Op:
-    of_f, of_g = f[4], g[4]
+    of_f, of_g = f[5], g[5]
     return lambda root: op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
 
 
@@ -144,7 +156,7 @@ def _whole(run: Run, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
         return value.detach() if takes_value else again(x)
 
     y = run.apply("activation", op, root)
-    setattr(y, FUNCTION, (ref(root), root._version, kind, True, again))
+    setattr(y, FUNCTION, (y._version, ref(root), root._version, kind, True, again))
     return mark_gate(run.recipe, "activation", y)
 
 
@@ -154,20 +166,35 @@ def _whole(run: Run, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
 def plain_sum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``a + b`` or ``a − b``, or with a number: its plain gradient is right."""
     out = _called(func, args, kwargs)
-    if len(args) == 2 and not kwargs and carries(out) and out is not args[0]:
+    if len(args) == 2 and not kwargs and carries(out):
         a, b = args
         if not isinstance(a, Tensor):
             a, b, func = b, a, _swapped(func)
         if not isinstance(b, Tensor) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
-            op: Op = lambda x: func(x, b)  # noqa: E731
-            linked(out, a, op, exact=False)
-            if EXPONENTS in vars(a):
+            number = b.detach() if isinstance(b, Tensor) else b
+            if out is a:
+                _shifted_in_place(a, lambda x: func(x.clone(), number))
+            else:
+                op: Op = lambda x: func(x, number)  # noqa: E731
+                linked(out, a, op, exact=False)
                 _keep_exponents(out, a, op)
-        elif b.requires_grad and a.requires_grad and a is not b:
+        elif out is not a and a is not b and a.requires_grad and b.requires_grad:
             merged(out, a, b, func)
-            if LOGSUM in vars(b) and vars(b)[LOGSUM][0] is a and "sub" in func.__name__:
-                setattr(out, NORMALISED, vars(b)[LOGSUM])
+            normaliser = _noted(b, LOGSUM)
+            if normaliser is not None and normaliser[0] is a and "sub" in func.__name__:
+                _note(out, NORMALISED, *normaliser)
     return out
+
+
+def _shifted_in_place(x: Tensor, op: Op) -> None:
+    """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
+    version = x._version
+    found = vars(x).get(FUNCTION)
+    if found is not None and found[0] == version - 1:
+        setattr(x, FUNCTION, (version, *found[1:4], False, _then(found[5], op)))
+    exponents = vars(x).get(EXPONENTS)
+    if exponents is not None and exponents[0] == version - 1:
+        setattr(x, EXPONENTS, (version, *exponents[1:3], _then(exponents[3], op), exponents[4]))
 
 
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
@@ -186,8 +213,8 @@ def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
     if (f is None and g is None) or isinstance(a, Parameter) or isinstance(b, Parameter):
         return out
     f, g = f or _of_itself(a), g or _of_itself(b)
-    if f[0]() is g[0]():
-        setattr(out, FUNCTION, (f[0], f[1], max(f[2], g[2]), f[3] and g[3], _both(op, f, g)))
+    if f[1]() is g[1]():
+        setattr(out, FUNCTION, (0, f[1], f[2], max(f[3], g[3]), f[4] and g[4], _both(op, f, g)))
     return out
 
 
@@ -197,9 +224,9 @@ def plain_where(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
-        if found is not None and not found[3] and run.recipe.activation not in PARTWISE:
-            root, _, kind, _, again = found
-            if again is not None and out.shape == root().shape:
+        if found is not None and not found[4] and run.recipe.activation not in PARTWISE:
+            _, root, _, kind, _, again = found
+            if again is not None and _fits(out, root()):
                 return _whole(run, root(), out, again, max(CURVED, kind))
     return out
 
@@ -211,58 +238,72 @@ def plain_scaling(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if out is not x and carries(out) and isinstance(x, Tensor):
         rest = args[1:]
         scaled(out, x, lambda x: func(x, *rest, **kwargs))
-        if NORMALISED in vars(x):
-            setattr(out, NORMALISED, vars(x)[NORMALISED])
+        if (normalised := _noted(x, NORMALISED)) is not None:
+            _note(out, NORMALISED, *normalised)
     return out
 
 
 # ------------------------------------------------------------------------------------- softmax
 
 EXPONENTS = "_lrpx_exponents"
-"""The attribute of an exponential ``op(z)``, and of its sum: ``(z, op, is summed)``."""
+"""The attribute of an exponential ``op(z)``, and of its sum: ``(version, z, its version, op, is summed)``."""
 LOGSUM = "_lrpx_logsumexp"
-"""The attribute of ``log Σ exp x``: ``(x, dim)``."""
+"""The attribute of ``log Σ exp x``: ``(version, x, its version, dim)``."""
 NORMALISED = "_lrpx_log_softmax"
-"""The attribute of ``x − log Σ exp x``: ``(x, dim)``."""
+"""The attribute of ``x − log Σ exp x``: the same."""
+
+
+def _note(out: Tensor, attribute: str, x: Tensor, *facts: Any) -> None:
+    setattr(out, attribute, (out._version, x, x._version, *facts))
+
+
+def _noted(x: Tensor, attribute: str) -> tuple[Any, ...] | None:
+    """The tensor and the facts that were noted, if neither was changed in place since."""
+    found = vars(x).get(attribute)
+    if found is None or found[0] != x._version or found[1]._version != found[2]:
+        return None
+    return found[1], *found[3:]
 
 
 def exponential(run: Run, op: Op, x: Tensor) -> Tensor:
     """``exp x``, or to another base; of a log-softmax, with the rule for softmax."""
-    if NORMALISED in vars(x):
-        scores, dim = vars(x)[NORMALISED]
+    normalised = _noted(x, NORMALISED)
+    if normalised is not None:
+        scores, dim = normalised
         return _softmax(run, op(x.detach()), scores, lambda scores: torch.softmax(scores, dim))
     y = _factors.exponential(run, activation(run, op, x, EXPONENTIAL))
-    setattr(y, EXPONENTS, (x, op, False))
+    _note(y, EXPONENTS, x, op, False)
     return y
 
 
 def logsumexp(out: Tensor, x: Tensor, dim: Any) -> Tensor:
     """``out``, noted as ``log Σ exp x``."""
-    setattr(out, LOGSUM, (x, dim))
+    _note(out, LOGSUM, x, dim)
     return out
 
 
 def log_softmax(out: Tensor, x: Tensor, dim: int) -> Tensor:
     """``out``, noted as ``x − log Σ exp x``."""
-    setattr(out, NORMALISED, (x, dim))
+    _note(out, NORMALISED, x, dim)
     return out
 
 
 def _keep_exponents(out: Tensor, x: Tensor, op: Op, summed: bool = False) -> None:
-    exponents, before, was_summed = vars(x)[EXPONENTS]
-    setattr(out, EXPONENTS, (exponents, _then(before, op), summed or was_summed))
+    found = _noted(x, EXPONENTS)
+    if found is not None:
+        exponents, before, was_summed = found
+        _note(out, EXPONENTS, exponents, _then(before, op), summed or was_summed)
 
 
 def plain_of_exponentials(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A sum over dimensions, a selection or another shape."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
-    if isinstance(x, Tensor) and carries(out):
-        if EXPONENTS in vars(x):
-            rest = args[1:]
-            _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), func.__name__ == "sum")
-        if LOGSUM in vars(x):
-            setattr(out, LOGSUM, vars(x)[LOGSUM])
+    if isinstance(x, Tensor) and vars(x) and carries(out):
+        rest = args[1:]
+        _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), func.__name__ == "sum")
+        if (normaliser := _noted(x, LOGSUM)) is not None:
+            _note(out, LOGSUM, *normaliser)
     return out
 
 
@@ -272,8 +313,9 @@ def quotient(run: Run, op: Op, a: Any, b: Tensor) -> Tensor | None:
         if not is_exponential(b) or not _has_rules(run):
             return None
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
-    if EXPONENTS in vars(b) and EXPONENTS in vars(a):
-        (x, above, is_sum), (y, below, is_normaliser) = vars(a)[EXPONENTS], vars(b)[EXPONENTS]
+    numerator, denominator = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
+    if numerator is not None and denominator is not None:
+        (x, above, is_sum), (y, below, is_normaliser) = numerator, denominator
         if x is y and is_normaliser and not is_sum:
             return _softmax(run, op(a.detach(), b.detach()), x, lambda x: op(above(x), below(x)))
     return of_one(run, op, a, b)

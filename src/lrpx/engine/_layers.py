@@ -90,7 +90,7 @@ def _with_computed_weight(
     if not carries(x):  # linear in what stands in the weight's place
         swapped = _bilinear_in(lambda weight, x, bias: op(x, weight, bias))
         return run.apply(kind, swapped, weight, x, bias) if run.is_weight(x) else op(x, weight, bias)
-    product = run.apply("matmul", lambda a, b: op(a, b, None), x, weight)
+    product = _factors.matmul(run, lambda a, b: op(a, b, None), x, weight)
     if bias is None or summand is None:
         return product
     return rules.with_gradient_of(op(x.detach(), weight.detach(), bias.detach()), product + summand)
@@ -114,7 +114,7 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(bias.new_zeros(()) if isinstance(bias, Tensor) else bias, a, b, **settings)
 
     if carries(a) and carries(b):
-        apart = run.apply("matmul", product, a, b)
+        apart = _factors.matmul(run, product, a, b)
     elif carries(a) or carries(b):
         if not run.is_weight(b if carries(a) else a):
             return func(bias, a, b, **settings)

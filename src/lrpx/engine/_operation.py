@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from lrpx.engine import _functions
 from lrpx.engine._gates import GATE, gate_strength
-from lrpx.engine._tensors import any_carries, constants
+from lrpx.engine._tensors import any_carries, carries, constants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -80,6 +81,8 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
         x = args[0] if args else kwargs["input"]
         before = x.clone()
         vars(before).update(vars(x))
+        if carries(x):
+            _functions.linked(before, x, torch.clone)
         args = tuple(before if a is x else a for a in args)
         return write(x, handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()}))
 
@@ -90,4 +93,5 @@ def write(x: Tensor, value: Tensor) -> Tensor:
     """``value`` in the place of ``x``, and its gate."""
     x.copy_(value)
     setattr(x, GATE, gate_strength(value))
+    _functions.moved(x, value)
     return x
