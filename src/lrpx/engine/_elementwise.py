@@ -170,7 +170,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if number and exponent == 2 and func.__name__ != "float_power":
         return _square(run, torch.mul, x)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
-    if is_divisor and not _functions.is_exponential(x):
+    if is_divisor and not _functions.is_logistic(x):
         return run.apply("norm", lambda x: func(x, exponent), x)
     return _functions.activation(run, lambda x: func(x, exponent), x)
 

@@ -39,6 +39,9 @@ LEADS_ON = frozenset(
 ) | {"_GradientOfBackward"}
 """Nodes whose result is a product of as many factors as what it is made of."""
 
+CONSTANT = "_lrpx_constant"
+"""The attribute of a leaf that a ledger makes of a constant."""
+
 FARTHEST = 32
 """Nodes that are looked at for one tensor."""
 
@@ -113,7 +116,7 @@ def _factors(node: Any, left: list[int]) -> int:
         return int(count)
     left[0] -= 1
     if left[0] < 0 or node.name() not in LEADS_ON:
-        return 1
+        return 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
     fewest = 0
     for made_of, _ in node.next_functions:
         count = _factors(made_of, left)

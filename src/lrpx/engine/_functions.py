@@ -119,10 +119,10 @@ def is_shifted(x: Tensor) -> bool:
     return found is not None and not found[4]
 
 
-def is_exponential(x: Tensor) -> bool:
-    """Whether ``x`` is a function of another that an exponential is in, as the denominator of a sigmoid is."""
+def is_logistic(x: Tensor) -> bool:
+    """Whether ``x`` is an exponential and a number, as the denominator of a sigmoid is; and no norm."""
     found = _function(x)
-    return found is not None and found[3] == EXPONENTIAL
+    return found is not None and found[3] == EXPONENTIAL and not found[4]
 
 
 def of_one(run: Run, op: Op, a: Any, b: Any) -> Tensor | None:
@@ -310,7 +310,7 @@ def plain_of_exponentials(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def quotient(run: Run, op: Op, a: Any, b: Tensor) -> Tensor | None:
     """``op(a, b) = a / b``, if that is a softmax, or a function of one tensor; its denominator is no norm then."""
     if not carries(a):
-        if not is_exponential(b) or not _has_rules(run):
+        if not is_logistic(b) or not _has_rules(run):
             return None
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
     numerator, denominator = _noted(a, EXPONENTS), _noted(b, EXPONENTS)

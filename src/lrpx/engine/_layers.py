@@ -204,7 +204,13 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     operands = [constants(each) for each in operands]
     if len(operands) == 2 and all(map(carries, operands)) and _sums_nothing(equation):
         a, b = operands
-        return product(run, lambda a, b: func(equation, a, b, **kwargs), (a, b.view_as(b) if a is b else b), {})
+
+        def op(a: Tensor, b: Tensor) -> Any:
+            return func(equation, a, b, **kwargs)
+
+        factors, _, result = equation.replace(" ", "").partition("->")
+        op.__name__ = "mul" if factors == f"{result},{result}" else "outer"
+        return product(run, op, (a, b.view_as(b) if a is b else b), {})
     return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)
 
 
