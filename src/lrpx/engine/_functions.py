@@ -77,12 +77,22 @@ def scaled(out: Tensor, x: Tensor, op: Op) -> Tensor:
     return out
 
 
+def copied(out: Tensor, x: Tensor) -> None:
+    """``out`` is a copy of ``x``, whose attributes it has."""
+    linked(out, x, torch.clone)
+    if _noted(x, EXPONENTS) is None:
+        vars(out).pop(EXPONENTS, None)
+    else:
+        _keep_exponents(out, x, torch.clone)
+
+
 def moved(x: Tensor, value: Tensor) -> None:
     """``value`` was written into the place of ``x``."""
-    vars(x).pop(EXPONENTS, None)
     found = vars(value).get(FUNCTION)
     if found is not None:
         setattr(x, FUNCTION, (x._version, *found[1:]))
+    if (exponents := vars(value).get(EXPONENTS)) is not None:
+        setattr(x, EXPONENTS, (x._version, *exponents[1:]))
 
 
 # ------------------------------------------------------------------------ element-wise functions

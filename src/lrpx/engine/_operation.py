@@ -82,7 +82,7 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
         before = x.clone()
         vars(before).update(vars(x))
         if carries(x):
-            _functions.linked(before, x, torch.clone)
+            _functions.copied(before, x)
         args = tuple(before if a is x else a for a in args)
         return write(x, handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()}))
 
@@ -92,6 +92,8 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
 def write(x: Tensor, value: Tensor) -> Tensor:
     """``value`` in the place of ``x``, and its gate."""
     x.copy_(value)
+    if carries(x) and not carries(value) and not x._is_view():
+        x.detach_()  # a constant now, as the attention weights are under CP-LRP
     setattr(x, GATE, gate_strength(value))
     _functions.moved(x, value)
     return x
