@@ -103,9 +103,7 @@ def activation(run: Run, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     found = _function(x)
     if found is not None:
         _, root, _, before, exact, again = found
-        rule = run.recipe.activation
-        parts = (rules.unmodified, rules.constant) if not exact else (rules.identity, *PARTWISE)
-        if not (rule in parts or (before == LINEAR and exact)):
+        if not (exact and before == LINEAR) and run.recipe.activation not in PARTWISE:
             value = op(x.detach())
             if _fits(value, root()):
                 return _whole(run, root(), value, _then(again, op), max(kind, before))
@@ -234,7 +232,8 @@ def plain_where(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
-        if found is not None and not found[4] and run.recipe.activation not in PARTWISE:
+        rule = run.recipe.activation
+        if found is not None and rule not in PARTWISE and not (found[4] and rule is rules.identity):
             _, root, _, kind, _, again = found
             if again is not None and _fits(out, root()):
                 return _whole(run, root(), out, again, max(CURVED, kind))
