@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -154,7 +154,8 @@ SPELLED: dict[str, tuple[Function, dict[str, Function]]] = {
         "exp": lambda x: torch.where(x > 0, x, torch.exp(x) - 1), "expm1": lambda x: torch.where(x > 0, x, x.expm1()),
     }),
     "relu²": (lambda x: F.relu(x).square(), {
-        "** 2": lambda x: F.relu(x) ** 2, "x relu": lambda x: x * F.relu(x), "a product": lambda x: F.relu(x) * F.relu(x),
+        "** 2": lambda x: F.relu(x) ** 2, "x relu": lambda x: x * F.relu(x),
+        "a product": lambda x: F.relu(x) * F.relu(x),
     }),
     "logsigmoid": (F.logsigmoid, {
         "log": lambda x: torch.log(torch.sigmoid(x)), "exp": lambda x: -torch.log(1 + torch.exp(-x)),
@@ -376,7 +377,9 @@ def test_what_is_turned_or_summed_is_no_element_wise_function(recipe: Recipe) ->
 
     agree(turned, lambda x: ((x @ x.mT) * (x @ x.mT).sigmoid().transpose(1, 2)) @ x, recipe)
     agree(lambda x: (h := x @ UP) * h.roll(1, -1), lambda x: (x @ UP) * (x @ UP).roll(1, -1), recipe)
-    agree(lambda x: (h := x @ UP) * h.sum(-1, keepdim=True), lambda x: (x @ UP) * (x @ UP).sum(-1, keepdim=True), recipe)
+    agree(
+        lambda x: (h := x @ UP) * h.sum(-1, keepdim=True), lambda x: (x @ UP) * (x @ UP).sum(-1, keepdim=True), recipe
+    )
 
 
 # --------------------------------------------------------------------------- many factors, and exp

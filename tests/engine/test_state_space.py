@@ -137,9 +137,19 @@ HEADED: dict[str, Any] = {
 MODELS: dict[str, Callable[[int], Any]] = {
     "mamba2": lambda chunk: tf.Mamba2ForCausalLM(
         tf.Mamba2Config(
-            vocab_size=31, hidden_size=16, num_hidden_layers=2, state_size=4, num_heads=4, head_dim=8, expand=2,
-            n_groups=2, chunk_size=chunk, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-        )  # fmt: skip
+            vocab_size=31,
+            hidden_size=16,
+            num_hidden_layers=2,
+            state_size=4,
+            num_heads=4,
+            head_dim=8,
+            expand=2,
+            n_groups=2,
+            chunk_size=chunk,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
     ),
     "mamba": lambda chunk: tf.MambaForCausalLM(tf.MambaConfig(**SIZES, state_size=4, use_mambapy=False)),
     "bamba": lambda chunk: tf.BambaForCausalLM(
@@ -150,15 +160,25 @@ MODELS: dict[str, Callable[[int], Any]] = {
     ),
     "granitemoehybrid": lambda chunk: tf.GraniteMoeHybridForCausalLM(
         tf.GraniteMoeHybridConfig(
-            **SIZES, **HEADED, layer_types=["mamba", "attention"], num_local_experts=0, shared_intermediate_size=24,
+            **SIZES,
+            **HEADED,
+            layer_types=["mamba", "attention"],
+            num_local_experts=0,
+            shared_intermediate_size=24,
             mamba_chunk_size=chunk,
-        )  # fmt: skip
+        )
     ),
     "zamba2": lambda chunk: tf.Zamba2ForCausalLM(
         tf.Zamba2Config(
-            **SIZES, mamba_d_state=4, n_mamba_heads=4, mamba_ngroups=2, mamba_expand=2, chunk_size=chunk,
-            hybrid_layer_ids=[1], layers_block_type=["mamba", "hybrid"],
-        )  # fmt: skip
+            **SIZES,
+            mamba_d_state=4,
+            n_mamba_heads=4,
+            mamba_ngroups=2,
+            mamba_expand=2,
+            chunk_size=chunk,
+            hybrid_layer_ids=[1],
+            layers_block_type=["mamba", "hybrid"],
+        )
     ),
 }
 TOKENS = torch.randint(3, 31, (1, 13), generator=torch.Generator().manual_seed(1))

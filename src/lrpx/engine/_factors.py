@@ -1,13 +1,13 @@
 """How the factors of a product share: each input-dependent factor of it alike, however the product is bracketed.
 
-The uniform rule is one for ``N`` factors, ``R_i = R / N`` (Achtibat et al. 2024, Prop. 3.3). A model multiplies two at a
-time, and ``(a · b) · c`` is not to differ from ``a · (b · c)``: a state-space model computes ``C_t (B_s x_s)`` across the
-borders of its chunks and ``(C_t B_s) x_s`` inside them. So a factor that is itself a product of ``m`` gets ``m`` shares.
-What a tensor is a product of, the graph tells, when two are multiplied: sums, selections, shapes and scalings lead on to
-what they are made of; everything else (a linear layer, an activation, a norm) is one factor.
+The uniform rule is one for ``N`` factors, ``R_i = R / N`` (Achtibat et al. 2024, Prop. 3.3). A model multiplies two at
+a time, and ``(a · b) · c`` is not to differ from ``a · (b · c)``: a state-space model computes ``C_t (B_s x_s)`` across
+the borders of its chunks and ``(C_t B_s) x_s`` inside them. So a factor that is itself a product of ``m`` gets ``m``
+shares. What a tensor is a product of, the graph tells, when two are multiplied: sums, selections, shapes and scalings
+lead on to what they are made of; everything else (a linear layer, an activation, a norm) is one factor.
 
-An exponential is no factor that shares. It scales what it is multiplied with, by nothing at all where its argument is 0,
-where the identity rule would be steepest; so the other factor takes all (Jafari et al. 2024 hold the decays of a
+An exponential is no factor that shares. It scales what it is multiplied with, by nothing at all where its argument is
+0, where the identity rule would be steepest; so the other factor takes all (Jafari et al. 2024 hold the decays of a
 state-space model constant so).
 """
 
@@ -86,18 +86,23 @@ def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> A
 
 
 def _made_of(out: Any, count: int) -> Any:
-    if isinstance(out, Tensor) and out.grad_fn is not None:
-        out.grad_fn.metadata[FACTORS] = count
+    if isinstance(out, Tensor):
+        _mark(out.grad_fn, count)
     return out
+
+
+def _mark(node: Any, count: int) -> None:
+    if node is not None:
+        node.metadata[FACTORS] = count
 
 
 def exponential(run: Run, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
     recipe = run.recipe
     ours = recipe.product is rules.signal_take_all or rules.uniform in (recipe.product, recipe.matmul)
-    if ours and value.grad_fn is not None:
+    if ours and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
-        value.grad_fn.metadata[FACTORS] = 0
+        _mark(value.grad_fn, 0)
         run.asks_for_gates = True
     return value
 

@@ -1,11 +1,11 @@
 """Functions of one tensor that a model writes out as many operations, known by what they compute.
 
-An element-wise function of a tensor gets the rule for activations once, as a whole, whether it is one torch function or
-many: ``x · ½(1 + erf(x/√2))`` is GELU, no product of two things, and ``x · sigmoid(x)`` is SiLU; ``silu(a) · b`` is a
-product. So each tensor that was made of one other, its root, by casts, scalings, numbers that are added and element-wise
-functions, knows it. Where two of one root are multiplied or divided, the result is a function of that root; and so is a
-function of a function that a number was added to, ``log(1 + exp x)``. A sum of functions of one root needs no rule, for
-each hands on what it is given; a number that is added after the last of them is a constant.
+An element-wise function of a tensor gets the rule for activations once, as a whole, whether it is one torch function
+or many: ``x · ½(1 + erf(x/√2))`` is GELU, no product of two things, and ``x · sigmoid(x)`` is SiLU; ``silu(a) · b`` is
+a product. So each tensor that was made of one other, its root, by casts, scalings, numbers that are added and
+element-wise functions, knows it. Where two of one root are multiplied or divided, the result is a function of that
+root; and so is a function of a function, ``log(1 + exp x)``. A sum of functions of one root needs no rule, for each
+hands on what it is given; a number that is added after the last of them is a constant.
 
 ``exp(x) / Σ exp(x)`` and the exponential of a log-softmax get the rule for softmax.
 """
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     Op = Callable[..., Any]
 
 FUNCTION = "_lrpx_function"
-"""The attribute of a tensor that is a function of another: ``(version, root, its version, kind, exact, op)``. The root is
-held weakly, so that nothing lives longer than without; and a change in place, of the tensor or of its root, shows in the
-version. Exact: no number was added, so that all relevance of the tensor arrives at the root. ``op(root)`` is the tensor;
-None: the root itself."""
+"""The attribute of a tensor that is a function of another: ``(version, root, its version, kind, exact, op)``. The root
+is held weakly, so that nothing lives longer than without; and a change in place, of the tensor or of its root, shows in
+the version. Exact: no number was added, so that all relevance of the tensor arrives at the root. ``op(root)`` is the
+tensor; None: the root itself."""
 
 LINEAR, CURVED, EXPONENTIAL = range(3)
 """Kinds of functions: scalings and shifts by numbers; others; those that an exponential is in."""
