@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from tests.reference.models import randomise
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from lrpx.recipes import Recipe
     from lrpx.rules import Operation
@@ -311,6 +313,26 @@ def test_queries_and_keys_get_nothing_of_a_softmax_that_is_constant() -> None:
     queries, values = map(trace.source_relevance, trace.sources)
     assert not queries.any()
     assert values.any()
+
+
+def test_what_a_model_returns_can_be_saved_and_copied(tmp_path: Path) -> None:
+    for function in (
+        lambda x: 30 * torch.tanh(x / 30),
+        torch.exp,
+        lambda x: x.log_softmax(-1),
+        lambda x: x.logsumexp(-1),
+    ):
+        model = Model(function)
+        with propagate(model, ATTNLRP) as trace:
+            y = model(X)
+            torch.save(y, tmp_path / "y.pt")
+            loaded = torch.load(tmp_path / "y.pt")
+            copied = copy.deepcopy({"y": y.detach()})["y"]
+            trace.explain(y.flatten()[0])
+        assert torch.equal(loaded, y)
+        assert torch.equal(copied, y)
+        with propagate(model, ATTNLRP) as trace:
+            trace.explain(model(loaded).flatten()[0])
 
 
 # ------------------------------------------------------------------------- what is no such function

@@ -31,6 +31,16 @@ if TYPE_CHECKING:
 
     Op = Callable[..., Any]
 
+
+class Note(tuple[Any, ...]):
+    """What is noted on a tensor. A tensor that the model returns may be copied and saved: without what was noted."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytearray, ()  # what torch.load takes, and is false
+
+
 FUNCTION = "_lrpx_function"
 """The attribute of a tensor that is a function of another: ``(version, root, its version, kind, exact, op)``. The root
 is held weakly, so that nothing lives longer than without; and a change in place, of the tensor or of its root, shows in
@@ -46,7 +56,7 @@ Function = tuple[int, Any, int, int, bool, "Op | None"]
 def _function(x: Tensor) -> Function | None:
     """What ``x`` is a function of, if that is known and still there."""
     found: Function | None = vars(x).get(FUNCTION)
-    if found is None or x._version != found[0]:
+    if not found or x._version != found[0]:
         return None
     root = found[1]()
     return found if root is not None and root._version == found[2] else None
@@ -65,7 +75,7 @@ def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = Tru
     """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
         _, root, version, before, was_exact, again = _function(x) or _of_itself(x)
-        setattr(out, FUNCTION, (0, root, version, max(kind, before), exact and was_exact, _then(again, op)))
+        setattr(out, FUNCTION, Note((0, root, version, max(kind, before), exact and was_exact, _then(again, op))))
     return out
 
 
@@ -89,10 +99,10 @@ def copied(out: Tensor, x: Tensor) -> None:
 def moved(x: Tensor, value: Tensor) -> None:
     """``value`` was written into the place of ``x``."""
     found = vars(value).get(FUNCTION)
-    if found is not None:
-        setattr(x, FUNCTION, (x._version, *found[1:]))
-    if (exponents := vars(value).get(EXPONENTS)) is not None:
-        setattr(x, EXPONENTS, (x._version, *exponents[1:]))
+    if found:
+        setattr(x, FUNCTION, Note((x._version, *found[1:])))
+    if exponents := vars(value).get(EXPONENTS):
+        setattr(x, EXPONENTS, Note((x._version, *exponents[1:])))
 
 
 # ------------------------------------------------------------------------ element-wise functions
@@ -164,7 +174,7 @@ def _whole(run: Run, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
         return value.detach() if takes_value else again(x)
 
     y = run.apply("activation", op, root)
-    setattr(y, FUNCTION, (y._version, ref(root), root._version, kind, True, again))
+    setattr(y, FUNCTION, Note((y._version, ref(root), root._version, kind, True, again)))
     return mark_gate(run.recipe, "activation", y)
 
 
@@ -198,11 +208,11 @@ def _shifted_in_place(x: Tensor, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
     version = x._version
     found = vars(x).get(FUNCTION)
-    if found is not None and found[0] == version - 1:
-        setattr(x, FUNCTION, (version, *found[1:4], False, _then(found[5], op)))
+    if found and found[0] == version - 1:
+        setattr(x, FUNCTION, Note((version, *found[1:4], False, _then(found[5], op))))
     exponents = vars(x).get(EXPONENTS)
-    if exponents is not None and exponents[0] == version - 1:
-        setattr(x, EXPONENTS, (version, *exponents[1:3], _then(exponents[3], op), exponents[4]))
+    if exponents and exponents[0] == version - 1:
+        setattr(x, EXPONENTS, Note((version, *exponents[1:3], _then(exponents[3], op), exponents[4])))
 
 
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
@@ -222,7 +232,7 @@ def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
         return out
     f, g = f or _of_itself(a), g or _of_itself(b)
     if f[1]() is g[1]():
-        setattr(out, FUNCTION, (0, f[1], f[2], max(f[3], g[3]), f[4] and g[4], _both(op, f, g)))
+        setattr(out, FUNCTION, Note((0, f[1], f[2], max(f[3], g[3]), f[4] and g[4], _both(op, f, g))))
     return out
 
 
@@ -263,13 +273,13 @@ NORMALISED = "_lrpx_log_softmax"
 
 
 def _note(out: Tensor, attribute: str, x: Tensor, *facts: Any) -> None:
-    setattr(out, attribute, (out._version, x, x._version, *facts))
+    setattr(out, attribute, Note((out._version, x, x._version, *facts)))
 
 
 def _noted(x: Tensor, attribute: str) -> tuple[Any, ...] | None:
     """The tensor and the facts that were noted, if neither was changed in place since."""
     found = vars(x).get(attribute)
-    if found is None or found[0] != x._version or found[1]._version != found[2]:
+    if not found or found[0] != x._version or found[1]._version != found[2]:
         return None
     return found[1], *found[3:]
 
