@@ -863,9 +863,11 @@ def test_a_layer_that_hides_its_products_is_refused(name: str) -> None:
 
 def test_an_einsum_has_gates() -> None:
     recipe = GRADIENT.at(product=rules.signal_take_all)
-    found = relevance(lambda s, x: torch.einsum("btd,btd->btd", x.sigmoid(), x), recipe)
-    torch.testing.assert_close(found, relevance(lambda s, x: x.sigmoid() * x, recipe))
-    assert not torch.allclose(found, relevance(lambda s, x: x.sigmoid() * x, GRADIENT))
+    found = relevance(lambda s, x: torch.einsum("btd,btd->btd", x.sigmoid(), x.roll(1, -1)), recipe)
+    torch.testing.assert_close(found, relevance(lambda s, x: x.sigmoid() * x.roll(1, -1), recipe))
+    assert not torch.allclose(found, relevance(lambda s, x: x.sigmoid() * x.roll(1, -1), GRADIENT))
+    outer = relevance(lambda s, x: torch.einsum("td,e->tde", x[0], x[1, 0].sigmoid()), recipe)
+    torch.testing.assert_close(outer, relevance(lambda s, x: x[0][..., None] * x[1, 0].sigmoid(), recipe))
 
 
 def in_place(y: Tensor) -> Tensor:

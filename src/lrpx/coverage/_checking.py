@@ -6,7 +6,7 @@ import copy
 import re
 import time
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from lrpx.coverage import _tiny
 from lrpx.coverage._classes import DATA
 from lrpx.coverage._inputs import tiny_inputs
+from lrpx.coverage._spelled import Spelled
 from lrpx.engine import propagate
 from lrpx.errors import ModelError
 from lrpx.recipes import ATTNLRP, LRP
@@ -208,12 +209,18 @@ class _Run:
 
 
 def _run(
-    model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], recipe: Recipe, ledger: bool = False
+    model_class: ModelClass,
+    model: nn.Module,
+    inputs: dict[str, Any],
+    recipe: Recipe,
+    ledger: bool = False,
+    spelled: bool = False,
 ) -> _Run:
     """One explanation, by a copy of the model, for some models keep what they computed for the next time."""
     model = copy.deepcopy(model)
     with _tiny.seeded(), propagate(model, recipe, observe=(), ledger=ledger) as trace:
-        logits = _logits(model_class, model(**inputs))
+        with Spelled() if spelled else nullcontext():
+            logits = _logits(model_class, model(**inputs))
         trace.explain(_value(model_class, logits))
     return _Run(
         logits.detach(),
@@ -239,10 +246,13 @@ def _ledger(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], r
     with _everything_wide():
         plain = _run(model_class, precise, wide, recipe)
         run = _run(model_class, precise, wide, recipe, ledger=True)
+        written_out = _run(model_class, precise, wide, recipe, spelled=True)
     assert run.ledger is not None
     missing, reason = judged(run.ledger, conserves=recipe is LRP)
     change = max(_change(a, b) for a, b in zip(run.relevance, plain.relevance, strict=True))
-    return missing, reason or ("" if change <= TOLERANCE else f"changes the relevance by {change:.1e}")
+    reason = reason or ("" if change <= TOLERANCE else f"changes the relevance by {change:.1e}")
+    change = max(_change(a, b) for a, b in zip(written_out.relevance, plain.relevance, strict=True))
+    return missing, reason or ("" if change <= TOLERANCE else f"activations written out change it by {change:.1e}")
 
 
 def _in_lists(model: nn.Module) -> Iterator[nn.Module]:

@@ -9,6 +9,7 @@ import torch
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
+from lrpx.engine import _functions
 from lrpx.engine._gates import mark_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
@@ -35,7 +36,8 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
-    return run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+    dim = rest[0] if rest else settings["dim"]
+    return _functions.logsumexp(run.apply("softmax", lambda x: func(x, *rest, **settings), x), x, dim)
 
 
 def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -54,10 +56,11 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     softmax, dim = run.recipe.softmax, rest[0] if rest else settings.get("dim", settings.get("axis"))
-    if softmax is rules.unmodified:
-        return run.apply("softmax", lambda x: func(x, *rest, **settings), x)
     if dim is None:  # what torch takes it for
         dim = 0 if x.ndim in (0, 1, 3) else 1
+    if softmax is rules.unmodified:
+        y = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+        return _functions.log_softmax(y, x, dim)
 
     def spelled_out(op: Callable[..., Any], x: Tensor) -> Any:
         value = op(x.detach())
@@ -65,7 +68,8 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         normaliser = softmax(lambda x: x.logsumexp(dim, keepdim=True), wide)
         return rules.with_gradient_of(value, wide - normaliser)
 
-    return run.apply("softmax", lambda x: func(x, *rest, **settings), x, rule=spelled_out)
+    y = run.apply("softmax", lambda x: func(x, *rest, **settings), x, rule=spelled_out)
+    return _functions.log_softmax(y, x, dim)
 
 
 # --------------------------------------------------------------------- fused attention

@@ -13,6 +13,7 @@ from torch.linalg import vector_norm
 from torch.nn import Parameter
 
 from lrpx import rules
+from lrpx.engine._factors import CONSTANT
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, carries, first, is_in_place
 from lrpx.ledger import Entry, Ledger
@@ -195,6 +196,7 @@ class Book(Tap):
 
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
         leaf = constant.detach().requires_grad_()
+        setattr(leaf, CONSTANT, True)
         if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
+from lrpx.engine import _factors, _functions
+from lrpx.engine._functions import CURVED
 from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------------------- products
 
+ELEMENTWISE = ("mul", "multiply", "__mul__", "__rmul__")
+"""Products of two tensors that are no outer ones, nor transposed."""
+
 
 def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``a · b``, element by element."""
@@ -31,16 +36,22 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         a, b, _, _ = pair(args, kwargs)
     if not (carries(a) and carries(b)):
-        return keep_gate(run.recipe, func(a, b), a, b)
+        out = func(a, b)
+        if carries(a):
+            _functions.scaled(out, a, lambda a: func(a, b))
+        elif carries(b):
+            _functions.scaled(out, b, lambda b: func(a, b))
+        return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)
+    if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
+        return whole
     if run.recipe.product is rules.signal_take_all:
         strength_a, strength_b = gate_strength(a), gate_strength(b)
         if strength_a == strength_b:
-            return run.apply("product", func, a, b, rule=rules.uniform, called="uniform")
-        if strength_a < strength_b:
-            a, b = b, a
-    return run.apply("product", func, a, b)
+            return _factors.product(run, func, a, b, rules.uniform)
+        return _factors.scaled(run, "product", func, a, b, first_scales=strength_a > strength_b)
+    return _factors.product(run, func, a, b)
 
 
 def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -142,7 +153,9 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         rest = tuple(value for value in rest if value is not True)
         return write(x, activation(run, func, (x.clone(), *rest), settings))
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
-    return mark_gate(run.recipe, func.__name__, run.apply("activation", op, x))
+    if func.__name__ in EXPONENTIALS:
+        return _functions.exponential(run, op, x)
+    return mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
 
 
 def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
@@ -177,7 +190,7 @@ def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(slope):
         return homogeneous(run, func, args, kwargs)
     by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope.view(())
-    by_channel = move_gate(run.recipe, by_channel, slope)
+    by_channel = move_gate(by_channel, slope)
     above, below = homogeneous(run, torch.relu, (x,), {}), -homogeneous(run, torch.relu, (-x,), {})  # no gate
     apart = run.added(above, "prelu", slope) + product(run, torch.mul, (by_channel, below), {})
     return rules.with_gradient_of(func(x.detach(), slope.detach()), apart)
@@ -186,17 +199,21 @@ def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Piecewise linear through zero: the gradient already is the identity rule."""
     args, kwargs = constants(args), constants(kwargs)
-    if run.recipe.activation is rules.identity or run.recipe.activation is rules.unmodified:
+    x, rest, settings = first(args, kwargs)
+    own = run.recipe.activation
+    if own is rules.unmodified or (own is rules.identity and not _functions.is_shifted(x)):
         run.under("activation")
         out = func(*args, **kwargs)
-        return mark_gate(run.recipe, "relu", out) if carries(out) else out
-    x, rest, settings = first(args, kwargs)
+        if not carries(out):
+            return out
+        return mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
     if not carries(x):
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(x, homogeneous(run, func, (x.clone(), *rest), settings))
-    return mark_gate(run.recipe, "relu", run.apply("activation", lambda x: func(x, *rest, **settings), x))
+    y = _functions.activation(run, lambda x: func(x, *rest, **settings), x)
+    return mark_gate(run.recipe, "relu", y)
 
 
 def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -218,10 +235,10 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
     """``x²`` is an element-wise function, ``g(x)/x = x``; not a product of two things."""
     if not carries(x):
         return func(x, x) if func.__name__ != "square" else func(x)
-    if run.recipe.activation is rules.identity:
+    if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
-        return mark_gate(run.recipe, "square", x.detach() * x)
-    return run.apply("activation", torch.square, x)
+        return mark_gate(run.recipe, "square", _functions.linked(x.detach() * x, x, torch.square, CURVED))
+    return _functions.activation(run, torch.square, x)
 
 
 def _reflected_power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -237,7 +254,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             x = x.detach()
         if isinstance(x, Tensor):
             exponent = _broadcast(exponent, x)
-        return run.apply("activation", lambda e: func(x, e), exponent)
+        return _functions.exponential(run, lambda e: func(x, e), exponent)
     if not carries(x):
         return func(x, exponent)
     number = isinstance(exponent, (int, float))
@@ -246,8 +263,12 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not number:
         x = _broadcast(x, exponent)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
-    return run.apply("norm" if is_divisor else "activation", lambda x: func(x, exponent), x)
+    if is_divisor and not _functions.is_logistic(x):
+        return run.apply("norm", lambda x: func(x, exponent), x)
+    return _functions.activation(run, lambda x: func(x, exponent), x)
 
+
+EXPONENTIALS = ("exp", "exp2", "special_exp2")
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink

@@ -2,7 +2,8 @@
 
 An activation's output is marked; a sigmoid or a softmax is a gate before any other activation is, and stays one when it
 is selected from, scaled or shifted: the weights of a router, ``1 − z``, ``Φ(x) = ½(1 + erf …)``. Other activations are
-often the signal itself (SiLU after Mamba's convolution), so their mark ends sooner.
+often the signal itself (SiLU after Mamba's convolution), so their mark ends sooner. An exponential is a gate before all
+others, under the uniform rule too (``engine/_factors.py``).
 """
 
 from __future__ import annotations
@@ -19,36 +20,39 @@ if TYPE_CHECKING:
 
 GATE = "_lrpx_gate"
 SURE_GATES = ("sigmoid", "softmax", "expit", "erf")
+SURE, EXPONENTIAL = 2, 3
+"""The strengths of gates that stay gates: a sigmoid or softmax, and an exponential."""
 
 
 def mark_gate(recipe: Recipe, name: str, value: Tensor) -> Tensor:
     """Mark the output of the activation called ``name`` as a possible gate."""
     if recipe.product is rules.signal_take_all:
-        setattr(value, GATE, 2 if any(kind in name for kind in SURE_GATES) else 1)
+        setattr(value, GATE, SURE if any(kind in name for kind in SURE_GATES) else 1)
     return value
 
 
 def gate_strength(value: Tensor) -> int:
-    """0 for no gate, 1 for an activation's output, 2 for a sigmoid's or softmax's."""
+    """0 for no gate, 1 for an activation's output, 2 for a sigmoid's or softmax's, 3 for an exponential's."""
     return int(vars(value).get(GATE, 0))
 
 
 def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection, or by a sum or product with constants: a sure gate stays one."""
-    if recipe.product is rules.signal_take_all:
-        carrying = [x for x in inputs if any_carries(x)]
-        if len(carrying) == 1 and gate_strength(carrying[0]) == 2:
+    carrying = [x for x in inputs if any_carries(x)]
+    if len(carrying) == 1 and isinstance(carrying[0], Tensor):
+        strength = gate_strength(carrying[0])
+        if strength >= (SURE if recipe.product is rules.signal_take_all else EXPONENTIAL):
             for value in out if isinstance(out, (tuple, list)) else (out,):
                 if carries(value):
-                    setattr(value, GATE, 2)
-        elif len(carrying) > 1 and out is inputs[0]:  # a sum in place is no gate any more
-            vars(out).pop(GATE, None)
+                    setattr(value, GATE, strength)
+    elif len(carrying) > 1 and out is inputs[0]:  # a sum in place is no gate any more
+        vars(out).pop(GATE, None)
     return out
 
 
-def move_gate(recipe: Recipe, out: Any, x: Any) -> Any:
+def move_gate(out: Any, x: Any) -> Any:
     """``out``, which is ``x`` cast or in another shape: a gate stays a gate."""
-    if recipe.product is rules.signal_take_all and isinstance(x, Tensor):
+    if isinstance(x, Tensor):
         strength = vars(x).get(GATE)
         if strength is not None:
             setattr(out, GATE, strength)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
+from lrpx.engine import _factors
 from lrpx.engine._elementwise import product
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
@@ -92,7 +93,7 @@ def _with_computed_weight(
     if not carries(x):  # linear in what stands in the weight's place
         swapped = _bilinear_in(lambda weight, x, bias: op(x, weight, bias))
         return run.apply(kind, swapped, weight, x, bias) if run.is_weight(x) else op(x, weight, bias)
-    product = run.apply("matmul", lambda a, b: op(a, b, None), x, weight)
+    product = _factors.matmul(run, lambda a, b: op(a, b, None), x, weight)
     if bias is None or summand is None:
         return product
     return rules.with_gradient_of(op(x.detach(), weight.detach(), bias.detach()), product + summand)
@@ -116,7 +117,7 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(bias.new_zeros(()) if isinstance(bias, Tensor) else bias, a, b, **settings)
 
     if carries(a) and carries(b):
-        apart = run.apply("matmul", product, a, b)
+        apart = _factors.matmul(run, product, a, b)
     elif carries(a) or carries(b):
         if not run.is_weight(b if carries(a) else a):
             return func(bias, a, b, **settings)
@@ -162,7 +163,7 @@ def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
     """A product ``op(a, b)``, linear in each."""
     if carries(a) and carries(b):
-        return run.apply("matmul", op, a, b)
+        return _factors.matmul(run, op, a, b)
     if carries(a) and run.is_weight(b):
         return run.apply("linear", _with_bias(op), a, b, None)
     if carries(b) and run.is_weight(a):
@@ -233,7 +234,9 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
         )
         step = f"{label},{of_factor}->{kept}"
         factor = factor.view_as(factor) if factor is made and carries(made) else factor
-        made, label = product(run, partial(func, step), (made, factor), {}), kept
+        op = partial(func, step)
+        op.__name__ = "mul" if label == of_factor == kept else "outer"  # type: ignore[attr-defined]
+        made, label = product(run, op, (made, factor), {}), kept
     return made
 
 
@@ -285,7 +288,7 @@ def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: S
             "spell it as products of two tensors each, or ",
         )  # fmt: skip
     if len(carrying) == 2:
-        return run.apply("matmul", of_carrying, *carrying)
+        return _factors.matmul(run, of_carrying, *carrying)
     if len(carrying) > 2:
         return _shared(run, name, of_carrying, carrying)
     if len(operands) == 2:

@@ -69,11 +69,7 @@ class RuleMode(TorchFunctionMode):
             out = self._ruled(name, row, func, types, args, kwargs)
         if run.asks_for_gates and row is not None and row.gate is not None:
             made_of = args[:3] or tuple(kwargs.values())
-            out = (
-                move_gate(run.recipe, out, *made_of[:1])
-                if row.gate == "moves"
-                else keep_gate(run.recipe, out, *made_of)
-            )
+            out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         if nodes.waiting:

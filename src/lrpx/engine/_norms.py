@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
+from lrpx.engine import _functions
 from lrpx.engine._elementwise import product, step
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
@@ -171,7 +172,7 @@ def _by_channel(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None) -> tup
     """A weight and what is added ``[C]`` as they are broadcast to ``x`` ``[B, C, …]``."""
     channels = (1, -1, *(1,) * (x.ndim - 2))
     bias = run.added(bias, "bias", x, weight)
-    return move_gate(run.recipe, weight.view(channels), weight), None if bias is None else bias.view(channels)
+    return move_gate(weight.view(channels), weight), None if bias is None else bias.view(channels)
 
 
 def _group_norm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -237,6 +238,8 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
+    if func.__name__ == "reciprocal" and (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
+        return inverse
     return run.apply("norm", lambda x: func(x, *rest, **settings), x)
 
 
@@ -254,13 +257,18 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if settings.get("rounding_mode") is not None:
         return step(run, func, (a, b), settings)
     if carries(b):
+        if not settings and (whole := _functions.quotient(run, func, a, b)) is not None:
+            return whole
         norm = run.recipe.norm
         if norm is not rules.constant:
             rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)
             return run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
         run.under("norm")
         b = b.detach()
-    return keep_gate(run.recipe, func(a, b, **settings), a, b)
+    out = func(a, b, **settings)
+    if carries(a):
+        _functions.scaled(out, a, lambda a: func(a, b, **settings))
+    return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
 
 
 def _add_quotient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

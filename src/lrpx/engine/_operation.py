@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
+from lrpx.engine import _functions
 from lrpx.engine._gates import GATE, gate_strength
 from lrpx.engine._tensors import any_carries, carries, constants, unwrapped
 from lrpx.errors import UnknownOperationError
@@ -87,6 +88,8 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
         x = args[0] if args else kwargs["input"]
         before = x.clone()
         vars(before).update(vars(x))
+        if carries(x):
+            _functions.copied(before, x)
         args = tuple(before if a is x else a for a in args)
         made = handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()})
         return write(x, made if carries(made) else run.added(made.to(x.dtype), func.__name__, x))
@@ -179,5 +182,8 @@ def _is_floating(value: Any) -> bool:
 def write(x: Tensor, value: Tensor) -> Tensor:
     """``value`` in the place of ``x``, and its gate."""
     x.copy_(value)
+    if carries(x) and not carries(value) and not x._is_view():
+        x.detach_()  # a constant now, as the attention weights are under CP-LRP
     setattr(x, GATE, gate_strength(value))
+    _functions.moved(x, value)
     return x

@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
+from lrpx.engine import _functions
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
 
@@ -107,7 +108,7 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         ids, rest = (at[0], at[1:]) if type(at) is tuple and at else (at, ())
         if all((type(each) is slice and each == slice(None)) or each is ... for each in rest) and run.is_lookup(ids):
             return run.source(x, ids, func(x.detach(), at))
-    return plain(run, func, args, kwargs)
+    return _functions.plain_of_exponentials(run, func, args, kwargs)
 
 
 NOT_LINEAR = {"padding_idx": 2, "max_norm": 3, "scale_grad_by_freq": 5}
@@ -131,16 +132,19 @@ def _each(
 
 
 MOVES = _each(
-    """type float half bfloat16 double chalf cfloat cdouble clone contiguous view reshape unsqueeze squeeze expand
+    """chalf cfloat cdouble view reshape squeeze expand
     transpose permute swapaxes swapdims movedim moveaxis t flatten unflatten ravel adjoint dropout alpha_dropout
     feature_alpha_dropout dropout1d dropout2d dropout3d cpu cuda atleast_1d atleast_2d atleast_3d sum_to_size
     as_tensor asarray alias_copy expand_copy permute_copy squeeze_copy t_copy transpose_copy unsqueeze_copy
     view_copy""",
     "moves",
-) + _each("to type_as view_as reshape_as expand_as", "moves", has_summands=False)
+) + _each("view_as reshape_as expand_as", "moves", has_summands=False)
+MOVES += _each("type float half bfloat16 double clone contiguous", "moves", _functions.plain_scaling)
+MOVES += _each("to type_as", "moves", _functions.plain_scaling, has_summands=False)
+MOVES += _each("unsqueeze", "moves", _functions.plain_of_exponentials)
 
 SUMS = [
-    Operation(name, tuple(spellings.split()), plain, "plain", "stays", numbers=(1,))
+    Operation(name, tuple(spellings.split()), _functions.plain_sum, "plain", "stays", numbers=(1,))
     for name, spellings in {
         "add": "add __add__ __radd__ add_ __iadd__",
         "sub": "sub subtract __sub__ sub_ __isub__ subtract_",
@@ -151,22 +155,24 @@ SUMS = [
 SELECTS = (
     _each(
         """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
-        index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad neg
-        negative __neg__ deg2rad rad2deg split_with_sizes_copy unbind_copy""",
+        index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
+        rad2deg split_with_sizes_copy unbind_copy tril triu""",
         "stays",
     )
-    + _each("masked_fill masked_fill_", "stays", numbers=(2,))
-    + _each("where", "stays", numbers=(1, 2))
+    + _each("neg negative __neg__", "stays", _functions.plain_scaling)
+    + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
+    + _each("masked_fill_", "stays", numbers=(2,))
+    + _each("where", "stays", _functions.plain_where, numbers=(1, 2))
 )
 
 OTHERS = (
     _each(
-        """__pos__ positive sum mean nansum nanmean cumsum diff trace
+        """__pos__ positive mean nansum nanmean cumsum diff trace
         cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy slice
         block_diag broadcast_tensors cartesian_prod combinations meshgrid
         index_add index_copy take put scatter_add masked_scatter masked_select zero_ copy_ fill_diagonal_ diag diagflat
         diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter
-        linalg_diagonal tril triu fliplr flipud rot90
+        linalg_diagonal fliplr flipud rot90
         unfold unfold_copy fold im2col col2im as_strided as_strided_copy constant_pad_nd _pad interpolate upsample
         _upsample_bilinear2d_aa _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle channel_shuffle affine_grid
         avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
@@ -193,6 +199,7 @@ OTHERS = (
         has_summands=False,
         handler=linear_in_first,
     )
+    + _each("sum", handler=_functions.plain_of_exponentials)
 )
 
 COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor

@@ -144,6 +144,10 @@ class Run:
         """The last layer ends."""
         self.in_last_layer = False
 
+    def watch_gates(self) -> None:
+        """From here on some rule must know which factor of a product is the gate."""
+        self.asks_for_gates, self.is_direct = True, False
+
     def pause(self) -> None:
         """What runs now counts as one function: its inner calls are not seen."""
         if newest() != self.nodes.last:

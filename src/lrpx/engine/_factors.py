@@ -1,0 +1,131 @@
+"""How the factors of a product share: each input-dependent factor of it alike, however the product is bracketed.
+
+The uniform rule is one for ``N`` factors, ``R_i = R / N`` (Achtibat et al. 2024, Prop. 3.3). A model multiplies two at
+a time, and ``(a · b) · c`` is not to differ from ``a · (b · c)``: a state-space model computes ``C_t (B_s x_s)`` across
+the borders of its chunks and ``(C_t B_s) x_s`` inside them. So a factor that is itself a product of ``m`` gets ``m``
+shares. What a tensor is a product of, the graph tells, when two are multiplied: sums, selections, shapes and scalings
+lead on to what they are made of; everything else (a linear layer, an activation, a norm) is one factor.
+
+An exponential is no factor that shares. It scales what it is multiplied with, by nothing at all where its argument is
+0, where the identity rule would be steepest; so the other factor takes all (Jafari et al. 2024 hold the decays of a
+state-space model constant so).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lrpx import _kernels, rules
+from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine._run import Run
+    from lrpx.rules import Rule
+
+FACTORS = "lrpx factors"
+"""What the node of the graph that made a product is marked with: how many factors it has."""
+
+LEADS_ON = frozenset(
+    f"{name}Backward{number}"
+    for name in """View UnsafeView ReshapeAlias Alias Permute Transpose T Unsqueeze Squeeze Expand Select Slice Index
+    Gather IndexSelect Repeat Split SplitWithSizes Unbind Narrow Clone ToCopy Sum Cumsum ConstantPadNd MaskedFill Where
+    Tril Triu Flip Mul Div Neg Add Sub Rsub Cat Stack""".split()
+    for number in ("", 0, 1, 2)
+) | {"_GradientOfBackward"}
+"""Nodes whose result is a product of as many factors as what it is made of."""
+
+CONSTANT = "_lrpx_constant"
+"""The attribute of a leaf that a ledger makes of a constant."""
+
+FARTHEST = 32
+"""Nodes that are looked at for one tensor."""
+
+
+def product(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
+    """``op(a, b)``, the element-wise product of two that depend on the input; under the recipe's rule, or another."""
+    return _shared(run, "product", op, a, b, run.recipe.product if rule is None else rule)
+
+
+def matmul(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
+    """``op(a, b)``, a matrix product of two that depend on the input."""
+    return _shared(run, "matmul", op, a, b, run.recipe.matmul)
+
+
+def _shared(run: Run, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
+    if rule is not rules.uniform:
+        return run.apply(kind, op, a, b, rule=rule)
+    if run.asks_for_gates:
+        is_scale = gate_strength(a) == EXPONENTIAL, gate_strength(b) == EXPONENTIAL
+        if is_scale[0] != is_scale[1]:
+            return scaled(run, kind, op, a, b, first_scales=is_scale[0])
+    m, n = factors(a), factors(b)
+    if m == n:
+        out = run.apply(kind, op, a, b, rule=rule, called="uniform")
+    else:
+        out = run.apply(kind, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
+    return _made_of(out, m + n)
+
+
+def scaled(run: Run, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
+    """``op(a, b)``, one of which is a gate: the other takes all."""
+    if first_scales:
+        out = run.apply(kind, op, a, b, rule=rules.signal_take_all, called="signal_take_all")
+        return _made_of(out, factors(b))
+    out = run.apply(kind, lambda b, a: op(a, b), b, a, rule=rules.signal_take_all, called="signal_take_all")
+    return _made_of(out, factors(a))
+
+
+def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
+    """``op(a, b)``, of which the first gets a share and the second the rest."""
+    return op(_kernels.scale_gradient(a, share), _kernels.scale_gradient(b, 1 - share))
+
+
+def _made_of(out: Any, count: int) -> Any:
+    if isinstance(out, Tensor):
+        _mark(out.grad_fn, count)
+    return out
+
+
+def _mark(node: Any, count: int) -> None:
+    if node is not None:
+        node.metadata[FACTORS] = count
+
+
+def exponential(run: Run, value: Tensor) -> Tensor:
+    """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
+    recipe = run.recipe
+    ours = recipe.product is rules.signal_take_all or rules.uniform in (recipe.product, recipe.matmul)
+    if ours and value.requires_grad:
+        setattr(value, GATE, EXPONENTIAL)
+        _mark(value.grad_fn, 0)
+        run.watch_gates()
+    return value
+
+
+def factors(x: Tensor) -> int:
+    """How many factors that depend on the input a tensor is a product of; the fewest, where it is a sum."""
+    return _factors(x.grad_fn, [FARTHEST]) or 1
+
+
+def _factors(node: Any, left: list[int]) -> int:
+    """The same of a node of the graph; 0 of a scale, and of what does not depend on the input."""
+    if node is None:
+        return 0
+    count = node.metadata.get(FACTORS)
+    if count is not None:
+        return int(count)
+    left[0] -= 1
+    if left[0] < 0 or node.name() not in LEADS_ON:
+        return 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
+    fewest = 0
+    for made_of, _ in node.next_functions:
+        count = _factors(made_of, left)
+        if count == 1:
+            return 1
+        fewest = min(fewest, count) if fewest and count else fewest or count
+    return fewest

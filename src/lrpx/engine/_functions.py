@@ -1,0 +1,347 @@
+"""Functions of one tensor that a model writes out as many operations, known by what they compute.
+
+An element-wise function of a tensor gets the rule for activations once, as a whole, whether it is one torch function
+or many: ``x · ½(1 + erf(x/√2))`` is GELU, no product of two things, and ``x · sigmoid(x)`` is SiLU; ``silu(a) · b`` is
+a product. So each tensor that was made of one other, its root, by casts, scalings, numbers that are added and
+element-wise functions, knows it. Where two of one root are multiplied or divided, the result is a function of that
+root; and so is a function of a function, ``log(1 + exp x)``. A sum of functions of one root needs no rule, for each
+hands on what it is given; a number that is added after the last of them is a constant.
+
+``exp(x) / Σ exp(x)`` and the exponential of a log-softmax get the rule for softmax.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lrpx import rules
+from lrpx.engine import _factors
+from lrpx.engine._gates import mark_gate
+from lrpx.engine._tensors import PLAIN, carries, constants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine._run import Run
+
+    Op = Callable[..., Any]
+
+
+class Note(tuple[Any, ...]):
+    """What is noted on a tensor. A tensor that the model returns may be copied and saved: without what was noted."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytearray, ()  # what torch.load takes, and is false
+
+
+FUNCTION = "_lrpx_function"
+"""The attribute of a tensor that is a function of another: ``(version, root, its version, kind, exact, op)``. The root
+is held weakly, so that nothing lives longer than without; and a change in place, of the tensor or of its root, shows in
+the version. Exact: no number was added, so that all relevance of the tensor arrives at the root. ``op(root)`` is the
+tensor; None: the root itself."""
+
+LINEAR, CURVED, EXPONENTIAL = range(3)
+"""Kinds of functions: scalings and shifts by numbers; others; those that an exponential is in."""
+
+Function = tuple[int, Any, int, int, bool, "Op | None"]
+
+
+def _function(x: Tensor) -> Function | None:
+    """What ``x`` is a function of, if that is known and still there."""
+    found: Function | None = vars(x).get(FUNCTION)
+    if not found or x._version != found[0]:
+        return None
+    root = found[1]()
+    return found if root is not None and root._version == found[2] else None
+
+
+def _of_itself(x: Tensor) -> Function:
+    version = x._version
+    return version, ref(x), version, LINEAR, True, None
+
+
+def _then(before: Op | None, op: Op) -> Op:
+    return op if before is None else lambda root: op(before(root))
+
+
+def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = True) -> Tensor:
+    """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
+    if out is not x:
+        _, root, version, before, was_exact, again = _function(x) or _of_itself(x)
+        setattr(out, FUNCTION, Note((0, root, version, max(kind, before), exact and was_exact, _then(again, op))))
+    return out
+
+
+def scaled(out: Tensor, x: Tensor, op: Op) -> Tensor:
+    """``out = op(x)``, where ``op`` scales, by constants, or casts."""
+    if x.requires_grad:
+        linked(out, x, op)
+        _keep_exponents(out, x, op)
+    return out
+
+
+def copied(out: Tensor, x: Tensor) -> None:
+    """``out`` is a copy of ``x``, whose attributes it has."""
+    linked(out, x, torch.clone)
+    if _noted(x, EXPONENTS) is None:
+        vars(out).pop(EXPONENTS, None)
+    else:
+        _keep_exponents(out, x, torch.clone)
+
+
+def moved(x: Tensor, value: Tensor) -> None:
+    """``value`` was written into the place of ``x``."""
+    found = vars(value).get(FUNCTION)
+    if found:
+        setattr(x, FUNCTION, Note((x._version, *found[1:])))
+    if exponents := vars(value).get(EXPONENTS):
+        setattr(x, EXPONENTS, Note((x._version, *exponents[1:])))
+
+
+# ------------------------------------------------------------------------ element-wise functions
+
+
+def activation(run: Run, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
+    """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
+    found = _function(x)
+    if found is not None:
+        _, root, _, before, exact, again = found
+        if not (exact and before == LINEAR) and run.recipe.activation not in PARTWISE:
+            value = op(x.detach())
+            if _fits(value, root()):
+                return _whole(run, root(), value, _then(again, op), max(kind, before))
+    y = linked(run.apply("activation", op, x), x, op, kind)
+    _keep_exponents(y, x, op)
+    return y
+
+
+def _fits(value: Tensor, root: Tensor) -> bool:
+    """Whether ``value`` can be an element-wise function of ``root``."""
+    return value.shape == root.shape and value.is_floating_point() and root.is_floating_point()
+
+
+PARTWISE = (rules.unmodified, rules.constant)
+"""Rules that give a function of a function the same, as a whole or part by part."""
+
+
+def is_shifted(x: Tensor) -> bool:
+    """Whether ``x`` is a function of another, of which it does not hand on all: a number was added."""
+    found = _function(x)
+    return found is not None and not found[4]
+
+
+def is_logistic(x: Tensor) -> bool:
+    """Whether ``x`` is an exponential and a number, as the denominator of a sigmoid is; and no norm."""
+    found = _function(x)
+    return found is not None and found[3] == EXPONENTIAL and not found[4]
+
+
+def of_one(run: Run, op: Op, a: Any, b: Any) -> Tensor | None:
+    """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
+    f, g = _function(a), _function(b)
+    if f is None and g is None:
+        return None
+    f, g = f or _of_itself(a), g or _of_itself(b)
+    root = f[1]()
+    if root is not g[1]() or not _has_rules(run):
+        return None
+    value = op(a.detach(), b.detach())
+    return _whole(run, root, value, _both(op, f, g), max(CURVED, f[3], g[3])) if _fits(value, root) else None
+
+
+def _both(op: Op, f: Function, g: Function) -> Op:
+    of_f, of_g = f[5], g[5]
+    return lambda root: op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
+
+
+def _has_rules(run: Run) -> bool:
+    recipe = run.recipe
+    return not (recipe.activation is recipe.product is recipe.norm is rules.unmodified)
+
+
+def _whole(run: Run, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
+    """``value = again(root)`` under the rule for activations."""
+    takes_value = run.recipe.activation in (rules.identity, rules.constant)
+
+    def op(x: Tensor) -> Any:
+        return value.detach() if takes_value else again(x)
+
+    y = run.apply("activation", op, root)
+    setattr(y, FUNCTION, Note((y._version, ref(root), root._version, kind, True, again)))
+    return mark_gate(run.recipe, "activation", y)
+
+
+# -------------------------------------------------------------------------------- sums, and casts
+
+
+def plain_sum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """``a + b`` or ``a − b``, or with a number: its plain gradient is right."""
+    out = _called(func, args, kwargs)
+    if len(args) == 2 and not kwargs and carries(out):
+        a, b = args
+        if not isinstance(a, Tensor):
+            a, b, func = b, a, _swapped(func)
+        if not isinstance(b, Tensor) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
+            number = b.detach() if isinstance(b, Tensor) else b
+            if out is a:
+                _shifted_in_place(a, lambda x: func(x.clone(), number))
+            else:
+                op: Op = lambda x: func(x, number)  # noqa: E731
+                linked(out, a, op, exact=False)
+                _keep_exponents(out, a, op)
+        elif out is not a and a is not b and a.requires_grad and b.requires_grad:
+            merged(out, a, b, func)
+            normaliser = _noted(b, LOGSUM)
+            if normaliser is not None and normaliser[0] is a and "sub" in func.__name__:
+                _note(out, NORMALISED, *normaliser)
+    return out
+
+
+def _shifted_in_place(x: Tensor, op: Op) -> None:
+    """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
+    version = x._version
+    found = vars(x).get(FUNCTION)
+    if found and found[0] == version - 1:
+        setattr(x, FUNCTION, Note((version, *found[1:4], False, _then(found[5], op))))
+    exponents = vars(x).get(EXPONENTS)
+    if exponents and exponents[0] == version - 1:
+        setattr(x, EXPONENTS, Note((version, *exponents[1:3], _then(exponents[3], op), exponents[4])))
+
+
+def _called(func: Any, args: Any, kwargs: Any) -> Any:
+    if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
+        return func(*args)
+    return func(*constants(args), **constants(kwargs))
+
+
+def _swapped(func: Any) -> Op:
+    return lambda x, number: func(number, x)
+
+
+def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
+    """``out = op(a, b)``, a sum of two or a selection among them: a function of what both are functions of."""
+    f, g = _function(a), _function(b)
+    if (f is None and g is None) or isinstance(a, Parameter) or isinstance(b, Parameter):
+        return out
+    f, g = f or _of_itself(a), g or _of_itself(b)
+    if f[1]() is g[1]():
+        setattr(out, FUNCTION, Note((0, f[1], f[2], max(f[3], g[3]), f[4] and g[4], _both(op, f, g))))
+    return out
+
+
+def plain_where(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A selection between two; of functions of one tensor, a function in pieces."""
+    out = _called(func, args, kwargs)
+    if len(args) == 3 and carries(args[1]) and carries(args[2]):
+        where = args[0]
+        found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
+        rule = run.recipe.activation
+        if found is not None and rule not in PARTWISE and not (found[4] and rule is rules.identity):
+            _, root, _, kind, _, again = found
+            if again is not None and _fits(out, root()):
+                return _whole(run, root(), out, again, max(CURVED, kind))
+    return out
+
+
+def plain_scaling(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A cast, a copy or a change of sign."""
+    out = _called(func, args, kwargs)
+    x = args[0] if args else None
+    if out is not x and carries(out) and isinstance(x, Tensor):
+        rest = args[1:]
+        scaled(out, x, lambda x: func(x, *rest, **kwargs))
+        if (normalised := _noted(x, NORMALISED)) is not None:
+            _note(out, NORMALISED, *normalised)
+    return out
+
+
+# ------------------------------------------------------------------------------------- softmax
+
+EXPONENTS = "_lrpx_exponents"
+"""The attribute of an exponential ``op(z)``, and of its sum: ``(version, z, its version, op, is summed)``."""
+LOGSUM = "_lrpx_logsumexp"
+"""The attribute of ``log Σ exp x``: ``(version, x, its version, dim)``."""
+NORMALISED = "_lrpx_log_softmax"
+"""The attribute of ``x − log Σ exp x``: the same."""
+
+
+def _note(out: Tensor, attribute: str, x: Tensor, *facts: Any) -> None:
+    setattr(out, attribute, Note((out._version, x, x._version, *facts)))
+
+
+def _noted(x: Tensor, attribute: str) -> tuple[Any, ...] | None:
+    """The tensor and the facts that were noted, if neither was changed in place since."""
+    found = vars(x).get(attribute)
+    if not found or found[0] != x._version or found[1]._version != found[2]:
+        return None
+    return found[1], *found[3:]
+
+
+def exponential(run: Run, op: Op, x: Tensor) -> Tensor:
+    """``exp x``, or to another base; of a log-softmax, with the rule for softmax."""
+    normalised = _noted(x, NORMALISED)
+    if normalised is not None:
+        scores, dim = normalised
+        return _softmax(run, op(x.detach()), scores, lambda scores: torch.softmax(scores, dim))
+    y = _factors.exponential(run, activation(run, op, x, EXPONENTIAL))
+    _note(y, EXPONENTS, x, op, False)
+    return y
+
+
+def logsumexp(out: Tensor, x: Tensor, dim: Any) -> Tensor:
+    """``out``, noted as ``log Σ exp x``."""
+    _note(out, LOGSUM, x, dim)
+    return out
+
+
+def log_softmax(out: Tensor, x: Tensor, dim: int) -> Tensor:
+    """``out``, noted as ``x − log Σ exp x``."""
+    _note(out, NORMALISED, x, dim)
+    return out
+
+
+def _keep_exponents(out: Tensor, x: Tensor, op: Op, summed: bool = False) -> None:
+    found = _noted(x, EXPONENTS)
+    if found is not None:
+        exponents, before, was_summed = found
+        _note(out, EXPONENTS, exponents, _then(before, op), summed or was_summed)
+
+
+def plain_of_exponentials(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum over dimensions, a selection or another shape."""
+    out = _called(func, args, kwargs)
+    x = args[0] if args else None
+    if isinstance(x, Tensor) and vars(x) and carries(out):
+        rest = args[1:]
+        _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), func.__name__ == "sum")
+        if (normaliser := _noted(x, LOGSUM)) is not None:
+            _note(out, LOGSUM, *normaliser)
+    return out
+
+
+def quotient(run: Run, op: Op, a: Any, b: Tensor) -> Tensor | None:
+    """``op(a, b) = a / b``, if that is a softmax, or a function of one tensor; its denominator is no norm then."""
+    if not carries(a):
+        if not is_logistic(b) or not _has_rules(run):
+            return None
+        return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
+    numerator, denominator = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
+    if numerator is not None and denominator is not None:
+        (x, above, is_sum), (y, below, is_normaliser) = numerator, denominator
+        if x is y and is_normaliser and not is_sum:
+            return _softmax(run, op(a.detach(), b.detach()), x, lambda x: op(above(x), below(x)))
+    return of_one(run, op, a, b)
+
+
+def _softmax(run: Run, value: Tensor, scores: Tensor, again: Op) -> Tensor:
+    """``value = again(scores)``, a softmax, under the recipe's rule for it."""
+    is_constant = run.recipe.softmax is rules.constant
+    y = run.apply("softmax", lambda x: value.detach() if is_constant else again(x), scores)
+    return mark_gate(run.recipe, "softmax", y if is_constant else rules.with_gradient_of(value, y))

@@ -1,0 +1,438 @@
+"""Functions of one tensor that are written out have the relevance of the built-in ones, whatever they are called."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.activations import ACT2FN
+from transformers.models.bloom.modeling_bloom import BloomGelu
+from transformers.models.esm import modeling_esm
+
+from lrpx import rules
+from lrpx.engine import propagate
+from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from tests.reference.models import randomise
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from lrpx.recipes import Recipe
+    from lrpx.rules import Operation
+
+    Function = Callable[[Tensor], Tensor]
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, UP, DOWN, WEIGHTS = 2 * noise(2, 5, 8), noise(8, 8, seed=1), noise(8, 8, seed=2), noise(2, 5, 8, seed=3)
+
+
+class Model(nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Halved:
+    """A rule of the user's own, which keeps half."""
+
+    calls = 0
+
+    def __call__(self, op: Operation, /, x: Tensor) -> Tensor:
+        self.calls += 1
+        return rules.with_gradient_of(op(x.detach()), 0.5 * rules.identity(op, x))
+
+
+RECIPES = {"attnlrp": ATTNLRP, "lrp": LRP, "own": ATTNLRP.at(activation=Halved()), "gradient": GRADIENT}
+every_recipe = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+every_family = pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
+
+
+def relevance(function: Function, recipe: Recipe, ledger: bool = False) -> tuple[Tensor, Tensor]:
+    """The output, and the relevance of the input."""
+    model = function if isinstance(function, nn.Module) else Model(function)
+    with propagate(model, recipe, observe=(), ledger=ledger) as trace:
+        y = model(X)
+        trace.explain((y * WEIGHTS).sum())
+    assert not ledger or trace.ledger().closes(1e-9)
+    return y.detach(), trace.source_relevance(trace.sources[0])
+
+
+def agree(spelled: Function, built_in: Function, recipe: Recipe) -> None:
+    (value, found), (expected, wanted) = relevance(spelled, recipe), relevance(built_in, recipe)
+    near(value, expected)
+    near(found, wanted)
+    near(relevance(spelled, recipe, ledger=True)[1], found)
+
+
+def near(found: Tensor, wanted: Tensor) -> None:
+    assert float(wanted.abs().max()) > 0
+    assert float((found - wanted).abs().max()) <= 1e-10 * float(wanted.abs().max())
+
+
+def inside(function: Function) -> Function:
+    """Between two linear layers."""
+    return lambda x: function(x @ UP) @ DOWN
+
+
+def in_place(x: Tensor) -> Tensor:
+    x = x + 0
+    x *= torch.sigmoid(x)
+    return x
+
+
+TANH = math.sqrt(2 / math.pi)
+SPELLED: dict[str, tuple[Function, dict[str, Function]]] = {
+    "gelu": (F.gelu, {
+        "ESM": modeling_esm.gelu,
+        "special.erf": lambda x: 0.5 * x * (1 + torch.special.erf(x * 2**-0.5)),
+        "the signal last": lambda x: (1 + torch.erf(x / 2**0.5)) * x / 2,
+    }),
+    "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), {
+        "a cube": lambda x: 0.5 * x * (1 + torch.tanh(TANH * (x + 0.044715 * torch.pow(x, 3.0)))),
+        "squares": lambda x: 0.5 * x * (1 + torch.tanh(x * TANH * (1 + 0.044715 * x * x))),
+        "products": lambda x: 0.5 * x * (1 + torch.tanh(TANH * (x + 0.044715 * x * x * x))),
+        "einsum": lambda x: torch.einsum("btd,btd->btd", x, 0.5 + 0.5 * torch.tanh(TANH * (x + 0.044715 * x**3))),
+    }),
+    "silu": (F.silu, {
+        "x sigmoid": lambda x: x * torch.sigmoid(x),
+        "mul": lambda x: torch.sigmoid(x).mul(x),
+        "by name": lambda x: torch.mul(input=x, other=x.sigmoid()),
+        "a quotient": lambda x: x / (1 + torch.exp(-x)),
+        "exp": lambda x: x * (1 / (1 + torch.exp(-x))),
+        "mul_": lambda x: torch.sigmoid(x).mul_(x),
+        "sigmoid_": lambda x: (x * 1.0).sigmoid_().mul_(x),
+        "*=": in_place,
+        "in another precision": lambda x: x * torch.sigmoid(x.double()).type_as(x),
+    }),
+    "silu, scaled": (lambda x: F.silu(1.702 * x) / 1.702, {
+        "quick gelu": lambda x: x * torch.sigmoid(1.702 * x),
+        "channels": lambda x: x * torch.sigmoid(torch.full((8,), 1.702, dtype=x.dtype) * x),
+    }),
+    "sigmoid": (torch.sigmoid, {
+        "1 /": lambda x: 1 / (1 + torch.exp(-x)),
+        "reciprocal": lambda x: (1 + (-x).exp()).reciprocal(),
+        "** -1": lambda x: (1 + torch.exp(-x)) ** -1,
+        "exp / (1 + exp)": lambda x: torch.exp(x) / (1 + torch.exp(x)),
+    }),
+    "mish": (F.mish, {
+        "softplus": lambda x: x * torch.tanh(F.softplus(x)),
+        "log exp": lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))),
+    }),
+    "softplus": (F.softplus, {
+        "log": lambda x: torch.log(1 + torch.exp(x)),
+        "log1p": lambda x: torch.log1p(x.exp()),
+        "in place": lambda x: x.exp().add_(1).log_(),
+        "in pieces": lambda x: torch.where(x > 20.0, x, torch.log(1.0 + torch.exp(x))),
+    }),
+    "tanh": (torch.tanh, {
+        "four": lambda x: (x.exp() - (-x).exp()) / (x.exp() + (-x).exp()),
+        "two": lambda x: (torch.exp(2 * x) - 1) / (torch.exp(2 * x) + 1),
+    }),
+    "hardswish": (F.hardswish, {
+        "relu6": lambda x: x * F.relu6(x + 3) / 6, "hardsigmoid": lambda x: x * F.hardsigmoid(x),
+    }),
+    "hardsigmoid": (F.hardsigmoid, {
+        "relu6": lambda x: F.relu6(x + 3) / 6, "clamp": lambda x: (x / 6 + 0.5).clamp(0, 1),
+    }),
+    "softsign": (F.softsign, {"abs": lambda x: x / (1 + x.abs())}),
+    "relu": (F.relu, {
+        "a mask": lambda x: x * (x > 0), "clamp": lambda x: x.clamp(min=0), "abs": lambda x: (x + x.abs()) / 2,
+    }),
+    "elu": (F.elu, {
+        "exp": lambda x: torch.where(x > 0, x, torch.exp(x) - 1), "expm1": lambda x: torch.where(x > 0, x, x.expm1()),
+    }),
+    "relu²": (lambda x: F.relu(x).square(), {
+        "** 2": lambda x: F.relu(x) ** 2, "x relu": lambda x: x * F.relu(x),
+        "a product": lambda x: F.relu(x) * F.relu(x),
+    }),
+    "logsigmoid": (F.logsigmoid, {
+        "log": lambda x: torch.log(torch.sigmoid(x)), "exp": lambda x: -torch.log(1 + torch.exp(-x)),
+    }),
+    "tanhshrink": (F.tanhshrink, {"a sum": lambda x: x - torch.tanh(x)}),
+}  # fmt: skip
+PAIRS = [(name, spelling) for name, (_, spellings) in SPELLED.items() for spelling in spellings]
+
+
+@every_recipe
+@pytest.mark.parametrize(("name", "spelling"), PAIRS)
+def test_an_activation_written_out(name: str, spelling: str, recipe: Recipe) -> None:
+    built_in, spellings = SPELLED[name]
+    if recipe is RECIPES["own"] and name in ("relu", "tanhshrink"):
+        return  # a sum and a selection have no rule of their own
+    if recipe is GRADIENT and spelling in ("mul_", "sigmoid_", "in place"):
+        return  # torch itself has no gradient
+    if recipe is GRADIENT:
+        value, found = relevance(inside(spellings[spelling]), recipe)
+        x = X.clone().requires_grad_()
+        y = inside(spellings[spelling])(x)
+        assert torch.equal(value, y)
+        near(found, x.detach() * torch.autograd.grad((y * WEIGHTS).sum(), x)[0])
+        return
+    agree(inside(spellings[spelling]), inside(built_in), recipe)
+
+
+@every_recipe
+@pytest.mark.parametrize("name", ["gelu", "silu", "softplus"])
+def test_a_rule_of_ones_own_is_called_for_the_whole(name: str, recipe: Recipe) -> None:
+    built_in, spellings = SPELLED[name]
+    for spelling in spellings.values():
+        own = ATTNLRP.at(activation=Halved())
+        near(relevance(inside(spelling), own)[1], relevance(inside(built_in), ATTNLRP)[1] / 2)
+
+
+MODULES = {
+    "gelu": F.gelu, "gelu_python": F.gelu, "mish": F.mish, "silu": F.silu, "hardswish": F.hardswish, "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid, "relu": F.relu, "relu6": F.relu6, "relu2": lambda x: F.relu(x).square(),
+    **dict.fromkeys(
+        ("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_accurate"),
+        lambda x: F.gelu(x, approximate="tanh"),
+    ),
+    "quick_gelu": lambda x: F.silu(1.702 * x) / 1.702, "gelu_10": lambda x: F.gelu(x).clamp(-10, 10),
+    "leaky_relu": F.leaky_relu, "sqrtsoftplus": lambda x: F.softplus(x).sqrt(),
+}  # fmt: skip
+
+
+class Activated(nn.Module):
+    """An activation as a module of the model."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__()
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x @ UP) @ DOWN
+
+
+@every_family
+@pytest.mark.parametrize("name", MODULES)
+def test_the_activations_of_transformers(name: str, recipe: Recipe) -> None:
+    agree(Activated(ACT2FN[name]), inside(MODULES[name]), recipe)
+
+
+@every_family
+@pytest.mark.parametrize("name", sorted({*MODULES, "gelu_fast", "xielu", "linear"}))
+def test_a_users_own_class_with_the_same_code(name: str, recipe: Recipe) -> None:
+    """What counts is what is computed, not where the class is from."""
+    module = ACT2FN[name].double()
+    agree(inside(lambda x: type(module).forward(module, x)), Activated(module), recipe)
+
+
+@every_family
+def test_bloom_has_an_activation_that_no_mode_sees(recipe: Recipe) -> None:
+    def gelu(x: Tensor) -> Tensor:
+        return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+    agree(Activated(BloomGelu()), inside(gelu), recipe)
+
+
+@every_family
+def test_esm_with_its_own_gelu_and_with_torchs(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tf.EsmConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        pad_token_id=1, mask_token_id=2,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = tf.EsmForMaskedLM(config)
+    randomise(model, 0)
+    model = model.double().eval()
+    found = []
+    for gelu in (modeling_esm.gelu, F.gelu):
+        monkeypatch.setattr(modeling_esm, "gelu", gelu)
+        with propagate(model, recipe, observe=()) as trace:
+            trace.explain(model(input_ids=torch.tensor([[5, 9, 3, 17, 4]])).logits[0, 2, 7])
+        found.append(trace.source_relevance(trace.sources[0]))
+    near(*found)
+
+
+# ------------------------------------------------------------------------------------- softmax
+
+
+def by_formula(x: Tensor) -> Tensor:
+    exponentials = torch.exp(x - x.max(-1, keepdim=True).values)
+    return exponentials / exponentials.sum(-1, keepdim=True)
+
+
+def by_formula_in_place(x: Tensor) -> Tensor:
+    exponentials = (x - x.amax(-1, keepdim=True)).exp_()
+    exponentials /= exponentials.sum(-1, keepdim=True)
+    return exponentials
+
+
+def masked(x: Tensor, softmax: Function) -> Tensor:
+    return softmax(x.masked_fill(torch.ones(5, 5).triu(1).bool(), -math.inf))
+
+
+SOFTMAX: dict[str, Function] = {
+    "exp / sum": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(x.exp()),
+    "less the largest": by_formula,
+    "in place": by_formula_in_place,
+    "by two": lambda x: (lambda e: e / torch.sum(e, dim=-1)[..., None])(torch.exp(x)),
+    "unsqueezed": lambda x: (lambda e: e / e.sum(-1).unsqueeze(-1))(torch.exp(x)),
+    "with an epsilon": lambda x: (lambda e: e / (e.sum(-1, keepdim=True) + 1e-30))(torch.exp(x)),
+    "log_softmax": lambda x: torch.exp(F.log_softmax(x, -1)),
+    "logsumexp": lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True)),
+    "logsumexp unsqueezed": lambda x: (x - x.logsumexp(-1)[..., None]).exp(),
+}
+
+
+def attention(softmax: Function) -> Function:
+    return lambda x: softmax((x @ UP @ x.mT) / 3) @ (x @ DOWN)
+
+
+@every_family
+@pytest.mark.parametrize("name", SOFTMAX)
+def test_a_softmax_written_out(name: str, recipe: Recipe) -> None:
+    agree(attention(SOFTMAX[name]), attention(lambda x: x.softmax(-1)), recipe)
+    causal = attention(lambda x: masked(x, SOFTMAX[name]))
+    agree(causal, attention(lambda x: masked(x, lambda x: x.softmax(-1))), recipe)
+
+
+def test_queries_and_keys_get_nothing_of_a_softmax_that_is_constant() -> None:
+    class Attention(nn.Module):
+        def forward(self, queries: Tensor, values: Tensor) -> Tensor:
+            return by_formula(queries @ UP) @ values
+
+    model = Attention()
+    with propagate(model, LRP, observe=()) as trace:
+        trace.explain((model(X, noise(2, 8, 8)) * WEIGHTS).sum())
+    queries, values = map(trace.source_relevance, trace.sources)
+    assert not queries.any()
+    assert values.any()
+
+
+def test_what_a_model_returns_can_be_saved_and_copied(tmp_path: Path) -> None:
+    for function in (
+        lambda x: 30 * torch.tanh(x / 30),
+        torch.exp,
+        lambda x: x.log_softmax(-1),
+        lambda x: x.logsumexp(-1),
+    ):
+        model = Model(function)
+        with propagate(model, ATTNLRP) as trace:
+            y = model(X)
+            torch.save(y, tmp_path / "y.pt")
+            loaded = torch.load(tmp_path / "y.pt")
+            copied = copy.deepcopy({"y": y.detach()})["y"]
+            trace.explain(y.flatten()[0])
+        assert torch.equal(loaded, y)
+        assert torch.equal(copied, y)
+        with propagate(model, ATTNLRP) as trace:
+            trace.explain(model(loaded).flatten()[0])
+
+
+# ------------------------------------------------------------------------- what is no such function
+
+
+@every_family
+def test_a_gated_product_stays_a_product(recipe: Recipe) -> None:
+    def gated(act: Function) -> Function:
+        return lambda x: act(x @ UP) * (x @ DOWN)
+
+    agree(gated(lambda x: x * torch.sigmoid(x)), gated(F.silu), recipe)
+    halved = relevance(gated(F.silu), ATTNLRP)[1]
+    one = relevance(lambda x: F.silu(x @ UP) * (x @ DOWN).detach(), ATTNLRP)[1]
+    other = relevance(lambda x: F.silu(x @ UP).detach() * (x @ DOWN), ATTNLRP)[1]
+    near(halved, (one + other) / 2)
+
+
+@every_family
+def test_norms_written_out_stay_norms(recipe: Recipe) -> None:
+    built_in = inside(lambda x: F.rms_norm(x, (8,), None, 1e-5))
+    for norm in (
+        lambda x: x / (x.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt(),
+        lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5),
+        lambda x: x * (1 / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5)),
+        lambda x: x * (x.pow(2).mean(-1, keepdim=True) + 1e-5) ** -0.5,
+    ):
+        agree(inside(norm), built_in, recipe)
+
+
+@every_family
+def test_a_tensor_that_was_changed_in_place_is_another(recipe: Recipe) -> None:
+    def changed_root(x: Tensor) -> Tensor:
+        h = x @ UP
+        gate = torch.sigmoid(h)
+        h.add_(x @ DOWN)
+        return h * gate
+
+    def changed_function(x: Tensor) -> Tensor:
+        h = x @ UP
+        gate = torch.sigmoid(h)
+        gate += x @ DOWN
+        return h * gate
+
+    def copied(x: Tensor) -> Tensor:
+        h = x @ UP
+        doubled = 2 * h
+        doubled.copy_(x @ DOWN)
+        return (h + 0).mul_(doubled)
+
+    wanted: list[Function] = [
+        lambda x: (x @ UP + x @ DOWN) * torch.sigmoid(x @ UP),
+        lambda x: (x @ UP) * (torch.sigmoid(x @ UP) + x @ DOWN),
+        lambda x: (x @ UP) * (x @ DOWN),
+    ]
+    for function, other in zip((changed_root, changed_function, copied), wanted, strict=True):
+        agree(function, other, recipe)
+
+
+@every_family
+def test_what_is_turned_or_summed_is_no_element_wise_function(recipe: Recipe) -> None:
+    def turned(x: Tensor) -> Tensor:
+        h = x @ x.mT
+        return torch.einsum("bij,bji->bij", h, h.sigmoid()) @ x
+
+    agree(turned, lambda x: ((x @ x.mT) * (x @ x.mT).sigmoid().transpose(1, 2)) @ x, recipe)
+    agree(lambda x: (h := x @ UP) * h.roll(1, -1), lambda x: (x @ UP) * (x @ UP).roll(1, -1), recipe)
+    agree(
+        lambda x: (h := x @ UP) * h.sum(-1, keepdim=True), lambda x: (x @ UP) * (x @ UP).sum(-1, keepdim=True), recipe
+    )
+
+
+# --------------------------------------------------------------------------- many factors, and exp
+
+
+def test_the_factors_of_a_product_share_alike_however_it_is_bracketed() -> None:
+    a, b, c = (lambda x, w=w: x @ noise(8, 8, seed=w) for w in (4, 5, 6))
+    products: list[Function] = [
+        lambda x: (a(x) * b(x)) * c(x),
+        lambda x: a(x) * (b(x) * c(x)),
+        lambda x: torch.einsum("btd,btd,btd->btd", a(x), b(x), c(x)),
+        lambda x: (a(x)[..., None] * b(x)[..., None] * 2).squeeze(-1) / 2 * c(x),
+    ]
+    (_, wanted), *others = (relevance(product, ATTNLRP) for product in products)
+    for _, found in others:
+        near(found, wanted)
+    linear: list[Function] = [lambda x: (a(x) @ b(x).mT) @ c(x), lambda x: a(x) @ (b(x).mT @ c(x))]
+    (_, wanted), (_, found) = (relevance(product, ATTNLRP) for product in linear)
+    near(found, wanted)
+
+
+@every_family
+def test_an_exponential_takes_nothing_of_a_product(recipe: Recipe) -> None:
+    for function in (
+        lambda x: torch.exp((x @ UP) / 9) * (x @ DOWN),
+        lambda x: (x @ DOWN) * torch.exp2((x @ UP) / 9).float().double(),
+        lambda x: torch.exp(-(x @ x.mT).square().cumsum(-1) / 999) @ (x @ DOWN),
+    ):
+        value, found = relevance(function, recipe)
+        near(found.sum(), (value * WEIGHTS).sum())
+    wanted = relevance(lambda x: torch.exp((x @ UP) / 9).detach() * (x @ DOWN), recipe)[1]
+    near(relevance(lambda x: torch.exp((x @ UP) / 9) * (x @ DOWN), recipe)[1], wanted)
+    value, found = relevance(inside(lambda x: torch.exp(x / 9)), recipe)  # no factor: it hands on what it gets
+    near(found.sum(), (value * WEIGHTS).sum())
