@@ -155,11 +155,6 @@ class BoundModel:
             raise ModelError(
                 f"the model is {type(module).__name__}; pass a model, or use Explainer.from_pretrained(name_or_folder)"
             )
-        if tokenizer is not None and not callable(tokenizer):
-            mend = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
-            if not isinstance(tokenizer, str):
-                mend = "a tokenizer or processor of transformers, such as PreTrainedTokenizerFast(tokenizer_object=…)"
-            raise InputError(f"the tokenizer is {type(tokenizer).__name__}, which reads no text; pass {mend}")
         for name, value in (("recompute", recompute), ("compile", compile)):
             if not isinstance(value, bool):
                 raise InputError(f"{name} is {value!r}; pass True or False")
@@ -540,7 +535,9 @@ def _refuse_no_tokenizer(given: Any) -> None:
         )
     if given is not None and (isinstance(given, type) or not callable(given)):
         kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        raise InputError(f"the tokenizer is {kind}; pass a tokenizer or processor of transformers, or None")
+        is_bare = type(given).__module__.startswith("tokenizers")
+        such = ", such as PreTrainedTokenizerFast(tokenizer_object=…)" if is_bare else ""
+        raise InputError(f"the tokenizer is {kind}; pass a tokenizer or processor of transformers{such}, or None")
 
 
 def _refuse_non_finite(logits: Tensor) -> None:

@@ -50,7 +50,9 @@ class RuleMode(TorchFunctionMode):
             run.meet_hooks()
         is_transformed = peek_interpreter_stack() is not None
         first = nodes.first
-        if not is_transformed and (has_foreign(args, first) or (kwargs and has_foreign(kwargs.values(), first))):
+        if not is_transformed and (
+            has_foreign(args, first) or (kwargs and has_foreign(kwargs.values(), first)) or run.has_constants
+        ):
             args, kwargs = run.without_foreign(name, row, args, kwargs)
         if run.is_direct and row is not None and not is_transformed and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
