@@ -90,7 +90,7 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
     if not any(map(carries, (q, k, v, mask))):
         return op(q, k, v, mask)
-    called = f"softmax={rule_name(softmax)}, matmul={rule_name(matmul)}"
+    called = "" if run.trace.ran is None else f"softmax={rule_name(softmax)}, matmul={rule_name(matmul)}"
     is_linear = linear is not rules.unmodified and _has_layer(run, q, k, v, mask)
     if is_linear or not is_fused(softmax, matmul):
         _, _, _, _, dropout, causal, scale, _ = arguments(args, kwargs, *NAMES)

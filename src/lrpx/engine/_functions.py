@@ -72,6 +72,9 @@ def _then(before: Op | None, op: Op) -> Op:
 def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = True) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
+        if FUNCTION not in vars(x):  # nearly always
+            setattr(out, FUNCTION, Note((0, ref(x), x._version, kind, exact, op)))
+            return out
         _, root, version, before, was_exact, again = _function(x) or _of_itself(x)
         setattr(out, FUNCTION, Note((0, root, version, max(kind, before), exact and was_exact, _then(again, op))))
     return out
@@ -81,7 +84,8 @@ def scaled(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, where ``op`` scales, by constants, or casts."""
     if x.requires_grad:
         linked(out, x, op)
-        _keep_exponents(out, x, op)
+        if EXPONENTS in vars(x):
+            _keep_exponents(out, x, op)
     return out
 
 

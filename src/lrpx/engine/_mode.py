@@ -50,39 +50,50 @@ class RuleMode(TorchFunctionMode):
             run.meet_hooks()
         is_transformed = peek_interpreter_stack() is not None
         first = nodes.first
+        own = run.own
         is_odd = run.has_constants or (kwargs and has_foreign(kwargs.values(), first))
-        for value in args:  # as has_foreign() does, which would take as long again to call
+        for value in args:
             kind = type(value)
             if kind is Tensor:
-                if value.requires_grad and ((node := value.grad_fn) is None or node._sequence_nr() < first):
+                if id(value) not in own and has_foreign((value,), first):
                     is_odd = True
             elif (kind is tuple or kind is list) and value and has_foreign(value, first):
                 is_odd = True
         if is_odd and not is_transformed:
             args, kwargs = run.without_foreign(name, row, args, kwargs)
-        if row is not None and run.is_direct and not is_transformed and is_grad_enabled():  # nearly always
+        if row is not None and run.is_quick and not is_transformed and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
+            if not run.is_direct:
+                out = self._marked(name, row, out, args, kwargs)
             if nodes.waiting:
                 nodes.close()
-            nodes.last = newest()
+            now = newest()
+            if type(out) is Tensor:  # a leaf that the model makes is none of ours, also where another has died
+                (own.discard if now == nodes.last else own.add)(id(out))
+            nodes.last = now
             return out
         if is_transformed:
             out = run.transformed(name, func, args, kwargs)
-        elif row is not None and run.is_quick and is_grad_enabled():  # nearly always
-            out = row.handler(run, func, args, kwargs)
         elif run.is_tapped:
             call = Call(name, row, args, kwargs)
             out = as_own(run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs)))
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
+        out = self._marked(name, row, out, args, kwargs)
+        if nodes.waiting:
+            nodes.close()
+        own.discard(id(out))
+        nodes.last = newest()
+        return out
+
+    def _marked(self, name: str, row: Operation | None, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """``out``, with what rules must know of it: whether it is a gate, or a constant that was made of the input."""
+        run = self.run
         if run.asks_for_gates and row is not None and row.gate is not None:
             made_of = args[:3] or tuple(kwargs.values())
             out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
-        if nodes.waiting:
-            nodes.close()
-        nodes.last = newest()
         return out
 
     def _ruled(
