@@ -259,6 +259,25 @@ def test_a_model_that_ends_in_a_softmax(piece_tokenizer):
     assert Explainer(model, piece_tokenizer)("the film", target=LogProb(0)).tokens
 
 
+def test_logits_that_sum_to_about_one_are_no_probabilities():
+    model = tiny.bert_classifier()
+    ids = [5, 7, 9, 11, 13]
+    with torch.no_grad():
+        model.classifier.bias += torch.tensor([0.5, 0.3, 0.2]).to(model.dtype) - model(torch.tensor([ids])).logits[0]
+        model.classifier.bias[0] += 1e-4
+    a = Explainer(model)(ids, 0)
+    assert a.explained.value == pytest.approx(0.5001)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("classes", [2, 30_000])
+def test_probabilities_of_every_precision_are_refused(dtype, classes):
+    model = tiny.bert_classifier(num_labels=classes)
+    model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Softmax(-1))
+    with says(ModelError, "gives probabilities, not logits"):
+        Explainer(model.to(dtype))([5, 7, 9, 11, 13], 0)
+
+
 # ------------------------------------------------------------------------ methods, models
 
 

@@ -492,8 +492,9 @@ class BoundModel:
             ModelError: no logit is negative, and each row sums to one.
         """
         if logits.shape[-1] > 1 and bool((logits >= 0).all()):
-            sums = logits.float().sum(-1)
-            if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+            sums = logits.double().sum(-1)
+            # no more than a softmax may lose, for two or three logits sum to about 1 by chance too
+            if bool(((sums - 1).abs() <= max(torch.finfo(logits.dtype).eps, 1e-6, 1e-8 * logits.shape[-1])).all()):
                 raise ModelError(
                     f"{type(self.module).__name__} gives probabilities, not logits: none is negative, they sum to 1, "
                     "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
