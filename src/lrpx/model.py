@@ -477,7 +477,8 @@ class BoundModel:
         with run as (trace, logits):
             trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
             self._refuse_probabilities(logits.detach())
-            yield Pass(questions, batch, trace, self._answers(questions, logits), paths, packs)
+            answers = self._answers(questions, logits, plain=not recipe.has_rules())
+            yield Pass(questions, batch, trace, answers, paths, packs)
 
     def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
         inputs: Mapping[str, Any] = batch.inputs
@@ -501,8 +502,8 @@ class BoundModel:
                     "where you want to explain a probability"
                 )
 
-    def _answers(self, questions: Questions, slots: Tensor) -> Answers:
-        """The answers, from the logits ``[B, n, V]``."""
+    def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
+        """The answers, from the logits ``[B, n, V]``; ``plain``: with the plain gradient of the targets."""
         logits = slots.flatten(0, 1)
         places = questions.slots(slots.shape[1])
         if places != list(range(len(logits))):
@@ -510,7 +511,8 @@ class BoundModel:
         seen = logits.detach()
         targets = tuple(self._resolved(questions, i, seen[i]) for i in range(len(questions)))
         with torch._C.DisableTorchFunction():  # a target is no part of the model, and has no rules
-            values = torch.stack([target.value(row) for target, row in zip(targets, logits, strict=True)])
+            pairs = zip(targets, logits, strict=True)
+            values = torch.stack([target.plain(row) if plain else target.value(row) for target, row in pairs])
         return Answers(logits, targets, values)
 
     def _refuse_other(self, target: Target) -> None:
