@@ -251,7 +251,8 @@ class BoundModel:
         """
         if self.task.logits == "tokens":
             whole = _WHOLE_ANSWER.get(self.task, "")
-            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "")
+            how = {"decoder": "decoder" in self.task.segments}
+            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "", **how)
         if self.task.logits != "classes":
             raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
         labels = dict(getattr(self.config, "label2id", None) or {})
