@@ -282,7 +282,10 @@ def test_a_python_sentencepiece_tokenizer_reads_as_well(python_sentencepiece, te
 def marian(folder, apart):
     """A tokenizer of translations, whose two languages are spelled in other pieces, of one vocabulary or two."""
     pieces = {}
-    for name, text in (("source", "the keys to the small cabinet"), ("target", "die katze ist klein, die katze, katze")):
+    for name, text in (
+        ("source", "the keys to the small cabinet"),
+        ("target", "die katze ist klein, katze, katze"),
+    ):
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([text] * 50),
             model_prefix=str(folder / name),

@@ -300,13 +300,13 @@ class BoundModel:
 
     @cached_property
     def can_batch(self) -> bool:
-        """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier also
-        needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an encoder's and
-        decoder's the last end of a text, which padding must not be."""
+        """Padding needs an attention mask, or on the right a model whose tokens look back alone; a decoder's classifier
+        also needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an
+        encoder's and decoder's the last end of a text, which padding must not be."""
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):
-            return self.task is Task.CAUSAL and self.padding_side == "right"
+            return self.task is Task.CAUSAL and self.padding_side == "right" and tasks.looks_back(self.module)
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
         pads_end = end is not None and end == self._pad_id
@@ -356,7 +356,7 @@ class BoundModel:
     def _turns_unseen(self, batch: Batch) -> bool:
         """Whether nobody could tell if the model turns these ids round, as XLNet does: they are the same turned."""
         ids = batch.inputs.get("input_ids")
-        if not isinstance(ids, Tensor) or ids.ndim != 2 or not self.can_batch or not len(ids) == ids.shape[1] > 1:
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or not len(ids) == ids.shape[1] > 1 or not self.can_batch:
             return False
         return torch.equal(ids, ids.T)
 
