@@ -432,7 +432,8 @@ def test_bytes_are_no_text_and_no_token_ids(given):
         ("gpt2", "the tokenizer is 'gpt2', a name; pass AutoTokenizer.from_pretrained"),
         (Path("folder"), "the tokenizer is 'folder', a name"),
         (b"gpt2", "the tokenizer is 'gpt2', a name"),
-        (7, "the tokenizer is int; pass a tokenizer or processor of transformers, or None"),
+        (7, "the tokenizer is int; pass a tokenizer or processor of transformers, such as"),
+        (str.split, "the tokenizer is method_descriptor; pass a tokenizer or processor of transformers, such as"),
         (tf.PreTrainedTokenizerFast, "the tokenizer is the class"),
         (
             tokenizers.Tokenizer(tokenizers.models.BPE()),

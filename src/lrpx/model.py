@@ -155,11 +155,6 @@ class BoundModel:
             raise ModelError(
                 f"the model is {type(module).__name__}; pass a model, or use Explainer.from_pretrained(name_or_folder)"
             )
-        if tokenizer is not None and not callable(tokenizer):
-            mend = f"transformers.AutoTokenizer.from_pretrained({tokenizer!r})"
-            if not isinstance(tokenizer, str):
-                mend = "a tokenizer or processor of transformers, such as PreTrainedTokenizerFast(tokenizer_object=…)"
-            raise InputError(f"the tokenizer is {type(tokenizer).__name__}, which reads no text; pass {mend}")
         for name, value in (("recompute", recompute), ("compile", compile)):
             if not isinstance(value, bool):
                 raise InputError(f"{name} is {value!r}; pass True or False")
@@ -169,6 +164,9 @@ class BoundModel:
         self.module = module
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
+        self.reader = Reader(module, tokenizer, self.task)
+        if self.task.segments:
+            _refuse_no_tokenizer(self.reader.text_tokenizer, "convert_ids_to_tokens")
         if self.task.segments:
             tasks.input_embedding(module)
         if padding_side not in ("left", "right"):
@@ -179,7 +177,6 @@ class BoundModel:
         self.recompute = recompute
         self.spec = spec
         self.compiler = Compiler() if compile else None
-        self.reader = Reader(module, tokenizer, self.task)
 
     # ---------------------------------------------------------------------------- facts
 
@@ -534,17 +531,20 @@ class BoundModel:
             raise TargetError(f"{error}{where}") if where else error from None
 
 
-def _refuse_no_tokenizer(given: Any) -> None:
-    """Refuse what cannot read texts: a name, a class, a tokenizer of another library."""
+def _refuse_no_tokenizer(given: Any, needed: str = "__call__") -> None:
+    """Refuse what cannot read texts: a name, a class, a tokenizer of another library, one without a method needed."""
     if isinstance(given, (str, bytes, PathLike)):
         name = fsdecode(given)
         raise InputError(
             f"the tokenizer is {name!r}, a name; pass AutoTokenizer.from_pretrained({name!r}), or load it with the "
             "model by Explainer.from_pretrained(name_or_folder)"
         )
-    if given is not None and (isinstance(given, type) or not callable(given)):
+    if given is not None and (isinstance(given, type) or not hasattr(given, needed)):
         kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        raise InputError(f"the tokenizer is {kind}; pass a tokenizer or processor of transformers, or None")
+        raise InputError(
+            f"the tokenizer is {kind}; pass a tokenizer or processor of transformers, such as "
+            "PreTrainedTokenizerFast(tokenizer_object=…), or None and token ids"
+        )
 
 
 def _refuse_non_finite(logits: Tensor) -> None:
