@@ -253,6 +253,10 @@ class Reader:
             return self._segment(name, _tokens.encode(self.text_tokenizer, given))
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
             return self._segment(name, self._pair(*given))
+        if isinstance(given, (bytes, bytearray, memoryview)):
+            raise InputError(
+                f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()"
+            )
         if hasattr(given, "ndim"):  # a tensor or an array
             given = given[0] if given.ndim == 2 and len(given) == 1 else given
             if given.ndim != 1:
@@ -262,10 +266,6 @@ class Reader:
             given = given.tolist()
         if isinstance(given, list) and len(given) == 1 and _encoded.depth(given) == 2:
             return self._plain(given[0], name)
-        if isinstance(given, (bytes, bytearray, memoryview)):
-            raise InputError(
-                f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()"
-            )
         if not isinstance(given, Sequence):
             raise InputError(f"the {name} is {type(given).__name__}; pass {PLAIN}")
         if given and all(isinstance(message, Mapping) for message in given):
