@@ -105,6 +105,7 @@ def test_a_prediction_the_tokenizer_does_not_know_is_shown_by_its_id(byte_tokeni
         ),
         ({"input_ids": [[3.5, 4]]}, ("the input_ids are float64 of shape [1, 2]",)),
         ({"input_ids": [3, 4], "attention_mask": [0, 0]}, ("the attention_mask hides",)),
+        ({"input_ids": [3, 4], "attention_mask": [0.0, -1e9]}, ("holds other numbers than 0 and 1", "0 for padding")),
         ({"input_ids": [3, 4, 5], "attention_mask": [1, 0, 1]}, ("hides tokens between others", "leave these tokens")),
         ({"input_ids": [3, 4, 5], "attention_mask": [1, 1]}, ("differ in shape",)),
         ([3.5, 4.0], ("the input is a list that holds float", "pass a text, token ids")),
