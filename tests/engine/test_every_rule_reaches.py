@@ -441,9 +441,10 @@ GROUPS: dict[str, list[dict[str, Spelling]]] = {
             "torch.instance_norm": lambda s, x: torch.instance_norm(
                 x, s.slopes, s.slopes, None, None, True, 0.1, 1e-5, False),
         },
-        {"x + a / b": lambda s, x: s.bias + 2 * (x / x.exp()),
-         "addcdiv": lambda s, x: torch.addcdiv(s.bias, x, x.exp(), value=2),
-         "addcdiv_": lambda s, x: put(s.bias.detach().expand(2, 3, 4), lambda y: y.addcdiv_(x, x.exp(), value=2))},
+        {"x + a / b": lambda s, x: s.bias + 2 * (x / x.roll(1, 0).exp()),
+         "addcdiv": lambda s, x: torch.addcdiv(s.bias, x, x.roll(1, 0).exp(), value=2),
+         "addcdiv_": lambda s, x: put(
+             s.bias.detach().expand(2, 3, 4), lambda y: y.addcdiv_(x, x.roll(1, 0).exp(), value=2))},
     ],
 }  # fmt: skip
 

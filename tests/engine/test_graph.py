@@ -282,7 +282,7 @@ SEEN: dict[str, tuple[Spelling, Spelling]] = {
         lambda m, x: m.a(x) * torch.vmap(torch.tanh)(W)[0],
         lambda m, x: m.a(x) * W.tanh()[0],
     ),
-    "unknown beside the value": (lambda m, x: (torch.lgamma(m.a(x)), m.b(m.a(x)))[1], lambda m, x: m.b(m.a(x))),
+    "unknown beside the value": (lambda m, x: (torch.polygamma(1, m.a(x)), m.b(m.a(x)))[1], lambda m, x: m.b(m.a(x))),
     "unseen beside the value": (lambda m, x: (softclamp(m.a(x)), m.b(m.a(x)))[1], lambda m, x: m.b(m.a(x))),
 }
 
@@ -294,8 +294,8 @@ def test_what_needs_no_rule_or_is_not_in_the_value_is_no_matter(name: str) -> No
 
 
 def test_the_first_unknown_operation_is_named_with_its_module() -> None:
-    with pytest.raises(UnknownOperationError, match=r"^Model calls torch's 'lgamma'"):
-        relevance(lambda m, x: torch.linalg.det(m.b(torch.lgamma(m.a(x))).mT @ m.a(x))[:, None], LRP)
+    with pytest.raises(UnknownOperationError, match=r"^Model calls torch's 'polygamma'"):
+        relevance(lambda m, x: torch.linalg.det(m.b(torch.polygamma(1, m.a(x))).mT @ m.a(x))[:, None], LRP)
 
 
 # --------------------------------------------------------------------------- checkpoints

@@ -232,6 +232,7 @@ REFUSED: dict[str, tuple[Function, str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:index_reduce")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_has_no_rule_is_refused_by_name(name: str) -> None:
     function, named = REFUSED[name]

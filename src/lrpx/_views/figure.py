@@ -226,7 +226,7 @@ class _Page:
             raise ResultError(
                 f"the picture would be {across:.0f} by {down:.0f} inches; pass fewer or shorter texts, or use to_html()"
             )
-        drawn = Figure(figsize=(across, down), dpi=PIXELS, facecolor="white", edgecolor="none", layout="none")
+        drawn = Figure(figsize=(across, down), dpi=PIXELS, facecolor="white", edgecolor="none")
         FigureCanvasAgg(drawn)
         inches = drawn.dpi_scale_trans
         for x, y, item in self._items:
@@ -234,8 +234,9 @@ class _Page:
             if item.fill is not None:
                 edge = _share(INK[False]) if item.framed else "none"
                 box = (item.width / POINTS, item.size * 1.4 / POINTS)
-                look = {"facecolor": _share(item.fill), "edgecolor": edge, "linewidth": 0.8 * item.framed}
-                drawn.add_artist(Rectangle((left, bottom), *box, transform=inches, **look))
+                frame = Rectangle((left, bottom), *box, transform=inches, facecolor=_share(item.fill), edgecolor=edge)
+                frame.set_linewidth(0.8 * item.framed)
+                drawn.add_artist(frame)
             if item.text.strip():
                 drawn.add_artist(
                     Text(

@@ -74,6 +74,8 @@ def _dist(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _distance(run: Run, value: Tensor, between: Tensor, p: float, keepdim: bool) -> Tensor:
     """``value`` with the gradient of the norm of what is between two points, over the last dimension."""
+    if p == 0:  # how many differ: a step
+        return value
     if run.recipe.activation in (rules.identity, rules.unmodified):
         run.under("activation")
         length = torch.linalg.vector_norm(between, p, -1, keepdim)

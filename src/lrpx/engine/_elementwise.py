@@ -151,7 +151,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(x, activation(run, func, (x.clone(), *rest), settings))
+        return write(run, x, activation(run, func, (x.clone(), *rest), settings))
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     if func.__name__ in EXPONENTIALS:
         return _functions.exponential(run, op, x)
@@ -211,7 +211,7 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(x, homogeneous(run, func, (x.clone(), *rest), settings))
+        return write(run, x, homogeneous(run, func, (x.clone(), *rest), settings))
     y = _functions.activation(run, lambda x: func(x, *rest, **settings), x)
     return mark_gate(run.recipe, "relu", y)
 

@@ -3,8 +3,9 @@
 The uniform rule is one for ``N`` factors, ``R_i = R / N`` (Achtibat et al. 2024, Prop. 3.3). A model multiplies two at
 a time, and ``(a · b) · c`` is not to differ from ``a · (b · c)``: a state-space model computes ``C_t (B_s x_s)`` across
 the borders of its chunks and ``(C_t B_s) x_s`` inside them. So a factor that is itself a product of ``m`` gets ``m``
-shares. What a tensor is a product of, the graph tells, when two are multiplied: sums, selections, shapes and scalings
-lead on to what they are made of; everything else (a linear layer, an activation, a norm) is one factor.
+shares. What a tensor is a product of, the graph tells, when two are multiplied: selections, shapes, scalings and sums
+over dimensions lead on to what they are made of, and so does what is added to a state that decays; everything else (a
+linear layer, an activation, a norm, a sum of two) is one factor. So an LSTM's state is one, however long it has run.
 
 An exponential is no factor that shares. It scales what it is multiplied with, by nothing at all where its argument is
 0, where the identity rule would be steepest; so the other factor takes all (Jafari et al. 2024 hold the decays of a
@@ -24,7 +25,6 @@ from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lrpx.engine._run import Run
     from lrpx.rules import Rule
 
 FACTORS = "lrpx factors"
@@ -42,21 +42,27 @@ LEADS_ON = frozenset(
 CONSTANT = "_lrpx_constant"
 """The attribute of a leaf that a ledger makes of a constant."""
 
+SUMS = frozenset(f"{name}Backward{number}" for name in ("Add", "Sub", "Rsub") for number in ("", 0, 1, 2))
+"""Of these, those of two that depend on the input are one factor; but a state that decays and what is added to it."""
+
+DECAYED = "lrpx decayed"
+"""What the node of the graph is marked with that made a product with an exponential."""
+
 FARTHEST = 32
 """Nodes that are looked at for one tensor."""
 
 
-def product(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
+def product(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
     """``op(a, b)``, the element-wise product of two that depend on the input; under the recipe's rule, or another."""
     return _shared(run, "product", op, a, b, run.recipe.product if rule is None else rule)
 
 
-def matmul(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
+def matmul(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
     """``op(a, b)``, a matrix product of two that depend on the input."""
     return _shared(run, "matmul", op, a, b, run.recipe.matmul)
 
 
-def _shared(run: Run, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
+def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
     if rule is not rules.uniform:
         return run.apply(kind, op, a, b, rule=rule)
     if run.asks_for_gates:
@@ -71,13 +77,16 @@ def _shared(run: Run, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
     return _made_of(out, m + n)
 
 
-def scaled(run: Run, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
+def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
     """``op(a, b)``, one of which is a gate: the other takes all."""
     if first_scales:
         out = run.apply(kind, op, a, b, rule=rules.signal_take_all, called="signal_take_all")
-        return _made_of(out, factors(b))
-    out = run.apply(kind, lambda b, a: op(a, b), b, a, rule=rules.signal_take_all, called="signal_take_all")
-    return _made_of(out, factors(a))
+    else:
+        out = run.apply(kind, lambda b, a: op(a, b), b, a, rule=rules.signal_take_all, called="signal_take_all")
+    gate, signal = (a, b) if first_scales else (b, a)
+    if gate_strength(gate) == EXPONENTIAL and out.grad_fn is not None:
+        out.grad_fn.metadata[DECAYED] = True
+    return _made_of(out, factors(signal))
 
 
 def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
@@ -96,7 +105,7 @@ def _mark(node: Any, count: int) -> None:
         node.metadata[FACTORS] = count
 
 
-def exponential(run: Run, value: Tensor) -> Tensor:
+def exponential(run: Any, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
     recipe = run.recipe
     ours = recipe.product is rules.signal_take_all or rules.uniform in (recipe.product, recipe.matmul)
@@ -120,12 +129,23 @@ def _factors(node: Any, left: list[int]) -> int:
     if count is not None:
         return int(count)
     left[0] -= 1
-    if left[0] < 0 or node.name() not in LEADS_ON:
+    name = node.name()
+    if left[0] < 0 or name not in LEADS_ON:
         return 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
-    fewest = 0
-    for made_of, _ in node.next_functions:
-        count = _factors(made_of, left)
-        if count == 1:
-            return 1
-        fewest = min(fewest, count) if fewest and count else fewest or count
-    return fewest
+    made_of = [child for child, _ in node.next_functions if child is not None]
+    counts = [count for child in made_of if (count := _factors(child, left))]
+    if len(counts) > 1 and name in SUMS and not any(map(_is_decayed, made_of)):
+        return 1
+    return min(counts, default=0)
+
+
+def _is_decayed(node: Any) -> bool:
+    """Whether a node of the graph is a product with an exponential, in whatever shape."""
+    for _ in range(FARTHEST):
+        if DECAYED in node.metadata:
+            return True
+        made_of = [child for child, _ in node.next_functions if child is not None]
+        if len(made_of) != 1 or node.name() not in LEADS_ON:
+            return False
+        node = made_of[0]
+    return False

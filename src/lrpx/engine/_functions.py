@@ -27,8 +27,6 @@ from lrpx.engine._tensors import PLAIN, carries, constants
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lrpx.engine._run import Run
-
     Op = Callable[..., Any]
 
 
@@ -108,7 +106,7 @@ def moved(x: Tensor, value: Tensor) -> None:
 # ------------------------------------------------------------------------ element-wise functions
 
 
-def activation(run: Run, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
+def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
     found = _function(x)
     if found is not None:
@@ -143,7 +141,7 @@ def is_logistic(x: Tensor) -> bool:
     return found is not None and found[3] == EXPONENTIAL and not found[4]
 
 
-def of_one(run: Run, op: Op, a: Any, b: Any) -> Tensor | None:
+def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     f, g = _function(a), _function(b)
     if f is None and g is None:
@@ -161,12 +159,12 @@ def _both(op: Op, f: Function, g: Function) -> Op:
     return lambda root: op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
 
 
-def _has_rules(run: Run) -> bool:
+def _has_rules(run: Any) -> bool:
     recipe = run.recipe
     return not (recipe.activation is recipe.product is recipe.norm is rules.unmodified)
 
 
-def _whole(run: Run, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
+def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
     """``value = again(root)`` under the rule for activations."""
     takes_value = run.recipe.activation in (rules.identity, rules.constant)
 
@@ -181,7 +179,7 @@ def _whole(run: Run, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
 # -------------------------------------------------------------------------------- sums, and casts
 
 
-def plain_sum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """``a + b`` or ``a − b``, or with a number: its plain gradient is right."""
     out = _called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):
@@ -236,7 +234,7 @@ def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
     return out
 
 
-def plain_where(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
     out = _called(func, args, kwargs)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
@@ -250,7 +248,7 @@ def plain_where(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def plain_scaling(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A cast, a copy or a change of sign."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
@@ -284,7 +282,7 @@ def _noted(x: Tensor, attribute: str) -> tuple[Any, ...] | None:
     return found[1], *found[3:]
 
 
-def exponential(run: Run, op: Op, x: Tensor) -> Tensor:
+def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     """``exp x``, or to another base; of a log-softmax, with the rule for softmax."""
     normalised = _noted(x, NORMALISED)
     if normalised is not None:
@@ -314,7 +312,7 @@ def _keep_exponents(out: Tensor, x: Tensor, op: Op, summed: bool = False) -> Non
         _note(out, EXPONENTS, exponents, _then(before, op), summed or was_summed)
 
 
-def plain_of_exponentials(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A sum over dimensions, a selection or another shape."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
@@ -326,7 +324,7 @@ def plain_of_exponentials(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def quotient(run: Run, op: Op, a: Any, b: Tensor) -> Tensor | None:
+def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
     """``op(a, b) = a / b``, if that is a softmax, or a function of one tensor; its denominator is no norm then."""
     if not carries(a):
         if not is_logistic(b) or not _has_rules(run):
@@ -340,7 +338,7 @@ def quotient(run: Run, op: Op, a: Any, b: Tensor) -> Tensor | None:
     return of_one(run, op, a, b)
 
 
-def _softmax(run: Run, value: Tensor, scores: Tensor, again: Op) -> Tensor:
+def _softmax(run: Any, value: Tensor, scores: Tensor, again: Op) -> Tensor:
     """``value = again(scores)``, a softmax, under the recipe's rule for it."""
     is_constant = run.recipe.softmax is rules.constant
     y = run.apply("softmax", lambda x: value.detach() if is_constant else again(x), scores)

@@ -6,7 +6,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
@@ -50,9 +50,17 @@ class RuleMode(TorchFunctionMode):
             run.meet_hooks()
         is_transformed = peek_interpreter_stack() is not None
         first = nodes.first
-        if not is_transformed and (has_foreign(args, first) or (kwargs and has_foreign(kwargs.values(), first))):
+        is_odd = run.has_constants or (kwargs and has_foreign(kwargs.values(), first))
+        for value in args:  # as has_foreign() does, which would take as long again to call
+            kind = type(value)
+            if kind is Tensor:
+                if value.requires_grad and ((node := value.grad_fn) is None or node._sequence_nr() < first):
+                    is_odd = True
+            elif (kind is tuple or kind is list) and value and has_foreign(value, first):
+                is_odd = True
+        if is_odd and not is_transformed:
             args, kwargs = run.without_foreign(name, row, args, kwargs)
-        if run.is_direct and row is not None and not is_transformed and is_grad_enabled():  # nearly always
+        if row is not None and run.is_direct and not is_transformed and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
             if nodes.waiting:
                 nodes.close()

@@ -86,13 +86,14 @@ def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
             return func(*constants(args), **constants(kwargs))
         # computed from a copy, which the change in place leaves for the backward pass
         x = args[0] if args else kwargs["input"]
-        before = x.clone()
+        before = x.detach().clone() if run.is_constant(x) else x.clone()
         vars(before).update(vars(x))
         if carries(x):
             _functions.copied(before, x)
         args = tuple(before if a is x else a for a in args)
         made = handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()})
-        return write(x, made if carries(made) else run.added(made.to(x.dtype), func.__name__, x))
+        is_entry = x._is_view() and not carries(made)
+        return write(run, x, run.added(made.to(x.dtype), func.__name__, x) if is_entry else made)
 
     return handle
 
@@ -161,7 +162,7 @@ def as_it_is(run: Any, why: str, func: Any, args: Any, kwargs: Any, only_floatin
     if args and isinstance(args[0], Tensor) and _changes_its_first(func.__name__):
         run.refuse(why)
         made = run.apply("unknown", lambda x, *rest: op(x.clone(), *rest), *given, rule=rules.unmodified)
-        return write(args[0], made)
+        return write(run, args[0], made)
     out = run.apply("unknown", op, *given, rule=rules.unmodified)
     if not only_floating or any_carries(out):
         run.refuse(why)
@@ -179,11 +180,11 @@ def _is_floating(value: Any) -> bool:
     return known and (value.is_floating_point() or value.is_complex())
 
 
-def write(x: Tensor, value: Tensor) -> Tensor:
+def write(run: Any, x: Tensor, value: Tensor) -> Tensor:
     """``value`` in the place of ``x``, and its gate."""
     x.copy_(value)
     if carries(x) and not carries(value) and not x._is_view():
-        x.detach_()  # a constant now, as the attention weights are under CP-LRP
+        run.note_constant(x)  # as the attention weights are under CP-LRP
     setattr(x, GATE, gate_strength(value))
     _functions.moved(x, value)
     return x

@@ -68,6 +68,7 @@ class Run:
         is_direct: whether nothing is to be done with its result either.
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
+        has_constants: whether something was changed in place into a constant.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Run:
         self.is_tapped = bool(self._on_calls)
         self.is_quick = not self.is_tapped and trace.ran is None
         self.is_direct = self.is_quick and not self.asks_for_gates and not self.asks_for_weights
+        self.has_constants = False
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 
@@ -292,8 +294,9 @@ class Run:
     def without_foreign(
         self, name: str, row: Operation | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a call, with what requires a gradient and does not come from this run detached, as
-        parameters are; but for the leaves of taps, a table that is looked up in, and what is changed in place."""
+        """The arguments of a call; detached, as parameters are, what requires a gradient and does not come from this
+        run, and what is a constant since it was changed in place. Not so the leaves of taps, a table that is looked up
+        in, and what is changed in place."""
         if row is not None and row.kind == "source":
             return args, kwargs
         own = {id(source.value) for source in self.trace.sources}
@@ -302,6 +305,8 @@ class Run:
         def ours(value: Any) -> Any:
             if type(value) is tuple or type(value) is list:
                 return type(value)(map(ours, value))
+            if self.is_constant(value):
+                return value.detach()
             if type(value) is not Tensor or not has_foreign((value,), self.nodes.first) or id(value) in own:
                 return value
             return value if descends(value.grad_fn, own) else value.detach()
@@ -310,6 +315,15 @@ class Run:
         if is_in_place(name):
             given = (*args[:1], *given[1:])
         return given, {key: ours(value) for key, value in kwargs.items()}
+
+    def note_constant(self, x: Tensor) -> None:
+        """Note that ``x``, which autograd takes for a result, was changed in place into a constant."""
+        setattr(x, CONSTANT, x._version)
+        self.has_constants = True
+
+    def is_constant(self, x: Any) -> bool:
+        """Whether ``x`` is such a constant still."""
+        return self.has_constants and type(x) is Tensor and vars(x).get(CONSTANT) == x._version
 
     def refuse(self, name: str) -> None:
         """Under a strict recipe, refuse the operation called ``name``, if the explained value depends on it: the walk
@@ -435,6 +449,9 @@ def _around_rule(
 ) -> Callable[..., Any]:
     return lambda *inputs: tap.rule(kind, rule, op, inputs, proceed)
 
+
+CONSTANT = "_lrpx_written_constant"
+"""The attribute of a tensor that was changed in place into a constant: its version then."""
 
 FROM_INPUT = "_lrpx_from_input"
 """The attribute of a constant that was made of the model's input."""
