@@ -440,6 +440,12 @@ def test_a_span_that_is_no_range_is_refused(spans):
         KEYS.spans(spans)
 
 
+@pytest.mark.parametrize("spans", [[(0.5, 2)], [(1,)], 3, "ab", [slice(0, 2)]])
+def test_spans_that_are_no_ranges_are_refused(spans):
+    with pytest.raises(InputError, match=r"the spans are no list of ranges; pass half-open ranges of tokens"):
+        KEYS.spans(spans)
+
+
 def test_overlapping_spans_are_refused():
     with pytest.raises(InputError, match=r"span \(1, 3\) overlaps the one before it; pass disjoint spans"):
         KEYS.spans([(1, 3), (0, 2)])

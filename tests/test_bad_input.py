@@ -105,6 +105,7 @@ def test_a_prediction_the_tokenizer_does_not_know_is_shown_by_its_id(byte_tokeni
         ),
         ({"input_ids": [[3.5, 4]]}, ("the input_ids are float64 of shape [1, 2]",)),
         ({"input_ids": [3, 4], "attention_mask": [0, 0]}, ("the attention_mask hides",)),
+        ({"input_ids": [3, 4], "attention_mask": [0.0, -1e9]}, ("holds other numbers than 0 and 1", "0 for padding")),
         ({"input_ids": [3, 4, 5], "attention_mask": [1, 0, 1]}, ("hides tokens between others", "leave these tokens")),
         ({"input_ids": [3, 4, 5], "attention_mask": [1, 1]}, ("differ in shape",)),
         ([3.5, 4.0], ("the input is a list that holds float", "pass a text, token ids")),
@@ -257,6 +258,25 @@ def test_a_model_that_ends_in_a_softmax(piece_tokenizer):
             Explainer(model, piece_tokenizer)("the film", method=method)
     model.classifier = model.classifier[0]
     assert Explainer(model, piece_tokenizer)("the film", target=LogProb(0)).tokens
+
+
+def test_logits_that_sum_to_about_one_are_no_probabilities():
+    model = tiny.bert_classifier()
+    ids = [5, 7, 9, 11, 13]
+    with torch.no_grad():
+        model.classifier.bias += torch.tensor([0.5, 0.3, 0.2]).to(model.dtype) - model(torch.tensor([ids])).logits[0]
+        model.classifier.bias[0] += 1e-4
+    a = Explainer(model)(ids, 0)
+    assert a.explained.value == pytest.approx(0.5001)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("classes", [2, 30_000])
+def test_probabilities_of_every_precision_are_refused(dtype, classes):
+    model = tiny.bert_classifier(num_labels=classes)
+    model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Softmax(-1))
+    with says(ModelError, "gives probabilities, not logits"):
+        Explainer(model.to(dtype))([5, 7, 9, 11, 13], 0)
 
 
 # ------------------------------------------------------------------------ methods, models
@@ -413,7 +433,8 @@ def test_bytes_are_no_text_and_no_token_ids(given):
         ("gpt2", "the tokenizer is 'gpt2', a name; pass AutoTokenizer.from_pretrained"),
         (Path("folder"), "the tokenizer is 'folder', a name"),
         (b"gpt2", "the tokenizer is 'gpt2', a name"),
-        (7, "the tokenizer is int; pass a tokenizer or processor of transformers, or None"),
+        (7, "the tokenizer is int; pass a tokenizer or processor of transformers, such as"),
+        (str.split, "the tokenizer is method_descriptor; pass a tokenizer or processor of transformers, such as"),
         (tf.PreTrainedTokenizerFast, "the tokenizer is the class"),
         (
             tokenizers.Tokenizer(tokenizers.models.BPE()),

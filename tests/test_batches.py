@@ -19,6 +19,7 @@ from lrpx.errors import InputError
 from lrpx.inputs import Row, Segment
 from lrpx.methods import Backward
 from lrpx.methods._backward import value_times_gradient
+from lrpx.tasks import Task
 from tests import tiny
 from tests.reference import models
 from tests.work import calls
@@ -128,6 +129,31 @@ def test_padding_on_the_left_is_refused_without_position_ids(build):
     with pytest.raises(InputError, match=r'takes no position_ids.*use padding_side="right"'):
         explain(ROWS)
     assert len(explain([ROWS[0], ROWS[0]])) == 2, "rows of one length need no padding"
+
+
+class Own(torch.nn.Module):
+    """A model that takes no mask, and whose tokens see those before them or all."""
+
+    def __init__(self, looks_back):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31)
+        self.looks_back = looks_back
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        return self.head(x + (x.cumsum(1) if self.looks_back else x.mean(1, keepdim=True)))
+
+
+@pytest.mark.parametrize("looks_back", [True, False])
+def test_a_model_without_a_mask_is_padded_where_it_looks_back_alone(looks_back):
+    explain = Explainer(Own(looks_back).double().eval(), task=Task.CAUSAL)
+    assert explain.bound.can_batch == looks_back
+    for many, ids in zip(explain(ROWS), ROWS, strict=True):
+        assert_same(many, explain(ids))
 
 
 @pytest.mark.parametrize("build", CLASSIFIERS)

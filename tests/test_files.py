@@ -84,6 +84,12 @@ def test_what_is_no_plain_file_is_written_to():
     os.close(write)
 
 
+@pytest.mark.parametrize("name", [None, 3, b"a"])
+def test_what_is_no_name(name):
+    with pytest.raises(ResultFileError, match=r"cannot write"):
+        write_text(name, "x")
+
+
 @pytest.mark.parametrize("name", ["a" * 300, "a\0b", "there/is/none"])
 def test_names_that_are_none(tmp_path, name):
     with pytest.raises(ResultFileError, match=r"cannot write"):

@@ -118,6 +118,15 @@ def test_the_start_of_a_decoder_is_no_padding():
         explain([3, 14, start])
 
 
+@pytest.mark.parametrize("mask", [[1, 0, 1], [0, 0, 0]])
+def test_a_mask_that_hides_what_a_decoder_has_written_is_refused(mask):
+    explain = Explainer(models.tiny_t5())
+    given = {"input_ids": [3, 14], "decoder_input_ids": [0, 8, 9]}
+    with pytest.raises(InputError, match=r"the decoder_attention_mask hides tokens between others, or all; leave"):
+        explain(given | {"decoder_attention_mask": mask})
+    assert explain(given | {"decoder_attention_mask": [1, 1, 0]}).ids == (3, 14, 0, 8)
+
+
 # ------------------------------------------------------------------------------------- tuples
 
 

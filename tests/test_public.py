@@ -91,3 +91,8 @@ def test_a_private_use_would_be_found():
     name = min(OURS)
     assert list(private_uses(ast.parse(f"def f(x):\n    return x.{name}\n"))) == [(2, name)]
     assert list(private_uses(ast.parse(f"class C:\n    def f(self):\n        return self.{name}\n"))) == []
+
+
+@pytest.mark.parametrize("name", ["nonsense", "no.such.module", "rules.Gamma", "py.typed", "a b", "..", "", "a\0b"])
+def test_a_name_that_is_none_is_an_attribute_error(name):
+    assert not hasattr(lrpx, name)

@@ -321,6 +321,28 @@ def test_the_similarity_of_two_texts(piece_tokenizer):
     assert found == type(found).load(_saved(found, "similarity"))
 
 
+@pytest.mark.parametrize(
+    ("method", "reduce"),
+    [
+        ("gradient-x-input", lambda x, g: (x * g).sum(-1)),
+        ("gradient-l1", lambda x, g: g.abs().sum(-1)),
+        ("gradient-l2-squared", lambda x, g: g.square().sum(-1)),
+    ],
+)
+def test_the_gradient_of_a_similarity_is_the_plain_one(method, reduce):
+    model = bert(tf.BertModel)
+    ids = torch.tensor([[5, 7, 9], [6, 8, 11]])
+    embedded = model.get_input_embeddings()(ids).detach().requires_grad_()
+    first, second = model(inputs_embeds=embedded).last_hidden_state.mean(1)
+    cosine = torch.nn.functional.cosine_similarity(first, second, 0)
+    (gradient,) = torch.autograd.grad(cosine, embedded)
+    found = Explainer(model)(tuple(ids.tolist()), method=method, ledger=method == "gradient-x-input")
+    assert found.explained.value == pytest.approx(cosine.item(), abs=1e-12)
+    expected = reduce(embedded.detach(), gradient).flatten()
+    torch.testing.assert_close(found.relevance.clone(), expected, rtol=0, atol=1e-12)
+    assert found.ledger is None or found.ledger.closes(1e-9)
+
+
 def _saved(found, name):
     import tempfile
     from pathlib import Path

@@ -19,6 +19,7 @@ from transformers import (
     CanineTokenizer,
     CLIPTokenizer,
     LlamaTokenizer,
+    MarianTokenizer,
     PreTrainedTokenizerFast,
 )
 
@@ -276,6 +277,45 @@ def test_a_python_sentencepiece_tokenizer_reads_as_well(python_sentencepiece, te
     tokens = describe(python_sentencepiece, encode(python_sentencepiece, text))
     assert readable(tokens) == " " + text
     assert not any("▁" in piece or "0x" in piece for piece in tokens.pieces)
+
+
+def marian(folder, apart):
+    """A tokenizer of translations, whose two languages are spelled in other pieces, of one vocabulary or two."""
+    pieces = {}
+    for name, text in (
+        ("source", "the keys to the small cabinet"),
+        ("target", "die katze ist klein, katze, katze"),
+    ):
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([text] * 50),
+            model_prefix=str(folder / name),
+            vocab_size=30,
+            hard_vocab_limit=False,
+            minloglevel=2,
+        )
+        spelled = sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{name}.model"))
+        pieces[name] = [spelled.id_to_piece(i) for i in range(spelled.get_piece_size())]
+    both = [*pieces["source"], *pieces["target"]]
+    for name, listed in (("source", pieces["source"] if apart else both), ("target", pieces["target"])):
+        known = list(dict.fromkeys(["</s>", "<unk>", *listed, "<pad>"]))
+        (folder / f"{name}.json").write_text(json.dumps({piece: i for i, piece in enumerate(known)}))
+    files = {"source_spm": str(folder / "source.model"), "target_spm": str(folder / "target.model")}
+    if apart:
+        files["target_vocab_file"] = str(folder / "target.json")
+    return MarianTokenizer(**files, vocab=str(folder / "source.json"), separate_vocabs=apart)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
+def test_what_a_translator_reads_and_what_it_writes_are_spelled_apart(tmp_path, apart):
+    tokenizer = marian(tmp_path, apart)
+    wanted = tokenizer(text_target="katze", add_special_tokens=False)["input_ids"]
+    assert token_id(tokenizer, "katze", decoder=True) == token_id(tokenizer, " katze", decoder=True) == wanted[0]
+    assert describe(tokenizer, wanted).pieces == (" katze",)
+    with pytest.raises(TargetError):
+        token_id(tokenizer, "katze")
+    read = describe(tokenizer, tokenizer("the keys")["input_ids"], is_read=True)
+    assert "".join(read.pieces) == " the keys</s>"
 
 
 def test_an_unknown_token_is_a_part_of_the_text(unigram):

@@ -82,7 +82,7 @@ if not TYPE_CHECKING:
         if name in _HOME:
             globals()[name] = getattr(import_module(f"lrpx.{_HOME[name]}"), name)
             return globals()[name]
-        if not name.startswith("_") and find_spec(f"lrpx.{name}") is not None:
+        if name.isidentifier() and not name.startswith("_") and find_spec(f"lrpx.{name}") is not None:
             return import_module(f"lrpx.{name}")
         raise AttributeError(f"module 'lrpx' has no attribute {name!r}")
 

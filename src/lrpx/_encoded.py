@@ -100,10 +100,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Encoded:
         kept = _flat(fields.pop("attention_mask", torch.ones_like(ids)))
         if kept.shape != ids.shape:
             raise InputError("the attention_mask and the input_ids differ in shape; pass both as they were made")
-        kept = kept.bool()
-        inside = kept.nonzero()[:, 0].tolist()
-        if not inside or inside != list(range(inside[0], inside[-1] + 1)):
-            raise InputError("the attention_mask hides tokens between others; leave these tokens out of the input")
+        kept = _kept(kept, "attention_mask")
         for key in list(fields):
             value = _flat(fields[key])
             if value.shape == ids.shape and not value.is_floating_point():
@@ -127,8 +124,18 @@ def decoder_ids(given: Mapping[str, Any]) -> list[int]:
     kept = torch.ones_like(ids) if mask is None else _flat(_tensor("decoder_attention_mask", mask))
     if ids.ndim != 1 or kept.shape != ids.shape or ids.is_floating_point():
         raise InputError(f"the decoder_input_ids are {_told(ids)}; pass those of one input, with their mask")
-    found: list[int] = ids[kept.bool()].tolist()
+    found: list[int] = ids[_kept(kept, "decoder_attention_mask")].tolist()
     return found
+
+
+def _kept(mask: Tensor, name: str) -> Tensor:
+    """Which tokens a mask keeps; refused where it hides all of them, or some between others, which are no padding."""
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise InputError(f"the {name} holds other numbers than 0 and 1; pass 1 for each token and 0 for padding")
+    inside = mask.nonzero()[:, 0].tolist()
+    if not inside or inside != list(range(inside[0], inside[-1] + 1)):
+        raise InputError(f"the {name} hides tokens between others, or all; leave these tokens out of the input")
+    return mask.bool()
 
 
 def depth(value: Any) -> int:

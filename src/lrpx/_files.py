@@ -47,7 +47,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
         if not real.parent.is_dir():
             raise ResultFileError(f"cannot write {path}: there is no folder {given.parent}; create it first")
         _replace(real, content, real.stat().st_mode if real.exists() else None)
-    except (OSError, ValueError, RuntimeError) as error:  # the latter two for a name with a zero byte, a ring of links
+    except (OSError, TypeError, ValueError, RuntimeError) as error:  # a name with a zero byte, none, a ring of links
         if isinstance(error, ResultFileError):
             raise
         raise ResultFileError(

@@ -160,7 +160,7 @@ def read(path: str | Path, own: Collection[Callable[..., Any]] = ()) -> Recipe:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise MethodError(f"there is no file {path}; check the path") from error
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:
         raise MethodError(f"cannot read {path} ({type(error).__name__}: {error}); name another file") from error
     try:
         found = json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_constant)

@@ -58,7 +58,7 @@ class Tokens:
     word_texts: tuple[str, ...]
 
 
-def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> Tokens:
+def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int], *, is_read: bool = False) -> Tokens:
     r"""What ``T`` token ids read as.
 
     A word is what white space delimits, together with the white space before it. A special token is a word
@@ -71,6 +71,8 @@ def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> T
     Args:
         tokenizer: a transformers tokenizer; with None, the ids themselves are shown.
         ids: ``T`` token ids.
+        is_read: whether they are what an encoder reads, for which a tokenizer of translations may have a vocabulary of
+            its own.
 
     Raises:
         InputError: an id is not a whole number or not in the vocabulary.
@@ -96,6 +98,9 @@ def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int]) -> T
         shown = tuple(f"{' ' if at else ''}#{number}" for at, number in enumerate(numbers))
         return Tokens(numbers, shown, (False,) * len(shown), tuple(pairwise(range(len(shown) + 1))), shown)
     strings = _vocabulary_strings(tokenizer, numbers)
+    if is_read and not tokenizer.is_fast and tokenizer.convert_tokens_to_ids(strings) != list(numbers):
+        own = {number: string for string, number in tokenizer.get_vocab().items()}
+        strings = [own.get(number, string) for number, string in zip(numbers, strings, strict=True)]
     special_ids = _special_ids(tokenizer)
     special = tuple(number in special_ids for number in numbers)
     kind, mark = _spelling(tokenizer)
@@ -233,8 +238,9 @@ def _by_speaker(
         at = end
 
 
-def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = "") -> int:
-    """The one token that a target string means; ``whole`` is what the error says of several.
+def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = "", *, decoder: bool = False) -> int:
+    """The one token that a target string means; ``whole`` is what the error says of several, ``decoder`` whether a
+    decoder writes it, for which a tokenizer of translations has another vocabulary than for what it reads.
 
     That is, in this order: the only token the text encodes to; the vocabulary entry spelled exactly so
     (``"Ġare"``, ``"▁are"``, ``"##s"``); and, for a tokenizer that puts a space before each text, the
@@ -247,7 +253,7 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
         raise TargetError(f"there is no tokenizer to read the target {text!r} with; pass its token id")
     if not text:
         raise TargetError('the target is empty; pass the text of one token, such as " are", or its id')
-    ids = _ids(tokenizer, text, TargetError)
+    ids = _target_ids(tokenizer, text, decoder)
     unknown, name = tokenizer.unk_token_id, tokenizer.unk_token
     if len(ids) == 1 and (ids[0] != unknown or text == name):
         return ids[0]
@@ -255,7 +261,7 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
     if isinstance(entry, int) and entry != unknown and tokenizer.convert_ids_to_tokens(entry) == text:
         return entry
     if text.startswith(" ") and not text[1:2].isspace():
-        bare = _ids(tokenizer, text[1:], TargetError)
+        bare = _target_ids(tokenizer, text[1:], decoder)
         if len(bare) == 1 and bare[0] != unknown and describe(tokenizer, bare).pieces[0].startswith(" "):
             return bare[0]
     if not ids or (unknown in ids and name not in text):
@@ -302,8 +308,23 @@ def pad(
     return ids, mask
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxError]) -> list[int]:
-    return _fields(tokenizer, [text], error)["input_ids"]
+def decoder_ids(tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxError] = InputError) -> list[int]:
+    """A text that a decoder writes, without special tokens.
+
+    Raises:
+        InputError, or the ``error`` given: the tokenizer cannot read it.
+    """
+    try:
+        encoding: Any = tokenizer(text_target=text, add_special_tokens=False, verbose=False)
+    except (TypeError, ValueError) as cause:  # half a surrogate pair, for one
+        raise error(f"the tokenizer cannot read {text[:60]!r}; pass whole Unicode characters") from cause
+    return list(encoding["input_ids"])
+
+
+def _target_ids(tokenizer: PreTrainedTokenizerBase, text: str, decoder: bool) -> list[int]:
+    if decoder:
+        return decoder_ids(tokenizer, text, TargetError)
+    return _fields(tokenizer, [text], TargetError)["input_ids"]
 
 
 def _fields(

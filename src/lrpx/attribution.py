@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,12 @@ class Attribution(Pictures):
 
     def _whole(self, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Ranges of all tokens: those given, and each token between them alone."""
-        ranges = sorted(spans)
+        try:
+            ranges = sorted((operator.index(start), operator.index(end)) for start, end in spans)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                "the spans are no list of ranges; pass half-open ranges of tokens, such as [(0, 2), (4, 5)]"
+            ) from error
         reached = 0
         whole: list[tuple[int, int]] = []
         for start, end in ranges:

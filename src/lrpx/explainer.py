@@ -241,7 +241,7 @@ class Explainer:
         asked = {"target": target, "contrast": contrast, "position": position}
         each = {name: spread(value, len(rows), name) if several else [value] for name, value in asked.items()}
         questions = [self._questions(row, *(each[name][i] for name in asked)) for i, row in enumerate(rows)]
-        groups = batches(rows, batch_size if bound.can_batch and not ledger else 1)
+        groups = batches(rows, batch_size if len(rows) > 1 and not ledger and bound.can_batch else 1)
         results: dict[int, list[Attribution]] = {}
         bar = several and (len(groups) > FEW if progress is None else progress)
         with _progress.progress("Explaining", len(rows), wanted=progress, bar=bar) as done:

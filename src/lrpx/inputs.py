@@ -319,7 +319,7 @@ class Reader:
             for each, values in fields.items()
             if each != "input_ids" and len(values) == len(ids) and tasks.accepts(self.model, each)
         }
-        return Segment(name, _tokens.describe(self.text_tokenizer, ids), others, parts)
+        return Segment(name, _tokens.describe(self.text_tokenizer, ids, is_read=name == "encoder"), others, parts)
 
     def _refuse_unknown(self, ids: Sequence[int]) -> None:
         size = tasks.first_weight(self.model).shape[0]
@@ -405,11 +405,7 @@ class Reader:
             return [start]
         if self.tokenizer is None:
             raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
-        try:
-            written = self.text_tokenizer(text_target=decoder, add_special_tokens=False, verbose=False)["input_ids"]
-        except (TypeError, ValueError) as error:  # half a surrogate pair, for one
-            raise InputError(f"the tokenizer cannot read {decoder[:60]!r}; pass whole Unicode characters") from error
-        return [start, *written]
+        return [start, *_tokens.decoder_ids(self.text_tokenizer, decoder)]
 
     def _position(self, row: Row, position: Any) -> int | None:
         if self.task.reads != "position":

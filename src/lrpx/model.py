@@ -164,6 +164,9 @@ class BoundModel:
         self.module = module
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
+        self.reader = Reader(module, tokenizer, self.task)
+        if self.task.segments:
+            _refuse_no_tokenizer(self.reader.text_tokenizer, "convert_ids_to_tokens")
         if self.task.segments:
             tasks.input_embedding(module)
         if padding_side not in ("left", "right"):
@@ -174,7 +177,6 @@ class BoundModel:
         self.recompute = recompute
         self.spec = spec
         self.compiler = Compiler() if compile else None
-        self.reader = Reader(module, tokenizer, self.task)
 
     # ---------------------------------------------------------------------------- facts
 
@@ -246,7 +248,8 @@ class BoundModel:
         """
         if self.task.logits == "tokens":
             whole = _WHOLE_ANSWER.get(self.task, "")
-            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "")
+            how = {"decoder": "decoder" in self.task.segments}
+            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "", **how)
         if self.task.logits != "classes":
             raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
         labels = dict(getattr(self.config, "label2id", None) or {})
@@ -294,13 +297,13 @@ class BoundModel:
 
     @cached_property
     def can_batch(self) -> bool:
-        """Padding needs an attention mask, or a causal model padded on the right; a decoder's classifier also
-        needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an encoder's and
-        decoder's the last end of a text, which padding must not be."""
+        """Padding needs an attention mask, or on the right a model whose tokens look back alone; a decoder's classifier
+        also needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an
+        encoder's and decoder's the last end of a text, which padding must not be."""
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):
-            return self.task is Task.CAUSAL and self.padding_side == "right"
+            return self.task is Task.CAUSAL and self.padding_side == "right" and tasks.looks_back(self.module)
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
         pads_end = end is not None and end == self._pad_id
@@ -350,7 +353,7 @@ class BoundModel:
     def _turns_unseen(self, batch: Batch) -> bool:
         """Whether nobody could tell if the model turns these ids round, as XLNet does: they are the same turned."""
         ids = batch.inputs.get("input_ids")
-        if not isinstance(ids, Tensor) or ids.ndim != 2 or not self.can_batch or not len(ids) == ids.shape[1] > 1:
+        if not isinstance(ids, Tensor) or ids.ndim != 2 or not len(ids) == ids.shape[1] > 1 or not self.can_batch:
             return False
         return torch.equal(ids, ids.T)
 
@@ -472,7 +475,8 @@ class BoundModel:
         with run as (trace, logits):
             trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
             self._refuse_probabilities(logits.detach())
-            yield Pass(questions, batch, trace, self._answers(questions, logits), paths, packs)
+            answers = self._answers(questions, logits, plain=not recipe.has_rules())
+            yield Pass(questions, batch, trace, answers, paths, packs)
 
     def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
         inputs: Mapping[str, Any] = batch.inputs
@@ -487,16 +491,17 @@ class BoundModel:
             ModelError: no logit is negative, and each row sums to one.
         """
         if logits.shape[-1] > 1 and bool((logits >= 0).all()):
-            sums = logits.float().sum(-1)
-            if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+            sums = logits.double().sum(-1)
+            # no more than a softmax may lose, for two or three logits sum to about 1 by chance too
+            if bool(((sums - 1).abs() <= max(torch.finfo(logits.dtype).eps, 1e-6, 1e-8 * logits.shape[-1])).all()):
                 raise ModelError(
                     f"{type(self.module).__name__} gives probabilities, not logits: none is negative, they sum to 1, "
                     "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
                     "where you want to explain a probability"
                 )
 
-    def _answers(self, questions: Questions, slots: Tensor) -> Answers:
-        """The answers, from the logits ``[B, n, V]``."""
+    def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
+        """The answers, from the logits ``[B, n, V]``; ``plain``: with the plain gradient of the targets."""
         logits = slots.flatten(0, 1)
         places = questions.slots(slots.shape[1])
         if places != list(range(len(logits))):
@@ -504,7 +509,8 @@ class BoundModel:
         seen = logits.detach()
         targets = tuple(self._resolved(questions, i, seen[i]) for i in range(len(questions)))
         with torch._C.DisableTorchFunction():  # a target is no part of the model, and has no rules
-            values = torch.stack([target.value(row) for target, row in zip(targets, logits, strict=True)])
+            pairs = zip(targets, logits, strict=True)
+            values = torch.stack([target.plain(row) if plain else target.value(row) for target, row in pairs])
         return Answers(logits, targets, values)
 
     def _refuse_other(self, target: Target) -> None:
@@ -525,19 +531,20 @@ class BoundModel:
             raise TargetError(f"{error}{where}") if where else error from None
 
 
-def _refuse_no_tokenizer(given: Any) -> None:
-    """Refuse what cannot read texts: a name, a class, a tokenizer of another library."""
+def _refuse_no_tokenizer(given: Any, needed: str = "__call__") -> None:
+    """Refuse what cannot read texts: a name, a class, a tokenizer of another library, one without a method needed."""
     if isinstance(given, (str, bytes, PathLike)):
         name = fsdecode(given)
         raise InputError(
             f"the tokenizer is {name!r}, a name; pass AutoTokenizer.from_pretrained({name!r}), or load it with the "
             "model by Explainer.from_pretrained(name_or_folder)"
         )
-    if given is not None and (isinstance(given, type) or not callable(given)):
+    if given is not None and (isinstance(given, type) or not hasattr(given, needed)):
         kind = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
-        is_bare = type(given).__module__.startswith("tokenizers")
-        such = ", such as PreTrainedTokenizerFast(tokenizer_object=…)" if is_bare else ""
-        raise InputError(f"the tokenizer is {kind}; pass a tokenizer or processor of transformers{such}, or None")
+        raise InputError(
+            f"the tokenizer is {kind}; pass a tokenizer or processor of transformers, such as "
+            "PreTrainedTokenizerFast(tokenizer_object=…), or None and token ids"
+        )
 
 
 def _refuse_non_finite(logits: Tensor) -> None:

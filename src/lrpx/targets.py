@@ -50,6 +50,10 @@ class Target(ABC):
     def value(self, logits: Tensor) -> Tensor:
         """The scalar, from one row of logits ``[V]``; differentiable."""
 
+    def plain(self, logits: Tensor) -> Tensor:
+        """The same scalar with its plain gradient, for a recipe without rules."""
+        return self.value(logits)
+
     def describe(self, names: Callable[[int], str]) -> str:
         """How the target reads, for example ``logit of ' are'``."""
         return f"{self.name} of {names(self._id)!r}"
@@ -205,7 +209,7 @@ class Span(Target):
 @dataclass(frozen=True)
 class Similarity(Target):
     """The cosine of two embeddings, ``a·b / (‖a‖ ‖b‖)``. Their lengths are constants, as the deviations of norms are,
-    and each of the two gets half of the product, as the uniform rule has it.
+    and each of the two gets half of the product, as the uniform rule has it; without rules it has its plain gradient.
 
     The logits are ``[2d]``: one embedding, then the other.
 
@@ -226,6 +230,13 @@ class Similarity(Target):
             product: Tensor = (a @ b.detach() + a.detach() @ b) / 2
             lengths: Tensor = torch.linalg.vector_norm(a.detach()) * torch.linalg.vector_norm(b.detach())
             return product / lengths
+
+    def plain(self, logits: Tensor) -> Tensor:
+        """The cosine, with the gradient of its lengths too."""
+        with torch._C.DisableTorchFunction():
+            a, b = logits.chunk(2)
+            cosine: Tensor = (a @ b) / (torch.linalg.vector_norm(a) * torch.linalg.vector_norm(b))
+            return cosine
 
     def describe(self, names: Callable[[int], str]) -> str:
         """``similarity of the two texts``."""
