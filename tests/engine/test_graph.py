@@ -342,6 +342,37 @@ def test_the_users_own_checkpoints(name: str, inside: bool, recipe: Recipe) -> N
     assert not model._forward_hooks
 
 
+class Stack(nn.Module):
+    """Layers in a list, of which the last is known as such, called in a checkpoint or in part."""
+
+    def __init__(self, whole: bool, keep: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2))
+        self.whole, self.keep = whole, keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.keep(layer, x) if self.whole else layer[2](self.keep(layer[1], self.keep(layer[0], x)))  # type: ignore[index]
+        return x
+
+
+@RECIPES
+@pytest.mark.parametrize("whole", [True, False], ids=["layers", "parts"])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+def test_a_last_layer_in_a_checkpoint(inside: bool, whole: bool, recipe: Recipe) -> None:
+    found = []
+    for keep in (keeping, lambda function, x: function(x)):
+        with propagate(model := Stack(whole, keep), recipe) as trace:
+            value = model(torch.arange(12.0).view(4, 3) / 7)[0].sum()
+            if inside:
+                trace.explain(value)
+        if not inside:
+            trace.explain(value)
+        found.append(trace.relevance("x"))
+    torch.testing.assert_close(*found)
+
+
 def test_checkpoints_under_different_rules_are_refused() -> None:
     class Part(Model):
         pass

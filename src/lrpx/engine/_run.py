@@ -139,8 +139,8 @@ class Run:
             self.recipe, _ = self._outer.pop()
 
     def enter_last_layer(self) -> None:
-        """The last layer begins."""
-        self.in_last_layer = True
+        """The last layer begins; in a checkpoint of the user's own it would be none when it runs again."""
+        self.in_last_layer = self._replayed is None
 
     def leave_last_layer(self) -> None:
         """The last layer ends."""
