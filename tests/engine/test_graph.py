@@ -571,6 +571,43 @@ def test_a_parameter_that_is_indexed_by_the_input_is_a_source(at: Any) -> None:
     torch.testing.assert_close(trace.relevance("W_E").sum() + positions, value)
 
 
+ONE_HOT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda ids, w: F.one_hot(ids, len(w)).to(w.dtype) @ w,
+    "linear": lambda ids, w: F.linear(F.one_hot(ids, len(w)).double(), w.T),
+    "einsum": lambda ids, w: torch.einsum("btv,vd->btd", F.one_hot(ids, len(w)).type_as(w), w),
+    "twice cast": lambda ids, w: F.one_hot(ids, len(w)).to(torch.int32).double() @ w,
+    "of the identity": lambda ids, w: torch.eye(len(w), dtype=w.dtype)[ids] @ w,
+}
+
+
+class OneHot(LooksUp):
+    """Positions come from an embedding, so that there is a source without the tokens."""
+
+    def __init__(self, rows: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(lambda ids: ids)
+        self.rows, self.positions = rows, nn.Embedding(9, 8, dtype=WIDE)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = self.positions(torch.arange(tokens.shape[-1]))
+        return self.head((places + self.rows(tokens, self.W_E)).tanh())
+
+
+@pytest.mark.parametrize("recipe", [LRP, GRADIENT])
+@pytest.mark.parametrize("name", ONE_HOT)
+def test_one_hot_ids_are_a_source(name: str, recipe: Recipe) -> None:
+    found = []
+    for rows, path in (ONE_HOT[name], "one_hot"), (lambda ids, w: w[ids], "W_E"):
+        model = OneHot(rows)
+        with propagate(model, recipe, ledger=True) as trace:
+            trace.explain(model(ONE)[0, 0, 1])
+        assert [source.paths for source in trace.sources] == [("positions",), (path,)]
+        assert trace.sources[1].ids is not None
+        assert torch.equal(trace.sources[1].ids, ONE)
+        assert trace.ledger().closes(1e-9)
+        found.append(trace.relevance(path).sum(-1))
+    torch.testing.assert_close(*found)
+
+
 class Takes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
