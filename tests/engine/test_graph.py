@@ -608,6 +608,21 @@ def test_one_hot_ids_are_a_source(name: str, recipe: Recipe) -> None:
     torch.testing.assert_close(*found)
 
 
+class Selects(LooksUp):
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = torch.index_select(self.W_E, 0, tokens.flatten()).view(*tokens.shape, -1)
+        return self.head(rows + self.W_pos[: tokens.shape[-1]])
+
+
+def test_rows_that_are_selected_by_the_input_are_a_source() -> None:
+    found = []
+    for model in Selects(lambda ids: ids), LooksUp(lambda ids: ids):
+        with propagate(model, LRP) as trace:
+            trace.explain(model(ONE)[0, 0, 1])
+        found.append(trace.relevance("W_E").view(-1, 8))
+    torch.testing.assert_close(*found)
+
+
 class Takes(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -113,6 +113,14 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return _functions.plain_of_exponentials(run, func, args, kwargs)
 
 
+def index_select(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A selection along a dimension; of the rows of a parameter by the ids of tokens, a look-up."""
+    x, dim, ids = arguments(args, kwargs, "input", "dim", "index")
+    if isinstance(x, Parameter) and dim in (0, -x.ndim) and run.is_lookup(ids):
+        return run.source(x, ids, func(x.detach(), dim, ids))
+    return plain(run, func, args, kwargs)
+
+
 def _is_identity(x: Tensor) -> bool:
     """Whether a tensor is an identity matrix, whose rows are one-hot."""
     return (
@@ -177,10 +185,11 @@ SUMS = [
 SELECTS = (
     _each(
         """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
-        index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
+        gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
         rad2deg split_with_sizes_copy unbind_copy tril triu""",
         "stays",
     )
+    + _each("index_select", "stays", index_select)
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
     + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
     + _each("masked_fill_", "stays", numbers=(2,))
