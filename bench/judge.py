@@ -49,7 +49,7 @@ def examine(model_class: ModelClass) -> dict[str, Compared]:
         model: Any = _tiny.tiny_model(model_class)
         inputs = _inputs.tiny_inputs(model_class, model)
         _tiny.let_batch_norms_learn(model, inputs)
-        _checking._stock(model, inputs)
+        _checking._stock(model_class, model, inputs)
     except Exception as error:
         return dict.fromkeys(RECIPES, Compared("not built", reason=_reason(error)))
     model = model.double()
@@ -61,7 +61,11 @@ def examine(model_class: ModelClass) -> dict[str, Compared]:
     }
     try:
         return compare(
-            model, wide, _checking._logits, lambda logits: _checking._value(model_class, logits), _tiny.seeded
+            model,
+            wide,
+            lambda output: _checking._logits(model_class, output),
+            lambda logits: _checking._value(model_class, logits),
+            _tiny.seeded,
         )
     except Exception as error:
         return dict.fromkeys(RECIPES, Compared("failed", reason=_reason(error)))

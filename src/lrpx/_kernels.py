@@ -171,14 +171,33 @@ def substitution(op: Operation, /, a: Tensor, b: Tensor, **kwargs: Any) -> Tenso
     return with_gradient_of(x, op((a - beside / 2).detach(), b - known / 2, **kwargs))
 
 
-def attention(op: Operation, /, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def attention(
+    op: Operation,
+    /,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    counts: tuple[int, int, int] = (1, 1, 1),
+) -> Tensor:
     """Fused attention with the uniform rule on both of its products; its softmax has its own gradient.
 
     That is standard attention whose gradients are scaled ×¼ at q and k, ×½ at an additive mask and at v, or ×¼ on entry
     and then ×2 at two of the four. The kernel ``op(q, k, v, mask)`` is the model's own, and no attention matrix is
     formed.
+
+    ``counts``: of how many factors the queries, keys and values are products; one that is a product of two gets two
+    shares.
     """
     masked = mask is not None and mask.requires_grad
+    if counts != (1, 1, 1):
+        of_q, of_k, of_v = counts
+        if v.requires_grad and (q.requires_grad or k.requires_grad or masked):
+            v = scale_gradient(v, 2 * of_v / (of_v + 1))
+            q, k = scale_gradient(q, 2 / (of_v + 1)), scale_gradient(k, 2 / (of_v + 1))
+            mask = None if mask is None else scale_gradient(mask, 2 / (of_v + 1))
+        if q.requires_grad and k.requires_grad:
+            q, k = scale_gradient(q, 2 * of_q / (of_q + of_k)), scale_gradient(k, 2 * of_k / (of_q + of_k))
     share = 0.5 if v.requires_grad and (q.requires_grad or k.requires_grad or masked) else 1.0
     if q.requires_grad and k.requires_grad:
         v = scale_gradient(v, 2.0)

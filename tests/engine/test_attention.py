@@ -19,6 +19,7 @@ from lrpx.errors import MethodError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 
 if TYPE_CHECKING:
+    from lrpx.recipes import Recipe
     from lrpx.rules import Rule
 
 RECIPES = {"attnlrp": ATTNLRP, "lrp": LRP, "gradient": GRADIENT}
@@ -198,3 +199,41 @@ def test_fused_value_is_bit_for_bit(recipe: Any, dtype: torch.dtype) -> None:
     with propagate(fused, recipe):
         out = fused(x)
     assert torch.equal(out, fused(x))
+
+
+# --------------------------------------------------------------------- among other products
+
+UP = {name: draw(6, 6, seed=seed) for seed, name in enumerate("qkvgh")}
+AMONG_PRODUCTS: dict[str, Any] = {
+    "gated": lambda x, attend: attend(x["q"], x["k"], x["v"]) * x["g"].sigmoid(),
+    "values": lambda x, attend: attend(x["q"], x["k"], x["v"] * x["g"]),
+    "queries": lambda x, attend: attend(x["q"] * x["g"], x["k"], x["v"]),
+    "all": lambda x, attend: attend(x["q"] * x["g"] * x["h"], x["k"] * x["g"], x["v"] * x["h"]) * x["g"],
+    "constant queries": lambda x, attend: attend(UP["q"][:4], x["k"] * x["g"], x["v"] * x["h"]) * x["g"],
+    "constant values": lambda x, attend: attend(x["q"], x["k"] * x["g"], UP["v"][:4]) * x["g"],
+}
+
+
+class Attends(nn.Module):
+    def __init__(self, name: str, attend: Any) -> None:
+        super().__init__()
+        self.name, self.attend = name, attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = AMONG_PRODUCTS[self.name]({key: x @ weight for key, weight in UP.items()}, self.attend)
+        return out @ UP["h"]
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), ATTNLRP.at(softmax=rules.constant)])
+@pytest.mark.parametrize("name", AMONG_PRODUCTS)
+def test_fused_is_eager_among_other_products(name: str, recipe: Recipe) -> None:
+    def spelled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * 6**-0.5).softmax(-1) @ v
+
+    found = []
+    for attend in F.scaled_dot_product_attention, spelled:
+        with propagate(model := Attends(name, attend), recipe, ledger=True) as trace:
+            trace.explain(model(draw(4, 6, seed=9))[-1, 0])
+        assert trace.ledger().closes(1e-9)
+        found.append(trace.relevance("x"))
+    assert_close(*found, rtol=1e-9, atol=1e-12)

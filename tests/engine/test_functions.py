@@ -350,6 +350,29 @@ def test_a_gated_product_stays_a_product(recipe: Recipe) -> None:
     near(halved, (one + other) / 2)
 
 
+CLAMPED: dict[str, tuple[Function, Function]] = {
+    "a signal": (
+        lambda x: F.silu(x @ UP) * (x @ DOWN).clamp(-1, 1),
+        lambda x: F.silu(x @ UP).detach() * (x @ DOWN).clamp(-1, 1),
+    ),
+    "a signal in place": (
+        lambda x: F.silu(x @ UP) * (x @ DOWN).clamp_(max=1),
+        lambda x: F.silu(x @ UP).detach() * (x @ DOWN).clamp(max=1),
+    ),
+    "a gate": (
+        lambda x: torch.sigmoid(x @ UP).clamp(0.1, 0.9) * torch.tanh(x @ DOWN),
+        lambda x: torch.sigmoid(x @ UP).clamp(0.1, 0.9).detach() * torch.tanh(x @ DOWN),
+    ),
+    "relu": (lambda x: (x @ UP).clamp(min=0) * (x @ DOWN), lambda x: F.relu(x @ UP) * (x @ DOWN)),
+}
+
+
+@pytest.mark.parametrize("name", CLAMPED)
+def test_a_clamp_makes_no_gate_and_leaves_one(name: str) -> None:
+    one, other = CLAMPED[name]
+    agree(one, other, LRP)
+
+
 @every_family
 def test_norms_written_out_stay_norms(recipe: Recipe) -> None:
     built_in = inside(lambda x: F.rms_norm(x, (8,), None, 1e-5))

@@ -342,6 +342,37 @@ def test_the_users_own_checkpoints(name: str, inside: bool, recipe: Recipe) -> N
     assert not model._forward_hooks
 
 
+class Stack(nn.Module):
+    """Layers in a list, of which the last is known as such, called in a checkpoint or in part."""
+
+    def __init__(self, whole: bool, keep: Callable[..., Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2))
+        self.whole, self.keep = whole, keep
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = self.keep(layer, x) if self.whole else layer[2](self.keep(layer[1], self.keep(layer[0], x)))  # type: ignore[index]
+        return x
+
+
+@RECIPES
+@pytest.mark.parametrize("whole", [True, False], ids=["layers", "parts"])
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+def test_a_last_layer_in_a_checkpoint(inside: bool, whole: bool, recipe: Recipe) -> None:
+    found = []
+    for keep in (keeping, lambda function, x: function(x)):
+        with propagate(model := Stack(whole, keep), recipe) as trace:
+            value = model(torch.arange(12.0).view(4, 3) / 7)[0].sum()
+            if inside:
+                trace.explain(value)
+        if not inside:
+            trace.explain(value)
+        found.append(trace.relevance("x"))
+    torch.testing.assert_close(*found)
+
+
 def test_checkpoints_under_different_rules_are_refused() -> None:
     class Part(Model):
         pass
@@ -538,6 +569,58 @@ def test_a_parameter_that_is_indexed_by_the_input_is_a_source(at: Any) -> None:
     assert trace.ledger().closes(1e-9)
     positions = {entry.name: entry.value for entry in trace.ledger().entries}["W_pos"]
     torch.testing.assert_close(trace.relevance("W_E").sum() + positions, value)
+
+
+ONE_HOT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda ids, w: F.one_hot(ids, len(w)).to(w.dtype) @ w,
+    "linear": lambda ids, w: F.linear(F.one_hot(ids, len(w)).double(), w.T),
+    "einsum": lambda ids, w: torch.einsum("btv,vd->btd", F.one_hot(ids, len(w)).type_as(w), w),
+    "twice cast": lambda ids, w: F.one_hot(ids, len(w)).to(torch.int32).double() @ w,
+    "of the identity": lambda ids, w: torch.eye(len(w), dtype=w.dtype)[ids] @ w,
+}
+
+
+class OneHot(LooksUp):
+    """Positions come from an embedding, so that there is a source without the tokens."""
+
+    def __init__(self, rows: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(lambda ids: ids)
+        self.rows, self.positions = rows, nn.Embedding(9, 8, dtype=WIDE)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        places = self.positions(torch.arange(tokens.shape[-1]))
+        return self.head((places + self.rows(tokens, self.W_E)).tanh())
+
+
+@pytest.mark.parametrize("recipe", [LRP, GRADIENT])
+@pytest.mark.parametrize("name", ONE_HOT)
+def test_one_hot_ids_are_a_source(name: str, recipe: Recipe) -> None:
+    found = []
+    for rows, path in (ONE_HOT[name], "one_hot"), (lambda ids, w: w[ids], "W_E"):
+        model = OneHot(rows)
+        with propagate(model, recipe, ledger=True) as trace:
+            trace.explain(model(ONE)[0, 0, 1])
+        assert [source.paths for source in trace.sources] == [("positions",), (path,)]
+        assert trace.sources[1].ids is not None
+        assert torch.equal(trace.sources[1].ids, ONE)
+        assert trace.ledger().closes(1e-9)
+        found.append(trace.relevance(path).sum(-1))
+    torch.testing.assert_close(*found)
+
+
+class Selects(LooksUp):
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows = torch.index_select(self.W_E, 0, tokens.flatten()).view(*tokens.shape, -1)
+        return self.head(rows + self.W_pos[: tokens.shape[-1]])
+
+
+def test_rows_that_are_selected_by_the_input_are_a_source() -> None:
+    found = []
+    for model in Selects(lambda ids: ids), LooksUp(lambda ids: ids):
+        with propagate(model, LRP) as trace:
+            trace.explain(model(ONE)[0, 0, 1])
+        found.append(trace.relevance("W_E").view(-1, 8))
+    torch.testing.assert_close(*found)
 
 
 class Takes(nn.Module):

@@ -9,7 +9,7 @@ import torch
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _functions
+from lrpx.engine import _factors, _functions
 from lrpx.engine._gates import mark_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
@@ -100,10 +100,15 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             kind = "linear" if is_linear else "softmax" if own else "matmul"
             raise run.refuse_rule(kind, func.__name__, "with dropout", "put the model into eval(), or ")
         return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
-    return run.apply(
+    is_uniform = matmul is rules.uniform and softmax is not rules.constant
+    counts = (_factors.factors(q), _factors.factors(k), _factors.factors(v)) if is_uniform else (1, 1, 1)
+    out = run.apply(
         "softmax", op, q, k, v, mask,
-        rule=partial(fused, softmax=softmax, matmul=matmul), called=called, conserves=softmax is rules.constant,
+        rule=partial(fused, softmax=softmax, matmul=matmul, counts=counts), called=called,
+        conserves=softmax is rules.constant,
     )  # fmt: skip
+    # the attention weights are one factor, as where the two products are written out
+    return _factors.made_of(out, counts[2] + 1) if is_uniform and carries(v) and any_carries((q, k, mask)) else out
 
 
 def _has_layer(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
@@ -124,16 +129,25 @@ def is_fused(softmax: Rule, matmul: Rule) -> bool:
 
 
 def fused(
-    op: Callable[..., Any], /, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, softmax: Rule, matmul: Rule
+    op: Callable[..., Any],
+    /,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    softmax: Rule,
+    matmul: Rule,
+    counts: tuple[int, int, int] = (1, 1, 1),
 ) -> Any:
-    """Attention as one kernel, ``op(q, k, v, mask)``, under rules for softmax and for matrix products.
+    """Attention as one kernel, ``op(q, k, v, mask)``, under rules for softmax and for matrix products; ``counts``: how
+    many factors the queries, keys and values are products of.
 
     Where the softmax is constant, so are the attention weights: the values alone are left in the graph, and their
     product with a constant gets no rule.
     """
     if softmax is rules.constant:
         return op(q.detach(), k.detach(), v, None if mask is None else mask.detach())
-    return op(q, k, v, mask) if matmul is rules.unmodified else _kernels.attention(op, q, k, v, mask)
+    return op(q, k, v, mask) if matmul is rules.unmodified else _kernels.attention(op, q, k, v, mask, counts)
 
 
 def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, scale: float | None, called: str) -> Any:

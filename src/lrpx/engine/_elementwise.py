@@ -14,7 +14,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions
 from lrpx.engine._functions import CURVED
-from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate
+from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate, set_gate
 from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
@@ -167,12 +167,17 @@ def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
 
 
 def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """Between constant bounds an element-wise function; between bounds that depend on the input a selection."""
-    if len(args) == 1 and not any_carries(tuple(kwargs.values())):  # nearly always
-        return activation(run, func, args, kwargs)
+    """Between constant bounds an element-wise function; between bounds that depend on the input a selection.
+
+    From 0 up it is an activation and a gate, as ReLU is; between other bounds what was no gate becomes none.
+    """
     x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
     if not any_carries(bounds):
-        return activation(run, func, args, kwargs)
+        out = activation(run, func, args, kwargs)
+        if run.recipe.product is rules.signal_take_all and carries(out):
+            is_relu = func.__name__ != "clamp_max" and isinstance(bounds[0], (int, float)) and bounds[0] == 0
+            set_gate(out, max(gate_strength(x), int(is_relu)))
+        return out
     wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
     added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
     return func(*added)

@@ -74,7 +74,7 @@ def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         out = run.apply(kind, op, a, b, rule=rule, called="uniform")
     else:
         out = run.apply(kind, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
-    return _made_of(out, m + n)
+    return made_of(out, m + n)
 
 
 def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
@@ -86,7 +86,7 @@ def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
     gate, signal = (a, b) if first_scales else (b, a)
     if gate_strength(gate) == EXPONENTIAL and out.grad_fn is not None:
         out.grad_fn.metadata[DECAYED] = True
-    return _made_of(out, factors(signal))
+    return made_of(out, factors(signal))
 
 
 def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
@@ -94,7 +94,8 @@ def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> A
     return op(_kernels.scale_gradient(a, share), _kernels.scale_gradient(b, 1 - share))
 
 
-def _made_of(out: Any, count: int) -> Any:
+def made_of(out: Any, count: int) -> Any:
+    """``out``, marked as a product of so many factors."""
     if isinstance(out, Tensor):
         _mark(out.grad_fn, count)
     return out

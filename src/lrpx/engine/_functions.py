@@ -45,6 +45,10 @@ is held weakly, so that nothing lives longer than without; and a change in place
 the version. Exact: no number was added, so that all relevance of the tensor arrives at the root. ``op(root)`` is the
 tensor; None: the root itself."""
 
+ONE_HOT = "_lrpx_one_hot"
+"""The attribute of one-hot ids of the model's input: the ids. Cast to be multiplied they are a source, as what is
+looked up in an embedding is."""
+
 LINEAR, CURVED, EXPONENTIAL = range(3)
 """Kinds of functions: scalings and shifts by numbers; others; those that an exponential is in."""
 
@@ -253,9 +257,13 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A cast, a copy or a change of sign."""
+    """A cast, a copy or a change of sign; of one-hot ids a source."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
+    if isinstance(x, Tensor) and not x.requires_grad and (ids := vars(x).get(ONE_HOT)) is not None:
+        if out.is_floating_point():
+            return run.source(x, ids, out, "one_hot")
+        setattr(out, ONE_HOT, ids)
     if out is not x and carries(out) and isinstance(x, Tensor):
         rest = args[1:]
         scaled(out, x, lambda x: func(x, *rest, **kwargs))

@@ -36,6 +36,14 @@ def gate_strength(value: Tensor) -> int:
     return int(vars(value).get(GATE, 0))
 
 
+def set_gate(value: Tensor, strength: int) -> None:
+    """Make ``value`` a gate of a strength, or none."""
+    if strength:
+        setattr(value, GATE, strength)
+    else:
+        vars(value).pop(GATE, None)
+
+
 def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection, or by a sum or product with constants: a sure gate stays one."""
     carrying = [x for x in inputs if any_carries(x)]

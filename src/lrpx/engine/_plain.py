@@ -108,7 +108,37 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         ids, rest = (at[0], at[1:]) if type(at) is tuple and at else (at, ())
         if all((type(each) is slice and each == slice(None)) or each is ... for each in rest) and run.is_lookup(ids):
             return run.source(x, ids, func(x.detach(), at))
+    elif type(at) is Tensor and _is_identity(x) and run.is_lookup(at):
+        return run.source(x, at, func(x, at), "one_hot")
     return _functions.plain_of_exponentials(run, func, args, kwargs)
+
+
+def index_select(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A selection along a dimension; of the rows of a parameter by the ids of tokens, a look-up."""
+    x, dim, ids = arguments(args, kwargs, "input", "dim", "index")
+    if isinstance(x, Parameter) and dim in (0, -x.ndim) and run.is_lookup(ids):
+        return run.source(x, ids, func(x.detach(), dim, ids))
+    return plain(run, func, args, kwargs)
+
+
+def _is_identity(x: Tensor) -> bool:
+    """Whether a tensor is an identity matrix, whose rows are one-hot."""
+    return (
+        x.ndim == 2
+        and x.shape[0] == x.shape[1] > 1
+        and x.is_floating_point()
+        and not x.requires_grad
+        and torch.equal(x, torch.eye(len(x), dtype=x.dtype, device=x.device))
+    )
+
+
+def one_hot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Ids, each as a row with a single 1."""
+    out = func(*args, **kwargs)
+    ids = args[0] if args else next(iter(kwargs.values()))
+    if run.is_lookup(ids):
+        setattr(out, _functions.ONE_HOT, ids)
+    return out
 
 
 NOT_LINEAR = {"padding_idx": 2, "max_norm": 3, "scale_grad_by_freq": 5}
@@ -155,10 +185,11 @@ SUMS = [
 SELECTS = (
     _each(
         """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
-        index_select gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
+        gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
         rad2deg split_with_sizes_copy unbind_copy tril triu""",
         "stays",
     )
+    + _each("index_select", "stays", index_select)
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
     + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
     + _each("masked_fill_", "stays", numbers=(2,))
@@ -220,6 +251,7 @@ WITHOUT_GRADIENT = _each(
 ROWS = [
     *MOVES, *SUMS, *SELECTS, *OTHERS, *WITHOUT_GRADIENT,
     Operation("__getitem__", ("__getitem__",), index, "plain", "stays"),
+    Operation("one_hot", ("one_hot",), one_hot, "plain"),
     Operation("attribute", ("__get__",), attribute, "plain"),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),
 ]  # fmt: skip

@@ -141,8 +141,8 @@ class Run:
             self.recipe, _ = self._outer.pop()
 
     def enter_last_layer(self) -> None:
-        """The last layer begins."""
-        self.in_last_layer = True
+        """The last layer begins; in a checkpoint of the user's own it would be none when it runs again."""
+        self.in_last_layer = self._replayed is None
 
     def leave_last_layer(self) -> None:
         """The last layer ends."""
@@ -417,8 +417,9 @@ class Run:
             return False
         return not self.trace.sources or id(ids if ids._base is None else ids._base) in self._given
 
-    def source(self, weight: Tensor, ids: Tensor, out: Tensor) -> Tensor:
-        """Make the output of an embedding a leaf of the graph, and record it."""
+    def source(self, weight: Tensor, ids: Tensor, out: Tensor, name: str = "an embedding") -> Tensor:
+        """Make the output of an embedding a leaf of the graph, and record it; by a name if no module or parameter of
+        the model holds the weight."""
         leaf = out.detach().requires_grad_()
         if not self.replaying:
             # looked for now, not when the block begins: an offloaded weight is another object in each call
@@ -427,7 +428,7 @@ class Run:
             )
             if not holders:
                 holders = tuple(name for name, parameter in self._parameters() if parameter is weight)
-            self.trace.sources.append(Source(holders or ("an embedding",), leaf, ids))
+            self.trace.sources.append(Source(holders or (name,), leaf, ids))
         return leaf.clone()
 
     def where(self) -> str:
