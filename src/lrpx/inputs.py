@@ -253,6 +253,10 @@ class Reader:
             return self._segment(name, _tokens.encode(self.text_tokenizer, given))
         if isinstance(given, tuple) and len(given) == 2 and all(isinstance(each, str) for each in given):
             return self._segment(name, self._pair(*given))
+        if isinstance(given, tuple) and [type(each) for each in given] == [str, list]:
+            raise InputError(
+                f"the {name} is a text with choices, and a {self.task.title} has none; leave the choices out"
+            )
         if hasattr(given, "ndim"):  # a tensor or an array
             given = given[0] if given.ndim == 2 and len(given) == 1 else given
             if given.ndim != 1:
