@@ -26,6 +26,7 @@ MENDS: Final = (
     (r"pass them as a tuple: \(text, other\)", "pass the other one with --pair"),
     (r"pass \(text, \[choice, choice\]\)", "pass each choice with --choice"),
     (r"pass a list for two inputs, or one text that holds both", "leave --pair out, or write both into one text"),
+    (r"pass how many samples to read, at least 1, or None for all", "pass at least 1 with --limit, or leave it out"),
     (r"leave the choices out", "leave --choice out"),
     (r"; to explain a whole answer, token by token, .*$", ""),
     (r" \(row \d+ of the batch\)$", ""),
