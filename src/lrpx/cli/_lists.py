@@ -90,7 +90,11 @@ def explain(
                 file = stack.enter_context(_locked(wanted.json))
                 done, failed, rows = _resumed(file, wanted.json, rows, about, len(chosen))
                 if done:
-                    Console(stderr=True).print(Text(f"lrpx: {done} texts are explained already; going on", "dim"))
+                    Console(stderr=True).print(
+                        Text(
+                            f"lrpx: {done} {'text is' if done == 1 else 'texts are'} explained already; going on", "dim"
+                        )
+                    )
             write = _writer(file, wanted.json)
         console = Console(stderr=True)
         columns = Progress.get_default_columns()
