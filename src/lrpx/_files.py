@@ -39,7 +39,7 @@ def write_whole(path: str | Path, content: bytes) -> None:
     """
     try:
         given = Path(path)
-        if (given.exists() and not given.is_file()) or given.absolute().is_relative_to("/dev"):
+        if goes_on(given):
             with given.open("ab") as file:
                 file.write(content)
             return
@@ -54,6 +54,11 @@ def write_whole(path: str | Path, content: bytes) -> None:
             f"cannot write {path}: {getattr(error, 'strerror', None) or error}; make room in that folder, make it "
             "writable, or choose another path: what stood there before still does"
         ) from error
+
+
+def goes_on(path: Path) -> bool:
+    """Whether what is written there goes on to somebody else, as into a pipe or ``/dev/stdout``."""
+    return (path.exists() and not path.is_file()) or path.absolute().is_relative_to("/dev")
 
 
 def _replace(path: Path, content: bytes, mode: int | None) -> None:

@@ -226,8 +226,9 @@ class Reader:
         if self.task is Task.MULTIPLE_CHOICE:
             text, choices = _choices(given)
             return [(text, choice) for choice in choices]
-        if not (isinstance(given, (tuple, list)) and len(given) == 2):
+        if not (isinstance(given, (tuple, list)) and len(given) == 2) or whole_number(given[0]) is not None:
             raise InputError(f"a text encoder compares two texts; {PAIR}")
+        self._refuse_choices(given, "input")
         return given
 
     def _rows_together(self, given: Mapping[str, Any]) -> Sequence[Any]:
@@ -257,6 +258,7 @@ class Reader:
             raise InputError(
                 f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()"
             )
+        self._refuse_choices(given, name)
         if hasattr(given, "ndim"):  # a tensor or an array
             given = given[0] if given.ndim == 2 and len(given) == 1 else given
             if given.ndim != 1:
@@ -282,6 +284,14 @@ class Reader:
         self._refuse_unknown(whole)
         self._padding.refuse(whole, name)
         return self._segment(name, {"input_ids": whole})
+
+    def _refuse_choices(self, given: Any, name: str) -> None:
+        if not (isinstance(given, tuple) and [type(each) for each in given] == [str, list]):
+            return
+        if all(isinstance(each, str) for each in given[1]):
+            raise InputError(
+                f"the {name} is a text with choices, and a {self.task.title} has none; leave the choices out"
+            )
 
     def _pair(self, text: str, other: str) -> dict[str, list[int]]:
         """A pair of texts in one input, which the tokenizer must keep apart."""

@@ -93,11 +93,13 @@ class Spec:
         name = str(BUNDLED if self.name is None else self.name)
         try:
             if self.device is not None:
-                torch.empty(0, device=self.device)  # before a model is loaded for it
+                place = torch.empty(0, device=self.device)  # before a model is loaded for it
+                if place.is_meta:
+                    raise RuntimeError("it holds no numbers")
             module, tokenizer = load_pretrained(name, self.dtype, dict(self.options))
             module = module if self.device is None else module.to(self.device)
         except (RuntimeError, AssertionError) as error:
-            first = str(error).splitlines()[0]
+            first = str(error).splitlines()[0].split(". ")[0]
             raise ModelError(
                 f"cannot move the model to device {self.device!r}: {first}; pass another device"
             ) from error

@@ -5,12 +5,17 @@ from __future__ import annotations
 import fcntl
 import io
 import json
+import os
+import resource
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import lrpx
 from lrpx.cli import _lists
+from tests.cli.commands import finish, start
 
 TEXTS = ["The doors of the house", "The key to the cabinets", "", "The boys near the tree", "A film"]
 ASKED = ("--target", " are", "--contrast", " is")
@@ -193,3 +198,86 @@ def test_a_target_that_is_no_token_is_told_before_anything_is_written(run, texts
     code, _, err = run("explain", "--texts", texts, "--json", found, "--target", "antidisestablishmentarian")
     assert (code, found.exists()) == (2, False)
     assert "--target-id" in err
+
+
+@pytest.mark.parametrize("end", ["\n", "", ' "a"'], ids=["a line", "without its end", "cut"])
+@pytest.mark.parametrize("changed", [("--method", "lrp"), ("--method", "attnlrp", "--method", "lrp")])
+def test_the_only_line_of_another_run_is_left_as_it_is(run, tmp_path, changed, end):
+    """Which is shorter than the lines of a text would be, or looks as if it was cut."""
+    path, found = tmp_path / "texts.txt", tmp_path / "found.jsonl"
+    path.write_text("The doors\n")
+    run("explain", "--texts", path, "--json", found)
+    before = (found.read_text().rstrip()[:-40] if end == ' "a"' else found.read_text().rstrip() + end).encode()
+    found.write_bytes(before)
+    code, out, err = run("explain", "--texts", path, "--json", found, *changed)
+    assert (code, out) == (2, "")
+    assert "holds something else than the results of this run, at line 1" in err
+    assert found.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"ids": "The doors"}', "the ids in line 1 of {path} is str; write it as a list of whole numbers"),
+        ('{"ids": [true]}', "the ids in"),
+        ('{"ids": ["The", "doors"]}', "the ids in"),
+        ('{"messages": "The doors"}', "the messages in line 1 of {path} is str; write it as a list of messages"),
+        ('{"messages": [5, 6]}', "the messages in"),
+        ('{"messages": [[5, 6]]}', "the messages in"),
+        ('{"text": "a", "choices": "b"}', 'write it as a list of texts, ["…", "…"]'),
+        ('{"text": "a", "pair": ["b", "c"]}', "the pair in line 1 of {path} is list; write it in quotes"),
+    ],
+)
+def test_a_word_of_a_line_holds_nothing_else(run, tmp_path, content, said):
+    path = tmp_path / "texts.JSONL"
+    path.write_text(content)
+    code, out, err = run("explain", "--texts", path, "--json", "-")
+    assert (code, out) == (2, "")
+    assert said.format(path=path) in err
+
+
+def test_ids_that_are_none_are_refused_by_their_line(run, tmp_path):
+    path = tmp_path / "ids.txt"
+    for wrong in ("The doors", "9" * 5000):
+        path.write_text(f"5 6\n{wrong}\n")
+        code, out, err = run("explain", "--texts", path, "--ids", "--json", "-")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"line 2 of {path}: '{wrong[:60]}' are no token ids" in err
+
+
+def test_from_a_named_pipe_into_another(tmp_path):
+    given, found = tmp_path / "given", tmp_path / "found"
+    os.mkfifo(given)
+    os.mkfifo(found)
+    with subprocess.Popen(["cat", found], stdout=subprocess.PIPE) as reader:
+        process = start("explain", "--texts", given, "--json", found)
+        with given.open("w") as file:
+            file.write("The doors\nThe key\n")
+        assert finish(process) == (0, "", "")
+        lines = reader.stdout.read().splitlines()
+    assert [json.loads(line)["line"] for line in lines] == [1, 2]
+
+
+def test_a_device_is_no_file_to_go_on_with(run, texts):
+    null, full = Path("/dev/null"), Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    assert run("explain", "--texts", texts, "--json", null) == (0, "", "")
+    code, out, err = run("explain", "--texts", texts, "--json", full)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "cannot write /dev/full: No space left" in err
+
+
+def test_where_there_is_no_room_the_file_is_named_and_the_run_goes_on_later(run, texts, tmp_path):
+    found = tmp_path / "found.jsonl"
+    arguments = ("explain", "--texts", texts, "--json", found)
+    process = start(*arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500)))
+    code, out, err = finish(process)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"cannot write {found}: " in err
+    assert "run the same command again" in err
+    begun = found.read_bytes()
+    assert 0 < len(begun) <= 2500
+    assert run(*arguments)[0] == 0
+    assert found.read_bytes().startswith(begun[: begun.rfind(b"\n") + 1])
+    assert [row["line"] for row in rows(found)] == [1, 2, 4, 5]

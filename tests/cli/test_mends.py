@@ -78,9 +78,12 @@ MISTAKES = [
     ("choices", [], "pass each choice with --choice", ["--choice", "the key", "--choice", "the tree"]),
     ("seq2seq", ["--target", "zebra"], "--target-id", ["--target-id", "7", "--decoder", "The"]),
     ("causal", ["--target", "zebra"], "--target-id", ["--target-id", "7", "--contrast-id", "8"]),
+    ("causal", ["--choice", "a", "--choice", "b"], "leave --choice out", ["--target-id", "7"]),
+    ("causal", ["--pair", "the tree"], "leave --pair out, or write both into one text", ["--target-id", "7"]),
     ("no tokenizer", [], "pass token ids with --ids, or a model folder", None),
     ("images", [], "the command line reads texts; in Python, lrpx.Explainer explains it", None),
     ("encoder", [], "pass the other one with --pair", ["--pair", "the tree"]),
+    ("encoder", ["--choice", "a", "--choice", "b"], "leave --choice out", ["--pair", "the tree"]),
     ("encoder", ["--pair", "the tree", "--target", "yes"], "", ["--pair", "the tree"]),
 ]
 
@@ -129,3 +132,15 @@ def test_no_message_of_the_library_tells_of_python_after_the_mends():
         told = on_the_command_line(message)
         assert told != message
         assert "--" in told or "in Python" in told
+
+
+def test_two_ids_are_no_two_texts(run, folders):
+    code, _, err = run("explain", "5 6", "--ids", "--model", folders / "encoder")
+    assert code == 2
+    assert "pass the other one with --pair" in err
+
+
+def test_of_a_token_that_is_several_no_list_of_positions_is_told(run):
+    code, _, err = run("explain", "The doors", "--target", "zzzqq")
+    assert code == 2
+    assert err.rstrip().endswith("--target-id 970 is 'zz'")

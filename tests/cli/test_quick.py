@@ -83,6 +83,11 @@ def test_a_shell_completes_without_torch(typed, at, offered):
         (["explain", " "], "the text is empty"),
         (["explain", "Hello", "--html", "."], "is a folder; name a file"),
         (["explain", "Hello", "--html", "missing/a.html"], "there is no folder missing; create it first"),
+        (["explain", "Hello", "--html", "ring"], "it is a link to itself; choose another path"),
+        (["explain", "--texts", "ring"], "cannot read ring"),
+        (["explain", "--texts", "README.json", "--json", "ring"], "it is a link to itself"),
+        (["explain", "Hello", "--html", "nowhere"], "missing; create it first"),
+        (["explain", "9" * 5000, "--ids"], "are no token ids"),
         (["explain", "Hello", "--method", "missing.json"], "cannot read missing.json"),
         (["explain", "Hello", "--method", "README.json"], "is no recipe"),
         (["explain", "Hello", "--target", "a", "--target-id", "3"], "--target and --target-id exclude each other"),
@@ -105,6 +110,8 @@ def test_mistakes_in_the_options_are_told_before_torch_is_imported(arguments, sa
     monkeypatch.chdir(tmp_path)
     (tmp_path / "README.json").write_text("no recipe")
     (tmp_path / "other.txt").write_text("something else")
+    (tmp_path / "ring").symlink_to("ring")
+    (tmp_path / "nowhere").symlink_to("missing/a.html")
     process = subprocess.Popen(
         [sys.executable, "-c", TOLD, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -115,7 +122,7 @@ def test_mistakes_in_the_options_are_told_before_torch_is_imported(arguments, sa
     assert lines[0].startswith("lrpx: ")
     assert said in lines[0]
     assert SLOW & set(modules.split()) == set()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.json", "other.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.json", "nowhere", "other.txt", "ring"]
 
 
 @pytest.mark.parametrize(
@@ -127,6 +134,7 @@ def test_mistakes_in_the_options_are_told_before_torch_is_imported(arguments, sa
         (["--ledger", "--method", "gradient-l1"], "gradient-l1 has no ledger; leave --ledger out"),
         (["--ledger", "--method", "alti"], "alti has no ledger"),
         (["--device", "abacus"], "device 'abacus'"),
+        (["--device", "meta"], "cannot move the model to device 'meta': it holds no numbers; pass another device"),
         (["--dtype", "float99"], "there is no dtype 'float99'"),
     ],
 )

@@ -160,6 +160,25 @@ def test_the_ledger_is_a_waterfall_with_its_largest_entries():
     ]
 
 
+@pytest.mark.parametrize("width", [24, 32, 40, 50, 60])
+@pytest.mark.parametrize("sample", [sentence, sink], ids=["sentence", "sink"])
+def test_where_there_is_little_room_bars_are_short_and_numbers_whole(sample, width):
+    def numbers(width):
+        lines = plain(drawn(sample(), width=width)).splitlines()
+        return [line.split()[-2:] for line in lines if re.search(r"[+-][\d.]+ +-?[\d.]+%$", line.rstrip())]
+
+    assert len(numbers(100)) >= 5
+    assert numbers(width) == numbers(100)
+
+
+def test_bars_in_little_room_are_to_scale():
+    lines = plain(drawn(attribution(["a", "b", "c"], [4.0, 2.0, 1.0]), width=24)).splitlines()
+    bars = [line for line in lines if re.match(r"[abc] +[━╸]+ +\+", line)]
+    halves = [2 * bar.count("━") + bar.count("╸") for bar in bars]
+    assert 8 <= halves[0] < 32
+    assert halves[1:] == [pytest.approx(halves[0] / 2, abs=1), pytest.approx(halves[0] / 4, abs=1)]
+
+
 def test_a_ledger_that_does_not_close_says_what_is_missing():
     lacking = Ledger((Entry("tokens", "wte", 1.0), Entry("biases", "b", -0.5)), explained=1.0)
     assert "It does not close: +0.5 (50.00%) is missing." in drawn(attribution(["a"], [1.0], ledger=lacking))

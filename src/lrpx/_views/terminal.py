@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -21,6 +21,8 @@ from lrpx._views.picture import number, one_line, percent, picture, share
 from lrpx._views.waterfall import waterfall
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
     from lrpx._views.grid import Grid
@@ -31,10 +33,22 @@ if TYPE_CHECKING:
 _Paint = Callable[[float], RGB]
 """From a share of the colour scale to a background."""
 
+
+class _Row(NamedTuple):
+    """A line of bars: a name, the bar as long as there is room for, and its numbers."""
+
+    name: Text
+    bar: Callable[[int], Text]
+    numbers: tuple[Text, Text]
+
+
 _STRONGEST = 6
 _LARGEST = 4
 _BAR_CELLS = 16
 _FALL_CELLS = 24
+_FEWEST_CELLS = 4
+_SHORTEST_NAME = 9
+_GAP = 2
 _LEGEND_HALF = 8
 _CELL = 2
 _WIDEST_TOKEN = 24
@@ -89,13 +103,13 @@ class Heatmap:
         if sink := shown.sink:
             yield _sink_note(shown, sink)
         yield Text()
-        yield _strongest(shown, paint, ascii_only=options.ascii_only)
+        yield _strongest(shown, paint, options.max_width, ascii_only=options.ascii_only)
         for grid in grids(a, largest=max(1, min(LARGEST, (options.max_width - _WIDEST_TOKEN) // _CELL))):
             yield Text()
             yield _cells(grid, paint, ascii_only=options.ascii_only)
         if fall := waterfall(a):
             yield Text()
-            yield _ledger(fall, paint, ascii_only=options.ascii_only)
+            yield _ledger(fall, paint, options.max_width, ascii_only=options.ascii_only)
 
 
 def _paint(console: Console) -> _Paint | None:
@@ -181,13 +195,21 @@ def _sink_note(shown: Picture, sink: Piece) -> Text:
     )
 
 
-def _grid() -> Table:
-    """Columns for a name, a bar, a number and a share."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(max_width=_WIDEST_TOKEN, no_wrap=True, overflow="ellipsis")
-    table.add_column(no_wrap=True, overflow="crop")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
+def _grid(rows: Sequence[_Row], cells: int, width: int) -> Table:
+    """Columns for a name, a bar of so many cells, a number and a share. Where the width is short, bars are shorter, and
+    names are cut; numbers are not."""
+    numbers = [max(number.cell_len for number in column) for column in zip(*(row.numbers for row in rows), strict=True)]
+    room = width - sum(numbers) - 3 * _GAP
+    name = min(_WIDEST_TOKEN, max((row.name.cell_len for row in rows), default=0), max(_SHORTEST_NAME, room - cells))
+    cells = min(cells, room - name)
+    table = Table.grid(padding=(0, _GAP))
+    table.add_column(max_width=max(1, name if cells >= _FEWEST_CELLS else room), no_wrap=True, overflow="ellipsis")
+    if cells >= _FEWEST_CELLS:
+        table.add_column(no_wrap=True, overflow="crop")
+    for wide in numbers:
+        table.add_column(justify="right", no_wrap=True, min_width=wide)
+    for row in rows:
+        table.add_row(row.name, *([row.bar(cells)] if cells >= _FEWEST_CELLS else []), *row.numbers)
     return table
 
 
@@ -195,18 +217,17 @@ def _tint(value: float, paint: _Paint | None) -> Style:
     return Style() if paint is None else Style(color=hexadecimal(colour(math.copysign(1, value))))
 
 
-def _strongest(shown: Picture, paint: _Paint | None, *, ascii_only: bool) -> RenderableType:
+def _strongest(shown: Picture, paint: _Paint | None, width: int, *, ascii_only: bool) -> RenderableType:
     """The tokens of largest relevance, with bars and numbers."""
-    table = _grid()
-    for piece in shown.strongest(_STRONGEST):
-        bar = Text(_bar(piece, ascii_only), _tint(piece.ratio, paint))
-        table.add_row(
+
+    def row(piece: Piece) -> _Row:
+        return _Row(
             Text(_flat(piece.text)),
-            bar,
-            Text(shown.number(piece.relevance)),
-            Text(percent(piece.share), "dim"),
+            lambda cells: Text(_bar(piece, ascii_only, cells), _tint(piece.ratio, paint)),
+            (Text(shown.number(piece.relevance)), Text(percent(piece.share), "dim")),
         )
-    return table
+
+    return _grid([row(piece) for piece in shown.strongest(_STRONGEST)], _BAR_CELLS, width)
 
 
 def _cells(grid: Grid, paint: _Paint | None, *, ascii_only: bool) -> RenderableType:
@@ -232,14 +253,22 @@ def _cells(grid: Grid, paint: _Paint | None, *, ascii_only: bool) -> RenderableT
     return Group(title, table, names)
 
 
-def _ledger(fall: Waterfall, paint: _Paint | None, *, ascii_only: bool) -> RenderableType:
+def _ledger(fall: Waterfall, paint: _Paint | None, width: int, *, ascii_only: bool) -> RenderableType:
     """Where the value came from: the sum of each kind of entry, their sum, and the largest entries by name."""
-    table = _grid()
-    for step in fall.steps:
-        bar = _floating_bar(step.start, step.end, ascii_only)
-        table.add_row(Text(step.kind), Text(bar, _tint(step.value, paint)), *_numbers(fall, step.value, step.share))
-    whole = Text(_floating_bar(fall.zero, fall.end, ascii_only), "dim")
-    table.add_row(Text("sum", "bold"), whole, *_numbers(fall, fall.total, fall.share))
+
+    def row(name: Text, start: float, end: float, style: Style | str, value: float, part: float | None) -> _Row:
+        return _Row(
+            name,
+            lambda cells: Text(_floating_bar(start, end, ascii_only, cells), style),
+            (Text(fall.number(value)), Text(percent(part), "dim")),
+        )
+
+    rows = [
+        row(Text(step.kind), step.start, step.end, _tint(step.value, paint), step.value, step.share)
+        for step in fall.steps
+    ]
+    rows.append(row(Text("sum", "bold"), fall.zero, fall.end, "dim", fall.total, fall.share))
+    table = _grid(rows, _FALL_CELLS, width)
     parts: list[RenderableType] = [Text("where the value came from", "bold"), table]
     parts.append(Text(fall.verdict, "dim" if fall.closes else "bold", overflow="fold"))
     if largest := fall.largest(_LARGEST):
@@ -252,21 +281,17 @@ def _ledger(fall: Waterfall, paint: _Paint | None, *, ascii_only: bool) -> Rende
     return Group(*parts)
 
 
-def _numbers(fall: Waterfall, value: float, part: float | None) -> tuple[Text, Text]:
-    return Text(fall.number(value)), Text(percent(part), "dim")
-
-
-def _floating_bar(start: float, end: float, ascii_only: bool) -> str:
+def _floating_bar(start: float, end: float, ascii_only: bool, cells: int) -> str:
     """A bar between two places of the range, at least one cell long."""
-    low, high = (round(place * _FALL_CELLS) for place in sorted((start, end)))
-    low = min(low, _FALL_CELLS - 1)
+    low, high = (round(place * cells) for place in sorted((start, end)))
+    low = min(low, cells - 1)
     return " " * low + ("=" if ascii_only else "━") * max(1, high - low)
 
 
-def _bar(piece: Piece, ascii_only: bool) -> str:
+def _bar(piece: Piece, ascii_only: bool, cells: int) -> str:
     """A bar as long as the relevance, in half cells; the sink's has an arrow, for it goes on."""
     full, half, beyond = "=->" if ascii_only else "━╸▶"
     if piece.sink:
-        return full * (_BAR_CELLS - 1) + beyond
-    whole, rest = divmod(max(1, round(abs(piece.ratio) * _BAR_CELLS * 2)), 2)
+        return full * (cells - 1) + beyond
+    whole, rest = divmod(max(1, round(abs(piece.ratio) * cells * 2)), 2)
     return full * whole + half * rest

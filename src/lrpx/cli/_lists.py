@@ -10,18 +10,19 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
+from lrpx._files import goes_on
 from lrpx.cli._mends import on_the_command_line
 from lrpx.cli._streams import DASH, decoded, standard_input, write_bytes
-from lrpx.cli._wanted import RESULT, read_ids
+from lrpx.cli._wanted import read_ids
 from lrpx.errors import DataError, InputError, LRPxError, NonFiniteError, ResultFileError, TargetError
 
 if TYPE_CHECKING:
@@ -38,6 +39,14 @@ TOGETHER: Final = 64
 """So many texts are explained, and written, at a time; a stopped run loses no more."""
 KEYS: Final = ("text", "pair", "choices", "ids", "messages", "decoder", "target", "contrast", "position")
 """What an object of a .jsonl file may say."""
+KINDS: Final = {
+    "text": (str, "in quotes"),
+    "pair": (str, "in quotes"),
+    "choices": ([str], 'as a list of texts, ["…", "…"]'),
+    "ids": ([int], "as a list of whole numbers, [464, 8251]"),
+    "messages": ([dict], 'as a list of messages, [{"role": "user", "content": "…"}]'),
+}
+"""What some of them are, or are lists of, and how that is written."""
 OF_ONE_TEXT: Final = (InputError, TargetError, NonFiniteError)
 """Errors that belong to a text, and leave the others as they are."""
 
@@ -75,10 +84,17 @@ def explain(
         if wanted.json == DASH:
             write = write_bytes
         elif wanted.json is not None:
-            file = stack.enter_context(_locked(wanted.json))
-            done, failed = _resumed(file, wanted.json, rows, about, len(chosen))
-            if done:
-                Console(stderr=True).print(Text(f"lrpx: {done} texts are explained already; going on", "dim"))
+            if goes_on(wanted.json):
+                file: BinaryIO = stack.enter_context(wanted.json.open("ab"))
+            else:
+                file = stack.enter_context(_locked(wanted.json))
+                done, failed, rows = _resumed(file, wanted.json, rows, about, len(chosen))
+                if done:
+                    Console(stderr=True).print(
+                        Text(
+                            f"lrpx: {done} {'text is' if done == 1 else 'texts are'} explained already; going on", "dim"
+                        )
+                    )
             write = _writer(file, wanted.json)
         console = Console(stderr=True)
         columns = Progress.get_default_columns()
@@ -139,7 +155,7 @@ def _rows(wanted: Wanted, stack: ExitStack) -> Iterator[Given]:
         where = f"line {number} of {name}"
         text = decoded(content, where).rstrip("\r\n")
         if text.strip():
-            found = _object(text, where) if wanted.texts.suffix == ".jsonl" else {}
+            found = _object(text, where) if wanted.texts.suffix.lower() == ".jsonl" else {}
             yield _given(wanted, number, found or {"text": text}, where)
 
 
@@ -154,7 +170,17 @@ def _object(text: str, where: str) -> dict[str, Any]:
         raise DataError(f'{where} has no text; write {{"text": "…"}}, {{"ids": […]}} or {{"messages": […]}}')
     if unknown := set(found) - set(KEYS):
         raise DataError(f"{where} has {min(unknown)!r}; it may have {', '.join(KEYS)}")
+    for name, (kind, written) in KINDS.items():
+        if name in found and not _is(found[name], kind):
+            raise DataError(f"the {name} in {where} is {type(found[name]).__name__}; write it {written}")
     return found
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value of a JSON object is of this type, or a list of values of it."""
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_is(each, kind[0]) for each in value)
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _given(wanted: Wanted, number: int, found: dict[str, Any], where: str) -> Given:
@@ -162,11 +188,12 @@ def _given(wanted: Wanted, number: int, found: dict[str, Any], where: str) -> Gi
     target, contrast = wanted.asked
     given = found["text"] if "text" in found else found.get("ids", found.get("messages"))
     decoder = found.get("decoder", wanted.decoder)
-    if "text" in found and not isinstance(given, str):
-        raise DataError(f"the text in {where} is {type(given).__name__}; write it in quotes")
     if wanted.ids:
-        given = read_ids(given) if isinstance(given, str) else given
-        decoder = read_ids(decoder) if isinstance(decoder, str) else decoder
+        try:
+            given = read_ids(given) if isinstance(given, str) else given
+            decoder = read_ids(decoder) if isinstance(decoder, str) else decoder
+        except InputError as error:
+            raise DataError(f"{where}: {error}") from None
     if "pair" in found:
         given = (given, found["pair"])
     if "choices" in found:
@@ -230,9 +257,11 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
             raise
 
 
-def _resumed(file: BinaryIO, path: Path, rows: Iterator[Given], about: str, per_text: int) -> tuple[int, int]:
-    """How many texts are there already, and how many of them failed; they are taken from the rows, and a line that is
-    not whole is removed.
+def _resumed(
+    file: BinaryIO, path: Path, rows: Iterator[Given], about: str, per_text: int
+) -> tuple[int, int, Iterator[Given]]:
+    """How many texts are there already, how many of them failed, and the rows without them; of a text whose lines are
+    not all whole, they are removed.
 
     Raises:
         ResultFileError: the file holds something else.
@@ -240,34 +269,32 @@ def _resumed(file: BinaryIO, path: Path, rows: Iterator[Given], about: str, per_
     file.seek(0)
     kept = failed = texts = 0
     while block := list(islice(file, per_text)):
-        if len(block) < per_text or not block[-1].endswith(b"\n"):
-            break
         given = next(rows, None)
         for content in block:
-            try:
-                found = json.loads(content)
-                same = given is not None and found["line"] == given.line and found["run"] == _digest(given, about)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                same = False
-            if not same:
+            if given is None or not _is_of(content, given, about):
                 raise ResultFileError(
                     f"{path} holds something else than the results of this run, at line {texts * per_text + 1}; name "
                     "another file, or remove it"
                 )
-        failed += "error" in found
+        if len(block) < per_text or not block[-1].endswith(b"\n"):
+            assert given is not None
+            file.truncate(kept)
+            return texts, failed, chain([given], rows)
+        failed += b'"error": ' in block[0] and "error" in json.loads(block[0])
         texts += 1
         kept += sum(map(len, block))
-    else:
-        return texts, failed
-    if block and _is_foreign(block):
-        raise ResultFileError(f"{path} holds something else than results; name another file, or remove it")
-    file.truncate(kept)
-    return texts, failed
+    return texts, failed, rows
 
 
-def _is_foreign(block: Sequence[bytes]) -> bool:
-    """Whether the rest of a file was never the beginning of a line of ours."""
-    return not all(line.startswith(RESULT[: len(line)]) for line in block)
+def _is_of(content: bytes, given: Given, about: str) -> bool:
+    """Whether a line, or the beginning of one, is of the results of this text in this run."""
+    head = json.dumps({"line": given.line, "run": _digest(given, about)}).encode()[:-1] + b", "
+    if not content.endswith(b"\n"):
+        return head.startswith(content) or content.startswith(head)
+    try:
+        return content.startswith(head) and isinstance(json.loads(content), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _writer(file: BinaryIO, path: Path) -> Callable[[bytes], None]:
@@ -276,6 +303,8 @@ def _writer(file: BinaryIO, path: Path) -> Callable[[bytes], None]:
             file.write(content)
             file.flush()
         except OSError as error:
+            with suppress(OSError):  # which would be raised once more as the file is closed, without its name
+                file.close()
             raise ResultFileError(
                 f"cannot write {path}: {error.strerror}; make room, and run the same command again, which goes on "
                 "after the last line"

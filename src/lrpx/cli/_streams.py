@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from lrpx._files import goes_on
 from lrpx.errors import InputError, ResultFileError
 
 if TYPE_CHECKING:
@@ -26,17 +27,31 @@ DASH = Path("-")
 """Standard input or output, as the name of a file."""
 
 
-def refuse_unwritable(*paths: Path | None) -> None:
-    """Refuse files that could not be written at the end, before the work begins."""
+def refuse_unwritable(*paths: Path | None, in_place: bool = False) -> None:
+    """Refuse files that could not be written at the end, before the work begins.
+
+    Args:
+        paths: the files; None is left out.
+        in_place: whether lines are added to a file that is there; else another takes its place, in its folder.
+    """
     for path in paths:
         if path is None or path == DASH:
             continue
-        if not path.parent.is_dir():
-            raise ResultFileError(f"cannot write {path}: there is no folder {path.parent}; create it first")
+        real = Path(os.path.realpath(path))
+        if real.is_symlink():
+            raise ResultFileError(f"cannot write {path}: it is a link to itself; choose another path")
+        folder = real.parent if path.is_symlink() else path.parent
+        if not folder.is_dir():
+            raise ResultFileError(f"cannot write {path}: there is no folder {folder}; create it first")
         if path.is_dir():
             raise ResultFileError(f"cannot write {path}: it is a folder; name a file, such as {path / 'result'}")
-        if not os.access(path if path.exists() else path.parent, os.W_OK):
+        if not os.access(path if path.exists() else folder, os.W_OK):
             raise ResultFileError(f"cannot write {path}: permission denied; choose another path")
+        if not in_place and not goes_on(path) and not os.access(folder, os.W_OK):
+            raise ResultFileError(
+                f"cannot write {path}: its folder {folder} is read-only, and a file is written there as a whole, under "
+                "another name first; choose another path"
+            )
 
 
 def standard_input() -> BinaryIO:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -10,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from lrpx._files import goes_on
 from lrpx.cli._streams import DASH, decoded, refuse_unwritable, standard_input
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
@@ -22,7 +24,7 @@ METHODS: Final = (
 RESULT: Final = b'{"line": '
 """How a line of results begins."""
 
-_IDS = re.compile(r"\d+(?:[\s,]+\d+)*")
+_IDS = re.compile(r"\d{1,18}(?:[\s,]+\d{1,18})*")
 
 
 @cache
@@ -65,7 +67,7 @@ class Wanted:
             LRPxError: options that exclude each other, a file that is missing or cannot be written, an empty text.
         """
         self._check_options()
-        refuse_unwritable(self.html, self.json, self.save)
+        refuse_unwritable(self.html, self.json, self.save, in_place=self.texts is not None)
         for name in self.methods:
             if name.endswith(".json"):
                 _check_recipe(Path(name))
@@ -118,7 +120,7 @@ class Wanted:
             what = "the bundled model" if self.model is None else f"the folder {self.model}"
             raise ModelError(f"{what} has no revisions; leave --revision out, or name a model on the Hub with --model")
         named = (self.texts, self.html, self.json, self.save)
-        paths = [path.resolve() for path in named if path is not None and path != DASH]
+        paths = [os.path.realpath(path) for path in named if path is not None and path != DASH]
         if len(set(paths)) < len(paths):
             raise InputError("one file is named twice, and would be written over; name another")
 
@@ -139,14 +141,15 @@ def read_ids(text: str) -> list[int]:
 
 def _check_file(path: Path) -> None:
     try:
-        path.open("rb").close()
+        if not path.is_fifo():  # whose writer would be left alone if it was opened twice
+            path.open("rb").close()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
 
 
 def _check_results(path: Path) -> None:
     """Refuse a file that has other things in it than results; whose they are is checked when the model is there."""
-    if path.is_file():
+    if path.is_file() and not goes_on(path):
         with path.open("rb") as file:
             begins = file.read(len(RESULT))
         if not RESULT.startswith(begins):
