@@ -46,7 +46,9 @@ class Calls(nn.Module):
         self.function = function
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        nothing = sum(x.nan_to_num().sum() * 0.0 for x in (x.clone() for x in tensors))  # adds constants to what carries
+        nothing = sum(
+            x.nan_to_num().sum() * 0.0 for x in (x.clone() for x in tensors)
+        )  # adds constants to what carries
         return tuple(y if y.requires_grad else y + nothing for y in outputs(self.function(*tensors)))
 
 
