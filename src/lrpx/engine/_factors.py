@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength
+from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, set_gate, weakest_gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,12 +69,16 @@ def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         is_scale = gate_strength(a) == EXPONENTIAL, gate_strength(b) == EXPONENTIAL
         if is_scale[0] != is_scale[1]:
             return scaled(run, kind, op, a, b, first_scales=is_scale[0])
+        if is_scale[0]:  # the product of two scales is one
+            out = _made_of(run.apply(kind, op, a, b, rule=rule, called="uniform"), 0)
+            return set_gate(run.recipe, out, EXPONENTIAL)
     m, n = factors(a), factors(b)
     if m == n:
         out = run.apply(kind, op, a, b, rule=rule, called="uniform")
     else:
         out = run.apply(kind, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
-    return _made_of(out, m + n)
+    out = _made_of(out, m + n)
+    return set_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
 def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:

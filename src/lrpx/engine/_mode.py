@@ -11,7 +11,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from lrpx.engine._gates import keep_gate, move_gate
+from lrpx.engine._gates import keep_gate, move_gate, set_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
 from lrpx.engine._table import TABLE
@@ -60,14 +60,19 @@ class RuleMode(TorchFunctionMode):
                 is_odd = True
         if is_odd and not is_transformed:
             args, kwargs = run.without_foreign(name, row, args, kwargs)
-        if row is not None and run.is_direct and not is_transformed and is_grad_enabled():  # nearly always
+        is_direct = run.is_direct and not (kwargs and "out" in kwargs)
+        if is_direct and row is not None and not is_transformed and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
             if nodes.waiting:
                 nodes.close()
             nodes.last = newest()
             return out
+        joins = run.asks_for_gates and row is not None and row.gate == "joins"
+        strength = weakest_gate((*args, *kwargs.values())) if joins else 0
         if is_transformed:
             out = run.transformed(name, func, args, kwargs)
+        elif row is not None and kwargs.get("out") is not None and is_grad_enabled():
+            out = run.written_out(name, func, args, kwargs)
         elif row is not None and run.is_quick and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
         elif run.is_tapped:
@@ -77,7 +82,10 @@ class RuleMode(TorchFunctionMode):
             out = self._ruled(name, row, func, types, args, kwargs)
         if run.asks_for_gates and row is not None and row.gate is not None:
             made_of = args[:3] or tuple(kwargs.values())
-            out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
+            if joins:
+                set_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
+            elif row.gate != "joins":
+                out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         if nodes.waiting:
