@@ -14,7 +14,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions
 from lrpx.engine._functions import CURVED
-from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate
+from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate, set_gate
 from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
@@ -50,7 +50,8 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         strength_a, strength_b = gate_strength(a), gate_strength(b)
         if strength_a == strength_b:
             return _factors.product(run, func, a, b, rules.uniform)
-        return _factors.scaled(run, "product", func, a, b, first_scales=strength_a > strength_b)
+        out = _factors.scaled(run, "product", func, a, b, first_scales=strength_a > strength_b)
+        return set_gate(run.recipe, out, min(strength_a, strength_b))
     return _factors.product(run, func, a, b)
 
 
