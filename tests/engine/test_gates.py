@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(3, 5, 4, generator=GENERATOR, dtype=torch.float64)
 UP, OTHER = torch.randn(2, 4, 6, generator=GENERATOR, dtype=torch.float64)
+THIRD = torch.randn(6, 6, generator=GENERATOR, dtype=torch.float64)
 K = torch.randn(6, generator=GENERATOR, dtype=torch.float64)
 
 
@@ -122,6 +123,40 @@ def test_what_something_else_is_written_into_is_no_gate() -> None:
 
 
 # -------------------------------------------------------------------------- beside gates
+
+
+def looped(a: Tensor, b: Tensor) -> Tensor:
+    made = torch.zeros(3, 90, dtype=torch.float64)
+    for i in range(90):
+        made[:, i] = a[:, i % 5, i % 6] * b[:, i % 5, i % 6]
+    return made
+
+
+JOINED: dict[str, Function] = {
+    "cat": lambda a, b: torch.cat([(a[:, i % 5, i % 6] * b[:, i % 5, i % 6]).view(3, 1) for i in range(90)], 1),
+    "loop": looped,
+    "chosen": lambda a, b: looped(a, b)[None].amax(0),
+    "mean": lambda a, b: looped(a, b)[None].mean(0),
+    "copy": lambda a, b: a[:, torch.arange(90) % 5, torch.arange(90) % 6].mul_(looped(b, torch.ones_like(b))),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_three_factors_have_a_third_each(name: str) -> None:
+    """However many parts the first two were put together from."""
+
+    def third(a: Tensor, b: Tensor) -> Tensor:
+        return (a @ THIRD)[:, torch.arange(90) % 5, torch.arange(90) % 6]
+
+    def at_once(a: Tensor, b: Tensor) -> Tensor:
+        return torch.einsum("bi,bi,bi->bi", third(a, a), third(b, b), third(a - b, b))
+
+    agree(
+        lambda a, b: JOINED[name](a @ THIRD, b @ THIRD) * third(a - b, b),
+        at_once,
+        ATTNLRP,
+    )
+
 
 LERPS: dict[str, tuple[Function, Function]] = {
     "constant ends": (

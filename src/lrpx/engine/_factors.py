@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 FACTORS = "lrpx factors"
 """What the node of the graph that made a product is marked with: how many factors it has."""
 
+COPY = "torch::autograd::CopyBackwards"
+"""The node of a copy into another tensor, which comes first among what it is made of."""
+
 LEADS_ON = frozenset(
     f"{name}Backward{number}"
     for name in """View UnsafeView ReshapeAlias Alias Permute Transpose T Unsqueeze Squeeze Expand Select Slice Index
     Gather IndexSelect Repeat Split SplitWithSizes Unbind Narrow Clone ToCopy Sum Cumsum ConstantPadNd MaskedFill Where
     Tril Triu Flip Mul Div Neg Add Sub Rsub Cat Stack Mean Max Min Amax Amin Maximum Minimum Sort Topk Roll Diagonal
-    Take Unfold IndexPut IndexCopy IndexAdd Scatter ScatterAdd NanToNum""".split()
+    DiagEmbed     Take Unfold IndexPut IndexCopy IndexAdd Scatter ScatterAdd NanToNum""".split()
     for number in ("", 0, 1, 2)
-) | {"_GradientOfBackward", "CopySlices", "CopyBackwards"}
+) | {"_GradientOfBackward", "torch::autograd::CopySlices", COPY}
 """Nodes whose result is a product of as many factors as what it is made of."""
 
 CONSTANT = "_lrpx_constant"
@@ -145,7 +148,7 @@ def _factors(node: Any, left: list[int], depth: int = 0) -> int:
                 count = _of_sum(node, left, depth)
             else:
                 children = node.next_functions
-                waiting += [child for child, _ in (children[1:] if name == "CopyBackwards" else children)]
+                waiting += [child for child, _ in (children[1:] if name == COPY else children)]
                 continue
         if count == 1:
             return 1
