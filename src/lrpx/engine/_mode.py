@@ -77,7 +77,9 @@ class RuleMode(TorchFunctionMode):
             out = row.handler(run, func, args, kwargs)
         elif run.is_tapped:
             call = Call(name, row, args, kwargs)
-            out = as_own(run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs)))
+            out = run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs))
+            if not (args and out is args[0]):  # requires_grad_() makes no leaf of the run
+                out = as_own(out)
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
         if run.asks_for_gates and row is not None and row.gate is not None:

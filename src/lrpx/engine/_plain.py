@@ -18,6 +18,7 @@ from lrpx.engine import _functions
 from lrpx.engine._gates import move_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
+from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Gate, Handler
@@ -82,6 +83,27 @@ def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(*args)
     x = args[0]
     return func(x.detach()) if type(x) is Parameter else move_gate(func(*args), x)
+
+
+def hook(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The model's own hook of a gradient may look at it; one that changes it (to train slower) would change relevance.
+
+    Raises:
+        UnknownOperationError: in the backward pass, the hook gives another gradient, and the recipe has rules.
+    """
+    x, given = arguments(args, kwargs, "self", "hook")
+    if not (run.recipe.has_rules() and run.recipe.strict):
+        return func(x, given)
+    where = run.where()
+
+    def looking(gradient: Tensor) -> None:
+        if given(gradient) is not None:
+            raise UnknownOperationError(
+                f"{where} changes a gradient by a hook of its own, with torch's 'register_hook', which would "
+                "change the relevance too; let it do so in training mode only, or use a recipe with strict=False"
+            )
+
+    return func(x, looking)
 
 
 def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -195,7 +217,7 @@ OTHERS = (
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
         _pack_padded_sequence _pad_packed_sequence
         align_to pin_memory data_ptr size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
-        is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad
+        is_floating_point is_complex get_device element_size storage_offset is_contiguous retain_grad
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
     )
     + _each("fill fill_", numbers=(1,))
@@ -228,5 +250,6 @@ ROWS = [
     *MOVES, *SUMS, *SELECTS, *OTHERS, *WITHOUT_GRADIENT,
     Operation("__getitem__", ("__getitem__",), index, "plain", "stays"),
     Operation("attribute", ("__get__",), attribute, "plain"),
+    Operation("hook", ("register_hook",), hook, "plain", has_summands=False),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),
 ]  # fmt: skip
