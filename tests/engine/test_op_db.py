@@ -56,8 +56,7 @@ def check(found: Results) -> None:
         (name, result["why"])
         for name, results in found.items()
         for result in results
-        if result["verdict"] == "refused"
-        and not (" calls " in result["why"] and "strict=False" in result["why"])
+        if result["verdict"] == "refused" and not (" calls " in result["why"] and "strict=False" in result["why"])
     ]
     assert not silent, silent[:10]
     right = [name for name, results in found.items() if any(result["verdict"] == "right" for result in results)]

@@ -106,3 +106,36 @@ def test_a_transposed_weight_is_a_linear_layer() -> None:
     wanted = explained(model, recipe).relevance("x")
     torch.testing.assert_close(explained(written_out, recipe).relevance("x"), wanted)
     assert not torch.allclose(explained(model).relevance("x"), wanted)
+
+
+def test_a_hook_of_the_model_may_look_at_a_gradient_and_not_change_it() -> None:
+    seen: list[Tensor] = []
+
+    def looks(x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        y.register_hook(seen.append)
+        return y
+
+    def changes(x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        y.register_hook(lambda gradient: 3 * gradient)
+        return y
+
+    model = Calls(torch.tanh)
+    wanted = explained(model).relevance("x")
+    model.function = looks
+    assert torch.equal(explained(model).relevance("x"), wanted)
+    assert len(seen) == 1
+    model.function = changes
+    with pytest.raises(UnknownOperationError, match=r"changes a gradient by a hook.*strict=False"):
+        explained(model)
+    assert torch.allclose(explained(model, replace(LRP, strict=False)).relevance("x"), 3 * wanted)
+
+
+def test_a_leaf_that_the_model_makes_is_a_constant_with_a_ledger_too() -> None:
+    model = Calls(lambda x: x.detach().requires_grad_() * 2 + x)
+    wanted = explained(model).relevance("x")
+    with propagate(model, LRP, ledger=True) as trace:
+        trace.explain(model(X).flatten()[0])
+    assert torch.equal(trace.relevance("x"), wanted)
+    assert trace.ledger().closes(1e-9)

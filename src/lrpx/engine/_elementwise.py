@@ -45,12 +45,13 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if a is b:
         return _square(run, func, a)
     if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
-        return whole
+        return keep_gate(run.recipe, whole, min(a, b, key=gate_strength)) if run.asks_for_gates else whole
     if run.recipe.product is rules.signal_take_all:
         strength_a, strength_b = gate_strength(a), gate_strength(b)
         if strength_a == strength_b:
             return _factors.product(run, func, a, b, rules.uniform)
-        return _factors.scaled(run, "product", func, a, b, first_scales=strength_a > strength_b)
+        out = _factors.scaled(run, "product", func, a, b, first_scales=strength_a > strength_b)
+        return set_gate(run.recipe, out, min(strength_a, strength_b))
     return _factors.product(run, func, a, b)
 
 
@@ -122,9 +123,9 @@ def _lerp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if run.has_taps_on_constants:
             start, end = run.added(start, "lerp", end), run.added(end, "lerp", start)
         return func(start, end, weight)
-    start = run.added(start, "lerp", weight)
-    value = func(start.detach(), constants(end).detach(), weight.detach())
-    return rules.with_gradient_of(value, start + product(run, torch.mul, (weight, end - start), {}))
+    value = func(start.detach(), end.detach(), weight.detach())
+    way = run.added(end, "lerp", start) - run.added(start, "lerp", end)
+    return rules.with_gradient_of(value, run.added(start, "lerp", weight) + product(run, torch.mul, (weight, way), {}))
 
 
 def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -155,7 +156,8 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     if func.__name__ in EXPONENTIALS:
         return _functions.exponential(run, op, x)
-    return mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
+    y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
+    return keep_gate(run.recipe, y, x) if run.asks_for_gates and func.__name__ in KEEPING else y
 
 
 def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
@@ -211,14 +213,15 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if not carries(out):
             return out
-        return mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
+        mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
+        return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):
         return func(x, *rest, **settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(run, x, homogeneous(run, func, (x.clone(), *rest), settings))
-    y = _functions.activation(run, lambda x: func(x, *rest, **settings), x)
-    return mark_gate(run.recipe, "relu", y)
+    y = mark_gate(run.recipe, "relu", _functions.activation(run, lambda x: func(x, *rest, **settings), x))
+    return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
 def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -242,8 +245,10 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         return func(x, x) if func.__name__ != "square" else func(x)
     if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
-        return mark_gate(run.recipe, "square", _functions.linked(x.detach() * x, x, torch.square, CURVED))
-    return _functions.activation(run, torch.square, x)
+        y = mark_gate(run.recipe, "square", _functions.linked(x.detach() * x, x, torch.square, CURVED))
+    else:
+        y = _functions.activation(run, torch.square, x)
+    return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
 def _reflected_power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -270,9 +275,12 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     if is_divisor and not _functions.is_logistic(x):
         return run.apply("norm", lambda x: func(x, exponent), x)
-    return _functions.activation(run, lambda x: func(x, exponent), x)
+    y = _functions.activation(run, lambda x: func(x, exponent), x)
+    return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
+KEEPING = ("clamp", "clip", "clamp_min", "clamp_max", "sqrt")
+"""Element-wise functions of a sure gate that are one."""
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
 
 ACTIVATIONS = """

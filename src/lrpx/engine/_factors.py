@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength
+from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, set_gate, weakest_gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,13 +30,17 @@ if TYPE_CHECKING:
 FACTORS = "lrpx factors"
 """What the node of the graph that made a product is marked with: how many factors it has."""
 
+COPY = "torch::autograd::CopyBackwards"
+"""The node of a copy into another tensor, which comes first among what it is made of."""
+
 LEADS_ON = frozenset(
     f"{name}Backward{number}"
     for name in """View UnsafeView ReshapeAlias Alias Permute Transpose T Unsqueeze Squeeze Expand Select Slice Index
     Gather IndexSelect Repeat Split SplitWithSizes Unbind Narrow Clone ToCopy Sum Cumsum ConstantPadNd MaskedFill Where
-    Tril Triu Flip Mul Div Neg Add Sub Rsub Cat Stack""".split()
+    Tril Triu Flip Mul Div Neg Add Sub Rsub Cat Stack Mean Max Min Amax Amin Maximum Minimum Sort Topk Roll Diagonal
+    DiagEmbed     Take Unfold IndexPut IndexCopy IndexAdd Scatter ScatterAdd NanToNum""".split()
     for number in ("", 0, 1, 2)
-) | {"_GradientOfBackward"}
+) | {"_GradientOfBackward", "torch::autograd::CopySlices", COPY}
 """Nodes whose result is a product of as many factors as what it is made of."""
 
 CONSTANT = "_lrpx_constant"
@@ -48,8 +52,10 @@ SUMS = frozenset(f"{name}Backward{number}" for name in ("Add", "Sub", "Rsub") fo
 DECAYED = "lrpx decayed"
 """What the node of the graph is marked with that made a product with an exponential."""
 
-FARTHEST = 32
-"""Nodes that are looked at for one tensor."""
+FARTHEST = 1024
+"""Nodes that are looked at for one tensor; the parts that a loop over the tokens has made are many."""
+DEEPEST = 32
+"""Sums in sums, and nodes after one another, that are looked through for one tensor."""
 
 
 def product(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
@@ -69,12 +75,16 @@ def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         is_scale = gate_strength(a) == EXPONENTIAL, gate_strength(b) == EXPONENTIAL
         if is_scale[0] != is_scale[1]:
             return scaled(run, kind, op, a, b, first_scales=is_scale[0])
+        if is_scale[0]:  # the product of two scales is one
+            out = _made_of(run.apply(kind, op, a, b, rule=rule, called="uniform"), 0)
+            return set_gate(run.recipe, out, EXPONENTIAL)
     m, n = factors(a), factors(b)
     if m == n:
         out = run.apply(kind, op, a, b, rule=rule, called="uniform")
     else:
         out = run.apply(kind, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
-    return made_of(out, m + n)
+    out = made_of(out, m + n)
+    return set_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
 def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
@@ -122,27 +132,46 @@ def factors(x: Tensor) -> int:
     return _factors(x.grad_fn, [FARTHEST]) or 1
 
 
-def _factors(node: Any, left: list[int]) -> int:
+def _factors(node: Any, left: list[int], depth: int = 0) -> int:
     """The same of a node of the graph; 0 of a scale, and of what does not depend on the input."""
-    if node is None:
-        return 0
-    count = node.metadata.get(FACTORS)
-    if count is not None:
-        return int(count)
-    left[0] -= 1
-    name = node.name()
-    if left[0] < 0 or name not in LEADS_ON:
-        return 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
+    fewest, waiting = 0, [node]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        count = node.metadata.get(FACTORS)
+        if count is None:
+            left[0] -= 1
+            name = node.name()
+            if left[0] < 0 or name not in LEADS_ON:
+                count = 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
+            elif name in SUMS:
+                count = _of_sum(node, left, depth)
+            else:
+                children = node.next_functions
+                waiting += [child for child, _ in (children[1:] if name == COPY else children)]
+                continue
+        if count == 1:
+            return 1
+        fewest = min(fewest, count) if fewest and count else fewest or count
+    return fewest
+
+
+def _of_sum(node: Any, left: list[int], depth: int) -> int:
+    if depth == DEEPEST:
+        return 1
     made_of = [child for child, _ in node.next_functions if child is not None]
-    counts = [count for child in made_of if (count := _factors(child, left))]
-    if len(counts) > 1 and name in SUMS and not any(map(_is_decayed, made_of)):
+    counts = [count for child in made_of if (count := _factors(child, left, depth + 1))]
+    if len(counts) > 1 and not any(map(_is_decayed, made_of)):
+        if left[0] >= 0:
+            _mark(node, 1)
         return 1
     return min(counts, default=0)
 
 
 def _is_decayed(node: Any) -> bool:
     """Whether a node of the graph is a product with an exponential, in whatever shape."""
-    for _ in range(FARTHEST):
+    for _ in range(DEEPEST):
         if DECAYED in node.metadata:
             return True
         made_of = [child for child, _ in node.next_functions if child is not None]

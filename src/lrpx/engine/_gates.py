@@ -16,6 +16,8 @@ from lrpx import rules
 from lrpx.engine._tensors import any_carries, carries
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from lrpx.recipes import Recipe
 
 GATE = "_lrpx_gate"
@@ -56,6 +58,30 @@ def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     elif len(carrying) > 1 and out is inputs[0]:  # a sum in place is no gate any more
         vars(out).pop(GATE, None)
     return out
+
+
+def weakest_gate(inputs: Any) -> int:
+    """The strength of the weakest gate among what depends on the input, also in lists."""
+    return min(_strengths(inputs), default=0)
+
+
+def set_gate(recipe: Recipe, out: Any, strength: int) -> Any:
+    """``out``, chosen or put together from gates of which this is the weakest: a gate, if that is a sure one."""
+    is_gate = strength >= (SURE if recipe.product is rules.signal_take_all else EXPONENTIAL)
+    for value in out if isinstance(out, (tuple, list)) else (out,):
+        if is_gate and carries(value):
+            setattr(value, GATE, strength)
+        elif isinstance(value, Tensor):  # perhaps changed in place
+            vars(value).pop(GATE, None)
+    return out
+
+
+def _strengths(values: Any) -> Iterator[int]:
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            yield from _strengths(value)
+        elif any_carries(value):
+            yield gate_strength(value)
 
 
 def move_gate(out: Any, x: Any) -> Any:

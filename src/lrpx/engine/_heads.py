@@ -121,7 +121,8 @@ class Heads(Tap):
         if marked == WEIGHTS:
             if operation == "matmul" and _mark(args[0]) == WEIGHTS:
                 return self._eager(args[0], args[1], out)
-            return _marked(out, WEIGHTS) if moves or operation == "mul" or (row and row.gate == "stays") else out
+            stays = moves or operation in ("mul", "where") or (row is not None and row.gate == "stays")
+            return _marked(out, WEIGHTS) if stays else out
         if moves:
             same = isinstance(marked, Attention) or out.shape[-1] == args[0].shape[-1]
             return _marked(out, marked) if same else out

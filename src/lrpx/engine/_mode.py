@@ -11,7 +11,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from lrpx.engine._gates import keep_gate, move_gate
+from lrpx.engine._gates import keep_gate, move_gate, set_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
 from lrpx.engine._table import TABLE
@@ -61,10 +61,14 @@ class RuleMode(TorchFunctionMode):
                 is_odd = True
         if is_odd and not is_transformed:
             args, kwargs = run.without_foreign(name, row, args, kwargs)
-        if row is not None and run.is_quick and not is_transformed and is_grad_enabled():  # nearly always
+        # before the call, which may change its first argument
+        joins = run.asks_for_gates and row is not None and row.gate == "joins"
+        strength = weakest_gate((*args, *kwargs.values())) if joins else None
+        writes = bool(kwargs) and kwargs.get("out") is not None
+        if row is not None and run.is_quick and not (is_transformed or writes) and is_grad_enabled():  # nearly always
             out = row.handler(run, func, args, kwargs)
             if not run.is_direct:
-                out = self._marked(name, row, out, args, kwargs)
+                out = self._marked(name, row, out, args, kwargs, strength)
             if nodes.waiting:
                 nodes.close()
             now = newest()
@@ -74,22 +78,37 @@ class RuleMode(TorchFunctionMode):
             return out
         if is_transformed:
             out = run.transformed(name, func, args, kwargs)
+        elif row is not None and writes and is_grad_enabled():
+            out = run.written_out(name, func, args, kwargs)
         elif run.is_tapped:
             call = Call(name, row, args, kwargs)
-            out = as_own(run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs)))
+            out = run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs))
+            if not (args and out is args[0]):  # requires_grad_() makes no leaf of the run
+                out = as_own(out)
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
-        out = self._marked(name, row, out, args, kwargs)
+        out = self._marked(name, row, out, args, kwargs, strength)
         if nodes.waiting:
             nodes.close()
         own.discard(id(out))
         nodes.last = newest()
         return out
 
-    def _marked(self, name: str, row: Operation | None, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """``out``, with what rules must know of it: whether it is a gate, or a constant that was made of the input."""
+    def _marked(
+        self,
+        name: str,
+        row: Operation | None,
+        out: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        strength: int | None,
+    ) -> Any:
+        """``out``, with what rules must know of it: whether it is a gate (``strength``: that of what was put together),
+        or a constant that was made of the input."""
         run = self.run
-        if run.asks_for_gates and row is not None and row.gate is not None:
+        if strength is not None:
+            set_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
+        elif run.asks_for_gates and row is not None and row.gate is not None and row.gate != "joins":
             made_of = args[:3] or tuple(kwargs.values())
             out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
         if run.asks_for_weights and not carries(out):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Any, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
-Gate = Literal["moves", "stays"]
+Gate = Literal["moves", "stays", "joins"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Operation:
         kind: whose rule it gets, one of ``recipes.KINDS``; ``"source"`` for what makes a leaf of the graph, ``"plain"``
             where no rule is needed, for the plain gradient is right under every recipe.
         gate: what becomes of the mark of a gate: it ``"moves"`` along with what is cast or reshaped, it ``"stays"`` if
-            it is a sure one and the operation a selection or a sum with constants; None: it ends.
+            it is a sure one and the operation a selection or a sum with constants; it ``"joins"`` those of others, if
+            all that depends on the input is a sure one; None: it ends.
         numbers: where a number among the arguments is a summand of the result.
         has_summands: whether a second tensor is a summand of the result.
     """

@@ -15,8 +15,10 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine import _functions
+from lrpx.engine._gates import move_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
+from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Gate, Handler
@@ -77,9 +79,31 @@ def grid_sample(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A property of a tensor, or what is one of its operations without brackets."""
-    if type(args[0]) is Parameter and func.__self__.__name__ in TRANSPOSES:
-        return func(args[0].detach())
-    return func(*args)
+    if func.__self__.__name__ not in TRANSPOSES:
+        return func(*args)
+    x = args[0]
+    return func(x.detach()) if type(x) is Parameter else move_gate(func(*args), x)
+
+
+def hook(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The model's own hook of a gradient may look at it; one that changes it (to train slower) would change relevance.
+
+    Raises:
+        UnknownOperationError: in the backward pass, the hook gives another gradient, and the recipe has rules.
+    """
+    x, given = arguments(args, kwargs, "self", "hook")
+    if not (run.recipe.has_rules() and run.recipe.strict):
+        return func(x, given)
+    where = run.where()
+
+    def looking(gradient: Tensor) -> None:
+        if given(gradient) is not None:
+            raise UnknownOperationError(
+                f"{where} changes a gradient by a hook of its own, with torch's 'register_hook', which would "
+                "change the relevance too; let it do so in training mode only, or use a recipe with strict=False"
+            )
+
+    return func(x, looking)
 
 
 def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -193,37 +217,42 @@ SELECTS = (
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
     + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
     + _each("masked_fill_", "stays", numbers=(2,))
-    + _each("where", "stays", _functions.plain_where, numbers=(1, 2))
+    + _each("where", "joins", _functions.plain_where, numbers=(1, 2))
+    + _each(
+        """cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy
+        slice block_diag broadcast_tensors meshgrid index_copy take put masked_scatter masked_select copy_
+        diag diagflat diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter linalg_diagonal
+        fliplr flipud rot90 unfold unfold_copy im2col as_strided as_strided_copy constant_pad_nd _pad
+        pixel_shuffle pixel_unshuffle channel_shuffle
+        max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
+        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
+        max amax min amin aminmax maximum minimum fmax fmin msort kthvalue median nanmedian
+        mode cummax cummin nan_to_num __pos__ positive""",
+        "joins",
+    )
+    + _each("__setitem__ index_put index_put_", "joins", numbers=(2,))
+    + _each("index_fill index_fill_", "joins", numbers=(3,))
+    + _each("scatter scatter_", "joins", reducing)
 )
 
 OTHERS = (
     _each(
-        """__pos__ positive mean nansum nanmean cumsum diff trace
-        cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy slice
-        block_diag broadcast_tensors cartesian_prod combinations meshgrid
-        index_add index_copy take put scatter_add masked_scatter masked_select zero_ copy_ fill_diagonal_ diag diagflat
-        diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter
-        linalg_diagonal fliplr flipud rot90
-        unfold unfold_copy fold im2col col2im as_strided as_strided_copy constant_pad_nd _pad interpolate upsample
-        _upsample_bilinear2d_aa _upsample_bicubic2d_aa pixel_shuffle pixel_unshuffle channel_shuffle affine_grid
+        """mean nansum nanmean cumsum diff trace cartesian_prod combinations
+        index_add scatter_add zero_ fill_diagonal_ fold col2im interpolate upsample
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa affine_grid
         avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
-        max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
-        adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
-        max amax min amin aminmax maximum minimum fmax fmin msort kthvalue median nanmedian
-        mode cummax cummin nan_to_num requires_grad_ detach detach_ numpy
+        requires_grad_ detach detach_ numpy
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
         _pack_padded_sequence _pad_packed_sequence
         align_to pin_memory data_ptr size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
-        is_floating_point is_complex get_device element_size storage_offset is_contiguous register_hook retain_grad
+        is_floating_point is_complex get_device element_size storage_offset is_contiguous retain_grad
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
     )
-    + _each("__setitem__ index_put index_put_", numbers=(2,))
-    + _each("index_fill index_fill_", numbers=(3,))
     + _each("fill fill_", numbers=(1,))
-    + _each("scatter scatter_ scatter_reduce scatter_reduce_ index_reduce index_reduce_", handler=reducing)
+    + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", handler=reducing)
     + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
     + _each(
         "ldexp stft istft gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",
@@ -253,5 +282,6 @@ ROWS = [
     Operation("__getitem__", ("__getitem__",), index, "plain", "stays"),
     Operation("one_hot", ("one_hot",), one_hot, "plain"),
     Operation("attribute", ("__get__",), attribute, "plain"),
+    Operation("hook", ("register_hook",), hook, "plain", has_summands=False),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),
 ]  # fmt: skip

@@ -327,6 +327,19 @@ class Run:
         """Whether ``x`` is such a constant still."""
         return self.has_constants and type(x) is Tensor and vars(x).get(CONSTANT) == x._version
 
+    def written_out(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
+        """A call that writes its result into a tensor it is given, ``out=``, which must be made of constants.
+
+        Raises:
+            UnknownOperationError: it is made of what depends on the input, which autograd does not follow.
+        """
+        if any_carries((*args, *kwargs.values())):
+            raise UnknownOperationError(
+                f"{self.where()} calls torch's {name!r} with out=, which autograd cannot follow where something "
+                "depends on the input; give the result a name instead"
+            )
+        return func(*constants(args), **constants(kwargs))
+
     def refuse(self, name: str) -> None:
         """Under a strict recipe, refuse the operation called ``name``, if the explained value depends on it: the walk
         of the graph before the backward pass raises UnknownOperationError, which names the operation, the module that
@@ -390,7 +403,7 @@ class Run:
         if found and _is_from_input(made_of):
             for value in found:
                 setattr(value, FROM_INPUT, True)
-                if value is made_of[0]:  # changed in place: it may be there after the run
+                if any(value is each for each in made_of):  # changed in place: it may be there after the run
                     self._marked.append(value)
 
     def mark_input(self, value: Any) -> None:
