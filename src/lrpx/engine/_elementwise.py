@@ -14,7 +14,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions
 from lrpx.engine._functions import CURVED
-from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate, set_gate
+from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate, put_gate, set_gate
 from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
@@ -178,7 +178,7 @@ def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         out = activation(run, func, args, kwargs)
         if run.recipe.product is rules.signal_take_all and carries(out):
             is_relu = func.__name__ != "clamp_max" and isinstance(bounds[0], (int, float)) and bounds[0] == 0
-            set_gate(out, max(gate_strength(x), int(is_relu)))
+            put_gate(out, max(gate_strength(x), int(is_relu)))
         return out
     wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
     added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))

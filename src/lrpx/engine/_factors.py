@@ -76,7 +76,7 @@ def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         if is_scale[0] != is_scale[1]:
             return scaled(run, kind, op, a, b, first_scales=is_scale[0])
         if is_scale[0]:  # the product of two scales is one
-            out = _made_of(run.apply(kind, op, a, b, rule=rule, called="uniform"), 0)
+            out = made_of(run.apply(kind, op, a, b, rule=rule, called="uniform"), 0)
             return set_gate(run.recipe, out, EXPONENTIAL)
     m, n = factors(a), factors(b)
     if m == n:

@@ -38,7 +38,7 @@ def gate_strength(value: Tensor) -> int:
     return int(vars(value).get(GATE, 0))
 
 
-def set_gate(value: Tensor, strength: int) -> None:
+def put_gate(value: Tensor, strength: int) -> None:
     """Make ``value`` a gate of a strength, or none."""
     if strength:
         setattr(value, GATE, strength)
