@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     return model.model, found if tokenizer is None else tokenizer
 
 
+@cache
 def short_name(name: str) -> str:
     """How a result that others may see calls a model: a folder by its last name, one of the Hub's cache as on the Hub.
 

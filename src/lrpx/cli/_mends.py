@@ -9,10 +9,6 @@ IN_PYTHON: Final = "the command line cannot explain it; in Python,"
 
 MENDS: Final = (
     (r"pass one of them by its id, such as (\d+) for ([^;]+)", r"pass one of them by its id: --target-id \1 is \2"),
-    (
-        r"to explain a whole answer, token by token, .*",
-        "to explain an answer token by token, ask for each of its tokens with --position and --target-id",
-    ),
     (r"pass a text that is one token, or a token id", "pass a text that is one token, or its id with --target-id"),
     (r"pass its token id", "pass its token id with --target-id"),
     (r"or the index of a class", "or the index of a class with --target-id"),

@@ -36,50 +36,67 @@ class RuleMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         run = self.run
-        kwargs = kwargs or {}
-        if not (run.active or (run.is_after and run.is_ours(func, args, kwargs))):
-            return func(*args, **kwargs)
+        if not run.active and not (run.is_after and run.is_ours(func, args, kwargs or {})):
+            return func(*args, **(kwargs or {}))
+        if kwargs or not run.is_usual:
+            return self._careful(func, types, args, kwargs or {})
+        # nearly always; what is asked here is asked of each call, so it is asked as cheaply as can be
         name = func.__name__
-        if name == "__get__" and run.is_quick and func.__self__.__name__ not in TRANSPOSES:
+        if name == "__get__" and func.__self__.__name__ not in TRANSPOSES:
             return func(*args)
         row = TABLE.get(name)
         nodes = run.nodes
+        if (
+            row is None
+            or newest() != nodes.last
+            or hooks_of_saved(False) is not None
+            or peek_interpreter_stack() is not None
+            or not is_grad_enabled()
+        ):
+            return self._careful(func, types, args, {})
+        first = nodes.first
+        for value in args:  # as has_foreign() does
+            kind = type(value)
+            if kind is Tensor:
+                if value.requires_grad and ((node := value.grad_fn) is None or node._sequence_nr() < first):
+                    return self._careful(func, types, args, {})
+            elif (kind is tuple or kind is list) and has_foreign(value, first):
+                return self._careful(func, types, args, {})
+        if run.asks_for_gates and row.gate is not None:
+            strength = weakest_gate(args) if row.gate == "joins" else None
+            out = self._marked(name, row, row.handler(run, func, args, {}), args, {}, strength)
+        else:
+            out = row.handler(run, func, args, {})
+        if nodes.waiting:
+            nodes.close()
+        nodes.last = newest()
+        return out
+
+    def _careful(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a call, with all that may have to be asked and done."""
+        run, nodes, name = self.run, self.run.nodes, func.__name__
+        if name == "__get__" and run.is_quick and func.__self__.__name__ not in TRANSPOSES:
+            return func(*args)
+        row = TABLE.get(name)
         if newest() != nodes.last:
             run.meet_unseen()
         if hooks_of_saved(False) is not None:
             run.meet_hooks()
         is_transformed = peek_interpreter_stack() is not None
         first = nodes.first
-        own = run.own
-        is_odd = run.has_constants or (kwargs and has_foreign(kwargs.values(), first))
-        for value in args:
-            kind = type(value)
-            if kind is Tensor:
-                if id(value) not in own and has_foreign((value,), first):
-                    is_odd = True
-            elif (kind is tuple or kind is list) and value and has_foreign(value, first):
-                is_odd = True
+        is_odd = run.has_constants or has_foreign(args, first) or has_foreign(kwargs.values(), first)
         if is_odd and not is_transformed:
             args, kwargs = run.without_foreign(name, row, args, kwargs)
         # before the call, which may change its first argument
         joins = run.asks_for_gates and row is not None and row.gate == "joins"
         strength = weakest_gate((*args, *kwargs.values())) if joins else None
-        writes = bool(kwargs) and kwargs.get("out") is not None
-        if row is not None and run.is_quick and not (is_transformed or writes) and is_grad_enabled():  # nearly always
-            out = row.handler(run, func, args, kwargs)
-            if not run.is_direct:
-                out = self._marked(name, row, out, args, kwargs, strength)
-            if nodes.waiting:
-                nodes.close()
-            now = newest()
-            if type(out) is Tensor:  # a leaf that the model makes is none of ours, also where another has died
-                (own.discard if now == nodes.last else own.add)(id(out))
-            nodes.last = now
-            return out
+        writes = kwargs.get("out") is not None
         if is_transformed:
             out = run.transformed(name, func, args, kwargs)
         elif row is not None and writes and is_grad_enabled():
             out = run.written_out(name, func, args, kwargs)
+        elif row is not None and run.is_quick and is_grad_enabled():
+            out = row.handler(run, func, args, kwargs)
         elif run.is_tapped:
             call = Call(name, row, args, kwargs)
             out = run.tapped(call, lambda args, kwargs: self._ruled(name, row, func, types, args, kwargs))
@@ -90,7 +107,6 @@ class RuleMode(TorchFunctionMode):
         out = self._marked(name, row, out, args, kwargs, strength)
         if nodes.waiting:
             nodes.close()
-        own.discard(id(out))
         nodes.last = newest()
         return out
 

@@ -128,7 +128,7 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection; of the rows of a parameter by the ids of tokens, a look-up as an embedding's is."""
     x, at = args
-    if isinstance(x, Parameter):
+    if type(x) is not Tensor and isinstance(x, Parameter):  # the first is the cheaper question
         ids, rest = (at[0], at[1:]) if type(at) is tuple and at else (at, ())
         if all((type(each) is slice and each == slice(None)) or each is ... for each in rest) and run.is_lookup(ids):
             return run.source(x, ids, func(x.detach(), at))

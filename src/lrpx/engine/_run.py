@@ -65,7 +65,7 @@ class Run:
         asks_for_weights: whether some rule must know which constants are weights.
         is_tapped: whether a tap wants to be called around torch functions.
         is_quick: whether nothing is to be done with a call but to answer it.
-        is_direct: whether nothing is to be done with its result either.
+        is_usual: whether nothing else than gates need be known of its result.
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
         has_constants: whether something was changed in place into a constant.
@@ -108,7 +108,7 @@ class Run:
         )
         self.is_tapped = bool(self._on_calls)
         self.is_quick = not self.is_tapped and trace.ran is None
-        self.is_direct = self.is_quick and not self.asks_for_gates and not self.asks_for_weights
+        self.is_usual = self.is_quick and not self.asks_for_weights
         self.has_constants = False
         self.own: set[int] = set()
         self.has_taps_on_rules = bool(self._on_rules)
@@ -150,7 +150,7 @@ class Run:
 
     def watch_gates(self) -> None:
         """From here on some rule must know which factor of a product is the gate."""
-        self.asks_for_gates, self.is_direct = True, False
+        self.asks_for_gates = True
 
     def pause(self) -> None:
         """What runs now counts as one function: its inner calls are not seen."""
@@ -321,7 +321,7 @@ class Run:
     def note_constant(self, x: Tensor) -> None:
         """Note that ``x``, which autograd takes for a result, was changed in place into a constant."""
         setattr(x, CONSTANT, x._version)
-        self.has_constants = True
+        self.has_constants, self.is_usual = True, False
 
     def is_constant(self, x: Any) -> bool:
         """Whether ``x`` is such a constant still."""
