@@ -83,5 +83,5 @@ def test_one_sample_of_each_operation_in_every_spelling() -> None:
 
 
 @pytest.mark.slow
-def test_every_sample_of_each_operation() -> None:
-    check(judged(10_000))
+def test_some_samples_of_each_operation() -> None:
+    check(judged(3))
