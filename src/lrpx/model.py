@@ -305,11 +305,16 @@ class BoundModel:
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):
-            return self.task is Task.CAUSAL and self.padding_side == "right" and tasks.looks_back(self.module)
+            return self.task is Task.CAUSAL and self.padding_side == "right" and self._looks_back
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
         pads_end = end is not None and end == self._pad_id
         return self.task.reads != "whole" or (self._pad_id is not None and not takes_last and not pads_end)
+
+    @cached_property
+    def _looks_back(self) -> bool:
+        """Tried once, not for each call: it takes two runs of the model."""
+        return tasks.looks_back(self.module)
 
     @property
     def pads_up(self) -> bool:

@@ -188,6 +188,10 @@ def test_a_text_that_cannot_be_explained_stands_with_its_error_beside_the_others
 def test_a_line_that_is_none_is_refused_by_its_number(run, tmp_path, content, said):
     path = tmp_path / "texts.jsonl"
     path.write_bytes(content)
+    refuses(run, path, said)
+
+
+def refuses(run, path, said):
     code, out, err = run("explain", "--texts", path, "--json", "-")
     assert (code, out) == (2, "")
     assert said.format(path=path) in err
@@ -231,9 +235,7 @@ def test_the_only_line_of_another_run_is_left_as_it_is(run, tmp_path, changed, e
 def test_a_word_of_a_line_holds_nothing_else(run, tmp_path, content, said):
     path = tmp_path / "texts.JSONL"
     path.write_text(content)
-    code, out, err = run("explain", "--texts", path, "--json", "-")
-    assert (code, out) == (2, "")
-    assert said.format(path=path) in err
+    refuses(run, path, said)
 
 
 def test_ids_that_are_none_are_refused_by_their_line(run, tmp_path):

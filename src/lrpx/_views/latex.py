@@ -17,7 +17,7 @@ from lrpx._views.gallery import groups
 from lrpx._views.picture import number
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lrpx.attribution import Attribution
 
@@ -114,17 +114,32 @@ def snippet(attributions: Sequence[Attribution]) -> str:
     return environment().get_template("snippet.tex.j2").render(groups=found, steps=[i / 4 for i in range(-4, 5)])
 
 
-@cache
-def environment() -> Environment:
-    """Jinja2 with the views' LaTeX templates, ``<% … %>`` and ``<< … >>``; whatever a template prints is escaped."""
-    environment = Environment(
-        loader=PackageLoader("lrpx._views"),
+def escaping(package: str, escape: Callable[[str], str], **syntax: str) -> Environment:
+    """Jinja2 with a package's templates, which escapes whatever a template prints, except what is Markup.
+
+    Args:
+        package: that has the templates.
+        escape: for what the templates are written in.
+        syntax: how the templates mark their blocks, as Jinja2 names it, where not in its own way.
+    """
+    return Environment(
+        loader=PackageLoader(package),
         autoescape=True,
         finalize=lambda value: value if isinstance(value, Markup) else Markup(escape(str(value))),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
+        **syntax,  # type: ignore[arg-type]
+    )
+
+
+@cache
+def environment() -> Environment:
+    """The views' LaTeX templates, ``<% … %>`` and ``<< … >>``."""
+    environment = escaping(
+        "lrpx._views",
+        escape,
         block_start_string="<%",
         block_end_string="%>",
         variable_start_string="<<",

@@ -16,7 +16,7 @@ from collections import defaultdict
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader
 from markupsafe import Markup
 from rich.console import Group
 from rich.table import Column, Table
@@ -234,16 +234,8 @@ def _html() -> Environment:
 
 @cache
 def _markdown() -> Environment:
-    """An environment that escapes whatever a template prints, except what is Markup."""
-    environment = Environment(
-        loader=PackageLoader("lrpx.benchmarks"),
-        autoescape=True,
-        finalize=lambda value: value if isinstance(value, Markup) else Markup(_for_markdown(str(value))),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+    """This package's Markdown templates."""
+    environment = latex.escaping("lrpx.benchmarks", _for_markdown)
     environment.filters |= _FILTERS
     return environment
 

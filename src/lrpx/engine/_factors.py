@@ -38,7 +38,7 @@ LEADS_ON = frozenset(
     for name in """View UnsafeView ReshapeAlias Alias Permute Transpose T Unsqueeze Squeeze Expand Select Slice Index
     Gather IndexSelect Repeat Split SplitWithSizes Unbind Narrow Clone ToCopy Sum Cumsum ConstantPadNd MaskedFill Where
     Tril Triu Flip Mul Div Neg Add Sub Rsub Cat Stack Mean Max Min Amax Amin Maximum Minimum Sort Topk Roll Diagonal
-    DiagEmbed     Take Unfold IndexPut IndexCopy IndexAdd Scatter ScatterAdd NanToNum""".split()
+    DiagEmbed Take Unfold IndexPut IndexCopy IndexAdd Scatter ScatterAdd NanToNum""".split()
     for number in ("", 0, 1, 2)
 ) | {"_GradientOfBackward", "torch::autograd::CopySlices", COPY}
 """Nodes whose result is a product of as many factors as what it is made of."""

@@ -126,9 +126,8 @@ PLAIN_NODES = frozenset(
     Contiguous CopySlices AsStrided Unbind Split SplitWithSizes Repeat Tile Flip Roll Unfold Diagonal DiagonalBackward
     MaskedFill MaskedSelect MaskedScatter Where Tril Triu ConstantPadNd SelectBackward Max Min Amax Amin Topk Sort
     Kthvalue Median Maximum Minimum Relu Abs NativeDropout Movedim Swapaxes Detach Identity View As Error IndexPut
-    IndexAdd
-    IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter DiagonalScatter AsStridedScatter Zero Fill
-    UnsafeSplit SumToSize ViewAs ExpandAs RepeatInterleave Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj
+    IndexAdd IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter DiagonalScatter AsStridedScatter Zero
+    Fill UnsafeSplit SumToSize ViewAs ExpandAs RepeatInterleave Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj
     """.split()
 )
 """Nodes whose plain gradient is right under every recipe."""

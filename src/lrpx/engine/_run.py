@@ -69,7 +69,6 @@ class Run:
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
         has_constants: whether something was changed in place into a constant.
-        own: by ``id``, tensors that handlers have made in the graph, which need not be looked at again.
     """
 
     def __init__(
@@ -110,7 +109,6 @@ class Run:
         self.is_quick = not self.is_tapped and trace.ran is None
         self.is_usual = self.is_quick and not self.asks_for_weights
         self.has_constants = False
-        self.own: set[int] = set()
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 
