@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
-def named_modules(model: Module) -> Iterator[tuple[str, Module]]:
+def named_modules(model: Module) -> list[tuple[str, Module]]:
     """``(path, module)`` of a module and all inside it, one at several paths several times.
 
     What ``model.named_modules(remove_duplicate=False)`` gives, in the same order and in a fraction of its time, which
@@ -22,16 +23,20 @@ def named_modules(model: Module) -> Iterator[tuple[str, Module]]:
     >>> [path for path, _ in named_modules(torch.nn.Sequential(shared, torch.nn.Sequential(shared)))]
     ['', '0', '1', '1.0']
     """
-    waiting: list[tuple[str, Module, tuple[Module, ...]]] = [("", model, ())]
-    while waiting:
-        path, module, around = waiting.pop()
-        yield path, module
-        children = module._modules
-        if children:
-            around, prefix = (*around, module), f"{path}." if path else ""
-            for name, child in reversed(children.items()):
-                if child is not None and child not in around:
-                    waiting.append((prefix + name, child, around))
+    found = [("", model)]
+    _add_inside(found, "", model, (model,))
+    return found
+
+
+def _add_inside(found: list[tuple[str, Module]], prefix: str, module: Module, around: tuple[Module, ...]) -> None:
+    for name, child in module._modules.items():
+        if child is None:
+            continue
+        if not child._modules:  # nearly always
+            found.append((prefix + name, child))
+        elif child not in around:
+            found.append((prefix + name, child))
+            _add_inside(found, f"{prefix}{name}.", child, (*around, child))
 
 
 class Layer(NamedTuple):
@@ -41,6 +46,7 @@ class Layer(NamedTuple):
     number: int
 
 
+@lru_cache(maxsize=2**16)
 def layer_of(path: str) -> Layer | None:
     """The layer that the module at a path is, or is in.
 

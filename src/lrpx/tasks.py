@@ -182,7 +182,8 @@ def input_embedding(model: Module) -> tuple[str, Module]:
         module = model.get_input_embeddings()  # type: ignore[operator]
     except (NotImplementedError, AttributeError):
         module = None
-    path = next((path for path, each in named_modules(model) if each is module), None) if module is not None else None
+    # it is among the first, of which torch's own walk gives one after the other
+    path = next((path for path, each in model.named_modules() if each is module), None) if module is not None else None
     if path is None or not isinstance(getattr(module, "weight", None), Tensor):
         raise ModelError(
             f"{type(model).__name__} has no input embeddings to attribute to; "

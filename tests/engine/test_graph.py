@@ -293,6 +293,15 @@ def test_what_needs_no_rule_or_is_not_in_the_value_is_no_matter(name: str) -> No
     torch.testing.assert_close(relevance(one, LRP), relevance(other, LRP))
 
 
+def test_a_run_of_known_operations_needs_no_walk_of_its_graph() -> None:
+    """Else the walk asks each node; ``tests/conftest.py`` holds that it finds nothing more."""
+    assert traced(Model(lambda m, x: F.silu(m.a(x)) * m.b(x) + torch.cat([x, x]).chunk(2)[0]), ATTNLRP).nodes.is_sure
+    own = replace(ATTNLRP, linear=lambda op, x, weight, bias=None: op(x, weight, bias))
+    assert not traced(Model(lambda m, x: m.a(x)), own).nodes.is_sure
+    assert not traced(Model(lambda m, x: m.a(x) @ LEAF), ATTNLRP).nodes.is_sure
+    assert not traced(Model(lambda m, x: checkpoint(m.a, x, use_reentrant=False)), ATTNLRP).nodes.is_sure
+
+
 def test_the_first_unknown_operation_is_named_with_its_module() -> None:
     with pytest.raises(UnknownOperationError, match=r"^Model calls torch's 'polygamma'"):
         relevance(lambda m, x: torch.linalg.det(m.b(torch.polygamma(1, m.a(x))).mT @ m.a(x))[:, None], LRP)

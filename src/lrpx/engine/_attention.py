@@ -101,7 +101,8 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             raise run.refuse_rule(kind, func.__name__, "with dropout", "put the model into eval(), or ")
         return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
     is_uniform = matmul is rules.uniform and softmax is not rules.constant
-    counts = (_factors.factors(q), _factors.factors(k), _factors.factors(v)) if is_uniform else (1, 1, 1)
+    of = partial(_factors.factors, run)
+    counts = (of(q), of(k), of(v)) if is_uniform else (1, 1, 1)
     out = run.apply(
         "softmax", op, q, k, v, mask,
         rule=partial(fused, softmax=softmax, matmul=matmul, counts=counts), called=called,

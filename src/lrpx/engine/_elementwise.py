@@ -31,15 +31,15 @@ ELEMENTWISE = ("mul", "multiply", "__mul__", "__rmul__")
 
 def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``a · b``, element by element."""
-    if len(args) == 2:
-        a, b = constants(args[0]), constants(args[1])
-    else:
-        a, b, _, _ = pair(args, kwargs)
-    if not (carries(a) and carries(b)):
+    a, b = args if len(args) == 2 else pair(args, kwargs)[:2]
+    a = a if type(a) is Tensor else constants(a)
+    b = b if type(b) is Tensor else constants(b)
+    a_carries, b_carries = carries(a), carries(b)
+    if not (a_carries and b_carries):
         out = func(a, b)
-        if carries(a):
+        if a_carries:
             _functions.scaled(out, a, lambda a: func(a, b))
-        elif carries(b):
+        elif b_carries:
             _functions.scaled(out, b, lambda b: func(a, b))
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:

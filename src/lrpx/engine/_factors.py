@@ -78,7 +78,7 @@ def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         if is_scale[0]:  # the product of two scales is one
             out = made_of(run.apply(kind, op, a, b, rule=rule, called="uniform"), 0)
             return set_gate(run.recipe, out, EXPONENTIAL)
-    m, n = factors(a), factors(b)
+    m, n = factors(run, a), factors(run, b)
     if m == n:
         out = run.apply(kind, op, a, b, rule=rule, called="uniform")
     else:
@@ -94,9 +94,13 @@ def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
     else:
         out = run.apply(kind, lambda b, a: op(a, b), b, a, rule=rules.signal_take_all, called="signal_take_all")
     gate, signal = (a, b) if first_scales else (b, a)
-    if gate_strength(gate) == EXPONENTIAL and out.grad_fn is not None:
-        out.grad_fn.metadata[DECAYED] = True
-    return made_of(out, factors(signal))
+    node = out.grad_fn
+    if node is not None:
+        if gate_strength(gate) == EXPONENTIAL:
+            node.metadata[DECAYED] = True
+        if node.name() not in LEADS_ON:
+            node.metadata[FACTORS] = factors(run, signal)
+    return out
 
 
 def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
@@ -123,38 +127,51 @@ def exponential(run: Any, value: Tensor) -> Tensor:
     if ours and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
         _mark(value.grad_fn, 0)
-        run.watch_gates()
+        run.meet_scale()
     return value
 
 
-def factors(x: Tensor) -> int:
+def factors(run: Any, x: Tensor) -> int:
     """How many factors that depend on the input a tensor is a product of; the fewest, where it is a sum."""
-    return _factors(x.grad_fn, [FARTHEST]) or 1
+    node = x.grad_fn
+    if not run.has_scales and node is not None and node.name() in SUMS and _is_of_two(node):
+        return 1
+    return _factors(node, [FARTHEST]) or 1
 
 
 def _factors(node: Any, left: list[int], depth: int = 0) -> int:
     """The same of a node of the graph; 0 of a scale, and of what does not depend on the input."""
-    fewest, waiting = 0, [node]
-    while waiting:
+    fewest, waiting = 0, list[Any]()
+    while True:
+        if node is not None:
+            count = node.metadata.get(FACTORS)
+            if count is None:
+                left[0] -= 1
+                name = node.name()
+                if left[0] < 0 or name not in LEADS_ON:
+                    count = 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
+                elif name in SUMS:
+                    count = _of_sum(node, left, depth)
+                else:
+                    children, node = node.next_functions, None
+                    for child, _ in children[1:] if name == COPY else children:
+                        if node is None:
+                            node = child
+                        elif child is not None:
+                            waiting.append(child)
+                    continue
+            if count == 1:
+                return 1
+            fewest = min(fewest, count) if fewest and count else fewest or count
+        if not waiting:
+            return fewest
         node = waiting.pop()
-        if node is None:
-            continue
-        count = node.metadata.get(FACTORS)
-        if count is None:
-            left[0] -= 1
-            name = node.name()
-            if left[0] < 0 or name not in LEADS_ON:
-                count = 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
-            elif name in SUMS:
-                count = _of_sum(node, left, depth)
-            else:
-                children = node.next_functions
-                waiting += [child for child, _ in (children[1:] if name == COPY else children)]
-                continue
-        if count == 1:
-            return 1
-        fewest = min(fewest, count) if fewest and count else fewest or count
-    return fewest
+
+
+def _is_of_two(node: Any) -> bool:
+    """Whether a sum is of two that depend on the input, and neither is the constant of a ledger."""
+    (one, _), (other, _) = node.next_functions
+    return not (one is None or other is None or hasattr(one, "variable") or hasattr(other, "variable"))
 
 
 def _of_sum(node: Any, left: list[int], depth: int) -> int:

@@ -76,8 +76,8 @@ def _then(before: Op | None, op: Op) -> Op:
 def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = True) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
-        if FUNCTION not in vars(x):  # nearly always
-            setattr(out, FUNCTION, Note((0, ref(x), x._version, kind, exact, op)))
+        if FUNCTION not in x.__dict__:  # nearly always
+            out.__dict__[FUNCTION] = Note((0, ref(x), x._version, kind, exact, op))
             return out
         _, root, version, before, was_exact, again = _function(x) or _of_itself(x)
         setattr(out, FUNCTION, Note((0, root, version, max(kind, before), exact and was_exact, _then(again, op))))
@@ -86,10 +86,9 @@ def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = Tru
 
 def scaled(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, where ``op`` scales, by constants, or casts."""
-    if x.requires_grad:
-        linked(out, x, op)
-        if EXPONENTS in vars(x):
-            _keep_exponents(out, x, op)
+    linked(out, x, op)
+    if EXPONENTS in x.__dict__:
+        _keep_exponents(out, x, op)
     return out
 
 
@@ -192,6 +191,10 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = _called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):
         a, b = args
+        if type(a) is type(b) is Tensor and a.ndim and b.ndim:  # nearly always
+            if (a.__dict__ or b.__dict__) and out is not a and a is not b and a.requires_grad and b.requires_grad:
+                _summed(out, a, b, func)
+            return out
         if not isinstance(a, Tensor):
             a, b, func = b, a, _swapped(func)
         if not isinstance(b, Tensor) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
@@ -203,11 +206,16 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
                 linked(out, a, op, exact=False)
                 _keep_exponents(out, a, op)
         elif out is not a and a is not b and a.requires_grad and b.requires_grad:
-            merged(out, a, b, func)
-            normaliser = _noted(b, LOGSUM)
-            if normaliser is not None and normaliser[0] is a and "sub" in func.__name__:
-                _note(out, NORMALISED, *normaliser)
+            _summed(out, a, b, func)
     return out
+
+
+def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
+    """``out = op(a, b)``, a sum of two that depend on the input."""
+    merged(out, a, b, op)
+    normaliser = _noted(b, LOGSUM)
+    if normaliser is not None and normaliser[0] is a and "sub" in op.__name__:
+        _note(out, NORMALISED, *normaliser)
 
 
 def _shifted_in_place(x: Tensor, op: Op) -> None:
@@ -222,7 +230,7 @@ def _shifted_in_place(x: Tensor, op: Op) -> None:
 
 
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
-    if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
+    if PLAIN.issuperset(map(type, args)) and not kwargs:  # nearly always
         return func(*args)
     return func(*constants(args), **constants(kwargs))
 
@@ -260,11 +268,14 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A cast, a copy or a change of sign; of one-hot ids a source."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
-    if isinstance(x, Tensor) and not x.requires_grad and (ids := vars(x).get(ONE_HOT)) is not None:
-        if out.is_floating_point():
-            return run.source(x, ids, out, "one_hot")
-        setattr(out, ONE_HOT, ids)
-    if out is not x and carries(out) and isinstance(x, Tensor):
+    if out is x or not isinstance(x, Tensor):
+        return out
+    if not x.requires_grad:
+        if (ids := vars(x).get(ONE_HOT)) is not None:
+            if out.is_floating_point():
+                return run.source(x, ids, out, "one_hot")
+            setattr(out, ONE_HOT, ids)
+    elif out.requires_grad:
         rest = args[1:]
         scaled(out, x, lambda x: func(x, *rest, **kwargs))
         if (normalised := _noted(x, NORMALISED)) is not None:

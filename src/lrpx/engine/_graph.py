@@ -14,6 +14,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
 
 from lrpx import rules
+from lrpx.engine._tensors import KNOWN
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class Nodes:
         unseen: what was made in between by no handler, and in which module.
         refused: what the torch functions have made that a strict recipe refuses, and its message.
         waiting: the message about the torch function that is being called, if it is refused.
+        is_sure: whether all that was given to the torch functions was of a known kind and in this thread, and all that
+            was made of it was made by rules of ours.
     """
 
     def __init__(self) -> None:
@@ -59,6 +62,7 @@ class Nodes:
         self.unseen: list[Span] = []
         self.refused: list[Span] = []
         self.waiting = ""
+        self.is_sure = True
         self._begun_at = 0
 
     def begin(self) -> None:
@@ -83,6 +87,21 @@ class Nodes:
         self.last = newest()
         self.refused.append(Span(self._begun_at, self.last, self.waiting))
         self.waiting = ""
+
+    def knows(self, values: Any) -> bool:
+        """Whether each of these arguments, also in lists, is of a known kind, and was made by the run if it requires a
+        gradient and is no parameter."""
+        if KNOWN.issuperset(map(type, values)):
+            return True
+        first, last = self.first, self.last
+        for value in values:
+            kind = type(value)
+            if kind is Tensor:
+                if value.requires_grad and ((node := value.grad_fn) is None or not first <= node._sequence_nr() < last):
+                    return False
+            elif kind not in KNOWN and not ((kind is tuple or kind is list) and self.knows(value)):
+                return False
+        return True
 
     def is_own(self, node: Any) -> bool:
         """Whether a node was made by the run: in the model, or by a handler of what is computed from its outputs."""
@@ -160,7 +179,9 @@ class Walk:
         """
         nodes, limit = self.nodes, self.limit
         first, last, is_odd = nodes.first, min(nodes.last, limit), bool(nodes.unseen or nodes.refused)
-        rule_modules = self.recipe.rule_modules()
+        # of what the torch functions have made nothing need be asked where they have made all, of what was asked then
+        ends = first if nodes.is_sure and not is_odd else last
+        rule_modules: frozenset[str] | None = None
         has_identity = self.recipe.activation is rules.identity and not self.recipe.overrides
         seen = {value.grad_fn}
         waiting: list[tuple[Any, int]] = [(value.grad_fn, 2**64)]
@@ -169,9 +190,12 @@ class Walk:
             if node is None:
                 continue
             number = node._sequence_nr()
+            if ends <= number < last:
+                continue
             if isinstance(node, BackwardCFunction):
                 function = getattr(node, "_forward_cls", type(node))
                 element_wise = ELEMENT_WISE.get(function.__name__) if has_identity else None
+                rule_modules = self.recipe.rule_modules() if rule_modules is None else rule_modules
                 unknown = element_wise or function.__module__ not in rule_modules
                 if unknown and number < limit and MET not in node.metadata:
                     if element_wise is not None:

@@ -34,10 +34,10 @@ FEW_ROWS = 64
 
 
 def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, weight, bias = arguments(args, kwargs, "input", "weight", "bias")
-    x, weight = constants(x), constants(weight)
-    bias = run.added(bias, "bias", x, weight)
-    if carries(weight):
+    x, weight, bias = args if len(args) == 3 else arguments(args, kwargs, "input", "weight", "bias")
+    x, weight = x if type(x) is Tensor else constants(x), constants(weight)
+    bias = None if bias is None else run.added(bias, "bias", x, weight)
+    if weight.requires_grad:
         return _with_computed_weight(run, "linear", func, x, weight, bias, bias)
     if not carries(x):
         return beside_a_constant(run, "linear", func(x, weight, bias), bias, bias)
@@ -46,6 +46,8 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         func = _kernels.for_sparse_gradients(func)
     elif type(weight) is not Tensor:
         _refuse_without_gradient(run, func, x, weight)
+    elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
+        return func(x, weight, bias)
     return run.apply("linear", func, x, weight, bias)
 
 

@@ -6,7 +6,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import is_grad_enabled
 from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
@@ -14,9 +14,10 @@ from torch.overrides import TorchFunctionMode
 from lrpx.engine._gates import keep_gate, move_gate, set_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
+from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign
+from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign, layout
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -36,10 +37,12 @@ class RuleMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         run = self.run
-        if not run.active and not (run.is_after and run.is_ours(func, args, kwargs or {})):
-            return func(*args, **(kwargs or {}))
-        if kwargs or not run.is_usual:
-            return self._careful(func, types, args, kwargs or {})
+        if kwargs is None:
+            kwargs = {}
+        if not run.active and not (run.is_after and run.is_ours(func, args, kwargs)):
+            return func(*args, **kwargs)
+        if not run.is_usual:
+            return self._careful(func, types, args, kwargs)
         # nearly always; what is asked here is asked of each call, so it is asked as cheaply as can be
         name = func.__name__
         if name == "__get__" and func.__self__.__name__ not in TRANSPOSES:
@@ -52,21 +55,24 @@ class RuleMode(TorchFunctionMode):
             or hooks_of_saved(False) is not None
             or peek_interpreter_stack() is not None
             or not is_grad_enabled()
+            or (kwargs and ("out" in kwargs or not nodes.knows(kwargs.values())))
         ):
-            return self._careful(func, types, args, {})
-        first = nodes.first
-        for value in args:  # as has_foreign() does
-            kind = type(value)
-            if kind is Tensor:
-                if value.requires_grad and ((node := value.grad_fn) is None or node._sequence_nr() < first):
-                    return self._careful(func, types, args, {})
-            elif (kind is tuple or kind is list) and has_foreign(value, first):
-                return self._careful(func, types, args, {})
+            return self._careful(func, types, args, kwargs)
+        tensors, others, is_bare = layout(tuple(map(type, args)))
+        for i in tensors:  # as nodes.knows() does
+            node = (value := args[i]).grad_fn
+            if value.requires_grad if node is None else not nodes.first <= node._sequence_nr() < nodes.last:
+                return self._careful(func, types, args, kwargs)
+        if others and not nodes.knows([args[i] for i in others]):
+            return self._careful(func, types, args, kwargs)
+        handler = row.handler
         if run.asks_for_gates and row.gate is not None:
-            strength = weakest_gate(args) if row.gate == "joins" else None
-            out = self._marked(name, row, row.handler(run, func, args, {}), args, {}, strength)
+            strength = weakest_gate((*args, *kwargs.values())) if row.gate == "joins" else None
+            out = self._marked(name, row, handler(run, func, args, kwargs), args, kwargs, strength)
+        elif handler is plain and is_bare and not kwargs:
+            out = func(*args)
         else:
-            out = row.handler(run, func, args, {})
+            out = handler(run, func, args, kwargs)
         if nodes.waiting:
             nodes.close()
         nodes.last = newest()
@@ -80,9 +86,12 @@ class RuleMode(TorchFunctionMode):
         row = TABLE.get(name)
         if newest() != nodes.last:
             run.meet_unseen()
-        if hooks_of_saved(False) is not None:
+        has_hooks = hooks_of_saved(False) is not None
+        if has_hooks:
             run.meet_hooks()
         is_transformed = peek_interpreter_stack() is not None
+        if has_hooks or is_transformed or not (nodes.knows(args) and nodes.knows(kwargs.values())):
+            nodes.is_sure = False
         first = nodes.first
         is_odd = run.has_constants or has_foreign(args, first) or has_foreign(kwargs.values(), first)
         if is_odd and not is_transformed:

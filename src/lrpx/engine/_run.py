@@ -62,6 +62,7 @@ class Run:
         replaying: whether it runs again in the backward pass, so that nothing is recorded.
         in_last_layer: whether the last layer is running.
         asks_for_gates: whether some rule must know which factor of a product is the gate.
+        has_scales: whether an exponential was met that scales what it is multiplied with.
         asks_for_weights: whether some rule must know which constants are weights.
         is_tapped: whether a tap wants to be called around torch functions.
         is_quick: whether nothing is to be done with a call but to answer it.
@@ -84,6 +85,7 @@ class Run:
         self.recipe = recipe
         self.trace = trace
         self.nodes = trace.nodes
+        self.nodes.is_sure = recipe.is_ours() and all(isinstance(tap, Observer) for tap in taps)
         self.replays: Callable[[Recipe], None] | None = None
         self._replayed: Recipe | None = None
         self.active = self.is_after = False
@@ -93,6 +95,7 @@ class Run:
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
+        self.has_scales = False
         self.asks_for_weights = recipe.has_rules_for_linear()
         self._whole = recipe
         self._outer: list[tuple[Recipe, bool]] = []
@@ -146,9 +149,10 @@ class Run:
         """The last layer ends."""
         self.in_last_layer = False
 
-    def watch_gates(self) -> None:
-        """From here on some rule must know which factor of a product is the gate."""
-        self.asks_for_gates = True
+    def meet_scale(self) -> None:
+        """There is an exponential, which scales what it is multiplied with: from here on some rule must know which
+        factor of a product is the gate."""
+        self.asks_for_gates = self.has_scales = True
 
     def pause(self) -> None:
         """What runs now counts as one function: its inner calls are not seen."""

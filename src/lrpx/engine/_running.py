@@ -105,6 +105,7 @@ def propagate(
     if id(model) in running:
         raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
     modules = dict(named_modules(model))
+    kinds = set(map(type, modules.values()))
     _refuse_compiled(modules)
     inside = frozenset(map(id, modules.values()))
     if any(id(model) in others or other in inside for other, others in running.items()):
@@ -112,7 +113,6 @@ def propagate(
             "this thread already runs a model under a recipe that is a part of this one, or this one of it; leave the "
             "first block before the second, or give the part its rules with recipe.at(path, use=other)"
         )
-    _refuse_inference(model, modules)
     unused = [
         override for override in recipe.overrides if not any(fnmatchcase(path, override.path) for path in modules)
     ]
@@ -132,7 +132,7 @@ def propagate(
     if recompute and not recomputed:
         raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
     trace = Trace(recipe)
-    lookups = {kind for kind in {type(module) for module in modules.values()} if _is_embedding(kind)}
+    lookups = {kind for kind in kinds if _is_embedding(kind)}
     embeddings = [(path, module) for path, module in modules.items() if type(module) in lookups]
     trace.taps = [
         *([Heads()] if heads else []),
@@ -165,7 +165,12 @@ def propagate(
         stack.callback(running.pop, id(model), None)
         running[id(model)] = inside
         stack.enter_context(seams.installed())
-        yield trace
+        try:
+            yield trace
+        except RuntimeError as error:
+            if "nference tensor" in str(error):
+                _refuse_inference(model, modules)
+            raise
 
 
 def _refuse_inference(model: Module, modules: dict[str, Module]) -> None:
@@ -204,9 +209,12 @@ def is_one_function(module: Module) -> bool:
     What models write out is known by what it computes (``engine/_functions.py``), and has the same numbers; a module
     that is known beforehand runs without a rule for each operation in it, a tenth faster (GELU with 256 tokens).
     """
-    kind = type(module)
+    return _may_be_one_function(type(module)) and vars(module).get("act") is not torch.nn.functional.gelu
+
+
+def _may_be_one_function(kind: type[Module]) -> bool:
     if kind.__module__ == "transformers.activations":
-        return kind.__name__ not in SINGLE_ACTIVATIONS and vars(module).get("act") is not torch.nn.functional.gelu
+        return kind.__name__ not in SINGLE_ACTIVATIONS
     return kind.__name__ in UNSEEN_ACTIVATIONS
 
 
@@ -301,7 +309,8 @@ class _Seams:
         if self.last is not None:
             self._add(modules[self.last], *self._last_layer())
         if not (listening or recipe.overrides or self.recomputed):  # the usual case, at little cost
-            for module in {module for module in modules.values() if is_one_function(module)}:
+            kinds = {kind for kind in set(map(type, modules.values())) if _may_be_one_function(kind)}
+            for module in {module for module in modules.values() if type(module) in kinds and is_one_function(module)}:
                 self._add(module, *self._activation())
             return
         shared: dict[Module, list[str]] = {}
@@ -463,21 +472,24 @@ def _refuse_compiled(modules: dict[str, Module]) -> None:
     Raises:
         TraceError: names the module.
     """
+    model = modules[""]
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError(
+            f"{type(model).__name__} is compiled by torch.jit, where no rule is called; pass the module it was made of"
+        )
     for path, module in modules.items():
+        by_itself = vars(module).get("_compiled_call_impl") is not None
+        if not (by_itself or "_orig_mod" in module._modules):
+            continue
         where = path or type(module).__name__
-        if not path and isinstance(module, torch.jit.ScriptModule):
-            raise TraceError(
-                f"{where} is compiled by torch.jit, where no rule is called; pass the module it was made of"
-            )
-        if "_orig_mod" in module._modules:
-            raise TraceError(
-                f"{where} is compiled by torch.compile, where no rule is called; "
-                f"pass the module itself, {path or 'model'}._orig_mod"
-            )
-        if vars(module).get("_compiled_call_impl") is not None:
+        if by_itself:
             raise TraceError(
                 f"{where} is compiled by its compile(), where no rule is called; explain it before it is compiled"
             )
+        raise TraceError(
+            f"{where} is compiled by torch.compile, where no rule is called; "
+            f"pass the module itself, {path or 'model'}._orig_mod"
+        )
 
 
 def _with(values: Any, one: Tensor | None, other: Tensor) -> Any:

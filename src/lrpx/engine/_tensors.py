@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -9,8 +10,23 @@ from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.nn import Parameter
 
-PLAIN = frozenset({Tensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice})
+PLAIN = frozenset(
+    {Tensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice, type(...)}
+    | {complex, torch.memory_format, torch.layout}
+)
 """Types of arguments that are no parameter and hold none."""
+
+KNOWN = (PLAIN - {Tensor}) | {Parameter}
+"""Types of arguments that the graph of a run does not lead on from."""
+
+
+@lru_cache(maxsize=4096)
+def layout(kinds: tuple[type, ...]) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Where, among arguments of these types, tensors are, and what else may lead on to the graph of a run, such as
+    lists; and whether there is no parameter, nor what may hold one."""
+    tensors = tuple(i for i, kind in enumerate(kinds) if kind is Tensor)
+    others = tuple(i for i, kind in enumerate(kinds) if kind is not Tensor and kind not in KNOWN)
+    return tensors, others, PLAIN.issuperset(kinds)
 
 
 TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
