@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, set_gate, weakest_gate
+from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, put_gate, takes_all, weakest_gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,14 +77,14 @@ def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
             return scaled(run, kind, op, a, b, first_scales=is_scale[0])
         if is_scale[0]:  # the product of two scales is one
             out = made_of(run.apply(kind, op, a, b, rule=rule, called="uniform"), 0)
-            return set_gate(run.recipe, out, EXPONENTIAL)
+            return put_gate(run.recipe, out, EXPONENTIAL)
     m, n = factors(a), factors(b)
     if m == n:
         out = run.apply(kind, op, a, b, rule=rule, called="uniform")
     else:
         out = run.apply(kind, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
     out = made_of(out, m + n)
-    return set_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
+    return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
 def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
@@ -119,7 +119,7 @@ def _mark(node: Any, count: int) -> None:
 def exponential(run: Any, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
     recipe = run.recipe
-    ours = recipe.product is rules.signal_take_all or rules.uniform in (recipe.product, recipe.matmul)
+    ours = takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
     if ours and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
         _mark(value.grad_fn, 0)

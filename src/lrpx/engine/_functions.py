@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine import _factors
-from lrpx.engine._gates import mark_gate
+from lrpx.engine._gates import WEAK, gate_strength, mark_gate, mark_written, put_gate, takes_all, weakest_gate
 from lrpx.engine._tensors import PLAIN, carries, constants
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
 
     y = run.apply("activation", op, root)
     setattr(y, FUNCTION, Note((y._version, ref(root), root._version, kind, True, again)))
-    return mark_gate(run.recipe, "activation", y)
+    return mark_written(run.recipe, y, root, again)
 
 
 # -------------------------------------------------------------------------------- sums, and casts
@@ -202,12 +202,19 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
                 op: Op = lambda x: func(x, number)  # noqa: E731
                 linked(out, a, op, exact=False)
                 _keep_exponents(out, a, op)
+            _mark_shifted(run, out, a)
         elif out is not a and a is not b and a.requires_grad and b.requires_grad:
             merged(out, a, b, func)
             normaliser = _noted(b, LOGSUM)
             if normaliser is not None and normaliser[0] is a and "sub" in func.__name__:
                 _note(out, NORMALISED, *normaliser)
     return out
+
+
+def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
+    """``out`` is ``x`` and a number: perhaps of one sign now, as ``1 + tanh(x)`` is."""
+    if takes_all(run.recipe) and gate_strength(x) == WEAK and (found := _function(out)) is not None and found[5]:
+        mark_written(run.recipe, out, found[1](), found[5])
 
 
 def _shifted_in_place(x: Tensor, op: Op) -> None:
@@ -245,6 +252,8 @@ def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
 def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
     out = _called(func, args, kwargs)
+    if run.asks_for_gates:
+        put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))

@@ -11,7 +11,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from lrpx.engine._gates import keep_gate, move_gate, set_gate, weakest_gate
+from lrpx.engine._gates import keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
 from lrpx.engine._table import TABLE
@@ -123,7 +123,7 @@ class RuleMode(TorchFunctionMode):
         or a constant that was made of the input."""
         run = self.run
         if strength is not None:
-            set_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
+            put_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
         elif run.asks_for_gates and row is not None and row.gate is not None and row.gate != "joins":
             made_of = args[:3] or tuple(kwargs.values())
             out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)

@@ -217,7 +217,7 @@ SELECTS = (
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
     + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
     + _each("masked_fill_", "stays", numbers=(2,))
-    + _each("where", "joins", _functions.plain_where, numbers=(1, 2))
+    + _each("where", None, _functions.plain_where, numbers=(1, 2))
     + _each(
         """cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy
         slice block_diag broadcast_tensors meshgrid index_copy take put masked_scatter masked_select copy_
@@ -237,10 +237,8 @@ SELECTS = (
 
 OTHERS = (
     _each(
-        """mean nansum nanmean cumsum diff trace cartesian_prod combinations
-        index_add scatter_add zero_ fill_diagonal_ fold col2im interpolate upsample
-        _upsample_bilinear2d_aa _upsample_bicubic2d_aa affine_grid
-        avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        """cartesian_prod combinations
+        zero_ fill_diagonal_ fold col2im affine_grid
         requires_grad_ detach detach_ numpy
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
@@ -252,14 +250,20 @@ OTHERS = (
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
     )
     + _each("fill fill_", numbers=(1,))
-    + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", handler=reducing)
+    + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", "joins", handler=reducing)
     + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
     + _each(
         "ldexp stft istft gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",
         has_summands=False,
         handler=linear_in_first,
     )
-    + _each("sum", handler=_functions.plain_of_exponentials)
+    + _each("sum", "joins", _functions.plain_of_exponentials)
+    + _each(
+        """mean nansum nanmean cumsum diff trace index_add scatter_add interpolate upsample _upsample_bilinear2d_aa
+        _upsample_bicubic2d_aa avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+        adaptive_avg_pool3d""",
+        "joins",
+    )
 )
 
 COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor
