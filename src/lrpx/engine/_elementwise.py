@@ -51,6 +51,8 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             _functions.scaled(out, a, lambda a: func(a, b))
         elif carries(b):
             _functions.scaled(out, b, lambda b: func(a, b))
+        elif type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
+            return _functions.of_whole_numbers(run, out, a)
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)

@@ -254,6 +254,8 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = _called(func, args, kwargs)
     if run.asks_for_gates:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
+    if args[1:] == (1, 0) and ONE_HOT in vars(args[0]):
+        return of_whole_numbers(run, out, args[0])
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -269,16 +271,30 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A cast, a copy or a change of sign; of one-hot ids a source."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
-    if isinstance(x, Tensor) and not x.requires_grad and (ids := vars(x).get(ONE_HOT)) is not None:
-        if out.is_floating_point():
-            return run.source(x, ids, out, "one_hot")
-        setattr(out, ONE_HOT, ids)
+    if isinstance(x, Tensor) and not x.requires_grad and not x.is_floating_point():
+        return of_whole_numbers(run, out, x)
     if out is not x and carries(out) and isinstance(x, Tensor):
         rest = args[1:]
         scaled(out, x, lambda x: func(x, *rest, **kwargs))
         if (normalised := _noted(x, NORMALISED)) is not None:
             _note(out, NORMALISED, *normalised)
     return out
+
+
+def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
+    """``out``, a copy of ``x`` or a cast; of one-hot ids a source, once it is floating-point."""
+    rows = x if x._base is None else x._base
+    ids = vars(rows).get(ONE_HOT)
+    if ids is None:
+        if not out.is_floating_point():
+            run.copied_ids(out, x)
+        return out
+    if not out.is_floating_point():
+        if x is rows:
+            setattr(out, ONE_HOT, ids)
+        return out
+    leaf = run.source(rows, ids, rows.to(out), "one_hot")
+    return leaf if x is rows else leaf.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 # ------------------------------------------------------------------------------------- softmax

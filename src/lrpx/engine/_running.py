@@ -373,7 +373,7 @@ class _Seams:
         if isinstance(value, Tensor) and value.is_inference():
             value = value.clone()  # autograd cannot save an inference tensor
         if not isinstance(value, Tensor) or not value.is_floating_point() or "label" in name or _is_mask(name, value):
-            self.run.mark_input(value)
+            self.run.mark_input(value, name)
             return value
         leaf = value.detach().requires_grad_()
         self.run.trace.sources.append(Source((name,), leaf))
