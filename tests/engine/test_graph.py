@@ -342,6 +342,39 @@ def test_the_users_own_checkpoints(name: str, inside: bool, recipe: Recipe) -> N
     assert not model._forward_hooks
 
 
+def test_a_higher_order_operator_is_refused_by_name() -> None:
+    model = Model(lambda m, x: m.b(torch.cond(x.sum() > 0, m.a, lambda x: m.a(x).tanh(), (x,))))
+    with (
+        pytest.raises(UnknownOperationError, match=r"^Model calls a higher-order operator.*torch\.cond.*plain Python"),
+        propagate(model, LRP),
+    ):
+        model(X)
+    assert not model._forward_hooks
+
+
+class Counts(nn.Module):
+    """A layer that has a state, so that it computes something else the second time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.a, self.b = 0, nn.Linear(4, 6, dtype=WIDE), nn.Linear(6, 2, dtype=WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inner(x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.b(self.a(x).tanh().sigmoid()) if self.calls > 1 else self.b(self.a(x))
+
+        return keeping(inner, x)
+
+
+def test_a_checkpoint_with_a_state_is_refused_by_name() -> None:
+    model = Counts()
+    with propagate(model, ATTNLRP) as trace:
+        value = model(X).sum()
+    with pytest.raises(TraceError, match="computes something else when it is run again.*switch the checkpoints off"):
+        trace.explain(value)
+
+
 class Stack(nn.Module):
     """Layers in a list, of which the last is known as such, called in a checkpoint or in part."""
 

@@ -254,7 +254,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = _called(func, args, kwargs)
     if run.asks_for_gates:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
-    if args[1:] == (1, 0) and ONE_HOT in vars(args[0]):
+    if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
         return of_whole_numbers(run, out, args[0])
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
