@@ -162,8 +162,8 @@ ONEDNN: dict[Any, Callable[..., Any]] = {torch.ops.aten.mm.default: _mm, torch.o
 def substitution(op: Operation, /, a: Tensor, b: Tensor, share: float = 0.5, **kwargs: Any) -> Tensor:
     """``x = a⁻¹ b`` for a triangular ``a``, as the substitution ``x_i = (b_i − Σ_j a_ij x_j) / a_ii`` that it is.
 
-    The uniform rule gives ``a_ij`` a share ``λ`` of ``a_ij x_j``, and ``a_ii`` is a normaliser. Unrolled, with ``L`` the
-    triangle beside the diagonal, that is the gradient of ``[a − λL]detach⁻¹ (b − λ L [x]detach)``, whose value is x.
+    The uniform rule gives ``a_ij`` a share ``λ`` of ``a_ij x_j``, and ``a_ii`` is a normaliser. Unrolled, with ``L``
+    the triangle beside the diagonal, that is the gradient of ``[a − λL]detach⁻¹ (b − λ L [x]detach)``; its value is x.
     """
     x = op(a, b, **kwargs)
     beside = a.triu(1) if kwargs["upper"] else a.tril(-1)

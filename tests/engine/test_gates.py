@@ -63,7 +63,7 @@ WHERE = torch.ones(3, 5, 6, dtype=torch.bool)
 MOVED: dict[str, Callable[[Tensor], Tensor]] = {
     "item": lambda g: g[:, None][:, 0],
     "unsqueeze": lambda g: g.unsqueeze(1).squeeze(1),
-    "negative": lambda g: -(-g),
+    "negative": lambda g: -g.neg(),
     "scaled": lambda g: 2 * g * 0.5,
     "divided": lambda g: g / K * K,
     "chunk": lambda g: torch.cat([g, g], -1).chunk(2, -1)[1],

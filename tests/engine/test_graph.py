@@ -371,7 +371,7 @@ def test_a_checkpoint_with_a_state_is_refused_by_name() -> None:
     model = Counts()
     with propagate(model, ATTNLRP) as trace:
         value = model(X).sum()
-    with pytest.raises(TraceError, match="computes something else when it is run again.*switch the checkpoints off"):
+    with pytest.raises(TraceError, match=r"computes something else when it is run again.*switch the checkpoints off"):
         trace.explain(value)
 
 
@@ -617,7 +617,9 @@ ONE_HOT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "chosen": lambda ids, w: torch.where(ids[..., None] == torch.arange(len(w)), 1.0, 0.0).double() @ w,
     "scattered": lambda ids, w: w.new_zeros(*ids.shape, len(w)).scatter(-1, ids[..., None], 1.0) @ w,
     "scattered in place": lambda ids, w: w.new_zeros(*ids.shape, len(w)).scatter_(-1, ids.unsqueeze(-1), 1) @ w,
-    "scattered whole numbers": lambda ids, w: ids.new_zeros(*ids.shape, len(w)).scatter(-1, ids[..., None], 1).to(w) @ w,
+    "scattered whole numbers": lambda ids, w: (
+        ids.new_zeros(*ids.shape, len(w)).scatter(-1, ids[..., None], 1).to(w) @ w
+    ),
     "written": lambda ids, w: written(ids, w) @ w,
     "of copied ids": lambda ids, w: F.one_hot(ids.int().long().clone(), len(w)).double() @ w,
 }
@@ -805,3 +807,28 @@ def test_a_part_without_gradients_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         traced(Model(lambda m, x: m.a(x)), LRP)
+        traced(Model(lambda m, x: without(m.a(x))), LRP)
+
+
+def without(x: Tensor) -> Tensor:
+    """What is computed without gradients, but not of what depends on the input, is no matter."""
+    with torch.no_grad():
+        ones = torch.ones_like(x) * (x.argmax() >= 0)
+    return x * ones
+
+
+@pytest.mark.parametrize("recipe", [LRP, GRADIENT])
+def test_a_part_without_gradients_warns_also_where_something_arrives(recipe: Recipe) -> None:
+    def partly(m: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            seen = m.a(x).tanh()
+        return m.b(m.a(x) + seen)
+
+    model = Model(partly)
+    with propagate(model, recipe, ledger=recipe is LRP) as trace:
+        value = model(X)[0].sum()
+    with pytest.warns(UserWarning, match=r"a part of the value has no relevance: a computes where gradients are off"):
+        trace.explain(value, keep=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace.explain(value)

@@ -280,8 +280,15 @@ TRAINED: dict[str, Callable[[], nn.Module]] = {
     "t5": lambda: models.tiny_t5(dropout_rate=0.0),
     "recurrent gemma": lambda: RecurrentGemmaForCausalLM(
         RecurrentGemmaConfig(
-            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-            num_key_value_heads=1, lru_width=16, block_types=["recurrent", "attention"], use_cache=False,
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            lru_width=16,
+            block_types=["recurrent", "attention"],
+            use_cache=False,
         )
     ).double(),
 }

@@ -144,7 +144,9 @@ def test_where_a_gated_delta_rule_reads_once_its_chunks_are_no_matter(recipe: Re
     q, k, v = RNG.normal(size=(3, 2, HEADS, STATES))
     g, beta = RNG.normal(size=(2, 2, HEADS))
     weights = torch.tensor(RNG.normal(size=v.shape))
-    inputs = {name: torch.tensor(each) for name, each in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)}
+    inputs = {
+        name: torch.tensor(each) for name, each in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)
+    }
     (y, apart), (z, together) = (relevance(Delta(chunk), recipe, weights, **inputs) for chunk in (1, 2))
     near(y.numpy(), z.numpy())
     for name, found in apart.items():

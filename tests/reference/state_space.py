@@ -3,8 +3,8 @@
 ``h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t`` and ``y_t = C_t h_t + D x_t`` (Gu and Dao 2023, Eq. 2), with
 ``Δ = softplus(dt + bias)``. Unrolled, ``y_t`` is a sum of products ``C_t B_s x_s Δ_s · exp(A Σ_{s<r≤t} Δ_r)``: each of
 the four factors gets a quarter of its relevance (Achtibat et al. 2024, Prop. 3.3), the decay none (Jafari et al. 2024),
-and the softplus hands on what it gets. Under CP-LRP ``Δ``, a positive function, is a gate, and each of the others gets a
-third.
+and the softplus hands on what it gets. Under CP-LRP ``Δ``, a positive function, is a gate, and each of the others gets
+a third.
 """
 
 from __future__ import annotations

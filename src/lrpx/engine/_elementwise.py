@@ -84,7 +84,9 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return put_gate(run.recipe, out, weakest_gate((given, a, b))) if run.asks_for_gates else out
     value = func(x.detach(), a.detach(), b.detach(), **settings)
     out = rules.with_gradient_of(value, settings.get("beta", 1) * x + apart)
-    return put_gate(run.recipe, out, weakest_gate((given, apart if carries(a) and carries(b) else None))) if run.asks_for_gates else out
+    if run.asks_for_gates:
+        put_gate(run.recipe, out, weakest_gate((given, apart if carries(a) and carries(b) else None)))
+    return out
 
 
 def _matrix_of_products(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

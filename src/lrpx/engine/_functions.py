@@ -293,7 +293,7 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
         if x is rows:
             setattr(out, ONE_HOT, ids)
         return out
-    leaf = run.source(rows, ids, rows.to(out), "one_hot")
+    leaf: Tensor = run.source(rows, ids, rows.to(out), "one_hot")
     return leaf if x is rows else leaf.as_strided(x.shape, x.stride(), x.storage_offset())
 
 

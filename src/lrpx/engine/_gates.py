@@ -2,8 +2,8 @@
 
 The output of an element-wise non-linearity is marked as a gate, and the mark stays with it as far as it makes no
 difference where a product is written: moves and selections commute with it, ``c (g · s) = (c g) · s``, and
-``(g + h) · s = g · s + h · s``. So what is cast, reshaped, chosen, put together, scaled, shifted by constants, or summed
-of gates is a gate. A layer with weights ends it: what it makes is something new.
+``(g + h) · s = g · s + h · s``. So what is cast, reshaped, chosen, put together, scaled, shifted by constants, or
+summed of gates is a gate. A layer with weights ends it: what it makes is something new.
 
 Of two gates the stronger is the gate of the other: an exponential (also under the uniform rule: ``engine/_factors.py``)
 before a function that is of one sign everywhere (a sigmoid, a softmax, a softplus: they say how much, and nothing else)
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
+from lrpx.engine._nodes import OWN, SCALES, SHAPES, kind
 from lrpx.engine._tensors import any_carries, carries
 
 if TYPE_CHECKING:
@@ -28,20 +29,15 @@ if TYPE_CHECKING:
 
 GATE = "_lrpx_gate"
 OF_ONE_SIGN = frozenset(
-    """sigmoid hardsigmoid softplus log_sigmoid softmax erfc cosh i0 special_expit special_erfc special_erfcx special_ndtr
-    special_log_ndtr special_i0 special_i0e""".split()
+    """sigmoid hardsigmoid softplus log_sigmoid softmax erfc cosh i0 special_expit special_erfc special_erfcx
+    special_ndtr special_log_ndtr special_i0 special_i0e""".split()
 )
 """Functions that are of one sign everywhere."""
+SAME = SHAPES | SCALES | {OWN}
+"""Nodes whose result is what they are made of, in another shape or scale, if that is one tensor."""
+
 WEAK, SURE, EXPONENTIAL = 1, 2, 3
 """The strengths of gates: a non-linearity, one that is of one sign everywhere, and an exponential."""
-
-SHAPES = frozenset(
-    f"{name}Backward{number}"
-    for name in """View UnsafeView ReshapeAlias Alias Permute Transpose T Unsqueeze Squeeze Expand Clone ToCopy Mul Div
-    Neg""".split()
-    for number in ("", 0, 1, 2)
-) | {"_GradientOfBackward"}
-"""Nodes of the graph whose result is what they are made of, in another shape or scale, if that is one tensor."""
 
 
 def takes_all(recipe: Recipe) -> bool:
@@ -66,10 +62,7 @@ def mark_written(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., 
 def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
     """Whether a function has one sign far below zero and far above it, and at zero, where it is not nothing."""
     below, at, above = (op(torch.full_like(root, x).detach()) for x in (-5.0, 0.0, 5.0))
-    return any(
-        bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all())
-        for sign in (1, -1)
-    )
+    return any(bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all()) for sign in (1, -1))
 
 
 def gate_strength(value: Tensor) -> int:
@@ -127,7 +120,7 @@ def _is_made_of(x: Tensor, gate: Tensor) -> bool:
     while node is not None:
         edges.add((node, place))
         made_of = [edge for edge in node.next_functions if edge[0] is not None]
-        if node.name() not in SHAPES or len(made_of) != 1:
+        if kind(node) not in SAME or len(made_of) != 1:
             break
         node, place = made_of[0]
     oldest = min((node._sequence_nr() for node, _ in edges), default=0)

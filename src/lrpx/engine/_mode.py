@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from lrpx.engine._gates import keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
+from lrpx.engine._plain import cuts
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
 from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign
@@ -142,9 +143,10 @@ class RuleMode(TorchFunctionMode):
     ) -> Any:
         run = self.run
         if not is_grad_enabled():
-            if not run.trace.notes.cut and any_carries((*args, *kwargs.values())):
+            out = func(*args, **kwargs)
+            if not run.trace.notes.cut and cuts(name, out, (*args, *kwargs.values())):
                 run.trace.notes.cut = run.where()
-            return func(*args, **kwargs)
+            return out
         if row is None:
             return self._unlisted(name, func, types, args, kwargs)
         if run.trace.ran is None or name == "__get__":

@@ -57,6 +57,16 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*(each.detach() if isinstance(each, Tensor) else each for each in args), **constants(kwargs))
 
 
+def cuts(name: str, out: Any, made_of: tuple[Any, ...]) -> bool:
+    """Whether the torch function of this name, called where gradients are off, has computed something that the value may
+    depend on from what depends on the input."""
+    if name == "__get__" or name in NEW.split() or not any_carries(made_of):
+        return False
+    return any(
+        isinstance(each, Tensor) and each.is_floating_point() for each in (out if type(out) is tuple else (out,))
+    )
+
+
 def grid_sample(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The weights of an interpolation choose among its places, as a gate does: a grid that depends on the input is a
     constant, and the signal takes all."""
@@ -241,7 +251,7 @@ def scatter(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Something written into a tensor; a 1 at the ids of tokens among zeros, and they are one-hot."""
     x, at, value = (*args, None, None)[:3]
-    ids = at[-1] if type(at) in (tuple, list) and at else None
+    ids: Any = at[-1] if type(at) in (tuple, list) and at else None
     is_one_hot = (
         type(x) is Tensor and run.is_given(ids) and not x.requires_grad
         and isinstance(value, (int, float, Tensor)) and bool((torch.as_tensor(value) == 1).all())
@@ -366,11 +376,13 @@ OTHERS = (
 COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor
     logical_not"""
 
+NEW = """empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided
+    new_zeros new_ones new_full new_tensor"""
+
 WITHOUT_GRADIENT = _each(
-    f"""{COMPARISONS.removeprefix("eq")} equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
-    argsort nonzero argwhere count_nonzero bucketize searchsorted empty_like zeros_like ones_like full_like rand_like
-    randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
-    new_tensor""",
+    f"""{COMPARISONS.removeprefix("eq")}
+    equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
+    argsort nonzero argwhere count_nonzero bucketize searchsorted {NEW}""",
     handler=without_gradient,
     has_summands=False,
 ) + [

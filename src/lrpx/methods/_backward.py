@@ -132,9 +132,8 @@ def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tenso
     """
     if len(parts) > 1 and reduce is not value_times_gradient:
         raise MethodError(
-            f"the token embedding is a sum of {' and '.join(source.paths[0] for source in parts)}, and what a method that "
-            "takes lengths has for each does not add up; merge the adapter, model.merge_and_unload(), or use attnlrp, "
-            "lrp or gradient-x-input"
+            f"the token embedding is a sum of {' and '.join(source.paths[0] for source in parts)}, and lengths of them "
+            "do not add up; merge the adapter, model.merge_and_unload(), or use attnlrp, lrp or gradient-x-input"
         )
     first, *others = (reduce(source.value.detach(), ran.trace.source_gradient(source)) for source in parts)
     return sum(others, first)

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tests.reference.aten.operations import (
-    BOUNDS,
     BILINEAR,
+    BOUNDS,
     FUNCTIONS,
     GATES,
     JOINS,

@@ -85,13 +85,15 @@ MOVES = frozenset(
 
 JOINS = frozenset(
     """
-    add sub rsub addcmul sum mean cumsum cat stack where maximum minimum max amax min amin index_put scatter index_add scatter_add
-    avg_pool1d avg_pool2d _adaptive_avg_pool2d topk sort write copied slice_scatter
+    add sub rsub addcmul sum mean cumsum cat stack where maximum minimum max amax min amin index_put scatter index_add
+    scatter_add avg_pool1d avg_pool2d _adaptive_avg_pool2d topk sort write copied slice_scatter
     """.split()
 )
 """What sums, or puts together; a gate, if all that depends on a source is one."""
 
-SHAPES = frozenset("view _unsafe_view reshape t transpose permute expand unsqueeze squeeze mul div neg read flat".split())
+SHAPES = frozenset(
+    "view _unsafe_view reshape t transpose permute expand unsqueeze squeeze mul div neg read flat".split()
+)
 """What gives all of the numbers, in another shape or scale."""
 
 SAME = frozenset("clone contiguous _to_copy copy copied".split())
