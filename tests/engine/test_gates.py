@@ -83,6 +83,10 @@ MOVED: dict[str, Callable[[Tensor], Tensor]] = {
     "addcmul": lambda g: torch.addcmul(g, g, K) / (1 + K),
     "lerp": lambda g: torch.lerp(0.5 * g, 1.5 * g, 0.5),
     "shifted": lambda g: (g + K) - K,
+    "first power": lambda g: g**1,
+    "einsum": lambda g: torch.einsum("bti->tib", g).permute(2, 0, 1),
+    "einsum with a constant": lambda g: torch.einsum("bti,i->bti", g, K) / K,
+    "normed": lambda g: F.rms_norm(g, (6,)) * (g.square().mean(-1, keepdim=True) + torch.finfo(g.dtype).eps).sqrt(),
     "cumsum": lambda g: g.cumsum(1).diff(dim=1, prepend=torch.zeros(3, 1, 6, dtype=torch.float64)),
 }
 """What hands on the relevance of its result, and makes a gate of a gate, whatever function it is the output of."""
@@ -335,3 +339,7 @@ def test_what_depends_on_the_input_is_not_written_out() -> None:
     model = Model(lambda a, b: torch.mul(a, b, out=torch.empty_like(a)))
     with propagate(model, ATTNLRP), pytest.raises(UnknownOperationError, match="'mul' with out="):
         model(X)
+
+
+def test_a_first_power_of_a_signal_is_no_gate() -> None:
+    agree(lambda a, b: a**1 * b, lambda a, b: a * b, LRP)

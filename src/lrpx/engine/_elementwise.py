@@ -286,6 +286,9 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, exponent)
     number = isinstance(exponent, (int, float))
+    if number and exponent == 1:  # no function at all
+        out = _functions.scaled(func(x, exponent), x, lambda x: func(x, exponent))
+        return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if number and exponent == 2 and func.__name__ != "float_power":
         return _square(run, torch.mul, x)
     if not number:

@@ -61,7 +61,7 @@ def mark_written(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., 
 
 def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
     """Whether a function has one sign far below zero and far above it, and at zero, where it is not nothing."""
-    below, at, above = (op(torch.full_like(root, x).detach()) for x in (-5.0, 0.0, 5.0))
+    below, at, above = (op(root.new_full((1,) * root.ndim, x)) for x in (-5.0, 0.0, 5.0))
     return any(bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all()) for sign in (1, -1))
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._elementwise import product
+from lrpx.engine._gates import keep_gate
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -205,6 +206,9 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
     operands = [constants(each) for each in operands]
+    if len(operands) == 1:  # a sum, or another shape
+        out = func(equation, *operands, **kwargs)
+        return keep_gate(run.recipe, out, *operands) if run.asks_for_gates else out
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)
     return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)

@@ -17,7 +17,7 @@ from lrpx.engine._operation import unknown
 from lrpx.engine._plain import cuts
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign
+from lrpx.engine._tensors import TRANSPOSES, as_own, carries, has_foreign
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation

@@ -58,8 +58,8 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def cuts(name: str, out: Any, made_of: tuple[Any, ...]) -> bool:
-    """Whether the torch function of this name, called where gradients are off, has computed something that the value may
-    depend on from what depends on the input."""
+    """Whether the torch function of this name, called where gradients are off, has made something that the value may
+    depend on of what depends on the input."""
     if name == "__get__" or name in NEW.split() or not any_carries(made_of):
         return False
     return any(
