@@ -159,16 +159,16 @@ ONEDNN: dict[Any, Callable[..., Any]] = {torch.ops.aten.mm.default: _mm, torch.o
 # ---------------------------------------------------- products under the uniform rule
 
 
-def substitution(op: Operation, /, a: Tensor, b: Tensor, **kwargs: Any) -> Tensor:
+def substitution(op: Operation, /, a: Tensor, b: Tensor, share: float = 0.5, **kwargs: Any) -> Tensor:
     """``x = a⁻¹ b`` for a triangular ``a``, as the substitution ``x_i = (b_i − Σ_j a_ij x_j) / a_ii`` that it is.
 
-    The uniform rule gives each factor of ``a_ij x_j`` half, and ``a_ii`` is a normaliser. Unrolled, with ``L`` the
-    triangle beside the diagonal, that is the gradient of ``[a − ½L]detach⁻¹ (b − ½ L [x]detach)``, whose value is x.
+    The uniform rule gives ``a_ij`` a share ``λ`` of ``a_ij x_j``, and ``a_ii`` is a normaliser. Unrolled, with ``L``
+    the triangle beside the diagonal, that is the gradient of ``[a − λL]detach⁻¹ (b − λ L [x]detach)``; its value is x.
     """
     x = op(a, b, **kwargs)
     beside = a.triu(1) if kwargs["upper"] else a.tril(-1)
     known = beside @ x.detach() if kwargs.get("left", True) else x.detach() @ beside
-    return with_gradient_of(x, op((a - beside / 2).detach(), b - known / 2, **kwargs))
+    return with_gradient_of(x, op((a - share * beside).detach(), b - share * known, **kwargs))
 
 
 def attention(

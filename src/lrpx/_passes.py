@@ -89,16 +89,26 @@ class Pass:
             yield chosen
 
     @cached_property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[list[Source]]:
         """Where relevance ends, for each argument that takes tokens; or the argument that takes an image. One more
-        where a decoder is given the same tokens one place later, as an encoder-decoder classifier's is.
+        where a decoder is given the same tokens one place later, as an encoder-decoder classifier's is. Each is several
+        where an embedding is a sum of several tables, as one with an adapter is.
 
         Raises:
             ModelError: the token embedding was used more often, or not at all.
         """
-        found = [source for source in self.trace.sources if not self.paths.isdisjoint(source.paths)]
+        found: list[list[Source]] = []
+        for source in self.trace.sources:
+            whole = self._embedding_of(source)
+            if whole is None:
+                continue
+            is_part = found and self._embedding_of(found[-1][0]) == whole
+            if is_part and all(each.paths != source.paths and _are_same(each.ids, source.ids) for each in found[-1]):
+                found[-1].append(source)
+            else:
+                found.append([source])
         names = self.batch.task.arguments
-        if names == ("input_ids",) and len(found) == 2 and _one_later(self.batch.inputs["input_ids"], found[1].ids):
+        if names == ("input_ids",) and len(found) == 2 and _one_later(self.batch.inputs["input_ids"], found[1][0].ids):
             return found
         if len(found) != len(names):
             raise ModelError(
@@ -106,6 +116,13 @@ class Pass:
                 "use lrpx.propagate(model, recipe) and read trace.sources"
             )
         return found
+
+    def _embedding_of(self, source: Source) -> str | None:
+        """The path of the token embedding that a source is, or is a part of."""
+        around = (
+            path for path in sorted(self.paths) for each in source.paths if each == path or each.startswith(path + ".")
+        )
+        return next(around, None)
 
     def by_token(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Scores of each of :attr:`sources` ``[B, W]`` in the shape of the ids that were given to the model, ``[B, W]``
@@ -120,12 +137,16 @@ class Pass:
             self.batch.arguments
         ):  # the first place of the decoder is that of its start token, no input
             scores[0] = scores[0] + torch.nn.functional.pad(scores.pop()[:, 1:], (0, 1))
-        for name, source, each in zip(self.batch.arguments, self.sources, scores, strict=False):
+        for name, (source, *_), each in zip(self.batch.arguments, self.sources, scores, strict=False):
             ids = self.batch.inputs[name]
             flat = _like(ids.flatten(0, -2), source, each)
             several = self.batch.task.together is not None
             found.append(flat.reshape(len(self.batch.rows), -1, flat.shape[-1]) if several else flat)
         return found
+
+
+def _are_same(ids: Tensor | None, others: Tensor | None) -> bool:
+    return ids is not None and others is not None and torch.equal(ids, others)
 
 
 def _one_later(ids: Tensor, looked_up: Tensor | None) -> bool:

@@ -60,6 +60,37 @@ def written(g: Tensor) -> Tensor:
 
 
 WHERE = torch.ones(3, 5, 6, dtype=torch.bool)
+MOVED: dict[str, Callable[[Tensor], Tensor]] = {
+    "item": lambda g: g[:, None][:, 0],
+    "unsqueeze": lambda g: g.unsqueeze(1).squeeze(1),
+    "negative": lambda g: -g.neg(),
+    "scaled": lambda g: 2 * g * 0.5,
+    "divided": lambda g: g / K * K,
+    "chunk": lambda g: torch.cat([g, g], -1).chunk(2, -1)[1],
+    "split": lambda g: torch.cat([g, g], -1).split([6, 6], -1)[0],
+    "unbind": lambda g: torch.stack(g.unbind(1), 1),
+    "narrow": lambda g: torch.cat([g.narrow(1, 0, 2), g[:, 2:]], 1),
+    "gather": lambda g: g.gather(1, torch.arange(5)[None, :, None].expand(3, 5, 6)),
+    "repeat": lambda g: g.repeat(1, 2, 1)[:, 5:],
+    "expand": lambda g: g[:, None].expand(3, 2, 5, 6)[:, 1],
+    "padded": lambda g: F.pad(g, (1, 1))[..., 1:-1],
+    "masked": lambda g: g.masked_fill(~WHERE, 0.0) * WHERE,
+    "permuted": lambda g: g.permute(2, 0, 1).contiguous().permute(1, 2, 0).to(torch.float64),
+    "sum": lambda g: torch.stack([0.25 * g, 0.75 * g]).sum(0),
+    "mean": lambda g: torch.stack([g, g, g]).mean(0),
+    "added": lambda g: 0.25 * g + 0.75 * g,
+    "added in place": lambda g: (0.25 * g).add_(0.75 * g),
+    "addcmul": lambda g: torch.addcmul(g, g, K) / (1 + K),
+    "lerp": lambda g: torch.lerp(0.5 * g, 1.5 * g, 0.5),
+    "shifted": lambda g: (g + K) - K,
+    "first power": lambda g: g**1,
+    "einsum": lambda g: torch.einsum("bti->tib", g).permute(2, 0, 1),
+    "einsum with a constant": lambda g: torch.einsum("bti,i->bti", g, K) / K,
+    "normed": lambda g: F.rms_norm(g, (6,)) * (g.square().mean(-1, keepdim=True) + torch.finfo(g.dtype).eps).sqrt(),
+    "cumsum": lambda g: g.cumsum(1).diff(dim=1, prepend=torch.zeros(3, 1, 6, dtype=torch.float64)),
+}
+"""What hands on the relevance of its result, and makes a gate of a gate, whatever function it is the output of."""
+
 SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "mT": lambda g: g.mT.mT,
     "index": lambda g: g[:, torch.arange(5)],
@@ -81,12 +112,107 @@ SAME: dict[str, Callable[[Tensor], Tensor]] = {
     "copied": lambda g: torch.zeros_like(g).copy_(g),
     "scattered": lambda g: torch.zeros_like(g).scatter(0, torch.arange(3)[:, None, None].expand(3, 5, 6), g),
     "product": lambda g: g.sqrt() * g.sqrt(),
+    **MOVED,
 }
 
 
 @pytest.mark.parametrize("same", SAME.values(), ids=SAME)
 def test_a_sigmoid_is_a_gate(same: Callable[[Tensor], Tensor]) -> None:
     agree(lambda a, b: same(torch.sigmoid(a)) * torch.tanh(b), lambda a, b: torch.sigmoid(a) * torch.tanh(b), LRP)
+
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "squared relu": lambda a: F.relu(a).square(),
+    "tanh": torch.tanh,
+    "softplus": F.softplus,
+    "square root of softplus": lambda a: F.softplus(a).sqrt(),
+    "softmax": lambda a: a.softmax(-1),
+    "power": lambda a: a.pow(3),
+}
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("same", MOVED.values(), ids=MOVED)
+def test_an_activation_is_a_gate(same: Callable[[Tensor], Tensor], gate: Callable[[Tensor], Tensor]) -> None:
+    def scaled(a: Tensor, b: Tensor) -> Tensor:
+        """What the gate is multiplied by takes all, whatever the gate's numbers are."""
+        return same(gate(a)).detach() * b
+
+    agree(lambda a, b: same(gate(a)) * b, scaled, LRP)
+    agree(lambda a, b: b * same(gate(a)), scaled, LRP)
+
+
+SIGMOIDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "hyperbolic tangent": lambda a: torch.tanh(a / 2) * 0.5 + 0.5,
+    "half of it": lambda a: 0.5 * (1 + torch.tanh(a / 2)),
+    "in place": lambda a: torch.tanh(a / 2).mul_(0.5).add_(0.5),
+    "one over": lambda a: 1 / (1 + torch.exp(-a)),
+    "reciprocal": lambda a: (1 + torch.exp(-a)).reciprocal(),
+    "quotient": lambda a: torch.exp(a) / (1 + torch.exp(a)),
+    "softmax of two": lambda a: torch.stack([a, torch.zeros_like(a)]).softmax(0)[0],
+    "expit": torch.special.expit,
+    "one less": lambda a: 1 - torch.sigmoid(-a),
+}
+
+
+@pytest.mark.parametrize("same", SIGMOIDS.values(), ids=SIGMOIDS)
+def test_a_sigmoid_is_a_sure_gate_however_it_is_written(same: Callable[[Tensor], Tensor]) -> None:
+    agree(lambda a, b: same(a) * torch.tanh(b), lambda a, b: torch.sigmoid(a).detach() * torch.tanh(b), LRP)
+
+
+POSITIVE: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "softplus": (F.softplus, lambda a: torch.log(1 + torch.exp(a))),
+    "hard sigmoid": (F.hardsigmoid, lambda a: F.relu6(a + 3) / 6),
+    "clamped": (F.hardsigmoid, lambda a: (a + 3).clamp(0, 6) / 6),
+    "logarithm": (F.logsigmoid, lambda a: -F.softplus(-a)),
+    "normal": (torch.special.ndtr, lambda a: 0.5 * (1 + torch.erf(a / 2**0.5))),
+}
+
+
+@pytest.mark.parametrize("name", POSITIVE)
+def test_a_function_of_one_sign_is_a_sure_gate(name: str) -> None:
+    for same in POSITIVE[name]:
+        agree(lambda a, b, same=same: same(a) * F.silu(b), lambda a, b: POSITIVE[name][0](a).detach() * F.silu(b), LRP)
+
+
+WEAK: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "elu": (F.elu, lambda a: torch.where(a > 0, a, torch.exp(a) - 1)),
+    "silu": (F.silu, lambda a: a * torch.sigmoid(a)),
+    "tanh": (torch.tanh, lambda a: torch.tanh(a / 2 * 2) * 2 / 2),
+}
+
+
+@pytest.mark.parametrize("name", WEAK)
+def test_a_function_of_two_signs_is_a_signal_to_a_sigmoid(name: str) -> None:
+    for same in WEAK[name]:
+        agree(
+            lambda a, b, same=same: same(a) * torch.sigmoid(b),
+            lambda a, b: WEAK[name][0](a) * torch.sigmoid(b).detach(),
+            LRP,
+        )
+
+
+def test_what_the_other_factor_is_made_of_is_no_gate() -> None:
+    """As ``x`` of Mamba is not; but the other half of a chunk is one."""
+
+    def halves(a: Tensor, b: Tensor) -> Tensor:
+        u = F.silu(a)
+        return u[:, :, None].double() * (u @ THIRD)[:, :, None]
+
+    def apart(a: Tensor, b: Tensor) -> Tensor:
+        u = F.silu(a)
+        return torch.einsum("bti,bti->bti", u @ torch.eye(6, dtype=u.dtype), u @ THIRD)
+
+    agree(halves, lambda a, b: apart(a, b)[:, :, None], LRP)
+
+    def gated(a: Tensor, b: Tensor) -> Tensor:
+        u, v = F.silu(torch.cat([a, b], -1)).chunk(2, -1)
+        return u * (v @ THIRD)
+
+    agree(gated, lambda a, b: F.silu(a).detach() * (F.silu(b) @ THIRD), LRP)
 
 
 @pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
@@ -213,3 +339,7 @@ def test_what_depends_on_the_input_is_not_written_out() -> None:
     model = Model(lambda a, b: torch.mul(a, b, out=torch.empty_like(a)))
     with propagate(model, ATTNLRP), pytest.raises(UnknownOperationError, match="'mul' with out="):
         model(X)
+
+
+def test_a_first_power_of_a_signal_is_no_gate() -> None:
+    agree(lambda a, b: a**1 * b, lambda a, b: a * b, LRP)

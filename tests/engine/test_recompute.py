@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, RecurrentGemmaConfig, RecurrentGemmaForCausalLM, StaticCache
 
 from lrpx.engine import Trace, propagate
 from lrpx.engine._book import Book
@@ -278,6 +278,19 @@ TRAINED: dict[str, Callable[[], nn.Module]] = {
     "gpt2": lambda: models.tiny_gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
     "bert": lambda: models.tiny_bert(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0),
     "t5": lambda: models.tiny_t5(dropout_rate=0.0),
+    "recurrent gemma": lambda: RecurrentGemmaForCausalLM(
+        RecurrentGemmaConfig(
+            vocab_size=64,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            lru_width=16,
+            block_types=["recurrent", "attention"],
+            use_cache=False,
+        )
+    ).double(),
 }
 
 

@@ -96,7 +96,7 @@ SAME: dict[str, tuple[Function, Function]] = {
     "linalg.matmul": (lambda x: torch.linalg.matmul(x, x.T), lambda x: x @ x.T),
     "vecdot": (lambda x: torch.linalg.vecdot(x, x.tanh()), lambda x: torch.einsum("td,td->t", x, x.tanh())),
     "multi_dot": (lambda x: torch.linalg.multi_dot([x, W, x.T]), lambda x: x @ W @ x.T),
-    "cross": (lambda x: torch.linalg.cross(x[:, :3], x[:, 1:].tanh()), lambda x: crossed(x[:, :3], x[:, 1:].tanh())),
+    "cross": (lambda x: torch.linalg.cross(x[:, :3], (x @ W)[:, 1:]), lambda x: crossed(x[:, :3], (x @ W)[:, 1:])),
     "addcdiv": (lambda x: torch.addcdiv(x, x, x.exp(), value=2), lambda x: x + 2 * (x / x.exp())),
     "addr": (lambda x: torch.addr(W, x[0], x[1], beta=2, alpha=3), lambda x: 2 * W + 3 * (x[0, :, None] * x[1])),
     "kron": (lambda x: torch.kron(x[0], x[1]), lambda x: (x[0, :, None] * x[1]).flatten()),
@@ -142,7 +142,7 @@ SAME: dict[str, tuple[Function, Function]] = {
     "log, a=": (lambda x: torch.log(a=x.exp()), lambda x: x.exp().log()),
     "x * its copy": (lambda x: x * x.clone(), lambda x: x * x),
     "a sigmoid * its copy": (lambda x: x.sigmoid() * x.sigmoid().clone(), lambda x: x.sigmoid().square()),
-    "a gate no more, in place": (
+    "a gate, in place": (
         lambda x: put(F.silu(x), lambda y: y.neg_()) * (x @ W),
         lambda x: -F.silu(x) * (x @ W),
     ),

@@ -11,6 +11,7 @@ import transformers as tf
 from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
+from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 from lrpx.coverage._checking import _everything_wide
 from lrpx.engine import propagate
@@ -86,7 +87,7 @@ def test_a_chunked_scan_is_the_recurrence_term_by_term(chunk: int, padding: int,
     weights = RNG.normal(size=x.shape)
     heads = [each.repeat(2, axis=1) for each in (b, c)]
     whole = (x, dt, a[:, None].repeat(STATES, 1), *heads, d, bias)
-    wanted = state_space.explain(*whole, weights)
+    wanted = state_space.explain(*whole, weights, recipe is LRP)
     pad = [(padding, 0), (0, 0), (0, 0)]  # what a mask leaves of padding: no x, B and C, but some Δ
     inputs = {
         "x": np.pad(x, pad), "b": np.pad(b, pad), "c": np.pad(c, pad),
@@ -102,7 +103,7 @@ def test_a_chunked_scan_is_the_recurrence_term_by_term(chunk: int, padding: int,
     near(found["b"][padding:], wanted["b"].reshape(LENGTH, HEADS // 2, 2, STATES).sum(2))
     near(found["c"][padding:], wanted["c"].reshape(LENGTH, HEADS // 2, 2, STATES).sum(2))
     near(found["bias"], wanted["bias"].sum())
-    assert np.abs(wanted["dt"]).max() > 0.1
+    assert (np.abs(wanted["dt"]).max() > 0.1) == (recipe is ATTNLRP)
 
 
 @every_recipe
@@ -112,7 +113,7 @@ def test_a_sequential_scan_is_the_same(recipe: Recipe) -> None:
     a, d, bias = -RNG.uniform(0.1, 2, (HEADS, STATES)), RNG.normal(size=HEADS), RNG.normal(size=HEADS)
     weights = RNG.normal(size=x.shape)
     heads = [each[:, None].repeat(HEADS, 1) for each in (b, c)]
-    wanted = state_space.explain(x[..., None], dt, a, *heads, d, bias, weights[..., None])
+    wanted = state_space.explain(x[..., None], dt, a, *heads, d, bias, weights[..., None], recipe is LRP)
     y, found = relevance(
         Sequential(*map(torch.tensor, (a, d, bias))), recipe, torch.tensor(weights),
         x=torch.tensor(x), dt=torch.tensor(dt), b=torch.tensor(b), c=torch.tensor(c),
@@ -123,6 +124,34 @@ def test_a_sequential_scan_is_the_same(recipe: Recipe) -> None:
     near(found["b"], wanted["b"].sum(1))
     near(found["c"], wanted["c"].sum(1))
     near(found["bias"], wanted["bias"].sum())
+
+
+class Delta(nn.Module):
+    """Qwen3-Next's gated delta rule, in chunks."""
+
+    def __init__(self, chunk: int) -> None:
+        super().__init__()
+        self.chunk = chunk
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        y: Tensor = torch_chunk_gated_delta_rule(q, k, v, -g.exp(), beta.sigmoid(), chunk_size=self.chunk)[0]
+        return y
+
+
+@every_recipe
+def test_where_a_gated_delta_rule_reads_once_its_chunks_are_no_matter(recipe: Recipe) -> None:
+    """A state that was written once and read once: ``β_i k_i k_j u_j`` are four factors, on either side of a border."""
+    q, k, v = RNG.normal(size=(3, 2, HEADS, STATES))
+    g, beta = RNG.normal(size=(2, 2, HEADS))
+    weights = torch.tensor(RNG.normal(size=v.shape))
+    inputs = {
+        name: torch.tensor(each) for name, each in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)
+    }
+    (y, apart), (z, together) = (relevance(Delta(chunk), recipe, weights, **inputs) for chunk in (1, 2))
+    near(y.numpy(), z.numpy())
+    for name, found in apart.items():
+        near(np.asarray(found), np.asarray(together[name]))
+    assert np.abs(together["k"]).max() > 0.01
 
 
 # -------------------------------------------------------------------------------- whole models

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.metadata import version
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from lrpx import Explainer
 from lrpx.coverage._checking import _everything_wide
 from lrpx.engine import propagate
+from lrpx.errors import MethodError
 from tests.families.checks import RECIPES, alike, holds, ready, sources
 
 WIDTH, WORDS = 16, 31
@@ -53,6 +56,24 @@ def test_merged_adapters_give_the_same(adapted):
         assert not any("lora" in name for name, _ in merged.named_modules())
         for recipe, expected in zip(RECIPES, apart, strict=True):
             torch.testing.assert_close(explained(merged, recipe), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.filterwarnings(ITS_WARNING)
+def test_an_adapter_of_the_token_embedding():
+    """``E x + B A x`` looks tokens up in two tables; what both have is the tokens'."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    targets = ["embed_tokens", "q_proj"]
+    config = peft.LoraConfig(r=3, target_modules=targets, init_lora_weights=False, task_type="CAUSAL_LM")
+    with _everything_wide():
+        adapted = ready(peft.get_peft_model(LlamaForCausalLM(LLAMA), config))
+        ids = IDS[0].tolist()
+        for method in ("attnlrp", "lrp", "gradient-x-input"):
+            apart = Explainer(adapted, tokenizer=None)(ids, target=7, method=method, ledger=True)
+            merged = Explainer(copy.deepcopy(adapted).merge_and_unload(), tokenizer=None)(ids, target=7, method=method)
+            assert apart.relevance == pytest.approx(merged.relevance, rel=1e-9, abs=1e-12)
+            assert apart.ledger.closes(1e-9) or method == "gradient-x-input"
+        with pytest.raises(MethodError, match=r"embed_tokens\.base_layer and .*lora_embedding_A.*merge_and_unload"):
+            Explainer(adapted, tokenizer=None)(ids, target=7, method="gradient-l1")
 
 
 def explained(model, recipe):

@@ -14,7 +14,17 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions
 from lrpx.engine._functions import CURVED
-from lrpx.engine._gates import gate_strength, keep_gate, mark_gate, move_gate, put_gate, set_gate
+from lrpx.engine._gates import (
+    WEAK,
+    gate_of,
+    gate_strength,
+    keep_gate,
+    mark_gate,
+    move_gate,
+    put_gate,
+    takes_all,
+    weakest_gate,
+)
 from lrpx.engine._operation import Operation, as_it_is, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
@@ -41,17 +51,19 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             _functions.scaled(out, a, lambda a: func(a, b))
         elif b_carries:
             _functions.scaled(out, b, lambda b: func(a, b))
+        elif type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
+            return _functions.of_whole_numbers(run, out, a)
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)
     if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
         return keep_gate(run.recipe, whole, min(a, b, key=gate_strength)) if run.asks_for_gates else whole
-    if run.recipe.product is rules.signal_take_all:
-        strength_a, strength_b = gate_strength(a), gate_strength(b)
-        if strength_a == strength_b:
+    if takes_all(run.recipe):
+        gate = gate_of(a, b)
+        if gate is None:
             return _factors.product(run, func, a, b, rules.uniform)
-        out = _factors.scaled(run, "product", func, a, b, first_scales=strength_a > strength_b)
-        return set_gate(run.recipe, out, min(strength_a, strength_b))
+        out = _factors.scaled(run, "product", func, a, b, first_scales=gate is a)
+        return put_gate(run.recipe, out, weakest_gate((a, b)))
     return _factors.product(run, func, a, b)
 
 
@@ -68,9 +80,13 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     elif carries(x) and run.has_taps_on_constants and not (carries(a) or carries(b)):
         apart = run.added(func(torch.zeros_like(x), a, b, **settings), func.__name__, x)
     else:
-        return func(x, a, b, **settings)
+        out = func(x, a, b, **settings)
+        return put_gate(run.recipe, out, weakest_gate((given, a, b))) if run.asks_for_gates else out
     value = func(x.detach(), a.detach(), b.detach(), **settings)
-    return rules.with_gradient_of(value, settings.get("beta", 1) * x + apart)
+    out = rules.with_gradient_of(value, settings.get("beta", 1) * x + apart)
+    if run.asks_for_gates:
+        put_gate(run.recipe, out, weakest_gate((given, apart if carries(a) and carries(b) else None)))
+    return out
 
 
 def _matrix_of_products(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -122,7 +138,8 @@ def _lerp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(weight):
         if run.has_taps_on_constants:
             start, end = run.added(start, "lerp", end), run.added(end, "lerp", start)
-        return func(start, end, weight)
+        out = func(start, end, weight)
+        return put_gate(run.recipe, out, weakest_gate((start, end))) if run.asks_for_gates else out
     value = func(start.detach(), end.detach(), weight.detach())
     way = run.added(end, "lerp", start) - run.added(start, "lerp", end)
     return rules.with_gradient_of(value, run.added(start, "lerp", weight) + product(run, torch.mul, (weight, way), {}))
@@ -175,10 +192,11 @@ def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """
     x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
     if not any_carries(bounds):
+        is_function = _functions.is_shifted(x)
         out = activation(run, func, args, kwargs)
-        if run.recipe.product is rules.signal_take_all and carries(out):
+        if run.asks_for_gates and carries(out) and not is_function:
             is_relu = func.__name__ != "clamp_max" and isinstance(bounds[0], (int, float)) and bounds[0] == 0
-            put_gate(out, max(gate_strength(x), int(is_relu)))
+            put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
         return out
     wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
     added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
@@ -268,6 +286,9 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, exponent)
     number = isinstance(exponent, (int, float))
+    if number and exponent == 1:  # no function at all
+        out = _functions.scaled(func(x, exponent), x, lambda x: func(x, exponent))
+        return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if number and exponent == 2 and func.__name__ != "float_power":
         return _square(run, torch.mul, x)
     if not number:
@@ -275,11 +296,11 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     if is_divisor and not _functions.is_logistic(x):
         return run.apply("norm", lambda x: func(x, exponent), x)
-    y = _functions.activation(run, lambda x: func(x, exponent), x)
+    y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
-KEEPING = ("clamp", "clip", "clamp_min", "clamp_max", "sqrt")
+KEEPING = ("sqrt",)
 """Element-wise functions of a sure gate that are one."""
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
 

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, set_gate, weakest_gate
+from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, put_gate, takes_all, weakest_gate
+from lrpx.engine._nodes import COPY, LINEAR, OWN, SCALES, SUMS, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,24 +31,11 @@ if TYPE_CHECKING:
 FACTORS = "lrpx factors"
 """What the node of the graph that made a product is marked with: how many factors it has."""
 
-COPY = "torch::autograd::CopyBackwards"
-"""The node of a copy into another tensor, which comes first among what it is made of."""
-
-LEADS_ON = frozenset(
-    f"{name}Backward{number}"
-    for name in """View UnsafeView ReshapeAlias Alias Permute Transpose T Unsqueeze Squeeze Expand Select Slice Index
-    Gather IndexSelect Repeat Split SplitWithSizes Unbind Narrow Clone ToCopy Sum Cumsum ConstantPadNd MaskedFill Where
-    Tril Triu Flip Mul Div Neg Add Sub Rsub Cat Stack Mean Max Min Amax Amin Maximum Minimum Sort Topk Roll Diagonal
-    DiagEmbed Take Unfold IndexPut IndexCopy IndexAdd Scatter ScatterAdd NanToNum""".split()
-    for number in ("", 0, 1, 2)
-) | {"_GradientOfBackward", "torch::autograd::CopySlices", COPY}
+LEADS_ON = LINEAR | SCALES | {OWN}
 """Nodes whose result is a product of as many factors as what it is made of."""
 
 CONSTANT = "_lrpx_constant"
 """The attribute of a leaf that a ledger makes of a constant."""
-
-SUMS = frozenset(f"{name}Backward{number}" for name in ("Add", "Sub", "Rsub") for number in ("", 0, 1, 2))
-"""Of these, those of two that depend on the input are one factor; but a state that decays and what is added to it."""
 
 DECAYED = "lrpx decayed"
 """What the node of the graph is marked with that made a product with an exponential."""
@@ -68,37 +56,37 @@ def matmul(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
     return _shared(run, "matmul", op, a, b, run.recipe.matmul)
 
 
-def _shared(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
+def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
     if rule is not rules.uniform:
-        return run.apply(kind, op, a, b, rule=rule)
+        return run.apply(what, op, a, b, rule=rule)
     if run.asks_for_gates:
         is_scale = gate_strength(a) == EXPONENTIAL, gate_strength(b) == EXPONENTIAL
         if is_scale[0] != is_scale[1]:
-            return scaled(run, kind, op, a, b, first_scales=is_scale[0])
+            return scaled(run, what, op, a, b, first_scales=is_scale[0])
         if is_scale[0]:  # the product of two scales is one
-            out = made_of(run.apply(kind, op, a, b, rule=rule, called="uniform"), 0)
-            return set_gate(run.recipe, out, EXPONENTIAL)
+            out = made_of(run.apply(what, op, a, b, rule=rule, called="uniform"), 0)
+            return put_gate(run.recipe, out, EXPONENTIAL)
     m, n = factors(run, a), factors(run, b)
     if m == n:
-        out = run.apply(kind, op, a, b, rule=rule, called="uniform")
+        out = run.apply(what, op, a, b, rule=rule, called="uniform")
     else:
-        out = run.apply(kind, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
+        out = run.apply(what, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
     out = made_of(out, m + n)
-    return set_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
+    return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
-def scaled(run: Any, kind: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
+def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
     """``op(a, b)``, one of which is a gate: the other takes all."""
     if first_scales:
-        out = run.apply(kind, op, a, b, rule=rules.signal_take_all, called="signal_take_all")
+        out = run.apply(what, op, a, b, rule=rules.signal_take_all, called="signal_take_all")
     else:
-        out = run.apply(kind, lambda b, a: op(a, b), b, a, rule=rules.signal_take_all, called="signal_take_all")
+        out = run.apply(what, lambda b, a: op(a, b), b, a, rule=rules.signal_take_all, called="signal_take_all")
     gate, signal = (a, b) if first_scales else (b, a)
     node = out.grad_fn
     if node is not None:
         if gate_strength(gate) == EXPONENTIAL:
             node.metadata[DECAYED] = True
-        if node.name() not in LEADS_ON:
+        if kind(node) not in LEADS_ON:
             node.metadata[FACTORS] = factors(run, signal)
     return out
 
@@ -123,7 +111,7 @@ def _mark(node: Any, count: int) -> None:
 def exponential(run: Any, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
     recipe = run.recipe
-    ours = recipe.product is rules.signal_take_all or rules.uniform in (recipe.product, recipe.matmul)
+    ours = takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
     if ours and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
         _mark(value.grad_fn, 0)
@@ -134,7 +122,7 @@ def exponential(run: Any, value: Tensor) -> Tensor:
 def factors(run: Any, x: Tensor) -> int:
     """How many factors that depend on the input a tensor is a product of; the fewest, where it is a sum."""
     node = x.grad_fn
-    if not run.has_scales and node is not None and node.name() in SUMS and _is_of_two(node):
+    if not run.has_scales and node is not None and kind(node) in SUMS and _is_of_two(node):
         return 1
     return _factors(node, [FARTHEST]) or 1
 
@@ -147,7 +135,7 @@ def _factors(node: Any, left: list[int], depth: int = 0) -> int:
             count = node.metadata.get(FACTORS)
             if count is None:
                 left[0] -= 1
-                name = node.name()
+                name = kind(node)
                 if left[0] < 0 or name not in LEADS_ON:
                     count = 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
                 elif name in SUMS:
@@ -192,7 +180,7 @@ def _is_decayed(node: Any) -> bool:
         if DECAYED in node.metadata:
             return True
         made_of = [child for child, _ in node.next_functions if child is not None]
-        if len(made_of) != 1 or node.name() not in LEADS_ON:
+        if len(made_of) != 1 or kind(node) not in LEADS_ON:
             return False
         node = made_of[0]
     return False

@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine import _factors
-from lrpx.engine._gates import mark_gate
+from lrpx.engine._gates import WEAK, gate_strength, mark_gate, mark_written, put_gate, takes_all, weakest_gate
 from lrpx.engine._tensors import PLAIN, carries, constants
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
 
     y = run.apply("activation", op, root)
     setattr(y, FUNCTION, Note((y._version, ref(root), root._version, kind, True, again)))
-    return mark_gate(run.recipe, "activation", y)
+    return mark_written(run.recipe, y, root, again)
 
 
 # -------------------------------------------------------------------------------- sums, and casts
@@ -205,6 +205,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
                 op: Op = lambda x: func(x, number)  # noqa: E731
                 linked(out, a, op, exact=False)
                 _keep_exponents(out, a, op)
+            _mark_shifted(run, out, a)
         elif out is not a and a is not b and a.requires_grad and b.requires_grad:
             _summed(out, a, b, func)
     return out
@@ -216,6 +217,12 @@ def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     normaliser = _noted(b, LOGSUM)
     if normaliser is not None and normaliser[0] is a and "sub" in op.__name__:
         _note(out, NORMALISED, *normaliser)
+
+
+def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
+    """``out`` is ``x`` and a number: perhaps of one sign now, as ``1 + tanh(x)`` is."""
+    if takes_all(run.recipe) and gate_strength(x) == WEAK and (found := _function(out)) is not None and found[5]:
+        mark_written(run.recipe, out, found[1](), found[5])
 
 
 def _shifted_in_place(x: Tensor, op: Op) -> None:
@@ -253,6 +260,10 @@ def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
 def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
     out = _called(func, args, kwargs)
+    if run.asks_for_gates:
+        put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
+    if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
+        return of_whole_numbers(run, out, args[0])
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -271,16 +282,29 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if out is x or not isinstance(x, Tensor):
         return out
     if not x.requires_grad:
-        if (ids := vars(x).get(ONE_HOT)) is not None:
-            if out.is_floating_point():
-                return run.source(x, ids, out, "one_hot")
-            setattr(out, ONE_HOT, ids)
-    elif out.requires_grad:
+        return out if x.is_floating_point() else of_whole_numbers(run, out, x)
+    if out.requires_grad:
         rest = args[1:]
         scaled(out, x, lambda x: func(x, *rest, **kwargs))
         if (normalised := _noted(x, NORMALISED)) is not None:
             _note(out, NORMALISED, *normalised)
     return out
+
+
+def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
+    """``out``, a copy of ``x`` or a cast; of one-hot ids a source, once it is floating-point."""
+    rows = x if x._base is None else x._base
+    ids = vars(rows).get(ONE_HOT)
+    if ids is None:
+        if not out.is_floating_point():
+            run.copied_ids(out, x)
+        return out
+    if not out.is_floating_point():
+        if x is rows:
+            setattr(out, ONE_HOT, ids)
+        return out
+    leaf: Tensor = run.source(rows, ids, rows.to(out), "one_hot")
+    return leaf if x is rows else leaf.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
 # ------------------------------------------------------------------------------------- softmax

@@ -1,9 +1,14 @@
 """Which factor of a product is the gate, for CP-LRP's rule that the signal takes all.
 
-An activation's output is marked; a sigmoid or a softmax is a gate before any other activation is, and stays one when it
-is selected from, scaled or shifted: the weights of a router, ``1 − z``, ``Φ(x) = ½(1 + erf …)``. Other activations are
-often the signal itself (SiLU after Mamba's convolution), so their mark ends sooner. An exponential is a gate before all
-others, under the uniform rule too (``engine/_factors.py``).
+The output of an element-wise non-linearity is marked as a gate, and the mark stays with it as far as it makes no
+difference where a product is written: moves and selections commute with it, ``c (g · s) = (c g) · s``, and
+``(g + h) · s = g · s + h · s``. So what is cast, reshaped, chosen, put together, scaled, shifted by constants, or
+summed of gates is a gate. A layer with weights ends it: what it makes is something new.
+
+Of two gates the stronger is the gate of the other: an exponential (also under the uniform rule: ``engine/_factors.py``)
+before a function that is of one sign everywhere (a sigmoid, a softmax, a softplus: they say how much, and nothing else)
+before any other (SiLU, GELU, tanh), which may be the signal itself. So what the other factor was computed from is no
+gate of it: in Mamba, ``x`` is the output of a SiLU, and ``B`` is made of ``x``.
 """
 
 from __future__ import annotations
@@ -13,61 +18,68 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lrpx import rules
+from lrpx.engine._nodes import OWN, SCALES, SHAPES, kind
 from lrpx.engine._tensors import any_carries, carries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from lrpx.recipes import Recipe
 
 GATE = "_lrpx_gate"
-SURE_GATES = ("sigmoid", "softmax", "expit", "erf")
-SURE, EXPONENTIAL = 2, 3
-"""The strengths of gates that stay gates: a sigmoid or softmax, and an exponential."""
+OF_ONE_SIGN = frozenset(
+    """sigmoid hardsigmoid softplus log_sigmoid softmax erfc cosh i0 special_expit special_erfc special_erfcx
+    special_ndtr special_log_ndtr special_i0 special_i0e""".split()
+)
+"""Functions that are of one sign everywhere."""
+SAME = SHAPES | SCALES | {OWN}
+"""Nodes whose result is what they are made of, in another shape or scale, if that is one tensor."""
+
+WEAK, SURE, EXPONENTIAL = 1, 2, 3
+"""The strengths of gates: a non-linearity, one that is of one sign everywhere, and an exponential."""
+
+
+def takes_all(recipe: Recipe) -> bool:
+    """Whether it is CP-LRP's rule that holds for products."""
+    return recipe.product is rules.signal_take_all
 
 
 def mark_gate(recipe: Recipe, name: str, value: Tensor) -> Tensor:
-    """Mark the output of the activation called ``name`` as a possible gate."""
-    if recipe.product is rules.signal_take_all:
-        setattr(value, GATE, SURE if any(kind in name for kind in SURE_GATES) else 1)
+    """Mark the output of the non-linearity called ``name`` as a possible gate."""
+    if takes_all(recipe):
+        setattr(value, GATE, max(gate_strength(value), SURE if name in OF_ONE_SIGN else WEAK))
     return value
 
 
+def mark_written(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., Any]) -> Tensor:
+    """Mark ``value = op(root)``, a non-linearity that the model has written out."""
+    if takes_all(recipe):
+        setattr(value, GATE, max(gate_strength(value), SURE if _is_of_one_sign(root, op) else WEAK))
+    return value
+
+
+def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
+    """Whether a function has one sign far below zero and far above it, and at zero, where it is not nothing."""
+    below, at, above = (op(root.new_full((1,) * root.ndim, x)) for x in (-5.0, 0.0, 5.0))
+    return any(bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all()) for sign in (1, -1))
+
+
+def any_gate(args: Sequence[Any], tensors: Sequence[int]) -> bool:
+    """Whether one of the arguments is a gate, of those at these places, which are tensors."""
+    for i in tensors:
+        if GATE in args[i].__dict__:
+            return True
+    return False
+
+
 def gate_strength(value: Tensor) -> int:
-    """0 for no gate, 1 for an activation's output, 2 for a sigmoid's or softmax's, 3 for an exponential's."""
+    """0 for no gate, or how strong a gate it is."""
     return int(vars(value).get(GATE, 0))
 
 
-def put_gate(value: Tensor, strength: int) -> None:
-    """Make ``value`` a gate of a strength, or none."""
-    if strength:
-        setattr(value, GATE, strength)
-    else:
-        vars(value).pop(GATE, None)
-
-
-def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
-    """``out``, made of ``inputs`` by a selection, or by a sum or product with constants: a sure gate stays one."""
-    carrying = [x for x in inputs if any_carries(x)]
-    if len(carrying) == 1 and isinstance(carrying[0], Tensor):
-        strength = gate_strength(carrying[0])
-        if strength >= (SURE if recipe.product is rules.signal_take_all else EXPONENTIAL):
-            for value in out if isinstance(out, (tuple, list)) else (out,):
-                if carries(value):
-                    setattr(value, GATE, strength)
-    elif len(carrying) > 1 and out is inputs[0]:  # a sum in place is no gate any more
-        vars(out).pop(GATE, None)
-    return out
-
-
-def weakest_gate(inputs: Any) -> int:
-    """The strength of the weakest gate among what depends on the input, also in lists."""
-    return min(_strengths(inputs), default=0)
-
-
-def set_gate(recipe: Recipe, out: Any, strength: int) -> Any:
-    """``out``, chosen or put together from gates of which this is the weakest: a gate, if that is a sure one."""
-    is_gate = strength >= (SURE if recipe.product is rules.signal_take_all else EXPONENTIAL)
+def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
+    """``out``, one tensor or several, as gates of a strength; none under a rule for which it is none."""
+    is_gate = strength >= (WEAK if takes_all(recipe) else EXPONENTIAL)
     for value in out if isinstance(out, (tuple, list)) else (out,):
         if is_gate and carries(value):
             setattr(value, GATE, strength)
@@ -76,12 +88,60 @@ def set_gate(recipe: Recipe, out: Any, strength: int) -> Any:
     return out
 
 
+def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
+    """``out``, made of ``inputs`` by a selection or a sum, or by a product with constants: a gate, if all of them that
+    depend on the input are."""
+    strength = weakest_gate(inputs)
+    if isinstance(out, Tensor) and out is not inputs[0]:  # perhaps a function that is known better
+        strength = max(strength, gate_strength(out))
+    return put_gate(recipe, out, strength)
+
+
+def weakest_gate(inputs: Any) -> int:
+    """The strength of the weakest gate among what depends on the input, also in lists."""
+    return min(_strengths(inputs), default=0)
+
+
 def _strengths(values: Any) -> Iterator[int]:
     for value in values:
         if isinstance(value, (tuple, list)):
             yield from _strengths(value)
         elif any_carries(value):
             yield gate_strength(value)
+
+
+def gate_of(a: Tensor, b: Tensor) -> Tensor | None:
+    """Which of two factors is the gate, if one is."""
+    of_a, of_b = gate_strength(a), gate_strength(b)
+    if of_a == of_b:
+        return None
+    gate, signal = (a, b) if of_a > of_b else (b, a)
+    return None if gate_strength(gate) == WEAK and _is_made_of(signal, gate) else gate
+
+
+def _is_made_of(x: Tensor, gate: Tensor) -> bool:
+    """Whether a tensor was computed from another, in whatever shape or scale that is. Nodes of the graph that are older
+    than the other one need not be looked at."""
+    edges: set[tuple[Any, int]] = set()
+    node, place = gate.grad_fn, gate.output_nr
+    while node is not None:
+        edges.add((node, place))
+        made_of = [edge for edge in node.next_functions if edge[0] is not None]
+        if kind(node) not in SAME or len(made_of) != 1:
+            break
+        node, place = made_of[0]
+    oldest = min((node._sequence_nr() for node, _ in edges), default=0)
+    waiting: list[tuple[Any, int]] = [(x.grad_fn, x.output_nr)]
+    seen = set(waiting)
+    while waiting:
+        edge = waiting.pop()
+        if edge in edges:
+            return True
+        if edge[0] is not None and edge[0]._sequence_nr() > oldest:
+            new = [each for each in edge[0].next_functions if each not in seen]
+            seen.update(new)
+            waiting += new
+    return False
 
 
 def move_gate(out: Any, x: Any) -> Any:

@@ -14,6 +14,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
 
 from lrpx import rules
+from lrpx.engine._nodes import LINEAR, kind
 from lrpx.engine._tensors import KNOWN
 from lrpx.errors import UnknownOperationError
 
@@ -139,17 +140,8 @@ MET = "lrpx met this function"
 ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
 """Custom autograd functions of one saved input that are element-wise, and what they compute."""
 
-PLAIN_NODES = frozenset(
-    """Add Sub Neg Rsub Sum Mean Nansum Cumsum Diff Trace Alias View UnsafeView ReshapeAlias Reshape Permute Transpose T
-    Select Slice Index IndexSelect Gather Take TakeAlongDim Narrow Cat Stack Expand Squeeze Unsqueeze Clone ToCopy Copy
-    Contiguous CopySlices AsStrided Unbind Split SplitWithSizes Repeat Tile Flip Roll Unfold Diagonal DiagonalBackward
-    MaskedFill MaskedSelect MaskedScatter Where Tril Triu ConstantPadNd SelectBackward Max Min Amax Amin Topk Sort
-    Kthvalue Median Maximum Minimum Relu Abs NativeDropout Movedim Swapaxes Detach Identity View As Error IndexPut
-    IndexAdd IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter DiagonalScatter AsStridedScatter Zero
-    Fill UnsafeSplit SumToSize ViewAs ExpandAs RepeatInterleave Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj
-    """.split()
-)
-"""Nodes whose plain gradient is right under every recipe."""
+PIECEWISE = frozenset(("Relu", "Abs", "Error"))
+"""Nodes that are piecewise linear through zero, or have no gradient: their plain gradient is right, too."""
 
 LINEAR_NODES = {"Mm": (0, 1), "Bmm": (0, 1), "Mv": (0, 1), "Dot": (0, 1), "Addmm": (1, 2), "Addmv": (1, 2),
                 "Baddbmm": (1, 2), "Convolution": (0, 1)}  # fmt: skip
@@ -233,7 +225,7 @@ class Walk:
         where = OUTSIDE if number >= nodes.last else _find(nodes.unseen, number)
         if nodes.first <= number and is_of_thread and where is None:
             return
-        name = node.name().split("::")[-1].rstrip("0123456789").removesuffix("Backward")
+        name = kind(node)
         if self._is_plain(name, node):
             return
         if is_of_thread and where == OUTSIDE:
@@ -251,7 +243,7 @@ class Walk:
             yield name, where or "outside of the model"
 
     def _is_plain(self, name: str, node: Any) -> bool:
-        if name in PLAIN_NODES:
+        if name in LINEAR or name in PIECEWISE:
             return True
         given = [child is not None for child, _ in node.next_functions]
         if name == "Mul":

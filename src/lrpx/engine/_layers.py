@@ -17,6 +17,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._elementwise import product
+from lrpx.engine._gates import keep_gate
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -207,6 +208,9 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
         operands = list(operands[0])
     operands = [constants(each) for each in operands]
+    if len(operands) == 1:  # a sum, or another shape
+        out = func(equation, *operands, **kwargs)
+        return keep_gate(run.recipe, out, *operands) if run.asks_for_gates else out
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)
     return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)
@@ -331,7 +335,10 @@ def _solve_triangular(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     b = run.added(b, "right-hand side", a)
     matmul = run.recipe.matmul
     if matmul is rules.uniform:
-        return run.apply("matmul", func, a, b, rule=partial(_kernels.substitution, **settings), conserves=True)
+        count = _factors.factors(run, a)  # what it is solved for is a sum, and so one factor
+        rule = partial(_kernels.substitution, share=count / (count + 1), **settings)
+        out = run.apply("matmul", func, a, b, rule=rule, conserves=True)
+        return _factors.made_of(out, _factors.factors(run, b)) if carries(b) else out
     if matmul is not rules.unmodified:
         raise run.refuse_rule("matmul", "linalg.solve_triangular", "which hides its products from a rule")
     return run.apply("matmul", op, a, b)

@@ -11,13 +11,13 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from lrpx.engine._gates import keep_gate, move_gate, set_gate, weakest_gate
+from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
-from lrpx.engine._plain import plain
+from lrpx.engine._plain import cuts, plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign, layout
+from lrpx.engine._tensors import TRANSPOSES, as_own, carries, has_foreign, layout
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -68,7 +68,10 @@ class RuleMode(TorchFunctionMode):
         handler = row.handler
         if run.asks_for_gates and row.gate is not None:
             strength = weakest_gate((*args, *kwargs.values())) if row.gate == "joins" else None
-            out = self._marked(name, row, handler(run, func, args, kwargs), args, kwargs, strength)
+            out = handler(run, func, args, kwargs)
+            # of one tensor or several, none of which is a gate, a selection or a sum is none
+            if strength is not None or others or kwargs or out is args[0] or any_gate(args, tensors):
+                out = self._marked(name, row, out, args, kwargs, strength)
         elif handler is plain and is_bare and not kwargs:
             out = func(*args)
         else:
@@ -132,7 +135,7 @@ class RuleMode(TorchFunctionMode):
         or a constant that was made of the input."""
         run = self.run
         if strength is not None:
-            set_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
+            put_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
         elif run.asks_for_gates and row is not None and row.gate is not None and row.gate != "joins":
             made_of = args[:3] or tuple(kwargs.values())
             out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
@@ -151,9 +154,10 @@ class RuleMode(TorchFunctionMode):
     ) -> Any:
         run = self.run
         if not is_grad_enabled():
-            if not run.trace.notes.cut and any_carries((*args, *kwargs.values())):
+            out = func(*args, **kwargs)
+            if not run.trace.notes.cut and cuts(name, out, (*args, *kwargs.values())):
                 run.trace.notes.cut = run.where()
-            return func(*args, **kwargs)
+            return out
         if row is None:
             return self._unlisted(name, func, types, args, kwargs)
         if run.trace.ran is None or name == "__get__":

@@ -289,11 +289,11 @@ def _quotient(norm: Rule, op: Callable[..., Any], a: Any, b: Tensor) -> Any:
 
 
 ROWS = [
-    Operation("layer_norm", ("layer_norm",), _layer_norm, "norm"),
-    Operation("rms_norm", ("rms_norm",), _rms_norm, "norm"),
-    Operation("batch_norm", ("batch_norm",), _batch_norm, "norm"),
-    Operation("group_norm", ("group_norm",), _group_norm, "norm"),
-    Operation("instance_norm", ("instance_norm",), _instance_norm, "norm"),
+    Operation("layer_norm", ("layer_norm",), _layer_norm, "norm", "joins"),
+    Operation("rms_norm", ("rms_norm",), _rms_norm, "norm", "joins"),
+    Operation("batch_norm", ("batch_norm",), _batch_norm, "norm", "joins"),
+    Operation("group_norm", ("group_norm",), _group_norm, "norm", "joins"),
+    Operation("instance_norm", ("instance_norm",), _instance_norm, "norm", "joins"),
     Operation("hypot", ("hypot",), _hypotenuse, "norm"),
     Operation(
         "deviation",

@@ -37,9 +37,10 @@ class Operation:
         handler: how its call is answered.
         kind: whose rule it gets, one of ``recipes.KINDS``; ``"source"`` for what makes a leaf of the graph, ``"plain"``
             where no rule is needed, for the plain gradient is right under every recipe.
-        gate: what becomes of the mark of a gate: it ``"moves"`` along with what is cast or reshaped, it ``"stays"`` if
-            it is a sure one and the operation a selection or a sum with constants; it ``"joins"`` those of others, if
-            all that depends on the input is a sure one; None: it ends.
+        gate: what becomes of the mark of a gate: it ``"moves"`` along with what is cast or reshaped; it ``"stays"``
+            with a selection or a sum, if all that depends on the input is a gate, and it ``"joins"`` those of others
+            likewise, also where they are in lists or the first is changed in place; None: it ends, or the handler
+            knows.
         numbers: where a number among the arguments is a summand of the result.
         has_summands: whether a second tensor is a summand of the result.
     """

@@ -21,6 +21,8 @@ from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carr
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from lrpx.engine._operation import Gate, Handler
     from lrpx.engine._run import Run
 
@@ -53,6 +55,16 @@ def reducing(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """What has no derivative, for it is of no floating point or a new tensor: a comparison, an index, zeros."""
     return func(*(each.detach() if isinstance(each, Tensor) else each for each in args), **constants(kwargs))
+
+
+def cuts(name: str, out: Any, made_of: tuple[Any, ...]) -> bool:
+    """Whether the torch function of this name, called where gradients are off, has made something that the value may
+    depend on of what depends on the input."""
+    if name == "__get__" or name in NEW.split() or not any_carries(made_of):
+        return False
+    return any(
+        isinstance(each, Tensor) and each.is_floating_point() for each in (out if type(out) is tuple else (out,))
+    )
 
 
 def grid_sample(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -126,23 +138,69 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """A selection; of the rows of a parameter by the ids of tokens, a look-up as an embedding's is."""
+    """A selection; of the rows of a table by the ids of tokens, a look-up as an embedding's is."""
     x, at = args
     if type(x) is not Tensor and isinstance(x, Parameter):  # the first is the cheaper question
-        ids, rest = (at[0], at[1:]) if type(at) is tuple and at else (at, ())
-        if all((type(each) is slice and each == slice(None)) or each is ... for each in rest) and run.is_lookup(ids):
-            return run.source(x, ids, func(x.detach(), at))
-    elif type(at) is Tensor and _is_identity(x) and run.is_lookup(at):
-        return run.source(x, at, func(x, at), "one_hot")
+        if (place := _lookup(at, run.is_lookup)) is not None:
+            return _looked_up(run, x, func(x.detach(), at), *place)
+    elif not x.requires_grad and x.is_floating_point():
+        if type(at) is Tensor and _is_identity(x) and run.is_lookup(at):
+            return run.source(x, at, func(x, at), "one_hot")
+        if (place := _lookup(at, run.is_given)) is not None:
+            return _looked_up(run, x, func(x, at), *place)
     return _functions.plain_of_exponentials(run, func, args, kwargs)
 
 
+def _lookup(at: Any, is_lookup: Callable[[Any], bool]) -> tuple[Tensor, int] | None:
+    """The ids that a table is looked up with, and the dimension of the result that they begin at, counted from its end
+    if it is negative; None where anything but slices is beside them."""
+    if type(at) is Tensor:
+        return (at, 0) if is_lookup(at) else None
+    if type(at) is not tuple or not all(type(each) is slice or each is ... or type(each) is Tensor for each in at):
+        return None
+    places = [i for i, each in enumerate(at) if type(each) is Tensor]
+    if len(places) != 1 or not is_lookup(at[places[0]]):
+        return None
+    ids, before = at[places[0]], at[: places[0]]
+    return ids, -len(at[places[0] + 1 :]) - ids.ndim if ... in before else len(before)
+
+
+def _looked_up(run: Run, table: Tensor, out: Tensor, ids: Tensor, dim: int) -> Tensor:
+    """The result of a look-up, as a leaf whose first dimensions are those of the ids."""
+    dim = dim % out.ndim if dim else 0
+    if not dim:
+        return run.source(table, ids, out)
+    places = tuple(range(dim, dim + ids.ndim))
+    rows = run.source(table, ids, out.movedim(places, tuple(range(ids.ndim))))
+    return rows.movedim(tuple(range(ids.ndim)), places)
+
+
 def index_select(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """A selection along a dimension; of the rows of a parameter by the ids of tokens, a look-up."""
+    """A selection along a dimension; of the rows of a table by the ids of tokens, a look-up."""
     x, dim, ids = arguments(args, kwargs, "input", "dim", "index")
-    if isinstance(x, Parameter) and dim in (0, -x.ndim) and run.is_lookup(ids):
-        return run.source(x, ids, func(x.detach(), dim, ids))
+    if _is_table(run, x, ids):
+        return _looked_up(run, x, func(x.detach(), dim, ids), ids, dim % x.ndim)
     return plain(run, func, args, kwargs)
+
+
+def gather(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A selection along a dimension; of a table by the ids of tokens, repeated for all of a row, a look-up."""
+    out = plain(run, func, args, kwargs)
+    x, dim, ids = arguments(args, kwargs, "input", "dim", "index" if func.__name__ == "gather" else "indices")
+    if isinstance(ids, int):  # take_along_dim has the indices before the dimension
+        dim, ids = ids, dim
+    if not carries(out) and _is_table(run, x, ids):
+        while ids.ndim > 1 and (ids.stride(-1) == 0 or ids.shape[-1] == 1):
+            ids = ids.select(-1, 0)
+        return run.source(x, ids, out)
+    return out
+
+
+def _is_table(run: Run, x: Tensor, ids: Any) -> bool:
+    """Whether ``x`` is a table that tokens are looked up in with these ids."""
+    if isinstance(x, Parameter):
+        return run.is_lookup(ids)
+    return not x.requires_grad and x.is_floating_point() and run.is_given(ids)
 
 
 def _is_identity(x: Tensor) -> bool:
@@ -163,6 +221,53 @@ def one_hot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if run.is_lookup(ids):
         setattr(out, _functions.ONE_HOT, ids)
     return out
+
+
+def equal(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A comparison; of ids with each number there is, they are one-hot."""
+    out = without_gradient(run, func, args, kwargs)
+    if len(args) == 2 and isinstance(args[1], Tensor) and out.ndim:
+        for ids, numbers in (args, args[::-1]):
+            if ids.ndim == out.ndim and ids.shape[-1] == 1 and run.is_given(ids) and _counts(numbers, out.shape[-1]):
+                setattr(out, _functions.ONE_HOT, ids.squeeze(-1))
+    return out
+
+
+def _counts(numbers: Tensor, end: int) -> bool:
+    return numbers.numel() == end > 1 and torch.equal(numbers.flatten(), torch.arange(end, device=numbers.device))
+
+
+def scatter(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Numbers written along a dimension; a 1 at the ids of tokens among zeros, and they are one-hot."""
+    x, dim, ids, value = arguments(args, kwargs, "input", "dim", "index", "src" if "src" in kwargs else "value")
+    is_one_hot = (
+        type(x) is Tensor and type(value) in (int, float) and value == 1 and run.is_given(ids)
+        and dim % x.ndim == x.ndim - 1 and ids.shape == (*x.shape[:-1], 1) and not x.any()
+    )  # fmt: skip
+    out = reducing(run, func, args, kwargs)
+    return _one_hot(run, x, out, ids.squeeze(-1)) if is_one_hot else out
+
+
+def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Something written into a tensor; a 1 at the ids of tokens among zeros, and they are one-hot."""
+    x, at, value = (*args, None, None)[:3]
+    ids: Any = at[-1] if type(at) in (tuple, list) and at else None
+    is_one_hot = (
+        type(x) is Tensor and run.is_given(ids) and not x.requires_grad
+        and isinstance(value, (int, float, Tensor)) and bool((torch.as_tensor(value) == 1).all())
+        and ids.shape == x.shape[:-1] and not x.any()
+    )  # fmt: skip
+    out = plain(run, func, args, kwargs)
+    return _one_hot(run, x, x if out is None else out, ids) if is_one_hot else out
+
+
+def _one_hot(run: Run, x: Tensor, out: Tensor, ids: Tensor) -> Tensor:
+    """``out``, one-hot ids, which may have been written into ``x``: a source, if it is floating-point."""
+    if not out.is_floating_point():
+        setattr(out, _functions.ONE_HOT, ids)
+        return out
+    rows = run.source(x, ids, out, "one_hot")
+    return x.copy_(rows) if out is x else rows
 
 
 NOT_LINEAR = {"padding_idx": 2, "max_norm": 3, "scale_grad_by_freq": 5}
@@ -194,6 +299,7 @@ MOVES = _each(
     "moves",
 ) + _each("view_as reshape_as expand_as", "moves", has_summands=False)
 MOVES += _each("type float half bfloat16 double clone contiguous", "moves", _functions.plain_scaling)
+MOVES += _each("long int short", None, _functions.plain_scaling, has_summands=False)
 MOVES += _each("to type_as", "moves", _functions.plain_scaling, has_summands=False)
 MOVES += _each("unsqueeze", "moves", _functions.plain_of_exponentials)
 
@@ -209,15 +315,16 @@ SUMS = [
 SELECTS = (
     _each(
         """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
-        gather take_along_dim topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
+        topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
         rad2deg split_with_sizes_copy unbind_copy tril triu""",
         "stays",
     )
     + _each("index_select", "stays", index_select)
+    + _each("gather take_along_dim", "stays", gather)
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
     + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
     + _each("masked_fill_", "stays", numbers=(2,))
-    + _each("where", "joins", _functions.plain_where, numbers=(1, 2))
+    + _each("where", None, _functions.plain_where, numbers=(1, 2))
     + _each(
         """cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy
         slice block_diag broadcast_tensors meshgrid index_copy take put masked_scatter masked_select copy_
@@ -230,17 +337,15 @@ SELECTS = (
         mode cummax cummin nan_to_num __pos__ positive""",
         "joins",
     )
-    + _each("__setitem__ index_put index_put_", "joins", numbers=(2,))
+    + _each("__setitem__ index_put index_put_", "joins", put, numbers=(2,))
     + _each("index_fill index_fill_", "joins", numbers=(3,))
-    + _each("scatter scatter_", "joins", reducing)
+    + _each("scatter scatter_", "joins", scatter)
 )
 
 OTHERS = (
     _each(
-        """mean nansum nanmean cumsum diff trace cartesian_prod combinations
-        index_add scatter_add zero_ fill_diagonal_ fold col2im interpolate upsample
-        _upsample_bilinear2d_aa _upsample_bicubic2d_aa affine_grid
-        avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+        """cartesian_prod combinations
+        zero_ fill_diagonal_ fold col2im affine_grid
         requires_grad_ detach detach_ numpy
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
@@ -252,24 +357,32 @@ OTHERS = (
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
     )
     + _each("fill fill_", numbers=(1,))
-    + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", handler=reducing)
+    + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", "joins", handler=reducing)
     + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
     + _each(
         "ldexp stft istft gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",
         has_summands=False,
         handler=linear_in_first,
     )
-    + _each("sum", handler=_functions.plain_of_exponentials)
+    + _each("sum", "joins", _functions.plain_of_exponentials)
+    + _each(
+        """mean nansum nanmean cumsum diff trace index_add scatter_add interpolate upsample _upsample_bilinear2d_aa
+        _upsample_bicubic2d_aa avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
+        adaptive_avg_pool3d""",
+        "joins",
+    )
 )
 
 COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor
     logical_not"""
 
+NEW = """empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided
+    new_zeros new_ones new_full new_tensor"""
+
 WITHOUT_GRADIENT = _each(
-    f"""{COMPARISONS} equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
-    argsort nonzero argwhere count_nonzero bucketize searchsorted empty_like zeros_like ones_like full_like rand_like
-    randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
-    new_tensor""",
+    f"""{COMPARISONS.removeprefix("eq")}
+    equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
+    argsort nonzero argwhere count_nonzero bucketize searchsorted {NEW}""",
     handler=without_gradient,
     has_summands=False,
 ) + [
@@ -281,6 +394,7 @@ ROWS = [
     *MOVES, *SUMS, *SELECTS, *OTHERS, *WITHOUT_GRADIENT,
     Operation("__getitem__", ("__getitem__",), index, "plain", "stays"),
     Operation("one_hot", ("one_hot",), one_hot, "plain"),
+    Operation("eq", ("eq", "__eq__"), equal, "plain", has_summands=False),
     Operation("attribute", ("__get__",), attribute, "plain"),
     Operation("hook", ("register_hook",), hook, "plain", has_summands=False),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),

@@ -91,7 +91,7 @@ class Run:
         self.active = self.is_after = False
         self._has_outputs = has_outputs
         self._parameters = parameters
-        self._given: set[int] = set()
+        self._given: dict[int, tuple[Tensor, bool]] = {}
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
@@ -408,10 +408,10 @@ class Run:
                 if any(value is each for each in made_of):  # changed in place: it may be there after the run
                     self._marked.append(value)
 
-    def mark_input(self, value: Any) -> None:
+    def mark_input(self, value: Any, name: str) -> None:
         """Mark an argument of the model that carries no relevance, such as a mask, or the ids of tokens."""
         if isinstance(value, Tensor) and not value.is_floating_point():
-            self._given.add(id(value if value._base is None else value._base))
+            self._give(value, not any(word in name for word in NO_TOKENS))
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)
@@ -432,6 +432,23 @@ class Run:
             return False
         return not self.trace.sources or id(ids if ids._base is None else ids._base) in self._given
 
+    def is_given(self, ids: Any) -> bool:
+        """Whether these are ids of tokens that the model was given, in whatever shape."""
+        if not isinstance(ids, Tensor):
+            return False
+        known = self._given.get(id(ids if ids._base is None else ids._base))
+        return known is not None and known[1]
+
+    def copied_ids(self, copy: Tensor, ids: Tensor) -> None:
+        """A copy of ids that the model was given is as good as they are."""
+        known = self._given.get(id(ids if ids._base is None else ids._base))
+        if known is not None and copy is not ids:
+            self._give(copy, known[1])
+
+    def _give(self, ids: Tensor, is_tokens: bool) -> None:
+        base = ids if ids._base is None else ids._base
+        self._given[id(base)] = base, is_tokens  # held, so that its number is no other's
+
     def source(self, weight: Tensor, ids: Tensor, out: Tensor, name: str = "an embedding") -> Tensor:
         """Make the output of an embedding a leaf of the graph, and record it; by a name if no module or parameter of
         the model holds the weight."""
@@ -442,7 +459,7 @@ class Run:
                 path for path, e in self._embeddings if any(weight is p for p in e.parameters(recurse=False))
             )
             if not holders:
-                holders = tuple(name for name, parameter in self._parameters() if parameter is weight)
+                holders = tuple(name for name, parameter in self._parameters() if _is_same(weight, parameter))
             self.trace.sources.append(Source(holders or (name,), leaf, ids))
         return leaf.clone()
 
@@ -456,6 +473,18 @@ class Run:
                 return paths[id(owner)] or type(owner).__name__
             frame = frame.f_back  # type: ignore[assignment]
         return "the model"
+
+
+NO_TOKENS = ("position", "mask", "grid", "size", "length", "index", "indices")
+"""What is in the name of an argument of whole numbers that are no tokens."""
+
+
+def _is_same(weight: Tensor, parameter: Tensor) -> bool:
+    """Whether a table is a parameter, or a view of one."""
+    if weight is parameter:
+        return True
+    base = weight._base
+    return base is not None and base.data_ptr() == parameter.data_ptr() and base.numel() == parameter.numel()
 
 
 def _around_call(tap: Tap, call: Call, proceed: Callable[..., Any]) -> Callable[..., Any]:

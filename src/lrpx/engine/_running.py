@@ -31,7 +31,7 @@ from lrpx.engine._run import Run
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import as_own
 from lrpx.engine._trace import Trace
-from lrpx.errors import MethodError, TraceError
+from lrpx.errors import MethodError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -167,10 +167,27 @@ def propagate(
         stack.enter_context(seams.installed())
         try:
             yield trace
-        except RuntimeError as error:
-            if "nference tensor" in str(error):
+        except Exception as error:
+            if isinstance(error, RuntimeError) and "nference tensor" in str(error):
                 _refuse_inference(model, modules)
+            where = _where(error, modules, model)
+            if where and type(error).__module__ == "torch._dynamo.exc":  # which is slow to import
+                raise UnknownOperationError(
+                    f"{where} calls a higher-order operator of torch, such as torch.cond or "
+                    "while_loop, which runs in torch.compile, where no rule is called; write it as plain Python, with "
+                    "if or for"
+                ) from error
             raise
+
+
+def _where(error: BaseException, modules: dict[str, Module], model: Module) -> str:
+    """The path of the innermost module of the model that an error was raised in, if it was in one."""
+    paths = {id(module): path or type(model).__name__ for path, module in modules.items()}
+    found, frames = "", error.__traceback__
+    while frames is not None:
+        found = paths.get(id(frames.tb_frame.f_locals.get("self")), found)
+        frames = frames.tb_next
+    return found
 
 
 def _refuse_inference(model: Module, modules: dict[str, Module]) -> None:
@@ -382,7 +399,7 @@ class _Seams:
         if isinstance(value, Tensor) and value.is_inference():
             value = value.clone()  # autograd cannot save an inference tensor
         if not isinstance(value, Tensor) or not value.is_floating_point() or "label" in name or _is_mask(name, value):
-            self.run.mark_input(value)
+            self.run.mark_input(value, name)
             return value
         leaf = value.detach().requires_grad_()
         self.run.trace.sources.append(Source((name,), leaf))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from lrpx.engine._book import Book
 from lrpx.engine._graph import Nodes, Walk
@@ -195,17 +196,21 @@ class Trace:
         self._gradients = {
             id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None
         }
+        if self.notes.cut:
+            self._warn_of_cut()
         for source in self.sources:
             gradient = self._gradients.get(id(source.value))
-            if gradient is None and source.ids is None and self.notes.cut:
-                warnings.warn(
-                    f"nothing arrives at {source.paths[0]}: {self.notes.cut} computes where gradients are off",
-                    stacklevel=3,
-                )
             if gradient is not None and not is_finite(gradient):
                 raise NonFiniteError(
                     f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
                 )
+
+    def _warn_of_cut(self) -> None:
+        """Say, once, that a part of the model computes where gradients are off, so that nothing is relevant to it."""
+        missing = [source.paths[0] for source in self.sources if id(source.value) not in (self._gradients or {})]
+        what = f"nothing arrives at {', '.join(missing)}" if missing else "a part of the value has no relevance"
+        warnings.warn(f"{what}: {self.notes.cut} computes where gradients are off", stacklevel=4)
+        self.notes.cut = ""
 
     def gradients(
         self,
@@ -223,16 +228,24 @@ class Trace:
 
         Raises:
             UnknownOperationError: something on the way that no rule has reached, under a strict recipe.
+            TraceError: a checkpoint of the model's own computes something else when it runs again.
         """
-        if self._recipe.has_rules():
-            leaves = {id(leaf) for leaf in self._leaves()}
-            limit = 2**64 if since is None or since.grad_fn is None else since.grad_fn._sequence_nr() + 1
-            for name, where in Walk(self._recipe, self.nodes, leaves, limit).unseen(outputs):
-                if self.ran is not None:
-                    self.ran[name, "unknown", where] += 1
-        with self.during_backward():
+        with self.during_backward():  # the walk, too, may look at what a checkpoint computes again
+            if self._recipe.has_rules():
+                leaves = {id(leaf) for leaf in self._leaves()}
+                limit = 2**64 if since is None or since.grad_fn is None else since.grad_fn._sequence_nr() + 1
+                for name, where in Walk(self._recipe, self.nodes, leaves, limit).unseen(outputs):
+                    if self.ran is not None:
+                        self.ran[name, "unknown", where] += 1
             how: dict[str, Any] = {"retain_graph": keep, "is_grads_batched": batched, "allow_unused": True}
-            return torch.autograd.grad(outputs, tensors, seed, **how)
+            try:
+                return torch.autograd.grad(outputs, tensors, seed, **how)
+            except CheckpointError as error:
+                raise TraceError(
+                    "a part of the model in a checkpoint of its own, torch.utils.checkpoint, computes something else "
+                    "when it is run again, as with a state that it changes; switch the checkpoints off, "
+                    "model.gradient_checkpointing_disable()"
+                ) from error
 
     def refuse_non_finite(self, value: Tensor, name: str) -> None:
         """Raise NonFiniteError when ``value`` holds NaN or infinity; name the first observed module that does."""

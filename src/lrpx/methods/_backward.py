@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lrpx._passes import Pass
+    from lrpx.engine import Source
     from lrpx.ledger import Ledger
     from lrpx.model import BoundModel
     from lrpx.questions import Questions
@@ -119,9 +120,23 @@ def _of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tenso
     """``[T]`` for each of the chosen questions."""
     if not ran.batch.arguments:
         return [torch.empty(0)] * len(chosen)
-    scores = [reduce(source.value.detach(), ran.trace.source_gradient(source)) for source in ran.sources]
-    scores = [each.cpu() for each in ran.by_token(scores)]
+    scores = [each.cpu() for each in ran.by_token([_reduced(ran, parts, reduce) for parts in ran.sources])]
     return [ran.batch.of_row(ran.questions.asked[i].row, scores).clone() for i in chosen]
+
+
+def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """``[B, T]``: of an embedding that is a sum of several tables, the sum of what each has.
+
+    Raises:
+        MethodError: it is one, and the reduction is no sum.
+    """
+    if len(parts) > 1 and reduce is not value_times_gradient:
+        raise MethodError(
+            f"the token embedding is a sum of {' and '.join(source.paths[0] for source in parts)}, and lengths of them "
+            "do not add up; merge the adapter, model.merge_and_unload(), or use attnlrp, lrp or gradient-x-input"
+        )
+    first, *others = (reduce(source.value.detach(), ran.trace.source_gradient(source)) for source in parts)
+    return sum(others, first)
 
 
 def _of_arguments(

@@ -12,15 +12,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tests.reference.aten.operations import (
-    ACTIVATIONS,
     BILINEAR,
+    BOUNDS,
     FUNCTIONS,
     GATES,
+    JOINS,
+    KEEPING,
     LINEAR,
     MATRIX,
     MOVES,
     SAME,
     SELECTION,
+    SHAPES,
 )
 from tests.reference.aten.patterns import ARITHMETIC, Patterns, depends, find
 from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
@@ -183,25 +186,102 @@ class _Way:
         if self.recipe is Recipe.LRP and node.name not in MATRIX:
             gates = self._gate(a), self._gate(b)
             if gates[0] != gates[1]:
-                return (0.0, 1.0) if gates[0] > gates[1] else (1.0, 0.0)
+                gate, signal = (a, b) if gates[0] > gates[1] else (b, a)
+                if max(gates) > 1 or not _is_made_of(signal, gate):
+                    return (0.0, 1.0) if gate is a else (1.0, 0.0)
         return 0.5, 0.5
 
     def _gate(self, value: Value) -> int:
-        """2 for what a sigmoid or a softmax gave, 1 for another activation, 0 for what is no gate."""
+        """2 for what a function of one sign gave, such as a sigmoid or a softmax, 1 for another activation, 0 for what
+        is no gate; the least of all that a sum or a selection is made of."""
+        shifted: Value | None = None  # the last sum with a number, if nothing but scalings is in between
         while value.node is not None:
             node = value.node
             if node.name in GATES or node.index in self.patterns.softmaxes:
                 return 2
-            if node.name in ACTIVATIONS or node.index in self.patterns.functions:
-                return 1
+            base = self.patterns.functions.get(node.index)
+            is_bound = node.name in BOUNDS and not _is_shifted(node.args[0])
+            if base is not None or (node.name in FUNCTIONS and not is_bound):
+                kept = self._gate(node.args[0]) if node.name in KEEPING else 0
+                is_written = base is not None or _is_shifted(node.args[0])
+                ends = ([] if shifted is None else [shifted]) + ([value] if is_written else [])
+                base = _shifted_from(node.args[0]) if base is None else base
+                while base.node.name in FUNCTIONS and len(base.node.values) == 1:
+                    base = base.node.values[0]
+                return 2 if any(_is_of_one_sign(each, base) for each in ends) else max(kept, 1)
             if node.index in self.patterns.norms:
-                value = node.args[1 - self.patterns.norms[node.index]]
+                value, shifted = node.args[1 - self.patterns.norms[node.index]], None
+                continue
+            if node.name in NORMS:
+                value, shifted = node.args[0], None
                 continue
             inputs = [each for each in node.values if self.carries(each)]
-            if node.name not in MOVES | ARITHMETIC | SAME | FUNCTIONS or len(inputs) != 1:
+            if len(inputs) > 1 and node.name in JOINS:
+                return min(map(self._gate, inputs))
+            if node.name not in MOVES | JOINS | ARITHMETIC | SAME | FUNCTIONS or len(inputs) != 1:
                 return 0
+            if node.name in ("add", "sub", "rsub") and shifted is None:
+                shifted = value
+            elif node.name not in ARITHMETIC | SAME:
+                shifted = None
             value = inputs[0]
         return 0
+
+
+def _is_shifted(value: Value) -> bool:
+    """Whether a value is another and a number."""
+    return _shifted_from(value) is not value
+
+
+def _shifted_from(value: Value) -> Value:
+    """What a number was added to."""
+    node = value.node
+    if node is None or node.name not in ("add", "sub", "rsub") or len(node.values) != 1:
+        return value
+    others = [each for each in node.args if isinstance(each, Value) and each.node is None]
+    return value if any(each.tensor.ndim for each in others) else node.values[0]
+
+
+def _is_of_one_sign(value: Value, base: Value) -> bool:
+    """Whether a value, as a function of another, has the same sign at -5, 0 and 5, and is not nothing at 0."""
+
+    def at(x: float) -> Tensor:
+        known: dict[int, Tensor] = {}
+
+        def number(each: Any) -> Any:
+            if not isinstance(each, Value):
+                return each
+            if each.node is None:
+                return each.tensor
+            if each.tensor.data_ptr() == base.tensor.data_ptr() and each.tensor.shape == base.tensor.shape:
+                return torch.full_like(base.tensor, x)
+            if id(each) not in known:
+                made = each.node.func(*tree_map(number, each.node.args), **tree_map(number, each.node.kwargs))
+                known[id(each)] = made if isinstance(made, Tensor) else made[each.number]
+            return known[id(each)]
+
+        return number(value)
+
+    below, middle, above = at(-5.0), at(0.0), at(5.0)
+    signs = [((s * below >= 0) & (s * middle > 0) & (s * above >= 0)).all() for s in (1, -1)]
+    return bool(signs[0] | signs[1])
+
+
+def _is_made_of(x: Value, gate: Value) -> bool:
+    """Whether a value was computed from another, or from what that one is but for its shape and scale."""
+    places = {id(gate)}
+    while gate.node is not None and gate.node.name in SHAPES | SAME and len(gate.node.values) == 1:
+        gate = gate.node.values[0]
+        places.add(id(gate))
+    waiting, seen = [x], set()
+    while waiting:
+        each = waiting.pop()
+        if id(each) in places:
+            return True
+        if each.node is not None and each.index > gate.index and id(each) not in seen:
+            seen.add(id(each))
+            waiting += each.node.values
+    return False
 
 
 # ------------------------------------------------------------------------------ formulas

@@ -64,16 +64,14 @@ FUNCTIONS = frozenset(
 )
 """Element-wise functions of one tensor; other tensors among their arguments are constants, or else they are refused."""
 
-ACTIVATIONS = frozenset(
-    """
-    gelu silu relu relu6 tanh sigmoid elu selu celu leaky_relu hardswish hardsigmoid softplus mish log_sigmoid_forward
-    exp erf softsign _prelu_kernel
-    """.split()
-)
-"""Those that make a tensor a gate."""
+BOUNDS = frozenset("clamp clamp_min clamp_max nan_to_num".split())
+"""Those that leave a gate one, and a signal one; all others make a tensor a gate."""
 
-GATES = frozenset({"sigmoid", "hardsigmoid", "_softmax", "_safe_softmax"})
-"""Those that gate wherever they meet another one: what they give is a share."""
+KEEPING = frozenset("sqrt pow square abs relu leaky_relu".split())
+"""Those that leave a gate what it was, if it was more."""
+
+GATES = frozenset("sigmoid hardsigmoid softplus log_sigmoid_forward erfc _softmax _safe_softmax".split())
+"""Those that gate wherever they meet another one: what they give is of one sign, and says how much."""
 
 MOVES = frozenset(
     """
@@ -84,6 +82,19 @@ MOVES = frozenset(
     """.split()
 )
 """What only moves numbers about, or puts constants among them."""
+
+JOINS = frozenset(
+    """
+    add sub rsub addcmul sum mean cumsum cat stack where maximum minimum max amax min amin index_put scatter index_add
+    scatter_add avg_pool1d avg_pool2d _adaptive_avg_pool2d topk sort write copied slice_scatter
+    """.split()
+)
+"""What sums, or puts together; a gate, if all that depends on a source is one."""
+
+SHAPES = frozenset(
+    "view _unsafe_view reshape t transpose permute expand unsqueeze squeeze mul div neg read flat".split()
+)
+"""What gives all of the numbers, in another shape or scale."""
 
 SAME = frozenset("clone contiguous _to_copy copy copied".split())
 """What does nothing at all to the numbers."""

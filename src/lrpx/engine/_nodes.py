@@ -1,0 +1,49 @@
+"""What nodes of the graph do, by their names: which are linear, and which of these keep all of the numbers."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+
+def kind(node: Any) -> str:
+    """What a node of the graph computes: ``"Mul"``."""
+    return _kind(node.name())
+
+
+@cache
+def _kind(name: str) -> str:
+    return name.split("::")[-1].rstrip("0123456789").removesuffix("Backward")
+
+
+SHAPES = frozenset(
+    """View UnsafeView ReshapeAlias Alias Reshape ViewAs Permute Transpose T Movedim Swapaxes Unsqueeze Squeeze Expand
+    ExpandAs Clone ToCopy Contiguous Neg""".split()
+)
+"""Nodes whose result is all of what they are made of, in another shape."""
+
+SUMS = frozenset(("Add", "Sub", "Rsub"))
+
+COPY = "CopyBackwards"
+"""The node of a copy into another tensor, which comes first among what it is made of."""
+
+LINEAR = (
+    SHAPES
+    | SUMS
+    | frozenset(
+        """Sum Mean Nansum Cumsum Diff Trace SumToSize Select SelectBackward Slice Index IndexSelect Gather Take
+        TakeAlongDim Narrow Cat Stack Copy CopySlices AsStrided Unbind Split SplitWithSizes UnsafeSplit Repeat
+        RepeatInterleave Tile Flip Roll Unfold Diagonal DiagonalBackward DiagEmbed MaskedFill MaskedSelect MaskedScatter
+        Where Tril Triu ConstantPadNd Max Min Amax Amin Topk Sort Kthvalue Median Maximum Minimum NativeDropout Detach
+        Identity View As IndexPut IndexAdd IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter
+        DiagonalScatter AsStridedScatter Zero Fill Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj""".split()
+    )
+    | {COPY}
+)
+"""Nodes that are linear without weights, or choose among what they are made of: their plain gradient is right."""
+
+SCALES = frozenset(("Mul", "Div"))
+"""Nodes that scale, where only one of what they are made of depends on the input."""
+
+OWN = "_GradientOf"
+"""The node of ``rules.with_gradient_of``, which hands on to one tensor what another was given."""
