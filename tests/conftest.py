@@ -42,7 +42,7 @@ def same_verbosity():
 
 @pytest.fixture(autouse=True)
 def whole_walk(monkeypatch):
-    """Where the walk of a graph leaves out what needs no look, in any test, the walk of all of it finds nothing more."""
+    """Where the walk of a graph leaves out what needs no look, in any test, a walk of all of it finds nothing more."""
     walk = Walk.unseen
 
     def both(self, value):

@@ -22,7 +22,7 @@ from lrpx.engine._nodes import OWN, SCALES, SHAPES, kind
 from lrpx.engine._tensors import any_carries, carries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from lrpx.recipes import Recipe
 
@@ -64,10 +64,14 @@ def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
     return any(bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all()) for sign in (1, -1))
 
 
-def any_gate(args: Sequence[Any], tensors: Sequence[int]) -> bool:
-    """Whether one of the arguments is a gate, of those at these places, which are tensors."""
-    for i in tensors:
-        if GATE in args[i].__dict__:
+def any_gate(values: Iterable[Any]) -> bool:
+    """Whether a gate is among the arguments of a torch function, also in lists."""
+    for value in values:
+        kind = type(value)
+        if kind is Tensor:
+            if GATE in value.__dict__:
+                return True
+        elif (kind is tuple or kind is list) and any_gate(value):
             return True
     return False
 

@@ -67,10 +67,10 @@ class RuleMode(TorchFunctionMode):
             return self._careful(func, types, args, kwargs)
         handler = row.handler
         if run.asks_for_gates and row.gate is not None:
-            strength = weakest_gate((*args, *kwargs.values())) if row.gate == "joins" else None
+            has_gates = any_gate(args) or (kwargs and any_gate(kwargs.values()))
+            strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
             out = handler(run, func, args, kwargs)
-            # of one tensor or several, none of which is a gate, a selection or a sum is none
-            if strength is not None or others or kwargs or out is args[0] or any_gate(args, tensors):
+            if has_gates or out is args[0]:  # else what is made of them is none
                 out = self._marked(name, row, out, args, kwargs, strength)
         elif handler is plain and is_bare and not kwargs:
             out = func(*args)
