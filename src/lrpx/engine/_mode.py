@@ -144,7 +144,7 @@ class RuleMode(TorchFunctionMode):
         run = self.run
         if not is_grad_enabled():
             out = func(*args, **kwargs)
-            if not run.trace.notes.cut and cuts(name, out, (*args, *kwargs.values())):
+            if not (run.replaying or run.trace.notes.cut) and cuts(name, out, (*args, *kwargs.values())):
                 run.trace.notes.cut = run.where()
             return out
         if row is None:
