@@ -450,12 +450,10 @@ class _Seams:
             op.__name__ = type(module).__name__
             if not run.has_taps_on_constants:  # what the rule itself computes matters to the ledger alone
                 run.pause()
-            cut = run.trace.notes.cut
             try:
                 y = run.apply("activation", op, x)
             finally:
                 run.resume()
-                run.trace.notes.cut = cut  # where a rule computes without gradients, the model does not
             return mark_gate(run.recipe, "activation", run.counted(op.__name__, y))
 
         return before, after
