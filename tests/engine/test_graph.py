@@ -816,28 +816,3 @@ def test_a_part_without_gradients_warns() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         traced(Model(lambda m, x: m.a(x)), LRP)
-        traced(Model(lambda m, x: without(m.a(x))), LRP)
-
-
-def without(x: Tensor) -> Tensor:
-    """What is computed without gradients, but not of what depends on the input, is no matter."""
-    with torch.no_grad():
-        ones = torch.ones_like(x) * (x.argmax() >= 0)
-    return x * ones
-
-
-@pytest.mark.parametrize("recipe", [LRP, GRADIENT])
-def test_a_part_without_gradients_warns_also_where_something_arrives(recipe: Recipe) -> None:
-    def partly(m: Any, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            seen = m.a(x).tanh()
-        return m.b(m.a(x) + seen)
-
-    model = Model(partly)
-    with propagate(model, recipe, ledger=recipe is LRP) as trace:
-        value = model(X)[0].sum()
-    with pytest.warns(UserWarning, match=r"a part of the value has no relevance: a computes where gradients are off"):
-        trace.explain(value, keep=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trace.explain(value)

@@ -14,10 +14,10 @@ from torch.overrides import TorchFunctionMode
 from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
-from lrpx.engine._plain import cuts, plain
+from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import TRANSPOSES, as_own, carries, has_foreign, layout
+from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign, layout
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -154,10 +154,9 @@ class RuleMode(TorchFunctionMode):
     ) -> Any:
         run = self.run
         if not is_grad_enabled():
-            out = func(*args, **kwargs)
-            if not run.trace.notes.cut and cuts(name, out, (*args, *kwargs.values())):
+            if not run.trace.notes.cut and any_carries((*args, *kwargs.values())):
                 run.trace.notes.cut = run.where()
-            return out
+            return func(*args, **kwargs)
         if row is None:
             return self._unlisted(name, func, types, args, kwargs)
         if run.trace.ran is None or name == "__get__":

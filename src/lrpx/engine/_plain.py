@@ -57,16 +57,6 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*(each.detach() if isinstance(each, Tensor) else each for each in args), **constants(kwargs))
 
 
-def cuts(name: str, out: Any, made_of: tuple[Any, ...]) -> bool:
-    """Whether the torch function of this name, called where gradients are off, has made something that the value may
-    depend on of what depends on the input."""
-    if name == "__get__" or name in NEW.split() or not any_carries(made_of):
-        return False
-    return any(
-        isinstance(each, Tensor) and each.is_floating_point() for each in (out if type(out) is tuple else (out,))
-    )
-
-
 def grid_sample(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The weights of an interpolation choose among its places, as a gate does: a grid that depends on the input is a
     constant, and the signal takes all."""
@@ -376,13 +366,12 @@ OTHERS = (
 COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor
     logical_not"""
 
-NEW = """empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_empty_strided
-    new_zeros new_ones new_full new_tensor"""
-
 WITHOUT_GRADIENT = _each(
     f"""{COMPARISONS.removeprefix("eq")}
     equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
-    argsort nonzero argwhere count_nonzero bucketize searchsorted {NEW}""",
+    argsort nonzero argwhere count_nonzero bucketize searchsorted empty_like zeros_like ones_like full_like rand_like
+    randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
+    new_tensor""",
     handler=without_gradient,
     has_summands=False,
 ) + [

@@ -196,21 +196,17 @@ class Trace:
         self._gradients = {
             id(tensor): gradient for tensor, gradient in zip(tensors, gradients, strict=True) if gradient is not None
         }
-        if self.notes.cut:
-            self._warn_of_cut()
         for source in self.sources:
             gradient = self._gradients.get(id(source.value))
+            if gradient is None and source.ids is None and self.notes.cut:
+                warnings.warn(
+                    f"nothing arrives at {source.paths[0]}: {self.notes.cut} computes where gradients are off",
+                    stacklevel=3,
+                )
             if gradient is not None and not is_finite(gradient):
                 raise NonFiniteError(
                     f"the relevance of {source.paths[0]} is not finite{self._blame_backward()}; try dtype float32"
                 )
-
-    def _warn_of_cut(self) -> None:
-        """Say, once, that a part of the model computes where gradients are off, so that nothing is relevant to it."""
-        missing = [source.paths[0] for source in self.sources if id(source.value) not in (self._gradients or {})]
-        what = f"nothing arrives at {', '.join(missing)}" if missing else "a part of the value has no relevance"
-        warnings.warn(f"{what}: {self.notes.cut} computes where gradients are off", stacklevel=4)
-        self.notes.cut = ""
 
     def gradients(
         self,
