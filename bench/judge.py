@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections import defaultdict
 from concurrent.futures import as_completed
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,11 +76,17 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {_checking.first_line(str(error))}"
 
 
-def examined(classes: Sequence[ModelClass], workers: int) -> dict[ModelClass, dict[str, Compared]]:
-    """Every class, in a process of its own."""
-    found = {}
+def examined(
+    classes: Sequence[ModelClass], workers: int, kept: Path | None = None
+) -> dict[ModelClass, dict[str, Compared]]:
+    """Every class, in a process of its own; ``kept`` has a line for each that was examined before, and gets more."""
+    before = _read(kept)
+    found = {one: before[one.mapping, one.name] for one in classes if (one.mapping, one.name) in before}
     pool = ProcessPool(workers, context=multiprocessing.get_context("spawn"))
-    waiting = {pool.schedule(examine, args=[one], timeout=SECONDS): one for one in classes}
+    types: set[str] = set()
+    first = [one for one in classes if not (one.model_type in types or types.add(one.model_type))]
+    ordered = dict.fromkeys([*first, *classes])  # each type's first, so that what is stopped has seen most
+    waiting = {pool.schedule(examine, args=[one], timeout=SECONDS): one for one in ordered if one not in found}
     for number, future in enumerate(as_completed(waiting), 1):
         one = waiting[future]
         try:
@@ -87,10 +94,23 @@ def examined(classes: Sequence[ModelClass], workers: int) -> dict[ModelClass, di
         except Exception as error:
             found[one] = dict.fromkeys(RECIPES, Compared("failed", reason=_reason(error)))
         said = ", ".join(f"{recipe} {_shown(each)}" for recipe, each in found[one].items())
-        print(f"{number}/{len(classes)} {one.mapping} {one.name}: {said}", file=sys.stderr, flush=True)
+        if kept:
+            with kept.open("a", encoding="utf-8") as file:
+                line = [one.mapping, one.name, {recipe: asdict(each) for recipe, each in found[one].items()}]
+                file.write(json.dumps(line) + "\n")
+        print(f"{number}/{len(waiting)} {one.mapping} {one.name}: {said}", file=sys.stderr, flush=True)
     pool.close()
     pool.join()
     return {one: found[one] for one in classes}
+
+
+def _read(kept: Path | None) -> dict[tuple[str, str], dict[str, Compared]]:
+    if kept is None or not kept.exists():
+        return {}
+    lines = map(json.loads, kept.read_text(encoding="utf-8").splitlines())
+    return {
+        (mapping, name): {recipe: Compared(**each) for recipe, each in found.items()} for mapping, name, found in lines
+    }
 
 
 def _shown(one: Compared) -> str:
@@ -172,9 +192,12 @@ def main() -> int:
     parser.add_argument("--mapping", help="one of transformers' mappings")
     parser.add_argument("--quick", action="store_true", help="the representative few")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument(
+        "--kept", type=Path, help="a file with a line for each class; those that it has are not run again"
+    )
     parser.add_argument("--report", type=Path, help="write the report there")
     options = parser.parse_args()
-    found = examined(choose(options.types, options.mapping, options.quick), options.workers)
+    found = examined(choose(options.types, options.mapping, options.quick), options.workers, options.kept)
     text = report(found)
     print(text)
     if options.report:

@@ -9,25 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.reference.aten.operations import (
-    ACTIVATIONS,
     BILINEAR,
     FUNCTIONS,
-    GATES,
     LINEAR,
-    MATRIX,
-    MOVES,
-    SAME,
+    NORMALISERS,
+    QUOTIENTS,
     SELECTION,
+    SOFTMAXES,
+    STEPS,
 )
-from tests.reference.aten.patterns import ARITHMETIC, Patterns, depends, find
+from tests.reference.aten.patterns import Patterns, depends, find
+from tests.reference.aten.sharing import Sharing
 from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
 
 Shares = Iterator[tuple[Value, Tensor]]
-QUOTIENTS = frozenset({"div", "true_divide"})
-SOFTMAXES = frozenset({"_softmax", "_safe_softmax"})
+STEEPEST = 1e4
+"""Where ``|g(x) / x|`` is larger, the output of an element-wise function is a constant (docs/design/engine.md)."""
 
 
 class Recipe(Enum):
@@ -93,14 +93,30 @@ class _Way:
         self.tape, self.recipe = tape, recipe
         self.patterns: Patterns = find(tape)
         self.carrying = {id(source.value) for source in sources}
+        self.sharing = Sharing(self.patterns, self.carries, gated=recipe is Recipe.LRP)
         for node in tape.nodes:
-            constant = recipe is Recipe.LRP and (node.name in SOFTMAXES or node.index in self.patterns.softmaxes)
-            if not constant and any(map(self.carries, node.values)):
+            is_softmax = node.name in SOFTMAXES | {"logsumexp"} or node.index in self.patterns.softmaxes
+            if (
+                not (recipe is Recipe.LRP and is_softmax)
+                and not self._is_constant(node)
+                and any(map(self.carries, node.values))
+            ):
                 self.carrying |= {id(value) for value in node.outputs if value.node is not None}
+                self.sharing.add(node)
 
     def carries(self, value: Any) -> bool:
         """Whether relevance can go on to an argument."""
         return isinstance(value, Value) and id(value) in self.carrying
+
+    def _is_constant(self, node: Node) -> bool:
+        """Whether a call makes a normaliser or a step; one over a function of a tensor is a function."""
+        if self.carries(self.patterns.functions.get(node.index)):
+            return False
+        if node.name in QUOTIENTS:
+            return not self.carries(node.args[0])
+        return node.name in NORMALISERS | STEPS or (
+            node.name == "pow" and not isinstance(node.args[1], Value) and node.args[1] < 0
+        )
 
     def back(self, last: Value, seed: Tensor) -> dict[int, Tensor]:
         """``c`` of every value that relevance reaches, by its identity."""
@@ -136,6 +152,13 @@ class _Way:
         elif name == "_log_softmax":
             s = node.outputs[0].tensor.exp()
             yield inputs[0], c[0] - s * c[0].sum(node.args[1], keepdim=True)
+        elif name == "logsumexp":
+            total = node.outputs[0].tensor, c[0]
+            if not (len(node.args) > 2 and node.args[2]):
+                total = [each.unsqueeze(node.args[1][0]) for each in total]
+            yield inputs[0], (inputs[0].tensor - total[0]).exp() * total[1]
+        elif name == "linalg_solve_triangular":
+            yield from _forward_substitution(node, c[0])
         elif name in NORMS:
             yield from NORMS[name](node, c[0])
         elif name in FUNCTIONS:
@@ -157,51 +180,15 @@ class _Way:
 
     def _product(self, node: Node, c: Tensor) -> Shares:
         first, second = BILINEAR[node.name]
-        a, b = node.args[first], node.args[second]
-        shares = self._split(node, a, b)
+        shares = self.sharing.split(node)
         for position, argument in enumerate(node.args):
             if not self.carries(argument):
                 continue
             share = dict(zip((first, second), shares, strict=True)).get(position, 1.0)
             if not share:
                 continue
-            if position == second and node.name in QUOTIENTS:
-                # y = a · (1/b): the identity rule for the reciprocal
-                yield argument, _summed(share * c * node.outputs[0].tensor / argument.tensor, argument.tensor)
-            else:
-                ((value, whole),) = _adjoint(node, [argument], [c], position)
-                yield value, share * whole
-
-    def _split(self, node: Node, a: Any, b: Any) -> tuple[float, float]:
-        """Which part of a product's relevance goes to each factor."""
-        if not (self.carries(a) and self.carries(b)):
-            return 1.0, 1.0
-        if node.index in self.patterns.norms:
-            return (0.0, 1.0) if self.patterns.norms[node.index] == 0 else (1.0, 0.0)
-        if node.name in QUOTIENTS:
-            raise JudgeError("no formula for a quotient of two that depend on the input")
-        if self.recipe is Recipe.LRP and node.name not in MATRIX:
-            gates = self._gate(a), self._gate(b)
-            if gates[0] != gates[1]:
-                return (0.0, 1.0) if gates[0] > gates[1] else (1.0, 0.0)
-        return 0.5, 0.5
-
-    def _gate(self, value: Value) -> int:
-        """2 for what a sigmoid or a softmax gave, 1 for another activation, 0 for what is no gate."""
-        while value.node is not None:
-            node = value.node
-            if node.name in GATES or node.index in self.patterns.softmaxes:
-                return 2
-            if node.name in ACTIVATIONS or node.index in self.patterns.functions:
-                return 1
-            if node.index in self.patterns.norms:
-                value = node.args[1 - self.patterns.norms[node.index]]
-                continue
-            inputs = [each for each in node.values if self.carries(each)]
-            if node.name not in MOVES | ARITHMETIC | SAME | FUNCTIONS or len(inputs) != 1:
-                return 0
-            value = inputs[0]
-        return 0
+            ((value, whole),) = _adjoint(node, [argument], [c], position)
+            yield value, share * whole
 
 
 # ------------------------------------------------------------------------------ formulas
@@ -209,8 +196,8 @@ class _Way:
 
 def _identity(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
     """R_x = R_y."""
-    zero = x == 0
-    return torch.where(zero, 0.0, c * y / torch.where(zero, 1.0, x))
+    is_steep = (x == 0) | (y.abs() > STEEPEST * x.abs())
+    return torch.where(is_steep, 0.0, c * y / torch.where(is_steep, 1.0, x))
 
 
 def _softmax(s: Tensor, c: Tensor, axis: int) -> Tensor:
@@ -220,9 +207,11 @@ def _softmax(s: Tensor, c: Tensor, axis: int) -> Tensor:
 def _axis(node: Node) -> int:
     """The axis of a written-out softmax."""
     value = node.args[1] if node.name != "exp" else node.args[0]
-    if node.name == "exp":
+    if value.node.name == "_log_softmax":
         return int(value.node.args[1])
-    while value.node.name != "sum":
+    if node.name == "exp":
+        value = value.node.args[1]
+    while value.node.name not in ("sum", "logsumexp"):
         value = value.node.values[0]
     axes = value.node.args[1]
     if len(axes) != 1:
@@ -258,6 +247,27 @@ def _batch_norm(node: Node, c: Tensor) -> Shares:
         raise JudgeError("no formula for a batch norm in training")
     scale = (variance.tensor + eps).rsqrt() * (1.0 if weight is None else weight.tensor)
     yield x, c * scale.reshape(1, -1, *[1] * (c.ndim - 2))
+
+
+def _forward_substitution(node: Node, c: Tensor) -> Shares:
+    """``x_i = (b_i − Σ_j a_ij x_j) / a_ii``, row after row; each product halves, and ``a_ii`` is a constant."""
+    a, b = node.args[:2]
+    if not node.kwargs.get("left", True):
+        raise JudgeError("no formula for a triangular solve from the right")
+    lower = torch.tril(a.tensor) if not node.kwargs["upper"] else torch.triu(a.tensor)
+    x, c, of_a = node.outputs[0].tensor, c.clone(), torch.zeros_like(a.tensor)
+    rows = list(range(a.tensor.shape[-1]))
+    for i in rows if node.kwargs["upper"] else reversed(rows):
+        if not node.kwargs.get("unitriangular"):
+            c[..., i, :] /= lower[..., i, i, None]
+        for j in rows:
+            if j != i:
+                of_a[..., i, j] = -(x[..., j, :] * c[..., i, :]).sum(-1) / 2
+                c[..., j, :] -= lower[..., i, j, None] * c[..., i, :] / 2
+    if depends(a):
+        yield a, of_a * (lower != 0)
+    if depends(b):
+        yield b, c
 
 
 NORMS: dict[str, Callable[[Node, Tensor], Shares]] = {
@@ -305,7 +315,11 @@ def _adjoint(node: Node, inputs: list[Value], c: list[Tensor], position: int | N
 
 
 def _refuse_unless_linear(node: Node, inputs: list[Value]) -> None:
-    """f(x + d) − f(x) = f(d) − f(0), where these are finite."""
+    """f(x + d) − f(x) = f(d) − f(0), where these are finite; once for each call with the same constants."""
+    settings, _ = tree_flatten((node.args, node.kwargs))
+    call = (node.func, *(_described(each, inputs) for each in settings))
+    if call in CHECKED:
+        return
     generator = torch.Generator().manual_seed(node.index)
     x = {id(value): value.tensor for value in inputs}
     d = {key: torch.randn(t.shape, generator=generator, dtype=t.dtype) for key, t in x.items()}
@@ -319,6 +333,18 @@ def _refuse_unless_linear(node: Node, inputs: list[Value]) -> None:
         error = (error.abs() / size)[torch.isfinite(size)]
         if error.numel() and float(error.max()) > 1e-9:
             raise JudgeError(f"{node.name} is not linear here")
+    CHECKED.add(call)
+
+
+CHECKED: set[Any] = set()
+"""The linear calls that were found to be linear."""
+
+
+def _described(value: Any, inputs: list[Value]) -> Any:
+    """What a call's linearity hangs on, of one argument."""
+    if not isinstance(value, Value):
+        return repr(value)
+    return (tuple(value.tensor.shape), str(value.tensor.dtype), any(value is each for each in inputs))
 
 
 def _summed(c: Tensor, like: Tensor) -> Tensor:
