@@ -275,7 +275,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     if is_divisor and not _functions.is_logistic(x):
         return run.apply("norm", lambda x: func(x, exponent), x)
-    y = _functions.activation(run, lambda x: func(x, exponent), x)
+    y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from lrpx.recipes import Recipe
 
 GATE = "_lrpx_gate"
-SURE_GATES = ("sigmoid", "softmax", "expit", "erf")
+SURE_GATES = frozenset("sigmoid hardsigmoid special_expit softmax erf erfc special_erf special_erfc".split())
 SURE, EXPONENTIAL = 2, 3
 """The strengths of gates that stay gates: a sigmoid or softmax, and an exponential."""
 
@@ -29,7 +29,7 @@ SURE, EXPONENTIAL = 2, 3
 def mark_gate(recipe: Recipe, name: str, value: Tensor) -> Tensor:
     """Mark the output of the activation called ``name`` as a possible gate."""
     if recipe.product is rules.signal_take_all:
-        setattr(value, GATE, SURE if any(kind in name for kind in SURE_GATES) else 1)
+        setattr(value, GATE, SURE if name in SURE_GATES else 1)
     return value
 
 
