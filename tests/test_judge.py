@@ -75,10 +75,20 @@ SPELLED = {
     "silu": (lambda x: x / (1 + torch.exp(-x)), functional.silu),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)), functional.softplus),
     "hardswish": (lambda x: x * functional.relu6(x + 3) / 6, functional.hardswish),
+    "sigmoid": (lambda x: torch.div(torch.ones((), dtype=x.dtype), 1 + torch.exp(-x)), torch.sigmoid),
+    "elu": (lambda x: torch.where(x > 0, x, torch.exp(x) - 1), functional.elu),
+    "glu": (
+        lambda x: (x[:, :3] * torch.sigmoid(x[:, 3:])).repeat(1, 2),
+        lambda x: functional.glu(x).repeat(1, 2),
+    ),
     "mish": (lambda x: x * torch.tanh(functional.softplus(x)), functional.mish),
     "softmax": (lambda x: torch.exp(x) / torch.exp(x).sum(-1, keepdim=True), lambda x: x.softmax(-1)),
     "stable softmax": (
         lambda x: (e := (x - x.amax(-1, keepdim=True)).exp()) / e.sum(-1, keepdim=True),
+        lambda x: x.softmax(-1),
+    ),
+    "softmax by a logarithm": (
+        lambda x: (x - torch.logsumexp(x, -1, keepdim=True)).exp(),
         lambda x: x.softmax(-1),
     ),
     "softmax by its logarithm": (lambda x: x.log_softmax(-1).exp(), lambda x: x.softmax(-1)),
@@ -157,7 +167,7 @@ BRACKETED = {
     "by twos": (lambda a, b, c, d: (a * b) * (c * d), [0.25] * 4),
     "scaled and moved": (lambda a, b, c, d: (2 * (b * c)).flip(0).flip(0)[:, None].squeeze(1) * a * d, [0.25] * 4),
     "a matrix product": (lambda a, b, c, d: ((a * b) @ c.T) * (d[:, :2]), [0.25] * 4),
-    "a sum of two is one": (lambda a, b, c, d: (a * b + c * c.clone()) * d, [None, None, None, 0.5]),
+    "a sum of two is one": (lambda a, b, c, d: (a * b + b * c) * d, [None, None, None, 0.5]),
     "a function is one": (lambda a, b, c, d: (a * b).tanh() * c, [0.25, 0.25, 0.5, 0]),
 }
 
@@ -258,3 +268,9 @@ def test_of_a_gated_product_the_signal_takes_all(name):
     function, wanted = GATED[name]
     found = shares(lambda a, b, c, d: function(a, b), Recipe.LRP)
     assert found[:2] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_the_identity_rule_ends_where_it_would_be_steep():
+    x = torch.tensor([1e-6, 0.0, 1e-3, 2.0], dtype=torch.float64)
+    found = judge(x.sigmoid, lambda y: y.sum(), [x], Recipe.ATTNLRP).relevance[0]
+    assert torch.allclose(found, x.sigmoid() * torch.tensor([0.0, 0.0, 1.0, 1.0]), rtol=1e-12)

@@ -157,6 +157,11 @@ class _Way:
             if not (len(node.args) > 2 and node.args[2]):
                 total = [each.unsqueeze(node.args[1][0]) for each in total]
             yield inputs[0], (inputs[0].tensor - total[0]).exp() * total[1]
+        elif name == "glu":
+            yield inputs[0], _gated_half(inputs[0].tensor, c[0], _axis_of_halves(node), self.sharing.of_glu(node))
+        elif name == "grid_sampler_2d":  # the grid chooses, and is a constant
+            if self.carries(node.args[0]):
+                yield from _adjoint(node, [node.args[0]], c, 0)
         elif name == "linalg_solve_triangular":
             yield from _forward_substitution(node, c[0])
         elif name in NORMS:
@@ -198,6 +203,16 @@ def _identity(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
     """R_x = R_y."""
     is_steep = (x == 0) | (y.abs() > STEEPEST * x.abs())
     return torch.where(is_steep, 0.0, c * y / torch.where(is_steep, 1.0, x))
+
+
+def _axis_of_halves(node: Node) -> int:
+    return int(node.args[1]) if len(node.args) > 1 else -1
+
+
+def _gated_half(x: Tensor, c: Tensor, axis: int, share: float) -> Tensor:
+    """``a · sigmoid(b)``, the halves of ``x``: a share to ``a``, the rest by the identity rule to ``b``."""
+    a, b = x.chunk(2, axis)
+    return torch.cat([share * c * b.sigmoid(), _identity(b, a * b.sigmoid(), (1 - share) * c)], axis)
 
 
 def _softmax(s: Tensor, c: Tensor, axis: int) -> Tensor:

@@ -1,18 +1,22 @@
 """What written-out functions compute, seen on the tape.
 
-- A function of one tensor: every operation between ``base`` and the result is element-wise.
+- A function of one tensor: every operation between ``base`` and the result is element-wise; or one in pieces
+  (``where``).
 - A softmax: ``e / sum(e)`` with ``e = exp(u)``, or ``exp(log_softmax(u))``, or ``exp(u - logsumexp(u))``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_iter
 
-from tests.reference.aten.operations import BILINEAR, EXPONENTIALS, FUNCTIONS, SAME
+from tests.reference.aten.operations import BILINEAR, EXPONENTIALS, FUNCTIONS, QUOTIENTS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where masked_fill maximum minimum".split())
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
@@ -42,15 +46,18 @@ def find(tape: Tape) -> Patterns:
         for value in node.outputs:
             values[id(value)] = value
             of[id(value)] = _bases(node, value, of, first)
-        if node.name in ("mul", "div", "true_divide", "addcmul"):
+        one_over = node.name in QUOTIENTS and not depends(node.args[0])
+        if node.name in QUOTIENTS | {"mul", "addcmul"} and not one_over:
             _product(node, found, of, values, first)
         elif node.name == "exp" and (scores := _normalised(node.values[0].node, first)) is not None:
             found.softmaxes[node.index] = (scores, node.outputs[0])
-        elif node.name in FUNCTIONS:
+        elif node.name == "where" and all(map(depends, node.args[1:3])):
+            _of_one(node, node.args[1:3], found, of, values)
+        elif node.name in FUNCTIONS or one_over:
             base = _chained(node, found)
             if base is not None:
                 found.functions[node.index] = base
-                if node.name == "reciprocal" and _holds(node, EXPONENTIALS):
+                if (one_over or node.name == "reciprocal") and _holds(node, EXPONENTIALS):
                     found.logistic.add(node.index)
     return found
 
@@ -94,13 +101,20 @@ def _product(
     a, b = (node.args[i] for i in BILINEAR[node.name])
     if not (depends(a) and depends(b)):
         return
-    if node.name in ("div", "true_divide") and (scores := _written_softmax(a, b, first)) is not None:
+    if node.name in QUOTIENTS and (scores := _written_softmax(a, b, first)) is not None:
         found.softmaxes[node.index] = (scores, node.outputs[0])
         return
-    if a.tensor.shape == b.tensor.shape:
-        common = of[id(a)] & of[id(b)]
-        if common:
-            found.functions[node.index] = max((values[each] for each in common), key=lambda v: (v.index, v.number))
+    _of_one(node, (a, b), found, of, values)
+
+
+def _of_one(
+    node: Node, both: Sequence[Value], found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value]
+) -> None:
+    """Whether a call on two tensors is a function of one that both are a function of."""
+    a, b = both
+    common = of[id(a)] & of[id(b)] if a.tensor.shape == b.tensor.shape else frozenset()
+    if common:
+        found.functions[node.index] = max((values[each] for each in common), key=lambda v: (v.index, v.number))
 
 
 def _chained(node: Node, found: Patterns) -> Value | None:
@@ -113,9 +127,11 @@ def _chained(node: Node, found: Patterns) -> Value | None:
         shifted |= value.node.name in ("add", "sub", "rsub")
         value = value.node.values[0]
     inner = value.node
-    if not shifted or len(node.values) != 1 or inner.name not in FUNCTIONS or len(inner.values) != 1:
+    if not shifted or len(node.values) != 1:
         return None
-    return found.functions.get(inner.index, inner.values[0])
+    if inner.index in found.functions:
+        return found.functions[inner.index]
+    return inner.values[0] if inner.name in FUNCTIONS and len(inner.values) == 1 else None
 
 
 def _holds(node: Node, names: frozenset[str]) -> bool:

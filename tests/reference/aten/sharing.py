@@ -73,6 +73,11 @@ class Sharing:
         m, n = self._own(a), self._own(b)
         return m / (m + n), n / (m + n)
 
+    def of_glu(self, node: Node) -> float:
+        """The part of the first half of a gated linear unit; the second is a sigmoid, one factor."""
+        count = self._own(node.args[0])
+        return 1.0 if self.gated else count / (count + 1)
+
     # ------------------------------------------------------------------------------ small
 
     def _factors(self, node: Node) -> list[Value]:
@@ -118,6 +123,8 @@ class Sharing:
             if all(self.gates.get(id(value)) == SCALE for value in factors):
                 return 0
             return sum(map(self._own, factors))
+        if node.name == "glu":
+            return self._own(node.args[0]) + (not self.gated)
         if node.name in SUMMATIONS:
             summands = [value for value in inputs if self.counts.get(id(value), 1)]
             if len(summands) > 1 and not any(id(value) in self.decayed for value in summands):
