@@ -259,6 +259,7 @@ GATED = {
     "a selected activation is the signal": (lambda a, b: a[:, 1:] * functional.silu(b)[:, 1:], [0.5, 0.5]),
     "the surer one": (lambda a, b: functional.silu(a) * (1 / (1 + (-b).exp())), [1, 0]),
     "a clamp from 0 up is a ReLU": (lambda a, b: a * (b + 3).clamp(min=0) * 1, [1, 0]),
+    "a clamped activation is one": (lambda a, b: a * functional.silu(b).clamp(max=0.1), [1, 0]),
     "two alike": (lambda a, b: a.sigmoid() * b.sigmoid(), [0.5, 0.5]),
 }
 

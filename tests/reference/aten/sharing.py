@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tests.reference.aten.operations import (
     ACTIVATIONS,
     BILINEAR,
+    BOUNDS,
     EXPONENTIALS,
     GATES,
     JOINS,
@@ -162,6 +163,8 @@ class Sharing:
         if node.name in GATES or node.index in self.patterns.softmaxes or node.index in self.patterns.logistic:
             return SURE
         weakest = min((self.gates.get(id(value), NONE) for value in inputs), default=NONE)
+        if node.name in BOUNDS and len(inputs) == 1 and not _is_relu(node):
+            return weakest  # between bounds a gate is a gate, a signal a signal
         if node.name in KEEPS and weakest >= SURE and len(inputs) == 1:
             return weakest
         if self._is_whole(node):
@@ -181,4 +184,4 @@ class Sharing:
 
 def _is_relu(node: Node) -> bool:
     """Whether a clamp is from 0 up."""
-    return node.args[1] == 0 and (len(node.args) < 3 or node.args[2] is None)
+    return node.name != "clamp_max" and node.args[1] == 0 and (len(node.args) < 3 or node.args[2] is None)
