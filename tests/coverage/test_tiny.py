@@ -51,7 +51,7 @@ def test_wrong_choices_are_refused(arguments, message):
 
 def test_a_hybrid_has_each_kind_of_layer():
     assert tiny_config(one("causal-lm", "qwen3_next")).layer_types == ["linear_attention", "full_attention"]
-    assert set(tiny_config(one("causal-lm", "axk1")).mlp_layer_types) == {"dense", "sparse"}
+    assert set(tiny_config(one("causal-lm", "axk2")).mlp_layer_types) == {"dense", "sparse"}
     assert set(tiny_config(one("causal-lm", "gemma3_text")).layer_types) == {"sliding_attention", "full_attention"}
 
 

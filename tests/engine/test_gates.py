@@ -248,6 +248,22 @@ def test_what_something_else_is_written_into_is_no_gate() -> None:
     agree(half, apart, LRP)
 
 
+POWERS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "cube": (lambda x: x**3, lambda x: x * x * x),
+    "root": (lambda x: x.abs().sum(-1, keepdim=True) ** 0.5, lambda x: x.abs().sum(-1, keepdim=True).sqrt()),
+}
+
+
+@pytest.mark.parametrize("name", POWERS)
+def test_a_power_is_the_activation_that_it_is_by_another_name(name: str) -> None:
+    power, other = POWERS[name]
+    agree(lambda a, b: power(a) * b, lambda a, b: other(a) * b, LRP)
+
+
+def test_the_logarithm_of_a_sigmoid_is_no_surer_than_another_activation() -> None:
+    agree(lambda a, b: F.logsigmoid(a) * F.silu(b), lambda a, b: -(F.softplus(-a) * F.silu(b)), LRP)
+
+
 # -------------------------------------------------------------------------- beside gates
 
 

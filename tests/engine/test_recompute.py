@@ -316,6 +316,42 @@ def test_the_models_own_checkpoints(name: str, inside: bool) -> None:
     assert [module.training for module in model.modules()] == training
 
 
+class AroundLayers(nn.Module):
+    """A model that calls each of its layers in a checkpoint, as transformers before 5.23 does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 6, dtype=torch.float64)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(6, 6, dtype=torch.float64), nn.SiLU(), nn.Linear(6, 6, dtype=torch.float64))
+            for _ in range(3)
+        )
+        self.around = True
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = x + (torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False) if self.around else layer(x))
+        return x
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+def test_checkpoints_around_the_layers(inside: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AroundLayers()
+    found = []
+    for model.around in (False, True):
+        with propagate(model, ATTNLRP, recompute=True) as trace:
+            value = model(IDS)[0, -1, 2]
+            if inside:
+                trace.explain(value)
+        if not inside:
+            trace.explain(value)
+        found.append(trace)
+    assert_same(*found, 1e-12)
+
+
 @pytest.mark.parametrize(
     "recipe",
     [BY_LAYER, ATTNLRP.at("bert.encoder", use=LRP), ATTNLRP.at(layers=0, activation=GRADIENT.activation)],

@@ -94,7 +94,8 @@ class Layer:
         cpu, devices, states = self._random
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
-            args, kwargs = _cut(self._args), _cut(self._kwargs)
+            with torch._C.DisableTorchFunction():  # the mode may be on by now, and knows no such leaves
+                args, kwargs = _cut(self._args), _cut(self._kwargs)
             stack.enter_context(self._again())
             stack.enter_context(torch.random.fork_rng(devices))
             torch.set_rng_state(cpu)
@@ -102,7 +103,8 @@ class Layer:
             for device, dtype, enabled in self._autocasts:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             stack.enter_context(saved_tensors_hooks(keep, never))
-            self._module(*args, **kwargs)
+            # from where the hooks stand: a checkpoint around the call of the module is outside of them
+            torch.nn.Module.__call__(self._module, *args, **kwargs)
         return saved
 
 

@@ -59,20 +59,17 @@ def compare(
     Raises:
         AssertionError: the two do not explain the same value.
     """
-    with wide():
-        try:
-            tape, output = _recorded(model, inputs, logits, seeded)
-        except JudgeError as error:
-            return {recipe.value: Compared("not judged", reason=str(error)) for recipe in Recipe}
-        return {
-            recipe.value: _compared(recipe, tape, output, model, inputs, logits, value, seeded) for recipe in Recipe
-        }
+    try:
+        tape, output = _recorded(model, inputs, logits, seeded)
+    except JudgeError as error:
+        return {recipe.value: Compared("not judged", reason=str(error)) for recipe in Recipe}
+    return {recipe.value: _compared(recipe, tape, output, model, inputs, logits, value, seeded) for recipe in Recipe}
 
 
 def _recorded(model: nn.Module, inputs: dict[str, Any], logits: Any, seeded: Any) -> tuple[Tape, Tensor]:
     floating = [v for k, v in inputs.items() if isinstance(v, Tensor) and v.is_floating_point() and "mask" not in k]
     own = copy.deepcopy(model)
-    with seeded(), record(floating) as tape:
+    with wide(), seeded(), record(floating) as tape:
         output = logits(own(**inputs))
     return tape, output
 
@@ -89,7 +86,7 @@ def _compared(
 ) -> Compared:
     own = copy.deepcopy(model)
     try:
-        with seeded(), lrpx.propagate(own, RECIPES[recipe], observe=()) as trace:
+        with wide(), seeded(), lrpx.propagate(own, RECIPES[recipe], observe=()) as trace:
             explained = trace.explain(value(logits(own(**inputs))))
     except LRPxError as error:
         return Compared("refused", reason=str(error))

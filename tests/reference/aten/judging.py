@@ -9,28 +9,25 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from tests.reference.aten.operations import (
     BILINEAR,
-    BOUNDS,
     FUNCTIONS,
-    GATES,
-    JOINS,
-    KEEPING,
     LINEAR,
-    MATRIX,
-    MOVES,
-    SAME,
+    NORMALISERS,
+    QUOTIENTS,
     SELECTION,
-    SHAPES,
+    SOFTMAXES,
+    STEPS,
 )
-from tests.reference.aten.patterns import ARITHMETIC, Patterns, depends, find
+from tests.reference.aten.patterns import Patterns, depends, find
+from tests.reference.aten.sharing import Sharing
 from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
 
 Shares = Iterator[tuple[Value, Tensor]]
-QUOTIENTS = frozenset({"div", "true_divide"})
-SOFTMAXES = frozenset({"_softmax", "_safe_softmax"})
+STEEPEST = 1e4
+"""Where ``|g(x) / x|`` is larger, the output of an element-wise function is a constant (docs/design/engine.md)."""
 
 
 class Recipe(Enum):
@@ -96,14 +93,30 @@ class _Way:
         self.tape, self.recipe = tape, recipe
         self.patterns: Patterns = find(tape)
         self.carrying = {id(source.value) for source in sources}
+        self.sharing = Sharing(self.patterns, self.carries, gated=recipe is Recipe.LRP)
         for node in tape.nodes:
-            constant = recipe is Recipe.LRP and (node.name in SOFTMAXES or node.index in self.patterns.softmaxes)
-            if not constant and any(map(self.carries, node.values)):
+            is_softmax = node.name in SOFTMAXES | {"logsumexp"} or node.index in self.patterns.softmaxes
+            if (
+                not (recipe is Recipe.LRP and is_softmax)
+                and not self._is_constant(node)
+                and any(map(self.carries, node.values))
+            ):
                 self.carrying |= {id(value) for value in node.outputs if value.node is not None}
+                self.sharing.add(node)
 
     def carries(self, value: Any) -> bool:
         """Whether relevance can go on to an argument."""
         return isinstance(value, Value) and id(value) in self.carrying
+
+    def _is_constant(self, node: Node) -> bool:
+        """Whether a call makes a normaliser or a step; one over a function of a tensor is a function."""
+        if self.carries(self.patterns.functions.get(node.index)):
+            return False
+        if node.name in QUOTIENTS:
+            return not self.carries(node.args[0])
+        return node.name in NORMALISERS | STEPS or (
+            node.name == "pow" and not isinstance(node.args[1], Value) and node.args[1] < 0
+        )
 
     def back(self, last: Value, seed: Tensor) -> dict[int, Tensor]:
         """``c`` of every value that relevance reaches, by its identity."""
@@ -139,6 +152,18 @@ class _Way:
         elif name == "_log_softmax":
             s = node.outputs[0].tensor.exp()
             yield inputs[0], c[0] - s * c[0].sum(node.args[1], keepdim=True)
+        elif name == "logsumexp":
+            total = node.outputs[0].tensor, c[0]
+            if not (len(node.args) > 2 and node.args[2]):
+                total = [each.unsqueeze(node.args[1][0]) for each in total]
+            yield inputs[0], (inputs[0].tensor - total[0]).exp() * total[1]
+        elif name == "glu":
+            yield inputs[0], _gated_half(inputs[0].tensor, c[0], _axis_of_halves(node), self.sharing.of_glu(node))
+        elif name == "grid_sampler_2d":  # the grid chooses, and is a constant
+            if self.carries(node.args[0]):
+                yield from _adjoint(node, [node.args[0]], c, 0)
+        elif name == "linalg_solve_triangular":
+            yield from _forward_substitution(node, c[0])
         elif name in NORMS:
             yield from NORMS[name](node, c[0])
         elif name in FUNCTIONS:
@@ -160,128 +185,15 @@ class _Way:
 
     def _product(self, node: Node, c: Tensor) -> Shares:
         first, second = BILINEAR[node.name]
-        a, b = node.args[first], node.args[second]
-        shares = self._split(node, a, b)
+        shares = self.sharing.split(node)
         for position, argument in enumerate(node.args):
             if not self.carries(argument):
                 continue
             share = dict(zip((first, second), shares, strict=True)).get(position, 1.0)
             if not share:
                 continue
-            if position == second and node.name in QUOTIENTS:
-                # y = a · (1/b): the identity rule for the reciprocal
-                yield argument, _summed(share * c * node.outputs[0].tensor / argument.tensor, argument.tensor)
-            else:
-                ((value, whole),) = _adjoint(node, [argument], [c], position)
-                yield value, share * whole
-
-    def _split(self, node: Node, a: Any, b: Any) -> tuple[float, float]:
-        """Which part of a product's relevance goes to each factor."""
-        if not (self.carries(a) and self.carries(b)):
-            return 1.0, 1.0
-        if node.index in self.patterns.norms:
-            return (0.0, 1.0) if self.patterns.norms[node.index] == 0 else (1.0, 0.0)
-        if node.name in QUOTIENTS:
-            raise JudgeError("no formula for a quotient of two that depend on the input")
-        if self.recipe is Recipe.LRP and node.name not in MATRIX:
-            gates = self._gate(a), self._gate(b)
-            if gates[0] != gates[1]:
-                gate, signal = (a, b) if gates[0] > gates[1] else (b, a)
-                if max(gates) > 1 or not _is_made_of(signal, gate):
-                    return (0.0, 1.0) if gate is a else (1.0, 0.0)
-        return 0.5, 0.5
-
-    def _gate(self, value: Value) -> int:
-        """2 for what a function of one sign gave, such as a sigmoid or a softmax, 1 for another activation, 0 for what
-        is no gate; the least of all that a sum or a selection is made of."""
-        shifted: Value | None = None  # the last sum with a number, if nothing but scalings is in between
-        while value.node is not None:
-            node = value.node
-            if node.name in GATES or node.index in self.patterns.softmaxes:
-                return 2
-            base = self.patterns.functions.get(node.index)
-            is_bound = node.name in BOUNDS and not _is_shifted(node.args[0])
-            if base is not None or (node.name in FUNCTIONS and not is_bound):
-                kept = self._gate(node.args[0]) if node.name in KEEPING else 0
-                is_written = base is not None or _is_shifted(node.args[0])
-                ends = ([] if shifted is None else [shifted]) + ([value] if is_written else [])
-                base = _shifted_from(node.args[0]) if base is None else base
-                while base.node.name in FUNCTIONS and len(base.node.values) == 1:
-                    base = base.node.values[0]
-                return 2 if any(_is_of_one_sign(each, base) for each in ends) else max(kept, 1)
-            if node.index in self.patterns.norms:
-                value, shifted = node.args[1 - self.patterns.norms[node.index]], None
-                continue
-            if node.name in NORMS:
-                value, shifted = node.args[0], None
-                continue
-            inputs = [each for each in node.values if self.carries(each)]
-            if len(inputs) > 1 and node.name in JOINS:
-                return min(map(self._gate, inputs))
-            if node.name not in MOVES | JOINS | ARITHMETIC | SAME | FUNCTIONS or len(inputs) != 1:
-                return 0
-            if node.name in ("add", "sub", "rsub") and shifted is None:
-                shifted = value
-            elif node.name not in ARITHMETIC | SAME:
-                shifted = None
-            value = inputs[0]
-        return 0
-
-
-def _is_shifted(value: Value) -> bool:
-    """Whether a value is another and a number."""
-    return _shifted_from(value) is not value
-
-
-def _shifted_from(value: Value) -> Value:
-    """What a number was added to."""
-    node = value.node
-    if node is None or node.name not in ("add", "sub", "rsub") or len(node.values) != 1:
-        return value
-    others = [each for each in node.args if isinstance(each, Value) and each.node is None]
-    return value if any(each.tensor.ndim for each in others) else node.values[0]
-
-
-def _is_of_one_sign(value: Value, base: Value) -> bool:
-    """Whether a value, as a function of another, has the same sign at -5, 0 and 5, and is not nothing at 0."""
-
-    def at(x: float) -> Tensor:
-        known: dict[int, Tensor] = {}
-
-        def number(each: Any) -> Any:
-            if not isinstance(each, Value):
-                return each
-            if each.node is None:
-                return each.tensor
-            if each.tensor.data_ptr() == base.tensor.data_ptr() and each.tensor.shape == base.tensor.shape:
-                return torch.full_like(base.tensor, x)
-            if id(each) not in known:
-                made = each.node.func(*tree_map(number, each.node.args), **tree_map(number, each.node.kwargs))
-                known[id(each)] = made if isinstance(made, Tensor) else made[each.number]
-            return known[id(each)]
-
-        return number(value)
-
-    below, middle, above = at(-5.0), at(0.0), at(5.0)
-    signs = [((s * below >= 0) & (s * middle > 0) & (s * above >= 0)).all() for s in (1, -1)]
-    return bool(signs[0] | signs[1])
-
-
-def _is_made_of(x: Value, gate: Value) -> bool:
-    """Whether a value was computed from another, or from what that one is but for its shape and scale."""
-    places = {id(gate)}
-    while gate.node is not None and gate.node.name in SHAPES | SAME and len(gate.node.values) == 1:
-        gate = gate.node.values[0]
-        places.add(id(gate))
-    waiting, seen = [x], set()
-    while waiting:
-        each = waiting.pop()
-        if id(each) in places:
-            return True
-        if each.node is not None and each.index > gate.index and id(each) not in seen:
-            seen.add(id(each))
-            waiting += each.node.values
-    return False
+            ((value, whole),) = _adjoint(node, [argument], [c], position)
+            yield value, share * whole
 
 
 # ------------------------------------------------------------------------------ formulas
@@ -289,8 +201,18 @@ def _is_made_of(x: Value, gate: Value) -> bool:
 
 def _identity(x: Tensor, y: Tensor, c: Tensor) -> Tensor:
     """R_x = R_y."""
-    zero = x == 0
-    return torch.where(zero, 0.0, c * y / torch.where(zero, 1.0, x))
+    is_steep = (x == 0) | (y.abs() > STEEPEST * x.abs())
+    return torch.where(is_steep, 0.0, c * y / torch.where(is_steep, 1.0, x))
+
+
+def _axis_of_halves(node: Node) -> int:
+    return int(node.args[1]) if len(node.args) > 1 else -1
+
+
+def _gated_half(x: Tensor, c: Tensor, axis: int, share: float) -> Tensor:
+    """``a · sigmoid(b)``, the halves of ``x``: a share to ``a``, the rest by the identity rule to ``b``."""
+    a, b = x.chunk(2, axis)
+    return torch.cat([share * c * b.sigmoid(), _identity(b, a * b.sigmoid(), (1 - share) * c)], axis)
 
 
 def _softmax(s: Tensor, c: Tensor, axis: int) -> Tensor:
@@ -300,9 +222,11 @@ def _softmax(s: Tensor, c: Tensor, axis: int) -> Tensor:
 def _axis(node: Node) -> int:
     """The axis of a written-out softmax."""
     value = node.args[1] if node.name != "exp" else node.args[0]
-    if node.name == "exp":
+    if value.node.name == "_log_softmax":
         return int(value.node.args[1])
-    while value.node.name != "sum":
+    if node.name == "exp":
+        value = value.node.args[1]
+    while value.node.name not in ("sum", "logsumexp"):
         value = value.node.values[0]
     axes = value.node.args[1]
     if len(axes) != 1:
@@ -338,6 +262,27 @@ def _batch_norm(node: Node, c: Tensor) -> Shares:
         raise JudgeError("no formula for a batch norm in training")
     scale = (variance.tensor + eps).rsqrt() * (1.0 if weight is None else weight.tensor)
     yield x, c * scale.reshape(1, -1, *[1] * (c.ndim - 2))
+
+
+def _forward_substitution(node: Node, c: Tensor) -> Shares:
+    """``x_i = (b_i − Σ_j a_ij x_j) / a_ii``, row after row; each product halves, and ``a_ii`` is a constant."""
+    a, b = node.args[:2]
+    if not node.kwargs.get("left", True):
+        raise JudgeError("no formula for a triangular solve from the right")
+    lower = torch.tril(a.tensor) if not node.kwargs["upper"] else torch.triu(a.tensor)
+    x, c, of_a = node.outputs[0].tensor, c.clone(), torch.zeros_like(a.tensor)
+    rows = list(range(a.tensor.shape[-1]))
+    for i in rows if node.kwargs["upper"] else reversed(rows):
+        if not node.kwargs.get("unitriangular"):
+            c[..., i, :] /= lower[..., i, i, None]
+        for j in rows:
+            if j != i:
+                of_a[..., i, j] = -(x[..., j, :] * c[..., i, :]).sum(-1) / 2
+                c[..., j, :] -= lower[..., i, j, None] * c[..., i, :] / 2
+    if depends(a):
+        yield a, of_a * (lower != 0)
+    if depends(b):
+        yield b, c
 
 
 NORMS: dict[str, Callable[[Node, Tensor], Shares]] = {
@@ -385,7 +330,11 @@ def _adjoint(node: Node, inputs: list[Value], c: list[Tensor], position: int | N
 
 
 def _refuse_unless_linear(node: Node, inputs: list[Value]) -> None:
-    """f(x + d) − f(x) = f(d) − f(0), where these are finite."""
+    """f(x + d) − f(x) = f(d) − f(0), where these are finite; once for each call with the same constants."""
+    settings, _ = tree_flatten((node.args, node.kwargs))
+    call = (node.func, *(_described(each, inputs) for each in settings))
+    if call in CHECKED:
+        return
     generator = torch.Generator().manual_seed(node.index)
     x = {id(value): value.tensor for value in inputs}
     d = {key: torch.randn(t.shape, generator=generator, dtype=t.dtype) for key, t in x.items()}
@@ -399,6 +348,18 @@ def _refuse_unless_linear(node: Node, inputs: list[Value]) -> None:
         error = (error.abs() / size)[torch.isfinite(size)]
         if error.numel() and float(error.max()) > 1e-9:
             raise JudgeError(f"{node.name} is not linear here")
+    CHECKED.add(call)
+
+
+CHECKED: set[Any] = set()
+"""The linear calls that were found to be linear."""
+
+
+def _described(value: Any, inputs: list[Value]) -> Any:
+    """What a call's linearity hangs on, of one argument."""
+    if not isinstance(value, Value):
+        return repr(value)
+    return (tuple(value.tensor.shape), str(value.tensor.dtype), any(value is each for each in inputs))
 
 
 def _summed(c: Tensor, like: Tensor) -> Tensor:

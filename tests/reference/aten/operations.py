@@ -64,37 +64,51 @@ FUNCTIONS = frozenset(
 )
 """Element-wise functions of one tensor; other tensors among their arguments are constants, or else they are refused."""
 
-BOUNDS = frozenset("clamp clamp_min clamp_max nan_to_num".split())
-"""Those that leave a gate one, and a signal one; all others make a tensor a gate."""
+BOUNDS = frozenset("clamp clamp_min clamp_max".split())
+KEEPS = BOUNDS | frozenset("pow square sqrt abs relu leaky_relu".split())
+"""Functions of a sure gate that are one."""
 
-KEEPING = frozenset("sqrt pow square abs relu leaky_relu".split())
-"""Those that leave a gate what it was, if it was more."""
+ACTIVATIONS = FUNCTIONS - BOUNDS - frozenset("rsqrt reciprocal nan_to_num".split())
+"""Those that make a tensor a gate."""
 
-GATES = frozenset("sigmoid hardsigmoid softplus log_sigmoid_forward erfc _softmax _safe_softmax".split())
-"""Those that gate wherever they meet another one: what they give is of one sign, and says how much."""
+SOFTMAXES = frozenset({"_softmax", "_safe_softmax"})
+GATES = frozenset({"sigmoid", "hardsigmoid", "erf"}) | SOFTMAXES
+"""Those that gate wherever they meet another one: what they give is a share."""
 
-MOVES = frozenset(
-    """
-    view _unsafe_view reshape t transpose permute expand unsqueeze squeeze slice select split split_with_sizes
-    unsafe_split unbind chunk clone contiguous _to_copy index index_select gather repeat
-    read flat masked_fill tril where index_put scatter slice_scatter copied write cat stack roll flip constant_pad_nd
-    repeat_interleave topk sort max
-    """.split()
-)
-"""What only moves numbers about, or puts constants among them."""
-
-JOINS = frozenset(
-    """
-    add sub rsub addcmul sum mean cumsum cat stack where maximum minimum max amax min amin index_put scatter index_add
-    scatter_add avg_pool1d avg_pool2d _adaptive_avg_pool2d topk sort write copied slice_scatter
-    """.split()
-)
-"""What sums, or puts together; a gate, if all that depends on a source is one."""
-
-SHAPES = frozenset(
-    "view _unsafe_view reshape t transpose permute expand unsqueeze squeeze mul div neg read flat".split()
-)
-"""What gives all of the numbers, in another shape or scale."""
+EXPONENTIALS = frozenset({"exp", "exp2"})
+QUOTIENTS = frozenset({"div", "true_divide"})
+SUMMATIONS = frozenset({"add", "sub", "rsub"})
 
 SAME = frozenset("clone contiguous _to_copy copy copied".split())
 """What does nothing at all to the numbers."""
+
+SHAPES = SAME | frozenset(
+    "view _unsafe_view reshape _reshape_alias view_as t transpose permute numpy_T movedim swapaxes expand squeeze "
+    "flat".split()
+)
+"""What gives a tensor another shape; but for a new axis, which is an index (``x[:, None]``) as often as not."""
+
+SELECTS = frozenset(
+    """
+    slice select split split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk unsafe_chunk index
+    _unsafe_index index_select gather take take_along_dim repeat repeat_interleave roll flip topk sort tril triu
+    masked_fill read pad constant_pad_nd unsqueeze
+    """.split()
+)
+"""What selects of one tensor, once or many times, or puts constants beside it."""
+
+JOINS = frozenset(
+    """
+    cat stack hstack vstack where index_put _unsafe_index_put index_copy index_fill scatter slice_scatter
+    select_scatter diagonal_scatter masked_scatter write max min amax amin maximum minimum fmax fmin cummax cummin
+    kthvalue median mode diagonal diag_embed unfold im2col block_diag masked_select max_pool1d_with_indices
+    max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d nan_to_num
+    """.split()
+)
+"""What puts tensors together, or takes the one or the other."""
+
+NORMALISERS = frozenset("rsqrt reciprocal std norm linalg_vector_norm".split())
+"""What divides: a constant, if it is no function of what it divides."""
+
+STEPS = frozenset("sign sgn round floor ceil trunc".split())
+"""Constant almost everywhere."""

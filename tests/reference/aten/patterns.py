@@ -1,8 +1,8 @@
 """What written-out functions compute, seen on the tape.
 
-- A function of one tensor: every operation between ``base`` and the result is element-wise.
-- A softmax: ``e / sum(e)`` with ``e = exp(u)``, or ``exp(log_softmax(u))``.
-- A norm: a factor that is one over a standard deviation, root mean square or length of the other factor.
+- A function of one tensor: every operation between ``base`` and the result is element-wise; or one in pieces
+  (``where``).
+- A softmax: ``e / sum(e)`` with ``e = exp(u)``, or ``exp(log_softmax(u))``, or ``exp(u - logsumexp(u))``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_iter
 
-from tests.reference.aten.operations import BILINEAR, FUNCTIONS, SAME
+from tests.reference.aten.operations import BILINEAR, EXPONENTIALS, FUNCTIONS, QUOTIENTS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Sequence
 
 ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where masked_fill maximum minimum".split())
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
-SUMS = frozenset("sum mean".split())
-STATISTICS = frozenset("var std var_mean std_mean linalg_vector_norm norm".split())
-EXTREMES = frozenset("amax max aminmax".split())
-LINEAR_MAPS = frozenset("mm bmm mv".split())
-EVEN = frozenset("pow square abs".split())
 PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute transpose t slice select read".split())
 
 
@@ -32,13 +27,13 @@ PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute t
 class Patterns:
     """What was found: by the index of a node.
 
-    ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the axis;
-    ``norms``: the positions (0 or 1) of the factor that is held constant.
+    ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result;
+    ``logistic``: those of the functions that are one over a number and an exponential.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
     softmaxes: dict[int, tuple[Value, Value]] = field(default_factory=dict)
-    norms: dict[int, int] = field(default_factory=dict)
+    logistic: set[int] = field(default_factory=set)
 
 
 def find(tape: Tape) -> Patterns:
@@ -51,14 +46,19 @@ def find(tape: Tape) -> Patterns:
         for value in node.outputs:
             values[id(value)] = value
             of[id(value)] = _bases(node, value, of, first)
-        if node.name in ("mul", "div", "true_divide", "addcmul"):
+        one_over = node.name in QUOTIENTS and not depends(node.args[0])
+        if node.name in QUOTIENTS | {"mul", "addcmul"} and not one_over:
             _product(node, found, of, values, first)
-        elif node.name == "exp" and node.values[0].node.name == "_log_softmax":
-            found.softmaxes[node.index] = (node.values[0].node.args[0], node.outputs[0])
-        elif node.name in FUNCTIONS:
+        elif node.name == "exp" and (scores := _normalised(node.values[0].node, first)) is not None:
+            found.softmaxes[node.index] = (scores, node.outputs[0])
+        elif node.name == "where" and all(map(depends, node.args[1:3])):
+            _of_one(node, node.args[1:3], found, of, values)
+        elif node.name in FUNCTIONS or one_over:
             base = _chained(node, found)
             if base is not None:
                 found.functions[node.index] = base
+                if (one_over or node.name == "reciprocal") and _holds(node, EXPONENTIALS):
+                    found.logistic.add(node.index)
     return found
 
 
@@ -101,18 +101,20 @@ def _product(
     a, b = (node.args[i] for i in BILINEAR[node.name])
     if not (depends(a) and depends(b)):
         return
-    if node.name in ("div", "true_divide") and (scores := _written_softmax(a, b, first)) is not None:
+    if node.name in QUOTIENTS and (scores := _written_softmax(a, b, first)) is not None:
         found.softmaxes[node.index] = (scores, node.outputs[0])
         return
-    quotient = node.name in ("div", "true_divide")
-    for position, (signal, factor) in enumerate(((b, a), (a, b))):
-        if is_spread(factor, signal, first, quotient and position == 1):
-            found.norms[node.index] = position
-            return
-    if a.tensor.shape == b.tensor.shape:
-        common = of[id(a)] & of[id(b)]
-        if common:
-            found.functions[node.index] = max((values[each] for each in common), key=lambda v: (v.index, v.number))
+    _of_one(node, (a, b), found, of, values)
+
+
+def _of_one(
+    node: Node, both: Sequence[Value], found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value]
+) -> None:
+    """Whether a call on two tensors is a function of one that both are a function of."""
+    a, b = both
+    common = of[id(a)] & of[id(b)] if a.tensor.shape == b.tensor.shape else frozenset()
+    if common:
+        found.functions[node.index] = max((values[each] for each in common), key=lambda v: (v.index, v.number))
 
 
 def _chained(node: Node, found: Patterns) -> Value | None:
@@ -125,9 +127,17 @@ def _chained(node: Node, found: Patterns) -> Value | None:
         shifted |= value.node.name in ("add", "sub", "rsub")
         value = value.node.values[0]
     inner = value.node
-    if not shifted or len(node.values) != 1 or inner.name not in FUNCTIONS or len(inner.values) != 1:
+    if not shifted or len(node.values) != 1:
         return None
-    return found.functions.get(inner.index, inner.values[0])
+    if inner.index in found.functions:
+        return found.functions[inner.index]
+    return inner.values[0] if inner.name in FUNCTIONS and len(inner.values) == 1 else None
+
+
+def _holds(node: Node, names: frozenset[str]) -> bool:
+    """Whether a function of a function plus a number is one of such a function."""
+    inner = _back(node.values[0], ARITHMETIC | SAME).node
+    return inner is not None and inner.name in names
 
 
 def depends(value: object) -> bool:
@@ -149,54 +159,12 @@ def _written_softmax(e: Value, total: Value, first: dict[int, int]) -> Value | N
     return e.node.values[0]
 
 
-def is_spread(factor: Value, signal: Value, first: dict[int, int], divides: bool) -> bool:
-    """Whether a factor is a function of a standard deviation, a root mean square or a length of the signal.
-
-    Lengths are those of any norm; where the signal is divided, its sum is one too (weights that shall sum to one), and
-    its maximum.
-    """
-    value = _back(factor, PLACES | SAME | FUNCTIONS | ARITHMETIC)
-    node = value.node
-    if node is None:
-        return False
-    if node.name in STATISTICS:
-        measured = node.values[0]
-    elif node.name in SUMS | EXTREMES:
-        measured = node.values[0]
-        inner = _back(measured, SAME).node
-        if inner.name in EVEN or (
-            inner.name == "mul" and len(inner.values) == 2 and first[id(inner.values[0])] == first[id(inner.values[1])]
-        ):
-            measured = inner.values[0]
-        elif not divides:
-            return False
-    else:
-        return False
-    return bool(_roots(measured, first) & _roots(signal, first, LINEAR_MAPS))
-
-
-def _roots(value: Value, first: dict[int, int], more: frozenset[str] = frozenset()) -> set[int]:
-    """A tensor and what it is but for its place, its scale and its mean, and for ``more`` operations without a bias.
-
-    (A norm may be divided by after the matrix product: ``W(x · r) = (W x) · r``.)
-    """
-    found = {first[id(value)]}
-    while value.node is not None:
-        node = value.node
-        inputs = node.values
-        if node.name == "sub" and len(inputs) == 2 and _back(inputs[1], PLACES | SAME).node.name == "mean":
-            value = inputs[0]
-        elif len(inputs) == 1 and node.name in PLACES | SAME | more | {"mul", "div", "split", "split_with_sizes"}:
-            others = [each for each in node.args if isinstance(each, Value) and each is not inputs[0]]
-            if node.name in ("mul", "div") and any(_large(each.tensor) for each in others):
-                break
-            value = inputs[0]
-        else:
-            break
-        if value.node is not None:
-            found.add(first[id(value)])
-    return found
-
-
-def _large(tensor: Tensor) -> bool:
-    return tensor.numel() > 1
+def _normalised(node: Node, first: dict[int, int]) -> Value | None:
+    """The scores whose log-softmax a call gives."""
+    if node.name == "_log_softmax":
+        return node.args[0]
+    if node.name == "sub" and all(map(depends, node.args[:2])):
+        total = _back(node.args[1], PLACES | SAME).node
+        if total is not None and total.name == "logsumexp" and first[id(total.args[0])] == first[id(node.args[0])]:
+            return node.args[0]
+    return None

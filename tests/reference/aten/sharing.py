@@ -1,0 +1,187 @@
+"""How two factors that both depend on the input share what their product gets.
+
+- ``N`` factors get ``1/N`` each, however a model brackets them (Achtibat et al. 2024, Prop. 3.3): a tensor that is a
+  product of ``m`` gets ``m`` of ``m + n`` shares. Shapes, selections, scalings by constants, and sums over dimensions
+  are products of as many factors as what they are made of (the fewest, if that is several); a linear layer, a function,
+  a softmax, a norm in one call and a sum of two are one factor.
+- An exponential is a scale, held constant (Jafari et al. 2024): what it is multiplied with gets all. A product with one
+  decays; a sum of what decays and of what is added to it leads on, as a selection does.
+- Under CP-LRP, of an element-wise product, the gate gets nothing (Arras et al. 2025, D.4): of two that are different
+  gates, the surer one is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.reference.aten.operations import (
+    ACTIVATIONS,
+    BILINEAR,
+    BOUNDS,
+    EXPONENTIALS,
+    GATES,
+    JOINS,
+    KEEPS,
+    MATRIX,
+    QUOTIENTS,
+    SELECTS,
+    SHAPES,
+    SUMMATIONS,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tests.reference.aten.patterns import Patterns
+    from tests.reference.aten.tape import Node, Value
+
+NONE, ACTIVATION, SURE, SCALE = range(4)
+"""How sure a gate is: none; an activation's output; a sigmoid's or softmax's; an exponential's."""
+
+
+class Sharing:
+    """Of every value of a tape: how many factors it has, how sure a gate it is, whether an exponential decays it.
+
+    :meth:`add` is told the calls in the order of the tape; :meth:`split` is asked on the way back.
+    """
+
+    def __init__(self, patterns: Patterns, carries: Callable[[Any], bool], *, gated: bool) -> None:
+        """``gated``: whether the gate of an element-wise product gets nothing (CP-LRP)."""
+        self.patterns, self.carries, self.gated = patterns, carries, gated
+        self.counts: dict[int, int] = {}
+        self.gates: dict[int, int] = {}
+        self.decayed: set[int] = set()
+
+    def add(self, node: Node) -> None:
+        """Look at a call whose outputs carry relevance."""
+        inputs = [value for value in node.values if self.carries(value)]
+        factors = self._factors(node)
+        count, decayed = self._count(node, inputs, factors), self._decays(node, inputs, factors)
+        gate = self._gate(node, inputs, factors)
+        for value in node.outputs:
+            self.counts[id(value)], self.gates[id(value)] = count, gate
+            if decayed:
+                self.decayed.add(id(value))
+
+    def split(self, node: Node) -> tuple[float, float]:
+        """Which part of a product's relevance goes to each factor."""
+        a, b = (node.args[i] for i in BILINEAR[node.name])
+        if not (self.carries(a) and self.carries(b)):
+            return 1.0, 1.0
+        held = self._held(node, a, b)
+        if held is not None:
+            return (0.0, 1.0) if held == 0 else (1.0, 0.0)
+        m, n = self._own(a), self._own(b)
+        return m / (m + n), n / (m + n)
+
+    def of_glu(self, node: Node) -> float:
+        """The part of the first half of a gated linear unit; the second is a sigmoid, one factor."""
+        count = self._own(node.args[0])
+        return 1.0 if self.gated else count / (count + 1)
+
+    # ------------------------------------------------------------------------------ small
+
+    def _factors(self, node: Node) -> list[Value]:
+        """The two factors of a product, if both carry relevance and it is no function of one tensor."""
+        if node.name not in BILINEAR or self._is_whole(node):
+            return []
+        factors = [node.args[i] for i in BILINEAR[node.name]]
+        return factors if all(map(self.carries, factors)) else []
+
+    def _is_whole(self, node: Node) -> bool:
+        base = self.patterns.functions.get(node.index)
+        return node.index in self.patterns.softmaxes or (base is not None and self.carries(base))
+
+    def _held(self, node: Node, a: Value, b: Value) -> int | None:
+        """Which factor is held constant."""
+        if node.name in QUOTIENTS:
+            return 1
+        gates = [self.gates.get(id(value), NONE) for value in (a, b)]
+        if gates[0] == gates[1]:
+            return None
+        if SCALE in gates or (self.gated and node.name not in MATRIX):
+            return gates.index(max(gates))
+        return None
+
+    def _own(self, value: Value) -> int:
+        return self.counts.get(id(value), 1) or 1
+
+    def _fewest(self, values: Sequence[Value]) -> int:
+        """0 of exponentials alone, which are no factors."""
+        return min((count for value in values if (count := self.counts.get(id(value), 1))), default=0)
+
+    # ------------------------------------------------------------------------- the factors
+
+    def _count(self, node: Node, inputs: list[Value], factors: list[Value]) -> int:
+        if self._is_scale(node):
+            return 0
+        if self._is_whole(node):
+            return 1
+        if factors:
+            held = self._held(node, *factors)
+            if held is not None:
+                return self._own(factors[1 - held])
+            if all(self.gates.get(id(value)) == SCALE for value in factors):
+                return 0
+            return sum(map(self._own, factors))
+        if node.name == "glu":
+            return self._own(node.args[0]) + (not self.gated)
+        if node.name in SUMMATIONS:
+            summands = [value for value in inputs if self.counts.get(id(value), 1)]
+            if len(summands) > 1 and not any(id(value) in self.decayed for value in summands):
+                return 1
+        if self._leads_on(node):
+            return self._fewest(inputs)
+        return 1
+
+    def _leads_on(self, node: Node) -> bool:
+        """Whether a call makes nothing new of its input: it moves, scales, or sums it."""
+        return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS or node.name in (
+            "mul", "div", "true_divide", "sum", "mean", "cumsum", "neg", "index_add", "scatter_add",
+        )  # fmt: skip
+
+    def _decays(self, node: Node, inputs: list[Value], factors: list[Value]) -> bool:
+        if self._is_scale(node) or self._is_whole(node):
+            return False
+        if factors:
+            held = self._held(node, *factors)
+            if held is None:
+                return False
+            return self.gates.get(id(factors[held])) == SCALE or id(factors[1 - held]) in self.decayed
+        return len(inputs) == 1 and self._leads_on(node) and id(inputs[0]) in self.decayed
+
+    # --------------------------------------------------------------------------- the gates
+
+    def _is_scale(self, node: Node) -> bool:
+        if node.index in self.patterns.softmaxes:
+            return False
+        return node.name in EXPONENTIALS or (node.name == "pow" and self.carries(node.args[1]))
+
+    def _gate(self, node: Node, inputs: list[Value], factors: list[Value]) -> int:
+        if self._is_scale(node):
+            return SCALE
+        if node.name in GATES or node.index in self.patterns.softmaxes or node.index in self.patterns.logistic:
+            return SURE
+        weakest = min((self.gates.get(id(value), NONE) for value in inputs), default=NONE)
+        if node.name in BOUNDS and len(inputs) == 1 and not _is_relu(node):
+            return weakest  # between bounds a gate is a gate, a signal a signal
+        if node.name in KEEPS and weakest >= SURE and len(inputs) == 1:
+            return weakest
+        if self._is_whole(node):
+            return ACTIVATION
+        if node.name in ACTIVATIONS or (node.name in ("clamp", "clamp_min") and _is_relu(node)):
+            return ACTIVATION
+        if node.name in SHAPES and len(inputs) == 1:
+            return weakest
+        if factors:
+            held = self._held(node, *factors)
+            if held is not None and node.name in QUOTIENTS:
+                weakest = self.gates.get(id(factors[1 - held]), NONE)
+            return weakest if weakest >= SURE else NONE
+        alone = len(inputs) == 1 and node.name in SELECTS | SUMMATIONS | {"mul", "div", "true_divide", "neg"}
+        return weakest if weakest >= SURE and (alone or node.name in JOINS) else NONE
+
+
+def _is_relu(node: Node) -> bool:
+    """Whether a clamp is from 0 up."""
+    return node.name != "clamp_max" and node.args[1] == 0 and (len(node.args) < 3 or node.args[2] is None)
