@@ -37,7 +37,8 @@ _SHORT = 50
 class Prediction:
     """What the model itself says at the explained position.
 
-    ``text`` is the token or class label, ``id`` its index, ``probability`` its softmax probability.
+    ``text`` is the token or class label, ``id`` its index, ``probability`` what the model gives it: by the softmax of
+    the logits, or by the sigmoid of its own where several classes may hold at once (``problem_type`` of the config).
     """
 
     text: str
@@ -114,6 +115,8 @@ class Attribution(Pictures):
         segments: named half-open ranges of tokens, such as the encoder's and the decoder's; one segment
             ``("input", 0, T)`` for everything else.
         ledger: where every unit of the explained value went, or None when it was not asked for.
+        is_decomposition: whether a token's relevance is a part of the explained value, as LRP's is, and so a share of
+            it; not the norm of a gradient, say, or a difference.
 
     Raises:
         ResultError: there is no part of the tokens, or a part has another number of tokens.
@@ -130,6 +133,7 @@ class Attribution(Pictures):
     special: tuple[bool, ...] = ()
     segments: tuple[tuple[str, int, int], ...] = ()
     ledger: Ledger | None = None
+    is_decomposition: bool = True
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -322,6 +322,7 @@ class Explainer:
             special=described.special,
             segments=tuple(segments),
             ledger=None if found.ledgers is None else found.ledgers[i],
+            is_decomposition=method.has_ledger,
         )
 
     def _provenance(self, method: Method) -> Provenance:

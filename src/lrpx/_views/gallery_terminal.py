@@ -10,7 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from lrpx._views.gallery import FEW, groups
-from lrpx._views.picture import number
+from lrpx._views.picture import number, percent
 from lrpx._views.terminal import _card, _flat, _is_dark, _legend, _numbered, _paint, _quoted, _tokens
 
 if TYPE_CHECKING:
@@ -78,4 +78,7 @@ def _tables(group: Group, width: int) -> RenderResult:
         for row in rows:
             numbers = (line.shown.number(row[start + i].relevance) for i, line in enumerate(lines))
             table.add_row(Text(_flat(row[0].text)), *map(Text, numbers))
+        table.add_row(Text("sum", "dim"), *(Text(number(line.shown.total), "dim") for line in lines))
+        if any(line.shown.share is not None for line in lines):
+            table.add_row(Text("of the value", "dim"), *(Text(percent(line.shown.share), "dim") for line in lines))
         yield table

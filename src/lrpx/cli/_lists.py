@@ -67,7 +67,7 @@ class Given:
 
 
 def explain(
-    wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], show: Callable[[list[Attribution], Any], None]
+    wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], show: Callable[[list[Attribution]], None]
 ) -> None:
     """Explain every text: into the file, or shown one after another.
 
@@ -110,7 +110,7 @@ def explain(
                 elif isinstance(found, LRPxError):
                     console.print(Text(f"lrpx: line {given.line}: {on_the_command_line(str(found))}"), soft_wrap=True)
                 else:
-                    show(found, chosen)
+                    show(found)
                     Console().print()
             bar.advance(task, len(some))
     if failed:
