@@ -62,7 +62,7 @@ def explain(wanted: Wanted) -> None:
         else:
             _explain_one(wanted, explainer, chosen)
     except torch.OutOfMemoryError as error:
-        raise InputError("there is not enough memory for this text; shorten it, or use --recompute") from error
+        raise InputError(_lists.NO_MEMORY) from error
 
 
 def _explain_one(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> None:
