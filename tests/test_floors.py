@@ -27,6 +27,7 @@ FLOORS = {
     "encoded": 1,
     "padding": 2,
     "parts": 1,
+    "pooling": 1,
     "pictures": 1,
     "progress": 1,
     "metrics": 2,

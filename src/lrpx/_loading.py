@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lrpx import tasks
 from lrpx.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder", "trust_remote_code")
 """The options that say which files are meant: for the config and the tokenizer as for the model."""
@@ -48,8 +51,10 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
                 tasks.task_of_class(kind)
             except ModelError as error:
                 raise ModelError(f"{name} cannot be explained: {error}") from None
-        model = kind.from_pretrained(name, dtype=dtype, **options)
-        tokenizer = _tokenizer(name, config, tasks.task_of(model), where)
+        model, loaded = kind.from_pretrained(name, dtype=dtype, **options, output_loading_info=True)
+        task = tasks.task_of(model)
+        _refuse_random(name, architecture, loaded["missing_keys"], task)
+        tokenizer = _tokenizer(name, config, task, where)
     except ModelError:
         raise
     except Exception as error:
@@ -59,6 +64,20 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
             "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
         ) from error
     return model, tokenizer
+
+
+def _refuse_random(name: str, architecture: str, missing: Iterable[str], task: tasks.Task) -> None:
+    """Refuse a model with weights that are in no file, and so are random: the files are of another class.
+
+    Raises:
+        ModelError: there are such; the pooler of a text encoder is none, for its hidden states are read before it.
+    """
+    found = sorted(each for each in missing if task is not tasks.Task.EMBEDDINGS or "pooler" not in each)
+    if found:
+        raise ModelError(
+            f"{name} has no weights for {found[0]} and {len(found)} in all of a {architecture}, which would be random; "
+            "load it yourself with the class that the files are of, and pass it to lrpx.Explainer(model, tokenizer)"
+        )
 
 
 def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:

@@ -21,6 +21,7 @@ from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._loading import load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._passes import Pass
+from lrpx._pooling import Pooling, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
@@ -68,7 +69,7 @@ class Spec:
         name: a name on the Hub or a folder; None for the bundled model.
         dtype: ``"float32"``, …; ``"auto"`` is the checkpoint's own.
         device: ``"cuda"``, ``"cpu"``, …; None for where transformers puts it.
-        padding_side, recompute, compile: as :class:`BoundModel` takes them.
+        padding_side, recompute, compile, pooling: as :class:`BoundModel` takes them.
         options: what else transformers takes, such as ``{"attn_implementation": "eager"}``.
 
     >>> Spec().build().name
@@ -82,6 +83,7 @@ class Spec:
     recompute: bool = False
     compile: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a dict has no hash
+    pooling: str | None = None
 
     def build(self) -> BoundModel:
         """Load the model and its tokenizer, with the class its config names, in eval mode.
@@ -103,7 +105,7 @@ class Spec:
             raise ModelError(
                 f"cannot move the model to device {self.device!r}: {first}; pass another device"
             ) from error
-        how: dict[str, Any] = {"recompute": self.recompute, "compile": self.compile}
+        how: dict[str, Any] = {"recompute": self.recompute, "compile": self.compile, "pooling": self.pooling}
         return BoundModel(module.eval(), tokenizer, padding_side=self.padding_side, spec=self, **how)
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,6 +136,8 @@ class BoundModel:
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
         recompute: compute each layer a second time in the backward pass, to need the memory of one layer only.
         compile: run passes as compiled code.
+        pooling: how a text encoder's hidden states become one embedding: ``"mean"``, ``"cls"`` (the first token),
+            ``"lasttoken"`` or ``"weightedmean"``; None for what the model's files say, and else the mean.
         spec: what it was built from, if it was.
 
     Raises:
@@ -150,6 +154,7 @@ class BoundModel:
         padding_side: Literal["left", "right"] = "right",
         recompute: bool = False,
         compile: bool = False,
+        pooling: str | None = None,
         spec: Spec | None = None,
     ) -> None:
         module, tokenizer = taken_apart(module, tokenizer)
@@ -179,6 +184,16 @@ class BoundModel:
         self.recompute = recompute
         self.spec = spec
         self.compiler = Compiler() if compile else None
+        self.pooling = self._pooling(pooling)
+
+    def _pooling(self, given: Any) -> Pooling:
+        compares = self.task.reads == "embeddings"
+        if given is not None and not compares:
+            raise InputError(f"a {self.task.title} pools nothing; leave pooling out")
+        name = getattr(self.config, "name_or_path", None) if compares else None
+        local = {"revision": self.revision, "local_files_only": True}
+        options = local if self.spec is None else dict(self.spec.options)
+        return pooling_of(given, name, options)
 
     # ---------------------------------------------------------------------------- facts
 
@@ -288,6 +303,11 @@ class BoundModel:
             return f"token {start} to {end}", start, float(starts[start] * ends[end])
         index = int(logits.argmax())
         return self.label(index), index, float(logits.softmax(-1)[index])
+
+    def describe(self, target: Target) -> str:
+        """How an explained value reads; of two embeddings, how they are made too."""
+        made = f" ({self.pooling})" if self.task.reads == "embeddings" else ""
+        return target.describe(self.label) + made
 
     def default_target(self) -> Target:
         """What is explained when nobody says: the model's own prediction."""
@@ -489,7 +509,7 @@ class BoundModel:
         inputs: Mapping[str, Any] = batch.inputs
         if self.task.reads == "span":  # where there is text, whatever the mask hides
             inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
-        return tasks.reading(self.module, self.task, inputs, positions)
+        return tasks.reading(self.module, self.task, inputs, positions, self.pooling)
 
     def _refuse_probabilities(self, logits: Tensor) -> None:
         """Refuse a model that ends in a softmax, of which rules give other relevance than of the logits before it.

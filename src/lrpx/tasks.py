@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
+    from lrpx._pooling import Pooling
+
     Read = Callable[[Any], Tensor]
 
 __all__ = ["Task"]
@@ -312,7 +314,9 @@ def looks_back(model: Module) -> bool:
 
 
 @contextmanager
-def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Tensor | None) -> Iterator[Read]:
+def reading(
+    model: Module, task: Task, inputs: Mapping[str, Any], positions: Tensor | None, pooling: Pooling
+) -> Iterator[Read]:
     """Where the logits of a task are read.
 
     Args:
@@ -320,6 +324,7 @@ def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Ten
         task: what it predicts.
         inputs: what it is about to be called with.
         positions: ``[B, n]``, for a task that reads at positions.
+        pooling: how the embeddings of texts are made, for a task that compares them.
 
     Yields:
         What reads the logits ``[B, n, V]`` from the model's output.
@@ -333,7 +338,7 @@ def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Ten
     elif task.reads == "span":
         yield lambda output: _span(output, mask, model, task)
     elif task.reads == "embeddings":
-        yield lambda output: _embedded(output, mask, model, task)
+        yield lambda output: _embedded(output, mask, model, task, pooling)
     else:
         first = next((value for value in inputs.values() if isinstance(value, Tensor)), None)
         yield lambda output: _logits(output, model, task, None if first is None else len(first)).unsqueeze(1)
@@ -400,8 +405,8 @@ def _span(output: Any, mask: Tensor | None, model: Module, task: Task) -> Tensor
     return torch.cat(found, -1).unsqueeze(1)
 
 
-def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task) -> Tensor:
-    """``[B, 1, 2d]``: the mean of each text's hidden states, of the two texts of a row one after the other.
+def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task, pooling: Pooling) -> Tensor:
+    """``[B, 1, 2d]``: each text's hidden states as one, of the two texts of a row one after the other.
 
     Raises:
         ModelError: the model returned something else.
@@ -411,7 +416,7 @@ def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task) -> Te
     if not fits or (mask is not None and hidden.shape[:2] != mask.shape):
         raise ModelError(_other_output(hidden, model, task, "hidden states [B, T, d]"))
     kept = torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
-    weights = (kept / kept.sum(-1, keepdim=True)).to(hidden.dtype)
+    weights = pooling.weights(kept, hidden.dtype)
     pooled = torch.einsum("bt,btd->bd", weights, hidden)
     return pooled.reshape(len(hidden) // 2, 1, -1)
 

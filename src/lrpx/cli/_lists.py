@@ -228,7 +228,7 @@ def _settings(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) ->
     """All that the numbers of every text depend on."""
     bound = explainer.bound
     described = [(method.name, method.describe()) for method in chosen]
-    return repr((bound.name, bound.fingerprint(), bound.dtype, described, wanted.ledger, wanted.words))
+    return repr((bound.name, bound.fingerprint(), bound.dtype, described, wanted.ledger, wanted.words, bound.pooling))
 
 
 def _digest(given: Given, about: str) -> str:
