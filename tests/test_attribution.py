@@ -581,3 +581,24 @@ def test_tokens_that_are_in_no_word_stay_alone():
     assert float(grouped.relevance.sum()) == pytest.approx(float(a.relevance.sum()))
     with pytest.raises(InputError, match="overlaps"):
         dataclasses.replace(KEYS, word_spans=((0, 2), (1, 3)), word_texts=("one", "two")).words()
+
+
+def test_nobody_writes_into_the_versions(tmp_path):
+    """They are shared by all results of a process."""
+    versions = KEYS.provenance.versions
+    for write in (
+        lambda: versions.update(lrpx="9"),
+        lambda: versions.__setitem__("lrpx", "9"),
+        lambda: versions.pop("lrpx"),
+        lambda: versions.setdefault("mine", "9"),
+        lambda: versions.clear(),
+        lambda: versions.__ior__({"lrpx": "9"}),
+    ):
+        with pytest.raises(ResultError, match="not to be written into; make a dict of it first"):
+            write()
+    assert copy.deepcopy(KEYS.provenance) == pickle.loads(pickle.dumps(KEYS.provenance)) == KEYS.provenance
+    assert dataclasses.asdict(KEYS.provenance)["versions"] == dict(versions)
+    given = {"lrpx": "1"}
+    made = dataclasses.replace(KEYS.provenance, versions=given)
+    given["lrpx"] = "2"
+    assert made.versions == {"lrpx": "1"}

@@ -37,6 +37,7 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
     if dtype != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
         raise InputError(f"there is no dtype {dtype!r} to run a model in; pass float32, float64, bfloat16 or float16")
     where = {option: options[option] for option in HUB_OPTIONS if option in options}
+    _refuse_no_folder(name)
     try:
         config = transformers.AutoConfig.from_pretrained(name, **where)
         architecture = (config.architectures or ["AutoModelForCausalLM"])[0]
@@ -64,6 +65,22 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
             "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
         ) from error
     return model, tokenizer
+
+
+def _refuse_no_folder(name: str) -> None:
+    """Refuse what can only be meant as a folder, and is none with a model in it.
+
+    Raises:
+        ModelError: says what is missing.
+    """
+    path = Path(name)
+    is_path = path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2 or path.exists()
+    if not name.strip():
+        raise ModelError("the name of the model is empty; pass a folder or a name on the Hub, or leave it out")
+    if is_path and not path.exists():
+        raise ModelError(f"there is no folder {name}; pass the folder of a model, or its name on the Hub")
+    if is_path and not path.is_dir():
+        raise ModelError(f"{name} is a file; pass the folder that holds the model")
 
 
 def _refuse_random(name: str, architecture: str, missing: Iterable[str], task: tasks.Task) -> None:

@@ -59,6 +59,18 @@ class Explained:
     position: int | None
 
 
+class _Facts(dict[str, str]):
+    """A dict that is not to be written into."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ResultError("a result is not to be written into; make a dict of it first: dict(…)")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where an attribution comes from, enough to make it again."""
@@ -70,6 +82,9 @@ class Provenance:
     dtype: str
     device: str
     versions: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", _Facts(self.versions))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ What is above this floor asks questions; how a model is fed, padded, named and r
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -16,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lrpx import _tokens, tasks
+from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._loading import load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
+from lrpx._naming import Named
 from lrpx._passes import Pass
 from lrpx._pooling import Pooling, pooling_of
 from lrpx.engine import propagate
@@ -27,11 +29,10 @@ from lrpx.engine._compiled import Compiler
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers
-from lrpx.targets import Logit, Similarity, Span, Target
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from lrpx.inputs import Row
     from lrpx.questions import Questions
     from lrpx.recipes import Recipe
+    from lrpx.targets import Target
 
 __all__ = ["BoundModel", "Spec"]
 
@@ -51,14 +53,6 @@ LOOKED_AT = 1024
 
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
-
-_WHOLE_ANSWER = {
-    Task.CAUSAL: "to explain a whole answer, token by token, write it after the text and pass position=[…], the places "
-    "before its tokens, and target=[…], their ids",
-    Task.SEQ2SEQ: "to explain a whole answer, token by token, pass it as decoder, with position=[…], the places before "
-    "its tokens, and target=[…], their ids",
-}
-"""What an error says of a target of several tokens."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +78,10 @@ class Spec:
     compile: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a dict has no hash
     pooling: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
+            raise ModelError(f"options is {self.options!r}; pass a dict of what transformers takes, or leave it out")
 
     def build(self) -> BoundModel:
         """Load the model and its tokenizer, with the class its config names, in eval mode.
@@ -125,7 +123,7 @@ class Spec:
             raise ModelError(f"this is no description of a model ({error}); pass what Spec.to_dict gave") from None
 
 
-class BoundModel:
+class BoundModel(Named):
     """A user's module with its tokenizer, its task, and the ways to run it. The module is left as it is.
 
     Args:
@@ -254,66 +252,6 @@ class BoundModel:
             some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
             digest.update(some.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-    # ---------------------------------------------------------------------------- names
-
-    def index(self, text: str) -> int:
-        """The index of a logit, from a token's text or a class label.
-
-        Raises:
-            TargetError: there is no such token or class.
-        """
-        if self.task.logits == "tokens":
-            whole = _WHOLE_ANSWER.get(self.task, "")
-            how = {"decoder": "decoder" in self.task.segments}
-            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "", **how)
-        if self.task.logits != "classes":
-            raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
-        labels = dict(getattr(self.config, "label2id", None) or {})
-        labels |= {label: index for index, label in (getattr(self.config, "id2label", None) or {}).items()}
-        if text not in labels:
-            raise TargetError(
-                f"there is no class {text!r}; pass one of {', '.join(map(repr, labels))}, or the index of a class"
-            )
-        return int(labels[text])
-
-    def label(self, index: int) -> str:
-        """What a logit is of: a token's text, or the label of a class."""
-        if self.task.logits == "classes":
-            return str((getattr(self.config, "id2label", None) or {}).get(index, index))
-        if self.task.logits != "tokens":
-            return str(index)
-        try:
-            return _tokens.describe(self.reader.text_tokenizer, [index]).pieces[0]
-        except InputError:  # a model's vocabulary may be larger than its tokenizer's
-            return f"#{index}"
-
-    def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
-        """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its softmax
-        probability; of an answer, its place and the index of its start. None where nothing is predicted."""
-        if self.task.reads == "embeddings" or logits.numel() == 1:  # a reranker's score, say
-            return None
-        if self.task.reads == "span":
-            best = Span().resolved(self.index, logits)
-            assert isinstance(best, Span)
-            start, end = best.token, best.end
-            assert isinstance(start, int)
-            assert isinstance(end, int)
-            starts, ends = (each.softmax(-1) for each in logits.chunk(2))
-            return f"token {start} to {end}", start, float(starts[start] * ends[end])
-        index = int(logits.argmax())
-        return self.label(index), index, float(logits.softmax(-1)[index])
-
-    def describe(self, target: Target) -> str:
-        """How an explained value reads; of two embeddings, how they are made too."""
-        made = f" ({self.pooling})" if self.task.reads == "embeddings" else ""
-        return target.describe(self.label) + made
-
-    def default_target(self) -> Target:
-        """What is explained when nobody says: the model's own prediction."""
-        if self.task.reads == "embeddings":
-            return Similarity()
-        return Span() if self.task.reads == "span" else Logit()
 
     # -------------------------------------------------------------------------- batches
 
@@ -540,18 +478,9 @@ class BoundModel:
             values = torch.stack([target.plain(row) if plain else target.value(row) for target, row in pairs])
         return Answers(logits, targets, values)
 
-    def _refuse_other(self, target: Target) -> None:
-        """Refuse a target of another kind of logits than the model gives; of a user's own nothing is known."""
-        wanted = {"span": Span, "embeddings": Similarity}.get(self.task.reads)
-        kind = type(target)
-        is_ours = kind.__module__ == Span.__module__
-        if kind is not wanted and (kind in (Span, Similarity) or (wanted is not None and is_ours)):
-            mend = "a token or a class" if wanted is None else f"{wanted.__name__}(…), or no target"
-            raise TargetError(f"a {self.task.title} has no {kind.__name__} to explain; pass {mend}")
-
     def _resolved(self, questions: Questions, question: int, logits: Tensor) -> Target:
         try:
-            self._refuse_other(questions.asked[question].target)
+            self.refuse_other(questions.asked[question].target)
             return questions.asked[question].target.resolved(self.index, logits)
         except TargetError as error:
             where = questions.row_of(question).where

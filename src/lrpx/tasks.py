@@ -267,6 +267,14 @@ def context_length(model: Module) -> int | None:
     return positions - _first_position(model) if isinstance(positions, int) and positions > 0 else None
 
 
+def sizes(model: Module) -> dict[str, int]:
+    """How many types and places of tokens the model has embeddings of, by the argument that takes them."""
+    types = getattr(text_config(model), "type_vocab_size", None)
+    places = getattr(text_config(model), "max_position_embeddings", None)
+    found = {"token_type_ids": types, "position_ids": places}
+    return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
+
+
 def _first_position(model: Module) -> int:
     """The position of the first token: 0, or in RoBERTa and its kin the one after the padding's."""
     for path, module in named_modules(model):
