@@ -175,6 +175,12 @@ def test_methods_stand_side_by_side(run, tmp_path):
     assert len(shares) == 3 + 2, "no share of what is in other units"
 
 
+def test_the_ledger_of_each_method_is_shown(run):
+    code, out, err = run("explain", *DOORS, "--method", "lrp", "--method", "alti-logit", "--ledger")
+    assert (code, err) == (0, "")
+    assert out.count("where the value came from") == 2
+
+
 def test_numbers_that_are_no_parts_of_the_value_have_no_share_of_it(run, tmp_path):
     """The norm of a gradient is no part of a logit, and 5,770 % of it says nothing."""
     files = ("--html", tmp_path / "a.html", "--save", tmp_path / "a")

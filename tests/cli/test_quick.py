@@ -102,6 +102,7 @@ def test_a_shell_completes_without_torch(typed, at, offered):
         (["explain", "--texts", "README.json", "--html", "a.html"], "--texts and --html exclude each other"),
         (["explain", "--texts", "README.json", "--json", "other.txt"], "holds something else than results"),
         (["explain", "Hello", "--method", "lrp", "--method", "attnlrp", "--save", "a"], "--save holds one method"),
+        (["explain", "Hello", "--method", "lrp", "--method", "alti", "--html", "a", "--ledger"], "shows no ledger"),
         (["explain", "Hello", "--save", "-"], "is no file"),
         (["explain", "Hello", "--tagret", "a"], "no such option: --tagret (Possible options: --target"),
         (["explain", "The", "doors"], "unexpected extra argument"),

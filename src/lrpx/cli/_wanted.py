@@ -116,6 +116,8 @@ class Wanted:
                 f"--save holds one method, and {len(self.methods)} were given; pass one --method, or --json or --html, "
                 "which hold several"
             )
+        if self.html is not None and self.ledger and len(self.methods) > 1:
+            raise MethodError("a page of several methods shows no ledger; pass one --method, or leave --html out")
         for path, name in ((self.html, "html"), (self.save, "save")):
             if path == DASH:
                 raise InputError(f"--{name} - is no file; name one (only --json can be standard output)")
