@@ -598,6 +598,7 @@ def test_nobody_writes_into_the_versions(tmp_path):
             write()
     assert copy.deepcopy(KEYS.provenance) == pickle.loads(pickle.dumps(KEYS.provenance)) == KEYS.provenance
     assert dataclasses.asdict(KEYS.provenance)["versions"] == dict(versions)
+    assert type(KEYS.to_dict()["provenance"]["versions"]) is dict, "what is plain is the user's own"
     given = {"lrpx": "1"}
     made = dataclasses.replace(KEYS.provenance, versions=given)
     given["lrpx"] = "2"

@@ -94,6 +94,7 @@ def metadata(a: Attribution) -> dict[str, Any]:
     plain: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(a)}
     for name in ("explained", "prediction", "provenance", "ledger"):
         plain[name] = None if plain[name] is None else asdict(plain[name])
+    plain["provenance"]["versions"] = dict(a.provenance.versions)
     plain["parts"] = {name: {"axes": part.axes, "labels": dict(part.labels)} for name, part in a.parts.items()}
     return {"format": FORMAT} | plain
 
