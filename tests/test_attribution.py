@@ -172,19 +172,19 @@ def written(tmp_path, fields, **tensors):
 @pytest.mark.parametrize("version", [FORMAT + 1, 10**40, "2", None, [2], True, 2.0])
 def test_a_newer_format_says_so(tmp_path, version):
     path = written(tmp_path, metadata(KEYS) | {"format": version})
-    with pytest.raises(ResultFileError, match=r"has result format .*reads format 3; upgrade lrpx"):
+    with pytest.raises(ResultFileError, match=r"has result format .*reads format 4; upgrade lrpx"):
         lrpx.Attribution.load(path)
 
 
 def test_an_older_format_says_so(tmp_path):
     save_file({"relevance": torch.ones(4)}, tmp_path / "a", {"lrpx": json.dumps({"format": 1, "tokens": ["a"] * 4})})
-    with pytest.raises(ResultFileError, match=r"has result format 1, this lrpx reads format 3; make it again"):
+    with pytest.raises(ResultFileError, match=r"has result format 1, this lrpx reads format 4; make it again"):
         lrpx.Attribution.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 3}', '{"format": 3, "tokens": null}'],
+    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 4}', '{"format": 4, "tokens": null}'],
 )
 def test_hostile_json_is_refused(tmp_path, text):
     with pytest.raises(ResultFileError):
@@ -581,3 +581,25 @@ def test_tokens_that_are_in_no_word_stay_alone():
     assert float(grouped.relevance.sum()) == pytest.approx(float(a.relevance.sum()))
     with pytest.raises(InputError, match="overlaps"):
         dataclasses.replace(KEYS, word_spans=((0, 2), (1, 3)), word_texts=("one", "two")).words()
+
+
+def test_nobody_writes_into_the_versions(tmp_path):
+    """They are shared by all results of a process."""
+    versions = KEYS.provenance.versions
+    for write in (
+        lambda: versions.update(lrpx="9"),
+        lambda: versions.__setitem__("lrpx", "9"),
+        lambda: versions.pop("lrpx"),
+        lambda: versions.setdefault("mine", "9"),
+        lambda: versions.clear(),
+        lambda: versions.__ior__({"lrpx": "9"}),
+    ):
+        with pytest.raises(ResultError, match="not to be written into; make a dict of it first"):
+            write()
+    assert copy.deepcopy(KEYS.provenance) == pickle.loads(pickle.dumps(KEYS.provenance)) == KEYS.provenance
+    assert dataclasses.asdict(KEYS.provenance)["versions"] == dict(versions)
+    assert type(KEYS.to_dict()["provenance"]["versions"]) is dict, "what is plain is the user's own"
+    given = {"lrpx": "1"}
+    made = dataclasses.replace(KEYS.provenance, versions=given)
+    given["lrpx"] = "2"
+    assert made.versions == {"lrpx": "1"}

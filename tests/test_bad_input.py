@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
-import subprocess
-import sys
-from pathlib import Path
 
+import numpy
 import pytest
-import tokenizers
 import torch
 import transformers as tf
 
@@ -305,73 +300,6 @@ def test_one_dropout_in_training_mode():
         Explainer(model)(IDS)
 
 
-@pytest.mark.parametrize("given", ["gpt2", None, tf.LlamaForCausalLM])
-def test_what_is_no_model(given):
-    with says(ModelError, f"the model is {type(given).__name__}", "Explainer.from_pretrained("):
-        Explainer(given)
-
-
-def test_models_without_a_head_or_for_other_inputs(tmp_path):
-    for model in (models.tiny_gpt2().transformer, models.tiny_llama().model, torch.nn.Linear(2, 2)):
-        with says(ModelError, f"{type(model).__name__} is none of these", "the right head", "lrpx.propagate"):
-            Explainer(model)
-    for model in (models.tiny_gpt2().transformer, models.tiny_llama().model):
-        model.save_pretrained(tmp_path)
-        with says(ModelError, str(tmp_path), type(model).__name__, "the right head", "lrpx.propagate"):
-            Explainer.from_pretrained(tmp_path)
-
-
-def test_a_model_without_input_embeddings():
-    class Headless(tf.LlamaForCausalLM):
-        def get_input_embeddings(self):
-            return None
-
-    with says(ModelError, "Headless has no input embeddings", "lrpx.propagate"):
-        Explainer(tiny.build(Headless, models.tiny_llama().config))
-
-
-def test_padding_side_that_is_none():
-    with says(InputError, "padding_side is 'both'", 'pass "left" or "right"'):
-        Explainer(models.tiny_llama(), padding_side="both")
-
-
-def test_a_folder_that_is_no_model(tmp_path):
-    for content in (None, "{", '{"architectures": ["NoSuchForCausalLM"], "model_type": "llama"}'):
-        if content is not None:
-            (tmp_path / "config.json").write_text(content)
-        with pytest.raises(ModelError, match=re.escape(str(tmp_path))):
-            Explainer.from_pretrained(tmp_path)
-
-
-def test_a_device_that_is_not_there(tmp_path):
-    models.tiny_llama().save_pretrained(tmp_path)
-    with says(ModelError, "cannot move the model to device 'no-such'", "pass another device"):
-        Explainer.from_pretrained(tmp_path, device="no-such")
-
-
-def test_options_that_say_which_files_are_meant_go_to_the_config_too(tmp_path):
-    models.tiny_llama().save_pretrained(tmp_path / "inner")
-    assert Explainer.from_pretrained(tmp_path, subfolder="inner")(IDS).ids == tuple(IDS)
-
-
-def test_an_unknown_name_without_network_asks_nobody(monkeypatch):
-    monkeypatch.setattr(socket.socket, "connect", lambda self, address: pytest.fail(f"a call to {address}"))
-    with says(ModelError, "cannot load the model 'no/such-model'", "Pass a folder, or the name of a model"):
-        Explainer.from_pretrained("no/such-model")
-
-
-def test_an_unknown_name_shows_one_line_and_no_warnings():
-    code = (
-        "import lrpx\n"
-        "try: lrpx.Explainer.from_pretrained('no/such-model')\n"
-        "except lrpx.LRPxError as error: print(error)"
-    )
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert len(done.stdout.splitlines()) == 1
-    assert done.stderr == ""
-
-
 # --------------------------------------------------------------------------- not finite
 
 
@@ -427,22 +355,70 @@ def test_bytes_are_no_text_and_no_token_ids(given):
         Explainer.from_pretrained()(given)
 
 
+# ----------------------------------------------------------------------- fields, images, classes
+
+
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("field", "wrong", "said"),
     [
-        ("gpt2", "the tokenizer is 'gpt2', a name; pass AutoTokenizer.from_pretrained"),
-        (Path("folder"), "the tokenizer is 'folder', a name"),
-        (b"gpt2", "the tokenizer is 'gpt2', a name"),
-        (7, "the tokenizer is int; pass a tokenizer or processor of transformers, such as"),
-        (str.split, "the tokenizer is method_descriptor; pass a tokenizer or processor of transformers, such as"),
-        (tf.PreTrainedTokenizerFast, "the tokenizer is the class"),
         (
-            tokenizers.Tokenizer(tokenizers.models.BPE()),
-            "the tokenizer is Tokenizer; pass",
+            "token_type_ids",
+            [0, 5, 0],
+            "the token_type_ids hold 5, the model takes 0 to 1; pass these, or leave them out",
         ),
+        ("token_type_ids", [0, -1, 0], "the token_type_ids hold -1"),
+        (
+            "position_ids",
+            [0, 64, 2],
+            "the position_ids hold 64, the model takes 0 to 63; pass these, or leave them out",
+        ),
+        ("position_ids", [0, -1, 2], "the position_ids hold -1"),
     ],
 )
-def test_a_tokenizer_that_is_none_is_refused(given, said):
-    model = Explainer.from_pretrained().model
-    with pytest.raises(InputError, match=re.escape(said)):
-        Explainer(model, given)
+def test_types_and_places_that_the_model_has_no_embeddings_of(field, wrong, said):
+    explain = Explainer(tiny.bert_classifier())
+    given = {"input_ids": IDS, "attention_mask": [1, 1, 1]}
+    with says(InputError, said):
+        explain(given | {field: wrong})
+    assert len(explain(given | {field: [0, 1, 1]})) == 3
+
+
+def test_a_tokenizer_whose_types_the_model_does_not_have(piece_tokenizer):
+    config = tf.RobertaConfig(**tiny.SIZES | {"vocab_size": 160}, pad_token_id=0, type_vocab_size=1)
+    explain = Explainer(tiny.build(tf.RobertaForSequenceClassification, config), piece_tokenizer)
+    given = piece_tokenizer("the key", "the keys")
+    with says(InputError, "the token_type_ids hold 1, the model takes 0 to 0"):
+        explain(given | {"token_type_ids": [0] * 4 + [1] * (len(given["input_ids"]) - 4)})
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "LA", "1", "P"])
+def test_an_image_of_other_colours_says_what_to_do(mode):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    config = tf.ViTConfig(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                          intermediate_size=24)  # fmt: skip
+    explain = Explainer(
+        tf.ViTForImageClassification(config).eval(), tf.ViTImageProcessor(size={"height": 8, "width": 8})
+    )
+    given = image.new(mode, (12, 12))
+    with says(InputError, f"of mode {mode}", "image.convert('RGB')"):
+        explain(given)
+    assert "pixels" in explain(given.convert("RGB")).parts
+    with says(InputError, "the image, which is ndarray of shape [12, 12]", "image.convert('RGB')"):
+        explain(numpy.zeros((12, 12), numpy.uint8))
+    with says(InputError, "Tensor of shape [1, 8, 8], and the model takes 3 channels, not 1"):
+        explain(torch.zeros(1, 8, 8))
+
+
+def test_several_classes_at_once_have_a_sigmoid_each():
+    """A softmax over them would be a probability that the model does not give."""
+    model = tiny.bert_classifier(problem_type="multi_label_classification")
+    with torch.no_grad():
+        logits = model(torch.tensor([IDS])).logits[0]
+    found = Explainer(model)(IDS).prediction
+    assert found.id == int(logits.argmax())
+    assert found.probability == pytest.approx(float(logits.sigmoid().max()), abs=1e-12)
+    with says(TargetError, "multi_label_classification", "no softmax", "pass the class itself"):
+        Explainer(model)(IDS, LogProb(1))
+    assert Explainer(tiny.bert_classifier(problem_type="regression"))(IDS).prediction is None
+    one = Explainer(tiny.bert_classifier(problem_type="single_label_classification"))(IDS).prediction
+    assert one.probability == pytest.approx(float(logits.softmax(-1).max()), abs=1e-12)

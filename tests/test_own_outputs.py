@@ -1,19 +1,15 @@
-"""What a model returns is read as its task says, or refused by name; pipelines, tokenizers, and names of models."""
+"""What a model returns is read as its task says, or refused by name."""
 
 from __future__ import annotations
 
 import types
-from pathlib import Path
 
 import pytest
 import torch
 import transformers as tf
 
 from lrpx import Explainer, Task
-from lrpx.errors import InputError, ModelError
-from lrpx.model import BUNDLED, BoundModel, Spec
-from tests import tiny
-from tests.reference import models
+from lrpx.errors import ModelError
 from tests.test_readers import bert
 
 
@@ -142,99 +138,3 @@ def test_texts_of_unequal_length_need_a_mask(piece_tokenizer):
     explain = Explainer(tf.FNetModel(config).eval(), piece_tokenizer, task=Task.EMBEDDINGS)
     with pytest.raises(ModelError, match="FNetModel takes no attention_mask and would read the padding of the shorter"):
         explain(("the key", "the key is small"))
-
-
-# ------------------------------------------------------------------------- pipelines, tokenizers
-
-
-@pytest.mark.parametrize("name", ["text-classification", "question-answering", "fill-mask", "token-classification"])
-def test_a_pipeline_is_taken_apart(name, piece_tokenizer):
-    kinds = {
-        "text-classification": (tf.BertForSequenceClassification, "the key is small"),
-        "question-answering": (tf.BertForQuestionAnswering, ("is it small", "the key is small")),
-        "fill-mask": (tf.BertForMaskedLM, "the [MASK] is small"),
-        "token-classification": (tf.BertForTokenClassification, "the key"),
-    }
-    if name not in tf.pipelines.SUPPORTED_TASKS:
-        pytest.skip(f"this transformers has no pipeline {name}")
-    kind, asked = kinds[name]
-    model = bert(kind)
-    pipeline = tf.pipeline(name, model=model, tokenizer=piece_tokenizer)
-    how = {"position": 1} if name == "token-classification" else {}
-    explain = Explainer(pipeline)
-    assert explain.model is model
-    assert explain.tokenizer is piece_tokenizer
-    found, wanted = explain(asked, **how), Explainer(model, piece_tokenizer)(asked, **how)
-    assert found.explained == wanted.explained
-    other = object.__new__(type(piece_tokenizer))
-    assert Explainer(pipeline, other).tokenizer is other
-
-
-def test_a_pipeline_for_images_gives_what_reads_them():
-    pytest.importorskip("PIL", reason="Pillow is not installed")
-    config = tf.ViTConfig(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-                          intermediate_size=24)  # fmt: skip
-    reader = tf.ViTImageProcessor(size={"height": 8, "width": 8})
-    model = tf.ViTForImageClassification(config).eval()
-    explain = Explainer(tf.pipeline("image-classification", model=model, image_processor=reader))
-    assert explain.tokenizer is reader
-    assert "pixels" in explain(torch.randint(0, 255, (3, 8, 8), dtype=torch.uint8).numpy()).parts
-
-
-def test_a_bare_tokenizer_of_the_tokenizers_library_is_refused(byte_backend):
-    from tokenizers import Tokenizer
-
-    with pytest.raises(
-        InputError, match=r"the tokenizer is Tokenizer; .* PreTrainedTokenizerFast\(tokenizer_object=…\)"
-    ):
-        Explainer(models.tiny_gpt2(), Tokenizer.from_str(byte_backend))
-
-
-# ------------------------------------------------------------------------------- specs and names
-
-
-def test_a_spec_can_be_a_key():
-    one, same = (Spec("some/model", options={"attn_implementation": "eager"}) for _ in range(2))
-    other = Spec("some/model", options={"attn_implementation": "sdpa"})
-    assert {one: 1}[same] == 1
-    assert len({one, same, other, Spec()}) == 3
-
-
-@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
-@pytest.mark.parametrize("device", [0, 99, "cuda:99", "nonsense"])
-def test_a_device_that_is_not_there_is_named_before_the_model_is_loaded(device, monkeypatch):
-    monkeypatch.setattr("lrpx.model.load_pretrained", lambda *_: pytest.fail("the model was loaded"))
-    with pytest.raises(ModelError, match=f"device '?{device}'?: .*; pass another device"):
-        Explainer.from_pretrained(device=device)
-
-
-@pytest.mark.parametrize("folder", ["secret/place/mine", "secret/mine/checkpoint-500"])
-def test_a_model_from_a_folder_shows_its_name_and_no_path(tmp_path, folder):
-    path = tmp_path / folder
-    tiny.bert_classifier().save_pretrained(path)
-    name = "mine/checkpoint-500" if "checkpoint" in folder else "mine"
-    found = Explainer.from_pretrained(path)([5, 6, 7])
-    assert found.provenance.model == name
-    found.save(tmp_path / "a")
-    shared = (found.to_html(), str(found.to_dict()), (tmp_path / "a").read_bytes().decode("utf-8", "replace"))
-    assert not any("secret" in text or str(tmp_path) in text for text in shared)
-
-
-@pytest.mark.parametrize(
-    ("given", "name"),
-    [
-        ("gpt2", "gpt2"),
-        ("org/model", "org/model"),
-        ("./model", "model"),
-        (".", Path.cwd().name),
-        ("~/models/mine/", "mine"),
-        ("/a/hub/models--org--big--model/snapshots/1a2b3c", "org/big--model"),
-        ("C:\\Users\\me\\mine", "mine"),
-        (str(BUNDLED), "lrpx bundled model"),
-        ("", "BertForSequenceClassification"),
-    ],
-)
-def test_the_name_of_a_model(given, name):
-    model = tiny.bert_classifier()
-    model.config._name_or_path = given
-    assert BoundModel(model).name == name

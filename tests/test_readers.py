@@ -304,7 +304,7 @@ def test_the_similarity_of_two_texts(piece_tokenizer):
     cosine = float(torch.nn.functional.cosine_similarity(a, b, 0))
     found = explain(pair, method="lrp", ledger=True)
     assert found.explained.value == pytest.approx(cosine, abs=1e-12)
-    assert found.explained.description == "similarity of the two texts"
+    assert found.explained.description == "similarity of the two texts (mean of the tokens, as nothing else is said)"
     assert found.prediction is None
     assert [name for name, _, _ in found.segments] == ["first", "second"]
     assert found.ledger.closes(1e-9)

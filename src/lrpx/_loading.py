@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lrpx import tasks
 from lrpx.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder", "trust_remote_code")
 """The options that say which files are meant: for the config and the tokenizer as for the model."""
@@ -34,6 +37,7 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
     if dtype != "auto" and not (isinstance(found, torch.dtype) and found.is_floating_point):
         raise InputError(f"there is no dtype {dtype!r} to run a model in; pass float32, float64, bfloat16 or float16")
     where = {option: options[option] for option in HUB_OPTIONS if option in options}
+    _refuse_no_folder(name)
     try:
         config = transformers.AutoConfig.from_pretrained(name, **where)
         architecture = (config.architectures or ["AutoModelForCausalLM"])[0]
@@ -48,8 +52,10 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
                 tasks.task_of_class(kind)
             except ModelError as error:
                 raise ModelError(f"{name} cannot be explained: {error}") from None
-        model = kind.from_pretrained(name, dtype=dtype, **options)
-        tokenizer = _tokenizer(name, config, tasks.task_of(model), where)
+        model, loaded = kind.from_pretrained(name, dtype=dtype, **options, output_loading_info=True)
+        task = tasks.task_of(model)
+        _refuse_random(name, architecture, loaded["missing_keys"], task)
+        tokenizer = _tokenizer(name, config, task, where)
     except ModelError:
         raise
     except Exception as error:
@@ -59,6 +65,36 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
             "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
         ) from error
     return model, tokenizer
+
+
+def _refuse_no_folder(name: str) -> None:
+    """Refuse what can only be meant as a folder, and is none with a model in it.
+
+    Raises:
+        ModelError: says what is missing.
+    """
+    path = Path(name)
+    is_path = path.is_absolute() or name.startswith((".", "~")) or len(path.parts) > 2 or path.exists()
+    if not name.strip():
+        raise ModelError("the name of the model is empty; pass a folder or a name on the Hub, or leave it out")
+    if is_path and not path.exists():
+        raise ModelError(f"there is no folder {name}; pass the folder of a model, or its name on the Hub")
+    if is_path and not path.is_dir():
+        raise ModelError(f"{name} is a file; pass the folder that holds the model")
+
+
+def _refuse_random(name: str, architecture: str, missing: Iterable[str], task: tasks.Task) -> None:
+    """Refuse a model with weights that are in no file, and so are random: the files are of another class.
+
+    Raises:
+        ModelError: there are such; the pooler of a text encoder is none, for its hidden states are read before it.
+    """
+    found = sorted(each for each in missing if task is not tasks.Task.EMBEDDINGS or "pooler" not in each)
+    if found:
+        raise ModelError(
+            f"{name} has no weights for {found[0]} and {len(found)} in all of a {architecture}, which would be random; "
+            "load it yourself with the class that the files are of, and pass it to lrpx.Explainer(model, tokenizer)"
+        )
 
 
 def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FORMAT = 3
+FORMAT = 4
 CHECKSUM = "sha256"
 """The name of the metadata that holds the checksum."""
 ROUNDING = 1e-3
@@ -94,6 +94,7 @@ def metadata(a: Attribution) -> dict[str, Any]:
     plain: dict[str, Any] = {field.name: getattr(a, field.name) for field in fields(a)}
     for name in ("explained", "prediction", "provenance", "ledger"):
         plain[name] = None if plain[name] is None else asdict(plain[name])
+    plain["provenance"]["versions"] = dict(a.provenance.versions)
     plain["parts"] = {name: {"axes": part.axes, "labels": dict(part.labels)} for name, part in a.parts.items()}
     return {"format": FORMAT} | plain
 
@@ -122,6 +123,7 @@ def _from_fields(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> At
     _typed([] if provenance.revision is None else [provenance.revision], str)
     _typed([*provenance.versions, *provenance.versions.values()], str)
     _finite([explained.value])
+    (is_decomposition,) = _typed([fields["is_decomposition"]], bool)
     _counts([*ids, *([] if explained.position is None else [explained.position])])
     if prediction is not None:
         _typed([prediction.text], str)
@@ -133,7 +135,8 @@ def _from_fields(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> At
         raise ValueError("the words are empty, overlap or are not in order")
     if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
         raise ValueError("the lists differ in length")
-    return Attribution(tokens, parts, explained, prediction, provenance, ids, spans, words, special, segments, ledger)
+    made = (tokens, parts, explained, prediction, provenance, ids, spans, words, special, segments, ledger)
+    return Attribution(*made, is_decomposition)
 
 
 def _parts(described: dict[str, Any], tensors: Mapping[str, Tensor]) -> Parts:

@@ -37,7 +37,8 @@ _SHORT = 50
 class Prediction:
     """What the model itself says at the explained position.
 
-    ``text`` is the token or class label, ``id`` its index, ``probability`` its softmax probability.
+    ``text`` is the token or class label, ``id`` its index, ``probability`` what the model gives it: by the softmax of
+    the logits, or by the sigmoid of its own where several classes may hold at once (``problem_type`` of the config).
     """
 
     text: str
@@ -58,6 +59,18 @@ class Explained:
     position: int | None
 
 
+class _Facts(dict[str, str]):
+    """A dict that is not to be written into."""
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ResultError("a result is not to be written into; make a dict of it first: dict(…)")
+
+    __setitem__ = __delitem__ = __ior__ = update = setdefault = pop = popitem = clear = _refuse
+
+    def __reduce__(self) -> Any:
+        return type(self), (dict(self),)
+
+
 @dataclass(frozen=True)
 class Provenance:
     """Where an attribution comes from, enough to make it again."""
@@ -69,6 +82,9 @@ class Provenance:
     dtype: str
     device: str
     versions: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "versions", _Facts(self.versions))
 
 
 @dataclass(frozen=True)
@@ -114,6 +130,8 @@ class Attribution(Pictures):
         segments: named half-open ranges of tokens, such as the encoder's and the decoder's; one segment
             ``("input", 0, T)`` for everything else.
         ledger: where every unit of the explained value went, or None when it was not asked for.
+        is_decomposition: whether a token's relevance is a part of the explained value, as LRP's is, and so a share of
+            it; not the norm of a gradient, say, or a difference.
 
     Raises:
         ResultError: there is no part of the tokens, or a part has another number of tokens.
@@ -130,6 +148,7 @@ class Attribution(Pictures):
     special: tuple[bool, ...] = ()
     segments: tuple[tuple[str, int, int], ...] = ()
     ledger: Ledger | None = None
+    is_decomposition: bool = True
 
     __hash__ = None  # type: ignore[assignment]
 

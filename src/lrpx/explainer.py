@@ -53,6 +53,9 @@ class Explainer:
             long contexts. The numbers are the same.
         compile: run the passes as compiled code: the same numbers, sooner. Lengths and batches are padded up to a few
             sizes (16, 24, 32, 48, … tokens), and the first use of each waits for the compiler, seconds to minutes.
+        pooling: how a text encoder's hidden states become one embedding: ``"mean"``, ``"cls"`` (the first token),
+            ``"lasttoken"`` or ``"weightedmean"``. By default as the model's files say (those of sentence-transformers),
+            and else the mean; results say which.
 
     Raises:
         ModelError: the model is of another kind, or has no input embeddings.
@@ -75,8 +78,9 @@ class Explainer:
         padding_side: Literal["left", "right"] = "right",
         recompute: bool = False,
         compile: bool = False,
+        pooling: str | None = None,
     ) -> None:
-        how: dict[str, Any] = {"recompute": recompute, "compile": compile}
+        how: dict[str, Any] = {"recompute": recompute, "compile": compile, "pooling": pooling}
         self.bound = BoundModel(model, tokenizer, task=task, padding_side=padding_side, **how)
 
     @classmethod
@@ -96,6 +100,7 @@ class Explainer:
         padding_side: Literal["left", "right"] = "right",
         recompute: bool = False,
         compile: bool = False,
+        pooling: str | None = None,
         **options: Any,
     ) -> Explainer:
         """Load a model and its tokenizer by name or folder, with the class its config names.
@@ -104,7 +109,7 @@ class Explainer:
             name_or_path: as transformers takes it; None for the small model bundled with LRPx.
             device: ``"cuda"``, ``"cpu"``, the number of an accelerator; where transformers puts it when None.
             dtype: ``"float32"``, ``torch.bfloat16``, …; the checkpoint's own by default.
-            padding_side, recompute, compile: see :class:`Explainer`.
+            padding_side, recompute, compile, pooling: see :class:`Explainer`.
             options: passed on to transformers, such as ``attn_implementation="eager"``.
 
         Raises:
@@ -113,7 +118,7 @@ class Explainer:
         name = None if name_or_path is None else str(name_or_path)
         precision = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype
         place = None if device is None else _place(device)
-        return cls.of(Spec(name, precision, place, padding_side, recompute, compile, options).build())
+        return cls.of(Spec(name, precision, place, padding_side, recompute, compile, options, pooling).build())
 
     @property
     def model(self) -> Module:
@@ -312,7 +317,7 @@ class Explainer:
             tokens=described.pieces,
             parts=Parts(parts),
             explained=Explained(
-                found.answers.targets[i].describe(self.bound.label), float(found.answers.values[i]), question.position
+                self.bound.describe(found.answers.targets[i]), float(found.answers.values[i]), question.position
             ),
             prediction=prediction,
             provenance=self._provenance(method),
@@ -322,6 +327,7 @@ class Explainer:
             special=described.special,
             segments=tuple(segments),
             ledger=None if found.ledgers is None else found.ledgers[i],
+            is_decomposition=method.has_ledger,
         )
 
     def _provenance(self, method: Method) -> Provenance:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from lrpx import _encoded, _tokens, tasks
 from lrpx._padding import Padding
+from lrpx._signals import signal
 from lrpx._tokens import Tokens
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.nn import Module
 
 __all__ = ["Reader", "Row", "Segment"]
@@ -122,6 +122,8 @@ class Reader:
         """
         if isinstance(inputs, Mapping):
             return self.task is not Task.EMBEDDINGS and _encoded.rows_in(inputs, self._rank) > 1
+        if self.task is Task.IMAGE_CLASSIFICATION and getattr(inputs, "ndim", 0) == 2:
+            return False  # one image in grey
         if not isinstance(inputs, tuple) or not inputs:
             return is_many(inputs)
         texts = all(isinstance(each, str) for each in inputs)
@@ -218,7 +220,9 @@ class Reader:
                 return (self._plain((given["question"], given["context"]), name),), {}
             return self._processed(given, name)
         if self.task.arguments[0] != "input_ids":
-            return (), self._signal(given)
+            argument = tasks.signal_argument(self.model, self.task)
+            is_image = self.task is Task.IMAGE_CLASSIFICATION
+            return (), signal(self.model, self.tokenizer, given, argument, is_image=is_image)
         return (self._plain(given, name),), {}
 
     def _texts_together(self, given: Any) -> Sequence[Any]:
@@ -329,7 +333,17 @@ class Reader:
             for each, values in fields.items()
             if each != "input_ids" and len(values) == len(ids) and tasks.accepts(self.model, each)
         }
+        for each, values in others.items():
+            self._refuse_beyond(each, values)
         return Segment(name, _tokens.describe(self.text_tokenizer, ids, is_read=name == "encoder"), others, parts)
+
+    def _refuse_beyond(self, argument: str, values: Sequence[int]) -> None:
+        """Refuse types and places of tokens that the model has no embeddings of."""
+        size = tasks.sizes(self.model).get(argument)
+        wrong = next((i for i in values if i < 0 or (size is not None and i >= size)), None)
+        if wrong is not None:
+            taken = "numbers from 0" if size is None else f"0 to {size - 1}"
+            raise InputError(f"the {argument} hold {wrong}, the model takes {taken}; pass these, or leave them out")
 
     def _refuse_unknown(self, ids: Sequence[int]) -> None:
         size = tasks.first_weight(self.model).shape[0]
@@ -367,29 +381,6 @@ class Reader:
     @cached_property
     def _padding(self) -> Padding:
         return Padding.of(self.text_tokenizer, tasks.text_config(self.model))
-
-    def _signal(self, given: Any) -> dict[str, Tensor]:
-        """An image or a sound, as its processor reads it; a floating-point tensor is what a processor made."""
-        argument, is_image = tasks.signal_argument(self.model, self.task), self.task is Task.IMAGE_CLASSIFICATION
-        if isinstance(given, Tensor) and given.is_floating_point() and (given.ndim in (3, 4) or not is_image):
-            one = given[None] if given.ndim == 3 or not is_image else given
-            if len(one) == 1:
-                return {argument: one}
-        if not is_image:
-            raise InputError(
-                f"the sound is {type(given).__name__}; pass what the model's processor returned, or {argument} as the "
-                "model takes them, a float tensor of one sound"
-            )
-        if self.tokenizer is None or not (hasattr(given, "ndim") or hasattr(given, "convert")):
-            raise InputError(
-                f"the image is {type(given).__name__}; pass pixel_values as the model takes them, a float tensor "
-                "[channels, rows, columns], or an image together with the model's processor as tokenizer"
-            )
-        try:
-            made = self.tokenizer(images=given, return_tensors="pt")
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the processor cannot read the image: {error}; pass pixel_values") from error
-        return {argument: made[argument]}
 
     # ---------------------------------------------------------------------- decoder, position
 

@@ -6,6 +6,7 @@ What is above this floor asks questions; how a model is fed, padded, named and r
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -16,21 +17,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lrpx import _tokens, tasks
+from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._loading import load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
+from lrpx._naming import Named
 from lrpx._passes import Pass
+from lrpx._pooling import Pooling, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers
-from lrpx.targets import Logit, Similarity, Span, Target
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from lrpx.inputs import Row
     from lrpx.questions import Questions
     from lrpx.recipes import Recipe
+    from lrpx.targets import Target
 
 __all__ = ["BoundModel", "Spec"]
 
@@ -51,14 +54,6 @@ LOOKED_AT = 1024
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
 
-_WHOLE_ANSWER = {
-    Task.CAUSAL: "to explain a whole answer, token by token, write it after the text and pass position=[…], the places "
-    "before its tokens, and target=[…], their ids",
-    Task.SEQ2SEQ: "to explain a whole answer, token by token, pass it as decoder, with position=[…], the places before "
-    "its tokens, and target=[…], their ids",
-}
-"""What an error says of a target of several tokens."""
-
 
 @dataclass(frozen=True)
 class Spec:
@@ -68,7 +63,7 @@ class Spec:
         name: a name on the Hub or a folder; None for the bundled model.
         dtype: ``"float32"``, …; ``"auto"`` is the checkpoint's own.
         device: ``"cuda"``, ``"cpu"``, …; None for where transformers puts it.
-        padding_side, recompute, compile: as :class:`BoundModel` takes them.
+        padding_side, recompute, compile, pooling: as :class:`BoundModel` takes them.
         options: what else transformers takes, such as ``{"attn_implementation": "eager"}``.
 
     >>> Spec().build().name
@@ -82,6 +77,11 @@ class Spec:
     recompute: bool = False
     compile: bool = False
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # a dict has no hash
+    pooling: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
+            raise ModelError(f"options is {self.options!r}; pass a dict of what transformers takes, or leave it out")
 
     def build(self) -> BoundModel:
         """Load the model and its tokenizer, with the class its config names, in eval mode.
@@ -103,7 +103,7 @@ class Spec:
             raise ModelError(
                 f"cannot move the model to device {self.device!r}: {first}; pass another device"
             ) from error
-        how: dict[str, Any] = {"recompute": self.recompute, "compile": self.compile}
+        how: dict[str, Any] = {"recompute": self.recompute, "compile": self.compile, "pooling": self.pooling}
         return BoundModel(module.eval(), tokenizer, padding_side=self.padding_side, spec=self, **how)
 
     def to_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Spec:
             raise ModelError(f"this is no description of a model ({error}); pass what Spec.to_dict gave") from None
 
 
-class BoundModel:
+class BoundModel(Named):
     """A user's module with its tokenizer, its task, and the ways to run it. The module is left as it is.
 
     Args:
@@ -134,6 +134,8 @@ class BoundModel:
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
         recompute: compute each layer a second time in the backward pass, to need the memory of one layer only.
         compile: run passes as compiled code.
+        pooling: how a text encoder's hidden states become one embedding: ``"mean"``, ``"cls"`` (the first token),
+            ``"lasttoken"`` or ``"weightedmean"``; None for what the model's files say, and else the mean.
         spec: what it was built from, if it was.
 
     Raises:
@@ -150,6 +152,7 @@ class BoundModel:
         padding_side: Literal["left", "right"] = "right",
         recompute: bool = False,
         compile: bool = False,
+        pooling: str | None = None,
         spec: Spec | None = None,
     ) -> None:
         module, tokenizer = taken_apart(module, tokenizer)
@@ -179,6 +182,16 @@ class BoundModel:
         self.recompute = recompute
         self.spec = spec
         self.compiler = Compiler() if compile else None
+        self.pooling = self._pooling(pooling)
+
+    def _pooling(self, given: Any) -> Pooling:
+        compares = self.task.reads == "embeddings"
+        if given is not None and not compares:
+            raise InputError(f"a {self.task.title} pools nothing; leave pooling out")
+        name = getattr(self.config, "name_or_path", None) if compares else None
+        local = {"revision": self.revision, "local_files_only": True}
+        options = local if self.spec is None else dict(self.spec.options)
+        return pooling_of(given, name, options)
 
     # ---------------------------------------------------------------------------- facts
 
@@ -239,61 +252,6 @@ class BoundModel:
             some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
             digest.update(some.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-    # ---------------------------------------------------------------------------- names
-
-    def index(self, text: str) -> int:
-        """The index of a logit, from a token's text or a class label.
-
-        Raises:
-            TargetError: there is no such token or class.
-        """
-        if self.task.logits == "tokens":
-            whole = _WHOLE_ANSWER.get(self.task, "")
-            how = {"decoder": "decoder" in self.task.segments}
-            return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "", **how)
-        if self.task.logits != "classes":
-            raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
-        labels = dict(getattr(self.config, "label2id", None) or {})
-        labels |= {label: index for index, label in (getattr(self.config, "id2label", None) or {}).items()}
-        if text not in labels:
-            raise TargetError(
-                f"there is no class {text!r}; pass one of {', '.join(map(repr, labels))}, or the index of a class"
-            )
-        return int(labels[text])
-
-    def label(self, index: int) -> str:
-        """What a logit is of: a token's text, or the label of a class."""
-        if self.task.logits == "classes":
-            return str((getattr(self.config, "id2label", None) or {}).get(index, index))
-        if self.task.logits != "tokens":
-            return str(index)
-        try:
-            return _tokens.describe(self.reader.text_tokenizer, [index]).pieces[0]
-        except InputError:  # a model's vocabulary may be larger than its tokenizer's
-            return f"#{index}"
-
-    def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
-        """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its softmax
-        probability; of an answer, its place and the index of its start. None where nothing is predicted."""
-        if self.task.reads == "embeddings" or logits.numel() == 1:  # a reranker's score, say
-            return None
-        if self.task.reads == "span":
-            best = Span().resolved(self.index, logits)
-            assert isinstance(best, Span)
-            start, end = best.token, best.end
-            assert isinstance(start, int)
-            assert isinstance(end, int)
-            starts, ends = (each.softmax(-1) for each in logits.chunk(2))
-            return f"token {start} to {end}", start, float(starts[start] * ends[end])
-        index = int(logits.argmax())
-        return self.label(index), index, float(logits.softmax(-1)[index])
-
-    def default_target(self) -> Target:
-        """What is explained when nobody says: the model's own prediction."""
-        if self.task.reads == "embeddings":
-            return Similarity()
-        return Span() if self.task.reads == "span" else Logit()
 
     # -------------------------------------------------------------------------- batches
 
@@ -489,7 +447,7 @@ class BoundModel:
         inputs: Mapping[str, Any] = batch.inputs
         if self.task.reads == "span":  # where there is text, whatever the mask hides
             inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
-        return tasks.reading(self.module, self.task, inputs, positions)
+        return tasks.reading(self.module, self.task, inputs, positions, self.pooling)
 
     def _refuse_probabilities(self, logits: Tensor) -> None:
         """Refuse a model that ends in a softmax, of which rules give other relevance than of the logits before it.
@@ -520,18 +478,9 @@ class BoundModel:
             values = torch.stack([target.plain(row) if plain else target.value(row) for target, row in pairs])
         return Answers(logits, targets, values)
 
-    def _refuse_other(self, target: Target) -> None:
-        """Refuse a target of another kind of logits than the model gives; of a user's own nothing is known."""
-        wanted = {"span": Span, "embeddings": Similarity}.get(self.task.reads)
-        kind = type(target)
-        is_ours = kind.__module__ == Span.__module__
-        if kind is not wanted and (kind in (Span, Similarity) or (wanted is not None and is_ours)):
-            mend = "a token or a class" if wanted is None else f"{wanted.__name__}(…), or no target"
-            raise TargetError(f"a {self.task.title} has no {kind.__name__} to explain; pass {mend}")
-
     def _resolved(self, questions: Questions, question: int, logits: Tensor) -> Target:
         try:
-            self._refuse_other(questions.asked[question].target)
+            self.refuse_other(questions.asked[question].target)
             return questions.asked[question].target.resolved(self.index, logits)
         except TargetError as error:
             where = questions.row_of(question).where

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
+    from lrpx._pooling import Pooling
+
     Read = Callable[[Any], Tensor]
 
 __all__ = ["Task"]
@@ -266,6 +268,14 @@ def context_length(model: Module) -> int | None:
     return positions - _first_position(model) if isinstance(positions, int) and positions > 0 else None
 
 
+def sizes(model: Module) -> dict[str, int]:
+    """How many types and places of tokens the model has embeddings of, by the argument that takes them."""
+    types = getattr(text_config(model), "type_vocab_size", None)
+    places = getattr(text_config(model), "max_position_embeddings", None)
+    found = {"token_type_ids": types, "position_ids": places}
+    return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
+
+
 def _first_position(model: Module) -> int:
     """The position of the first token: 0, or in RoBERTa and its kin the one after the padding's."""
     for path, module in named_modules(model):
@@ -313,7 +323,9 @@ def looks_back(model: Module) -> bool:
 
 
 @contextmanager
-def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Tensor | None) -> Iterator[Read]:
+def reading(
+    model: Module, task: Task, inputs: Mapping[str, Any], positions: Tensor | None, pooling: Pooling
+) -> Iterator[Read]:
     """Where the logits of a task are read.
 
     Args:
@@ -321,6 +333,7 @@ def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Ten
         task: what it predicts.
         inputs: what it is about to be called with.
         positions: ``[B, n]``, for a task that reads at positions.
+        pooling: how the embeddings of texts are made, for a task that compares them.
 
     Yields:
         What reads the logits ``[B, n, V]`` from the model's output.
@@ -334,7 +347,7 @@ def reading(model: Module, task: Task, inputs: Mapping[str, Any], positions: Ten
     elif task.reads == "span":
         yield lambda output: _span(output, mask, model, task)
     elif task.reads == "embeddings":
-        yield lambda output: _embedded(output, mask, model, task)
+        yield lambda output: _embedded(output, mask, model, task, pooling)
     else:
         first = next((value for value in inputs.values() if isinstance(value, Tensor)), None)
         yield lambda output: _logits(output, model, task, None if first is None else len(first)).unsqueeze(1)
@@ -401,8 +414,8 @@ def _span(output: Any, mask: Tensor | None, model: Module, task: Task) -> Tensor
     return torch.cat(found, -1).unsqueeze(1)
 
 
-def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task) -> Tensor:
-    """``[B, 1, 2d]``: the mean of each text's hidden states, of the two texts of a row one after the other.
+def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task, pooling: Pooling) -> Tensor:
+    """``[B, 1, 2d]``: each text's hidden states as one, of the two texts of a row one after the other.
 
     Raises:
         ModelError: the model returned something else.
@@ -412,7 +425,7 @@ def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task) -> Te
     if not fits or (mask is not None and hidden.shape[:2] != mask.shape):
         raise ModelError(_other_output(hidden, model, task, "hidden states [B, T, d]"))
     kept = torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
-    weights = (kept / kept.sum(-1, keepdim=True)).to(hidden.dtype)
+    weights = pooling.weights(kept, hidden.dtype)
     pooled = torch.einsum("bt,btd->bd", weights, hidden)
     return pooled.reshape(len(hidden) // 2, 1, -1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -156,19 +157,42 @@ def test_where_the_rest_of_the_value_went_is_one_line(run):
 
 def test_methods_stand_side_by_side(run, tmp_path):
     several = ("--method", "lrp", "--method", "attnlrp", "--method", "gradient-l1")
-    code, out, err = run("explain", *DOORS, *several, "--json", tmp_path / "a.json")
+    code, out, err = run("explain", *DOORS, *several, "--json", tmp_path / "a.json", "--html", tmp_path / "a.html")
     assert (code, err) == (0, "")
     explainer = lrpx.Explainer.from_pretrained()
-    (heads,) = (line.split() for line in out.splitlines() if "gradient-l1" in line)
+    (heads,) = (line.split()[1:] for line in out.splitlines() if line.startswith("strongest"))
     assert heads == ["lrp", "attnlrp", "gradient-l1"]
-    (row,) = (line.split() for line in out.splitlines() if line.startswith("doors"))
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("doors "))
     found = json.loads((tmp_path / "a.json").read_text())
     for name, shown, plain in zip(heads, row[1:], found, strict=True):
         wanted = explainer(DOORS[0], " are", " is", name)
         assert float(shown) == pytest.approx(float(wanted.relevance[2]), rel=0.01, abs=0.006)
         assert plain["parts"]["tokens"]["values"] == pytest.approx(wanted.relevance.tolist(), rel=1e-5)
+    page = (tmp_path / "a.html").read_text()
+    assert "3 explanations" in page
+    assert all(f"<bdi>{name}</bdi>" in page for name in heads)
     (shares,) = (line.split() for line in out.splitlines() if line.startswith("of the value"))
     assert len(shares) == 3 + 2, "no share of what is in other units"
+
+
+def test_the_ledger_of_each_method_is_shown(run):
+    code, out, err = run("explain", *DOORS, "--method", "lrp", "--method", "alti-logit", "--ledger")
+    assert (code, err) == (0, "")
+    assert out.count("where the value came from") == 2
+
+
+def test_numbers_that_are_no_parts_of_the_value_have_no_share_of_it(run, tmp_path):
+    """The norm of a gradient is no part of a logit, and 5,770 % of it says nothing."""
+    files = ("--html", tmp_path / "a.html", "--save", tmp_path / "a")
+    for name, has_shares in (("gradient-l1", False), ("leave-one-out", False), ("attnlrp", True)):
+        code, out, err = run("explain", *DOORS, "--method", name, *files)
+        assert (code, err) == (0, "")
+        assert lrpx.Attribution.load(tmp_path / "a").is_decomposition == has_shares
+        page = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", (tmp_path / "a.html").read_text(), flags=re.S)
+        for shown in (out, page):
+            beside = [part for part in re.findall(r"[\d.]+%", shown) if part != "100%"]
+            assert (len(beside) > 1) == has_shares, "one is the prediction's probability"
+        assert ("Of the value" in page) == has_shares
 
 
 @pytest.mark.parametrize(

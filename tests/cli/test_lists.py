@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import lrpx
 from lrpx.cli import _lists
@@ -192,9 +193,45 @@ def test_a_line_that_is_none_is_refused_by_its_number(run, tmp_path, content, sa
 
 
 def refuses(run, path, said):
+    """The last line is refused, and a good one behind it is explained."""
+    path.write_bytes(path.read_bytes() + b'\n"The doors"\n')
     code, out, err = run("explain", "--texts", path, "--json", "-")
-    assert (code, out) == (2, "")
-    assert said.format(path=path) in err
+    assert (code, err) == (2, "lrpx: 1 text could not be explained; its line says why\n")
+    *_, wrong, right = map(json.loads, out.splitlines())
+    assert said.format(path=path) in wrong["error"]
+    assert right["line"] == wrong["line"] + 1
+    assert right["tokens"][1:] == ["The", " doors"]
+
+
+def test_a_run_with_a_malformed_line_goes_on_where_it_was_stopped(run, tmp_path):
+    path, found = tmp_path / "texts.jsonl", tmp_path / "found.jsonl"
+    path.write_bytes(b'"The doors"\n{"text": \n"caf\xe9"\n"The key"\n')
+    arguments = ("explain", "--texts", path, "--json", found)
+    assert run(*arguments)[0] == 2
+    assert ["error" in row for row in rows(found)] == [False, True, True, False]
+    whole = found.read_bytes()
+    for keep in range(4):
+        found.write_bytes(b"".join(whole.splitlines(keepends=True)[:keep]) + b'{"li')
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert "lrpx: 2 texts could not be explained; their lines say why\n" in err
+        assert found.read_bytes()[:200] == whole[:200]
+        assert [row["line"] for row in rows(found)] == [1, 2, 3, 4]
+    code, _, err = run("explain", "--texts", path)
+    assert (code, err.count("lrpx: line ")) == (2, 2)
+
+
+def test_a_text_too_large_for_the_memory_stops_no_other(run, texts, tmp_path, monkeypatch):
+    explain = lrpx.Explainer.__call__
+
+    def limited(self, inputs, *rest, **how):
+        if any("boys" in text for text in inputs):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return explain(self, inputs, *rest, **how)
+
+    monkeypatch.setattr(lrpx.Explainer, "__call__", limited)
+    assert run("explain", "--texts", texts, "--json", tmp_path / "found.jsonl")[0] == 2
+    assert [row.get("error") for row in rows(tmp_path / "found.jsonl")] == [None, None, _lists.NO_MEMORY, None]
 
 
 def test_a_target_that_is_no_token_is_told_before_anything_is_written(run, texts, tmp_path):
@@ -243,8 +280,8 @@ def test_ids_that_are_none_are_refused_by_their_line(run, tmp_path):
     for wrong in ("The doors", "9" * 5000):
         path.write_text(f"5 6\n{wrong}\n")
         code, out, err = run("explain", "--texts", path, "--ids", "--json", "-")
-        assert (code, out, err.count("\n")) == (2, "", 1)
-        assert f"line 2 of {path}: '{wrong[:60]}' are no token ids" in err
+        assert (code, err.count("\n")) == (2, 1)
+        assert f"line 2 of {path}: '{wrong[:60]}' are no token ids" in json.loads(out.splitlines()[1])["error"]
 
 
 def test_from_a_named_pipe_into_another(tmp_path):

@@ -50,8 +50,8 @@ def test_the_same_tokens_stand_together_wherever_they_are():
     assert [[line.number for line in group.lines] for group in found] == [[1, 3, 4], [2]]
     assert [line.label for line in found[0].lines] == ["attnlrp", "lrp", "gradient-l1"]
     assert found[0].title == 'logit of " are" minus logit of " is"'
-    assert found[0].facts == ("openai-community/gpt2",)
-    assert found[1].facts == ("openai-community/gpt2", "attnlrp")
+    assert found[0].facts == ('predicted " are" 43.2%', "openai-community/gpt2")
+    assert found[1].facts == ('predicted " Paris" 43.2%', "openai-community/gpt2", "attnlrp")
     assert [len(row) for row in found[0].rows] == [3] * len(sentence())
 
 
@@ -209,6 +209,8 @@ def test_a_terminal_has_the_strongest_side_by_side():
     at = next(i for i, line in enumerate(lines) if line.startswith("strongest"))
     assert lines[at].split() == ["strongest", "attnlrp", "lrp", "gradient-l1"]
     assert lines[at + 1].split() == ["keys", "+1.43", "+0.08", "+0.15"]
+    assert lines[at + 9].split() == ["sum", *["+0.279"] * 3]
+    assert lines[at + 10].split() == ["of", "the", "value", "67.7%", "67.7%"], "no share of what is no part of it"
     assert lines[0] == 'logit of " are" minus logit of " is"'
     assert "attnlrp  +0.412  sum +0.279" in lines
 

@@ -85,7 +85,7 @@ def test_no_text_brings_a_command(tokens, description):
     own = Attributions([plain, plain]).to_latex()
     assert text.isascii()
     assert re.sub(r"[^\n -~]", "", text) == text
-    escaped = escape("".join(tokens) + description + "∅␣◌⏎⇥⟨⟩−éßæœøł")
+    escaped = escape("".join(tokens) + description + '"' + "∅␣◌⏎⇥⟨⟩−éßæœøł")
     for command in re.findall(r"\\([A-Za-z]+)", body):
         assert command in COMMANDS or f"\\{command}" in escaped, command
     assert body.count(r"\endgroup") == own.count(r"\endgroup") == 1

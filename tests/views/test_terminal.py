@@ -389,7 +389,7 @@ def test_two_hundred_and_fifty_six_colours_show_sign_and_order(dark):
             assert away >= last[positive]
             last[positive] = away
             red, green, blue = seen
-            if step >= 13:
+            if step >= 6:
                 assert (red > blue) == positive
                 assert (red < blue) == (not positive)
                 assert green <= max(red, blue)

@@ -206,7 +206,8 @@ def methods(sample: Callable[[], Attribution] = sentence) -> Attributions:
     for turn, name in enumerate(("attnlrp", "lrp", "gradient-l1")):
         part = Part("tokens", a.relevance.roll(turn), ("token",))
         made = replace(a.provenance, method=name)
-        found.append(replace(a, parts=Parts([part]), provenance=made, ledger=None))
+        in_units = name != "gradient-l1"
+        found.append(replace(a, parts=Parts([part]), provenance=made, ledger=None, is_decomposition=in_units))
         if turn == 0:
             found.append(sink())
     return found

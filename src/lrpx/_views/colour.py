@@ -49,13 +49,14 @@ _STEPS_AGAINST: Final[dict[bool, tuple[RGB, ...]]] = {
 
 
 def stepped(ratio: float, *, dark: bool = False) -> RGB:
-    """The same map in colours that a palette of 256 has: the nearest of them to others is at times green or grey.
+    """The same map in colours that a palette of 256 has: the nearest of them to others is at times green or grey. Of
+    so few steps the first ones come early on white paper too, so that 6 % of the scale has another colour than none.
 
-    >>> stepped(0.1), stepped(0.4), stepped(-1.0)
-    ((255, 255, 255), (255, 175, 175), (95, 135, 255))
+    >>> stepped(0.05), stepped(0.1), stepped(0.5), stepped(-1.0)
+    ((255, 255, 255), (255, 215, 215), (255, 135, 135), (95, 135, 255))
     """
     steps = (_STEPS_FOR if ratio > 0 else _STEPS_AGAINST)[dark]
-    return steps[round(min(abs(ratio), 1.0) * (len(steps) - 1))]
+    return steps[round(min(abs(ratio), 1.0) ** _BEND[True] * (len(steps) - 1))]
 
 
 def ink(background: RGB) -> RGB:

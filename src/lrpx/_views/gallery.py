@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lrpx._views.picture import number, one_line, picture
+from lrpx._views.picture import number, one_line, percent, picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from lrpx._views.picture import Picture, Piece
-    from lrpx.attribution import Attribution
+    from lrpx.attribution import Attribution, Prediction
 
 FEW: Final = 20
 """So many attributions of a list are shown where nobody asked for all: in a notebook, in a terminal."""
@@ -38,7 +38,7 @@ class Group:
 
     Args:
         title: what was explained, where it is the same for all.
-        facts: what else is the same for all of the method and the model.
+        facts: what else is the same for all of the prediction, the model and the method.
         lines: one for each attribution, in their order.
     """
 
@@ -69,7 +69,7 @@ def _group(numbered: Sequence[tuple[int, Attribution]]) -> Group:
     told = [_told(a) for _, a in numbered]
     common = {name: fact for name, fact in told[0].items() if all(each[name] == fact for each in told)}
     lines = (Line(at, label, a, picture(a)) for (at, a), label in zip(numbered, _labels(told, numbered), strict=True))
-    facts = tuple(common[name] for name in ("model", "method") if common.get(name))
+    facts = tuple(common[name] for name in ("prediction", "model", "method") if common.get(name))
     return Group(common.get("what", f"{len(numbered)} explanations of the same text"), facts, tuple(lines))
 
 
@@ -85,7 +85,14 @@ def _told(a: Attribution) -> dict[str, str]:
         "revision": one_line(made.revision or ""),
         "precision": one_line(made.dtype),
         "device": one_line(made.device),
+        "prediction": _predicted(a.prediction),
     }
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    if prediction is None:
+        return ""
+    return f'predicted "{one_line(prediction.text)}" {percent(prediction.probability)}'
 
 
 def _labels(told: Sequence[dict[str, str]], numbered: Sequence[tuple[int, Attribution]]) -> list[str]:

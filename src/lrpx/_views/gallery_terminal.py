@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
 from lrpx._views.gallery import FEW, groups
-from lrpx._views.picture import number
-from lrpx._views.terminal import _card, _flat, _is_dark, _legend, _numbered, _paint, _quoted, _tokens
+from lrpx._views.picture import number, percent
+from lrpx._views.terminal import _card, _flat, _is_dark, _ledger, _legend, _numbered, _paint, _quoted, _tokens
+from lrpx._views.waterfall import waterfall
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -20,8 +22,9 @@ if TYPE_CHECKING:
     from lrpx.attribution import Attribution
 
 _STRONGEST = 8
-_COLUMN = 12
+_COLUMN = 20
 _TOKEN = 16
+_NUMBER = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,7 @@ class Gallery:
             yield Text(group.title, "bold", overflow="fold")
             yield Text(", ".join(group.facts), "dim", overflow="fold")
             for line in group.lines:
-                yield from self._line(line, console)
+                yield from self._line(line, console, options)
             if len(group.lines) > 1:
                 yield Text()
                 yield from _tables(group, options.max_width)
@@ -46,7 +49,7 @@ class Gallery:
         if left > 0:
             yield Text(f"\nand {left} more; print one, or to_html() has all", "dim", overflow="fold")
 
-    def _line(self, line: Line, console: Console) -> RenderResult:
+    def _line(self, line: Line, console: Console, options: ConsoleOptions) -> RenderResult:
         shown, paint = line.shown, _paint(console)
         yield Text()
         label = Text(overflow="fold").append(line.label, "bold").append("  " if line.label else "").append(line.value)
@@ -61,16 +64,21 @@ class Gallery:
             yield _legend(shown, paint)
         if shown.sink:
             yield Text(f"{_quoted(shown.sink)} alone carries {number(shown.sink.relevance)}", overflow="fold")
+        if fall := waterfall(line.attribution):
+            yield Text()
+            yield _ledger(fall, paint, options.max_width, ascii_only=options.ascii_only)
 
 
 def _tables(group: Group, width: int) -> RenderResult:
     """The strongest tokens with a column for each line, as many tables as the width asks for."""
-    fit = max(1, (width - _TOKEN) // (_COLUMN + 2))
+    column = min(_COLUMN, max(cell_len(line.label) for line in group.lines), max(1, width - _TOKEN - 4))
+    column = max(column, _NUMBER)
+    fit = max(1, (width - _TOKEN) // (column + 2))
     rows = group.strongest(_STRONGEST)
     for start in range(0, len(group.lines), fit):
         lines = group.lines[start : start + fit]
         heads = (
-            Column(Text(line.label), justify="right", max_width=_COLUMN, overflow="fold", header_style="dim")
+            Column(Text(line.label), justify="right", max_width=column, overflow="fold", header_style="dim")
             for line in lines
         )
         token = Column(Text("strongest"), max_width=_TOKEN, no_wrap=True, overflow="ellipsis", header_style="dim")
@@ -78,4 +86,7 @@ def _tables(group: Group, width: int) -> RenderResult:
         for row in rows:
             numbers = (line.shown.number(row[start + i].relevance) for i, line in enumerate(lines))
             table.add_row(Text(_flat(row[0].text)), *map(Text, numbers))
+        table.add_row(Text("sum", "dim"), *(Text(number(line.shown.total), "dim") for line in lines))
+        if any(line.shown.share is not None for line in lines):
+            table.add_row(Text("of the value", "dim"), *(Text(percent(line.shown.share), "dim") for line in lines))
         yield table

@@ -19,7 +19,7 @@ from lrpx._views import picture as pictures
 from lrpx._views.colour import INK, PAPER, QUIET, RGB, colour, hexadecimal, ink
 from lrpx._views.gallery import FEW, groups
 from lrpx._views.grid import grids
-from lrpx._views.picture import one_line, percent, picture, share
+from lrpx._views.picture import one_line, percent, picture
 from lrpx._views.waterfall import waterfall
 
 if TYPE_CHECKING:
@@ -114,7 +114,6 @@ def _context(a: Attribution) -> dict[str, Any]:
         "a": a,
         "shown": shown,
         "strongest": shown.strongest(_STRONGEST),
-        "share": share(shown.total, a.explained.value),
         "fall": waterfall(a),
         "provenance": _provenance(a),
         "unit": "token" if a.ids else "group",

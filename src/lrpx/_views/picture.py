@@ -31,7 +31,7 @@ class Piece:
     ``before + text + after`` is what is shown: the blanks before it, the visible text, and the line
     break after it; only ``text`` is coloured. ``ratio`` is the relevance as a share of the colour
     limit, within [-1, 1]; ``share`` is the relevance as a share of the explained value, None when that
-    is zero.
+    is zero, or when the relevance is no part of it.
     """
 
     index: int
@@ -61,10 +61,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Picture:
-    """All pieces in their segments, and the colour scale they share."""
+    """All pieces in their segments, the colour scale they share, and the explained value, if they are parts of it."""
 
     segments: tuple[Segment, ...]
     limit: float
+    whole: float | None
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -91,6 +92,11 @@ class Picture:
         """Sum of all relevance."""
         return sum(piece.relevance for piece in self.pieces)
 
+    @property
+    def share(self) -> float | None:
+        """The sum as a share of the explained value; None when that is zero, or when the pieces are no parts of it."""
+        return None if self.whole is None else share(self.total, self.whole)
+
     def number(self, relevance: float) -> str:
         """A relevance with as many decimals as give the colour limit three digits, alike for all."""
         return aligned(relevance, self.limit)
@@ -105,6 +111,7 @@ def picture(a: Attribution) -> Picture:
     """Lay out an attribution: clean text, colour ratios, shares, segments."""
     limit, sink = scale(a.relevance)
     tokens = tuple(a)
+    whole = a.explained.value if a.is_decomposition else None
 
     def piece(token: Token) -> Piece:
         before, text, after = visible(token.text)
@@ -115,14 +122,14 @@ def picture(a: Attribution) -> Picture:
             after=after,
             relevance=token.relevance,
             ratio=share_of_scale(token.relevance, limit),
-            share=share(token.relevance, a.explained.value),
+            share=None if whole is None else share(token.relevance, whole),
             id=token.id,
             special=token.special,
             sink=token.index == sink,
         )
 
     segments = (Segment(name, tuple(map(piece, tokens[start:end]))) for name, start, end in _ranges(a))
-    return Picture(tuple(segments), limit)
+    return Picture(tuple(segments), limit, whole)
 
 
 def _ranges(a: Attribution) -> Iterator[tuple[str, int, int]]:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from lrpx._views.colour import INK, PAPER, RGB, colour, hexadecimal, ink, stepped
 from lrpx._views.grid import LARGEST, grids
-from lrpx._views.picture import number, one_line, percent, picture, share
+from lrpx._views.picture import number, one_line, percent, picture
 from lrpx._views.waterfall import waterfall
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Heatmap:
             yield Padding(tokens, (0, 1), style=_card(dark)) if paint else tokens
         yield Text()
         yield _legend(shown, paint) if paint else Text()
-        yield _totals(a, shown)
+        yield _totals(shown)
         if sink := shown.sink:
             yield _sink_note(shown, sink)
         yield Text()
@@ -181,9 +181,10 @@ def _legend(shown: Picture, paint: _Paint) -> Text:
     return text.append(f" {number(shown.limit)} for")
 
 
-def _totals(a: Attribution, shown: Picture) -> Text:
-    part = percent(share(shown.total, a.explained.value))
-    whole = f"sum {number(shown.total)} of {number(a.explained.value)}" + (f" ({part})" if part else "")
+def _totals(shown: Picture) -> Text:
+    part = percent(shown.share)
+    whole = f"sum {number(shown.total)}" + ("" if shown.whole is None else f" of {number(shown.whole)}")
+    whole += f" ({part})" if part else ""
     sides = f"{number(shown.positive)} for, {number(shown.negative)} against"
     return Text(f"{whole}; {sides}", "dim", overflow="fold")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated, Any, Final
 
@@ -11,8 +12,12 @@ import lrpx
 from lrpx.cli._benchmarks import benchmark
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
+from lrpx.errors import InputError
 
 DTYPES: Final = ("auto", "float32", "float64", "bfloat16", "float16")
+
+UsageError: Any = typer.BadParameter.__base__
+"""What typer raises of a command that is not written as commands are; it has no public name there."""
 
 app = typer.Typer(
     help="Why did the transformer predict this?",
@@ -23,10 +28,32 @@ app.add_typer(benchmark, name="benchmark")
 
 
 def run() -> None:
-    """Run the command that was asked for."""
+    """Run the command that was asked for.
+
+    Raises:
+        LRPxError: it cannot be done, or is not written as commands are.
+    """
     prepare_output()
     with own_lines_only():
-        app(prog_name="lrpx")
+        try:
+            code = app(prog_name="lrpx", standalone_mode=False)
+        except UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # which has shown the help
+                sys.exit(error.exit_code)
+            raise InputError(_told(error)) from None
+        except typer.Abort:
+            code = 1
+        if code:
+            sys.exit(code)
+
+
+def _told(error: Any) -> str:
+    """What is wrong with how a command was written, with the mend, in one line."""
+    path = "lrpx" if error.ctx is None else error.ctx.command_path
+    said = error.format_message().strip().rstrip(".")
+    if said.startswith("Got unexpected extra argument") and path == "lrpx explain":
+        return f"{said[0].lower()}{said[1:]}; put the text in quotes"
+    return f"{said[0].lower()}{said[1:]}; {path} --help says what there is"
 
 
 def _version(wanted: bool) -> None:

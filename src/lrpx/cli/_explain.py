@@ -11,8 +11,8 @@ from rich.text import Text
 
 from lrpx._files import write_text
 from lrpx._views.picture import number, one_line, percent, share
+from lrpx.attributions import Attributions
 from lrpx.cli import _lists
-from lrpx.cli._columns import columns
 from lrpx.cli._streams import DASH, hush, progress, write_bytes
 from lrpx.cli._wanted import read_ids
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
@@ -62,18 +62,18 @@ def explain(wanted: Wanted) -> None:
         else:
             _explain_one(wanted, explainer, chosen)
     except torch.OutOfMemoryError as error:
-        raise InputError("there is not enough memory for this text; shorten it, or use --recompute") from error
+        raise InputError(_lists.NO_MEMORY) from error
 
 
 def _explain_one(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> None:
     with progress("Explaining …"):
-        found = [_attribution(wanted, explainer, method) for method in chosen]
+        found = Attributions(_attribution(wanted, explainer, method) for method in chosen)
     if wanted.json == DASH:
         write_bytes(_json(found))
     else:
-        show(found, chosen)
+        show(found)
     if wanted.html is not None:
-        found[0].to_html(wanted.html)
+        (found if len(found) > 1 else found[0]).to_html(wanted.html)
     if wanted.json is not None and wanted.json != DASH:
         write_text(wanted.json, _json(found).decode())
     if wanted.save is not None:
@@ -94,7 +94,7 @@ def _attribution(wanted: Wanted, explainer: Explainer, method: Method) -> Attrib
     return found.words() if wanted.words else found  # type: ignore[no-any-return]
 
 
-def _json(found: list[Attribution]) -> bytes:
+def _json(found: Sequence[Attribution]) -> bytes:
     """One result as an object, several as a list."""
     plain = [each.to_dict() for each in found]
     return (json.dumps(plain if len(plain) > 1 else plain[0], ensure_ascii=False, indent=1) + "\n").encode(
@@ -102,22 +102,22 @@ def _json(found: list[Attribution]) -> bytes:
     )
 
 
-def show(found: list[Attribution], chosen: Sequence[Method]) -> None:
-    """Print the heatmap of a method, or a column for each of several."""
+def show(found: Sequence[Attribution]) -> None:
+    """Print the heatmap of a method, or of several side by side."""
     console = Console()
     if len(found) > 1:
-        console.print(columns(found, [method.has_ledger for method in chosen]))
+        console.print(Attributions(found))
         return
     console.print(found[0])
-    if note := _rest(found[0], chosen[0]):
+    if note := _rest(found[0]):
         console.print(note)
 
 
-def _rest(a: Attribution, method: Method) -> Text | None:
+def _rest(a: Attribution) -> Text | None:
     """Where the value went that the tokens did not get, in one dim line, when the ledger can tell."""
     total = sum(token.relevance for token in a)
     missing = a.explained.value - total
-    if a.ledger is not None or not method.has_ledger or abs(missing) <= NEARLY * abs(a.explained.value):
+    if a.ledger is not None or not a.is_decomposition or abs(missing) <= NEARLY * abs(a.explained.value):
         return None
     part = percent(share(missing, a.explained.value))
     told = f"{number(missing)}{f' ({part})' if part else ''}"

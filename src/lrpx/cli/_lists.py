@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
@@ -49,6 +50,7 @@ KINDS: Final = {
 """What some of them are, or are lists of, and how that is written."""
 OF_ONE_TEXT: Final = (InputError, TargetError, NonFiniteError)
 """Errors that belong to a text, and leave the others as they are."""
+NO_MEMORY: Final = "there is not enough memory for this text; shorten it, or use --recompute"
 
 
 @dataclass(frozen=True)
@@ -57,23 +59,25 @@ class Given:
 
     Args:
         line: its number, from 1.
-        input: as :class:`~lrpx.Explainer` takes it.
+        input: as :class:`~lrpx.Explainer` takes it; the line itself where it cannot be read.
         asked: target, contrast, position and decoder.
+        wrong: why it cannot be read.
     """
 
     line: int
     input: Any
     asked: dict[str, Any]
+    wrong: LRPxError | None = None
 
 
 def explain(
-    wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], show: Callable[[list[Attribution], Any], None]
+    wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], show: Callable[[list[Attribution]], None]
 ) -> None:
     """Explain every text: into the file, or shown one after another.
 
     Raises:
-        LRPxError: a line that cannot be read, or results of another run in the file; or, at the end, texts that could
-            not be explained.
+        LRPxError: results of another run in the file; or, at the end, texts that could not be explained, or lines that
+            could not be read.
     """
     assert wanted.texts is not None
     about = _settings(wanted, explainer, chosen)
@@ -103,14 +107,16 @@ def explain(
         )
         task = bar.add_task("Explaining", total=None)
         while some := list(islice(rows, TOGETHER)):
-            for given, found in zip(some, _explained(wanted, explainer, chosen, some), strict=True):
+            right = iter(_explained(wanted, explainer, chosen, [each for each in some if each.wrong is None]))
+            for given in some:
+                found = next(right) if given.wrong is None else given.wrong
                 failed += isinstance(found, LRPxError)
                 if write is not None:
                     write(_lines(given, found, about, chosen))
                 elif isinstance(found, LRPxError):
                     console.print(Text(f"lrpx: line {given.line}: {on_the_command_line(str(found))}"), soft_wrap=True)
                 else:
-                    show(found, chosen)
+                    show(found)
                     Console().print()
             bar.advance(task, len(some))
     if failed:
@@ -126,6 +132,8 @@ def _explained(
     wanted: Wanted, explainer: Explainer, chosen: Sequence[Method], some: Sequence[Given]
 ) -> list[list[Attribution] | LRPxError]:
     """What each method finds in each of some texts, or why it cannot; in batches, and alone where one is at fault."""
+    if not some:
+        return []
     how: dict[str, Any] = {
         name: [each.asked[name] for each in some] for name in ("target", "contrast", "position", "decoder")
     }
@@ -136,9 +144,9 @@ def _explained(
             explainer([one.input for one in some], method=method, ledger=wanted.ledger, progress=False, **how)
             for method in chosen
         ]
-    except OF_ONE_TEXT as error:
+    except (*OF_ONE_TEXT, torch.OutOfMemoryError) as error:
         if len(some) == 1:
-            return [error.with_traceback(None)]
+            return [error.with_traceback(None) if isinstance(error, LRPxError) else InputError(NO_MEMORY)]
         return [found for one in some for found in _explained(wanted, explainer, chosen, [one])]
     return [[a.words() if wanted.words else a for a in found] for found in zip(*each, strict=True)]
 
@@ -153,10 +161,13 @@ def _rows(wanted: Wanted, stack: ExitStack) -> Iterator[Given]:
     file = standard_input() if wanted.texts == DASH else stack.enter_context(wanted.texts.open("rb"))
     for number, content in enumerate(file, 1):
         where = f"line {number} of {name}"
-        text = decoded(content, where).rstrip("\r\n")
-        if text.strip():
-            found = _object(text, where) if wanted.texts.suffix.lower() == ".jsonl" else {}
-            yield _given(wanted, number, found or {"text": text}, where)
+        try:
+            text = decoded(content, where).rstrip("\r\n")
+            if text.strip():
+                found = _object(text, where) if wanted.texts.suffix.lower() == ".jsonl" else {}
+                yield _given(wanted, number, found or {"text": text}, where)
+        except (DataError, InputError) as error:
+            yield Given(number, content, {}, error.with_traceback(None))
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -217,11 +228,12 @@ def _settings(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) ->
     """All that the numbers of every text depend on."""
     bound = explainer.bound
     described = [(method.name, method.describe()) for method in chosen]
-    return repr((bound.name, bound.fingerprint(), bound.dtype, described, wanted.ledger, wanted.words))
+    return repr((bound.name, bound.fingerprint(), bound.dtype, described, wanted.ledger, wanted.words, bound.pooling))
 
 
 def _digest(given: Given, about: str) -> str:
-    return hashlib.sha256(repr((about, given)).encode(errors="backslashreplace")).hexdigest()[:16]
+    all_of_it = repr((about, given.line, given.input, given.asked))
+    return hashlib.sha256(all_of_it.encode(errors="backslashreplace")).hexdigest()[:16]
 
 
 def _lines(given: Given, found: list[Attribution] | LRPxError, about: str, chosen: Sequence[Method]) -> bytes:

@@ -33,6 +33,11 @@ MENDS: Final = (
     (r"pass the conversation as one text, or set tokenizer.chat_template", "write the conversation as one text"),
     (r"pass \w+\(…\), or no target", "leave --target out"),
     (r"pass a text, token ids or chat messages", "pass a text, or token ids with --ids"),
+    (r"pass pooling=.*, or use (lrpx\.propagate)", rf"{IN_PYTHON} pass pooling='mean', say, or use \1"),
+    (
+        r"load it yourself with the class that the files are of, and pass it to (lrpx.Explainer\(model, tokenizer\))",
+        rf"{IN_PYTHON} load the class that the files are of, and use \1",
+    ),
     (r"load it yourself and pass it to (lrpx.Explainer\(model, tokenizer\))", rf"{IN_PYTHON} load it and use \1"),
     (r"load the class with the right head, say .* task=, or use (lrpx.propagate)", rf"{IN_PYTHON} use \1"),
     (r"; use (lrpx\.propagate)", rf"; {IN_PYTHON} use \1"),

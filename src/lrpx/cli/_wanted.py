@@ -111,9 +111,14 @@ class Wanted:
             raise TargetError(f"the contrast {self.contrast!r} is the target itself; pass another contrast")
         if self.contrast_id is not None and self.contrast_id == self.target_id:
             raise TargetError(f"the contrast {self.contrast_id} is the target itself; pass another contrast")
+        if self.save is not None and len(self.methods) > 1:
+            raise MethodError(
+                f"--save holds one method, and {len(self.methods)} were given; pass one --method, or --json or --html, "
+                "which hold several"
+            )
+        if self.html is not None and self.ledger and len(self.methods) > 1:
+            raise MethodError("a page of several methods shows no ledger; pass one --method, or leave --html out")
         for path, name in ((self.html, "html"), (self.save, "save")):
-            if path is not None and len(self.methods) > 1:
-                raise MethodError(f"--{name} holds one method, and {len(self.methods)} were given; pass one --method")
             if path == DASH:
                 raise InputError(f"--{name} - is no file; name one (only --json can be standard output)")
         if self.revision is not None and (self.model is None or Path(self.model).is_dir()):

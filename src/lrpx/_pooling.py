@@ -1,0 +1,139 @@
+"""How a text encoder makes one embedding of the hidden states of a text: as its files say, by sentence-transformers'
+``modules.json`` and what stands beside it; where they say nothing, the mean, and results say that this was assumed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
+
+import torch
+
+from lrpx.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+Kind = Literal["mean", "cls", "lasttoken", "weightedmean"]
+"""The mean of all tokens; the first or the last token alone; the mean weighted by the places, from 1."""
+
+TITLES: Final[dict[Kind, str]] = {
+    "mean": "mean of the tokens",
+    "cls": "first token",
+    "lasttoken": "last token",
+    "weightedmean": "mean of the tokens, weighted by their places",
+}
+SAME: Final = {"mean_sqrt_len_tokens": "mean"}
+"""What differs from another in length alone, which a cosine does not see."""
+WHERE: Final = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How embeddings are made.
+
+    Args:
+        kind: of :data:`TITLES`.
+        is_assumed: whether nobody has said so.
+
+    >>> str(Pooling("cls")), str(Pooling(is_assumed=True))
+    ('first token', 'mean of the tokens, as nothing else is said')
+    """
+
+    kind: Kind = "mean"
+    is_assumed: bool = False
+
+    def __str__(self) -> str:
+        return TITLES[self.kind] + (", as nothing else is said" if self.is_assumed else "")
+
+    def weights(self, mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """``[B, T]``: how much of each token's hidden state the embedding is, from a mask of 1 and 0.
+
+        >>> mask = torch.tensor([[1, 1, 1, 0]])
+        >>> [Pooling(kind).weights(mask).tolist()[0] for kind in ("cls", "lasttoken", "weightedmean")]
+        [[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [0.1666..., 0.3333..., 0.5, 0.0]]
+        """
+        places = mask.cumsum(-1) * mask
+        last = places.amax(-1, keepdim=True)
+        chosen = {"mean": mask, "cls": places == 1, "lasttoken": places == last, "weightedmean": places}[self.kind]
+        wide = chosen.to(torch.promote_types(dtype, torch.float32))
+        return (wide / wide.sum(-1, keepdim=True)).to(dtype)
+
+
+def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
+    """What was asked for, or what the files of a model say, or the mean.
+
+    Args:
+        given: a kind; None for what the files say.
+        name: the model's name on the Hub or its folder; None where it has none.
+        options: where on the Hub, as transformers takes it.
+
+    Raises:
+        InputError: there is no such kind.
+        ModelError: the files cannot be read, or say that embeddings are made in a way that is not known here.
+    """
+    if given is not None:
+        if given not in TITLES:
+            raise InputError(f"pooling is {given!r}; pass one of {', '.join(map(repr, get_args(Kind)))}")
+        return Pooling(given)
+    modules = _json(name, "modules.json", options)
+    if modules is None:
+        return Pooling(is_assumed=True)
+    mend = (
+        f"pass pooling={'mean'!r}, say, to compare what the encoder itself gives, or use lrpx.propagate(model, recipe)"
+    )
+    try:
+        kinds = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in modules}
+        others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+        if others:
+            raise ModelError(f"{name} makes its embeddings by a {others[0]} too, says its modules.json; {mend}")
+        config = _json(name, f"{kinds['Pooling']}/config.json", options) if "Pooling" in kinds else None
+        if config is None:
+            raise ModelError(f"{name} has a modules.json that names no Pooling with a config.json; {mend}")
+        said = _kinds(config)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ModelError(f"{name} has a modules.json that is none of sentence-transformers; {mend}") from error
+    kind = SAME.get(said[0], said[0]) if len(said) == 1 else ""
+    if kind not in TITLES:
+        raise ModelError(f"{name} makes its embeddings by {' and '.join(said) or 'no'} pooling, say its files; {mend}")
+    return Pooling(kind)
+
+
+def _kinds(config: Mapping[str, Any]) -> list[str]:
+    """The kinds of pooling that a config asks for, as newer or older versions write it."""
+    named = config.get("pooling_mode")
+    if named is not None:
+        return [named] if isinstance(named, str) else [str(each) for each in named]
+    older = {"cls_token": "cls", "max_tokens": "max", "mean_tokens": "mean", "weightedmean_tokens": "weightedmean"}
+    names = [key.removeprefix("pooling_mode_") for key, value in config.items() if "pooling_mode_" in key and value]
+    return [older.get(each, each) for each in names]
+
+
+def _json(name: Any, file: str, options: Mapping[str, Any]) -> Any:
+    """A JSON file of a model; None where there is none."""
+    from transformers.utils import cached_file
+
+    if not isinstance(name, str) or not name:
+        return None
+    try:
+        found = cached_file(
+            name,
+            file,
+            **{key: value for key, value in options.items() if key in WHERE},
+            _raise_exceptions_for_gated_repo=False,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+        if found is None:
+            return None
+        said = json.loads(Path(found).read_bytes())
+        if said is None:
+            raise ValueError("it is null")
+        return said
+    except (OSError, ValueError, RecursionError) as error:
+        if not Path(name).is_dir():
+            return None  # a name that is none of the Hub's
+        raise ModelError(f"cannot read {file} of {name}: {error}; repair the file, or pass pooling=…") from error

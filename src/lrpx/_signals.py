@@ -1,0 +1,71 @@
+"""Images and sounds, as a model takes them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lrpx.errors import InputError
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image: bool) -> dict[str, Tensor]:
+    """An image or a sound as the model's argument, a batch of one, as its processor reads it; a floating-point tensor
+    is what a processor made.
+
+    Args:
+        model: the model.
+        processor: what reads images for it; None where there is nothing.
+        given: the image or the sound.
+        argument: the model's, that takes it.
+        is_image: whether it is an image.
+
+    Raises:
+        InputError: it is no image or sound, or one of other colours than the model takes.
+    """
+    if isinstance(given, Tensor) and given.is_floating_point() and (given.ndim in (3, 4) or not is_image):
+        one = given[None] if given.ndim == 3 or not is_image else given
+        if len(one) == 1:
+            _refuse_channels(model, one, given)
+            return {argument: one}
+    if not is_image:
+        raise InputError(
+            f"the sound is {type(given).__name__}; pass what the model's processor returned, or {argument} as the "
+            "model takes them, a float tensor of one sound"
+        )
+    if processor is None or not (hasattr(given, "ndim") or hasattr(given, "convert")):
+        raise InputError(
+            f"the image is {type(given).__name__}; pass pixel_values as the model takes them, a float tensor "
+            "[channels, rows, columns], or an image together with the model's processor as tokenizer"
+        )
+    try:
+        made = processor(images=given, return_tensors="pt")
+    except (TypeError, ValueError) as error:
+        told = " ".join(str(error).split())[:120]
+        raise InputError(
+            f"the processor cannot read the image, which is {_told(given)}: {told}; pass one of as many colours as "
+            "the model was trained with, such as image.convert('RGB'), or pixel_values"
+        ) from error
+    _refuse_channels(model, made[argument], given)
+    return {argument: made[argument]}
+
+
+def _refuse_channels(model: Module, pixels: Any, given: Any) -> None:
+    """Refuse an image ``[1, channels, rows, columns]`` of other colours than the model's config names."""
+    wanted = getattr(getattr(model, "config", None), "num_channels", None)
+    if isinstance(wanted, int) and getattr(pixels, "ndim", 0) == 4 and pixels.shape[1] != wanted:
+        mend = "image.convert('RGB')" if wanted == 3 else "image.convert('L')" if wanted == 1 else "one that has"
+        raise InputError(
+            f"the image is {_told(given)}, and the model takes {wanted} channels, not {pixels.shape[1]}; pass {mend}"
+        )
+
+
+def _told(image: Any) -> str:
+    """An image as an error tells of it."""
+    mode, shape = getattr(image, "mode", None), getattr(image, "shape", None)
+    if isinstance(mode, str):
+        return f"of mode {mode}"
+    return type(image).__name__ if shape is None else f"{type(image).__name__} of shape {list(shape)}"

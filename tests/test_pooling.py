@@ -1,0 +1,146 @@
+"""How a text encoder's embedding is made of its hidden states: as its files say, or as results say was assumed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers as tf
+
+from lrpx import Explainer, Task
+from lrpx._pooling import Pooling
+from lrpx.errors import InputError, ModelError
+from tests.tiny import SIZES, bert_classifier, build
+
+PAIR = ("the keys are on the table", "the key is small")
+BY_HAND = {
+    "mean": lambda hidden: hidden.mean(0),
+    "cls": lambda hidden: hidden[0],
+    "lasttoken": lambda hidden: hidden[-1],
+    "weightedmean": lambda hidden: sum((i + 1) * each for i, each in enumerate(hidden)),
+}
+OLDER = {
+    "mean": "pooling_mode_mean_tokens",
+    "cls": "pooling_mode_cls_token",
+    "lasttoken": "pooling_mode_lasttoken",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+}
+SENTENCE_TRANSFORMERS = "sentence_transformers.models."
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    config = tf.BertConfig(**SIZES | {"vocab_size": 160, "initializer_range": 0.5})
+    return build(tf.BertModel, config)
+
+
+def cosine(model, tokenizer, pool):
+    with torch.no_grad():
+        a, b = (pool(model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]) for text in PAIR)
+    return float(a @ b / (a.norm() * b.norm()))
+
+
+def saved(folder, model, tokenizer, pooling, modules=("Transformer", "Pooling", "Normalize")):
+    """A folder as sentence-transformers writes it."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    paths = {kind: "" if kind == "Transformer" else f"{at}_{kind}" for at, kind in enumerate(modules)}
+    listed = [{"type": SENTENCE_TRANSFORMERS + kind, "path": path} for kind, path in paths.items()]
+    (folder / "modules.json").write_text(json.dumps(listed))
+    if "Pooling" in paths:
+        (folder / paths["Pooling"]).mkdir()
+        (folder / paths["Pooling"] / "config.json").write_text(json.dumps(pooling))
+    return folder
+
+
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_each_pooling_by_hand(encoder, piece_tokenizer, kind):
+    found = Explainer(encoder, piece_tokenizer, pooling=kind)([PAIR, ("a lovely film", "what a terrible ending of it")])
+    assert found[0].explained.value == pytest.approx(cosine(encoder, piece_tokenizer, BY_HAND[kind]), abs=1e-12)
+    assert found[0].explained.description == f"similarity of the two texts ({Pooling(kind)})"
+
+
+def test_relevance_of_the_first_token_is_by_its_own_embedding(encoder, piece_tokenizer):
+    """The linear map from hidden states to the product, by hand, under no rules."""
+    found = Explainer(encoder, piece_tokenizer, pooling="cls")(PAIR, method="gradient-x-input")
+    ids = [piece_tokenizer(text, return_tensors="pt")["input_ids"] for text in PAIR]
+    embedded = [encoder.embeddings.word_embeddings(each).detach().requires_grad_() for each in ids]
+    a, b = (encoder(inputs_embeds=each).last_hidden_state[0, 0] for each in embedded)
+    (a @ b / (a.norm() * b.norm())).backward()
+    expected = torch.cat([(each * each.grad).sum(-1)[0] for each in embedded])
+    torch.testing.assert_close(found.relevance.clone(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_is_in_no_embedding(side):
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0] if side == "right" else [0, 1, 1]])
+    for kind in BY_HAND:
+        whole, padded = Pooling(kind).weights(mask)
+        assert float(padded[2 if side == "right" else 0]) == 0.0
+        alone = Pooling(kind).weights(torch.ones(1, 2, dtype=torch.int64))[0]
+        assert padded[mask[1].bool()].tolist() == alone.tolist()
+        assert float(whole.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_the_files_of_a_model_say_it(encoder, piece_tokenizer, tmp_path, kind, is_old):
+    config = {OLDER[each]: each == kind for each in BY_HAND} if is_old else {"pooling_mode": kind}
+    folder = saved(tmp_path, encoder, piece_tokenizer, config)
+    wanted = cosine(encoder, piece_tokenizer, BY_HAND[kind])
+    loaded = Explainer.from_pretrained(folder)
+    own = Explainer(tf.AutoModel.from_pretrained(folder).eval(), tf.AutoTokenizer.from_pretrained(folder))
+    for explain in (loaded, own):
+        found = explain(PAIR)
+        assert found.explained.value == pytest.approx(wanted, abs=1e-6)
+        assert found.explained.description == f"similarity of the two texts ({Pooling(kind)})"
+    said = Explainer.from_pretrained(folder, pooling="mean")(PAIR).explained
+    assert said.value == pytest.approx(cosine(encoder, piece_tokenizer, BY_HAND["mean"]), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["cls", "mean", "lasttoken", "weightedmean", "mean_sqrt_len_tokens"])
+def test_sentence_transformers_gives_the_same_similarity(minilm, tmp_path, kind):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    shutil.copytree(minilm, tmp_path / "model")
+    (config,) = (tmp_path / "model").glob("*_Pooling/config.json")
+    config.write_text(json.dumps({"embedding_dimension": 384, "pooling_mode": kind}))
+    theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    a, b = theirs.encode(list(PAIR), convert_to_tensor=True)
+    found = Explainer.from_pretrained(tmp_path / "model")(PAIR)
+    assert found.explained.value == pytest.approx(float(a @ b / (a.norm() * b.norm())), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "modules", "said"),
+    [
+        ({"pooling_mode": "max"}, ("Transformer", "Pooling"), "makes its embeddings by max pooling"),
+        ({"pooling_mode": ["cls", "mean"]}, ("Transformer", "Pooling"), "by cls and mean pooling"),
+        ({}, ("Transformer", "Pooling"), "by no pooling"),
+        ({"pooling_mode": "mean"}, ("Transformer", "Pooling", "Dense"), "by a Dense too"),
+        (None, ("Transformer",), "names no Pooling"),
+        ([], ("Transformer", "Pooling"), "none of sentence-transformers"),
+    ],
+)
+def test_what_is_made_otherwise_is_refused(encoder, piece_tokenizer, tmp_path, pooling, modules, said):
+    folder = saved(tmp_path, encoder, piece_tokenizer, pooling, modules)
+    with pytest.raises(ModelError, match=rf"{said}.*; pass pooling='mean', say, .*lrpx\.propagate"):
+        Explainer.from_pretrained(folder)
+    assert Explainer.from_pretrained(folder, pooling="cls")(PAIR).explained.value
+
+
+@pytest.mark.parametrize("content", [b"{", b"7", b'[{"type": 5}]', b'[[""]]', b"null", b"\xff"])
+def test_a_broken_file_is_named(encoder, piece_tokenizer, tmp_path, content):
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
+    (folder / "modules.json").write_bytes(content)
+    with pytest.raises(ModelError, match=r"modules\.json"):
+        Explainer.from_pretrained(folder)
+
+
+def test_what_pools_nothing_takes_no_pooling(encoder, piece_tokenizer):
+    with pytest.raises(InputError, match="a sequence classifier pools nothing; leave pooling out"):
+        Explainer(bert_classifier(), piece_tokenizer, pooling="cls")
+    with pytest.raises(InputError, match="pooling is 'first'; pass one of 'mean', 'cls'"):
+        Explainer(encoder, piece_tokenizer, pooling="first")
+    assert Explainer(encoder, piece_tokenizer, task=Task.EMBEDDINGS).bound.pooling == Pooling(is_assumed=True)
