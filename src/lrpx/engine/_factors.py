@@ -86,7 +86,7 @@ def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
     if node is not None:
         if gate_strength(gate) == EXPONENTIAL:
             node.metadata[DECAYED] = True
-        if kind(node) not in LEADS_ON:
+        if kind(node) not in SCALES:  # which lead on to the signal; a matrix product may end in a change of shape
             node.metadata[FACTORS] = factors(run, signal)
     return out
 
