@@ -197,12 +197,13 @@ def test_a_state_that_decays_is_as_many_factors_as_what_is_added_to_it():
     assert shares(scan) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3], abs=1e-12)
 
 
-def test_the_judge_has_the_relevance_of_a_state_space_model_that_the_plain_loops_have():
+@pytest.mark.parametrize("recipe", list(Recipe))
+def test_the_judge_has_the_relevance_of_a_state_space_model_that_the_plain_loops_have(recipe):
     draw = numpy.random.default_rng(5)
     x, b, c = draw.normal(size=(6, 2, 3)), draw.normal(size=(6, 2, 4)), draw.normal(size=(6, 2, 4))
     dt, a, d = draw.normal(size=(6, 2)), -numpy.exp(draw.normal(size=(2, 4))), draw.normal(size=2)
     none, weights = numpy.zeros(2), draw.normal(size=(6, 2, 3))
-    expected = state_space.explain(x, dt, a, b, c, d, none, weights)
+    expected = state_space.explain(x, dt, a, b, c, d, none, weights, recipe is Recipe.LRP)
     inputs = [torch.tensor(each) for each in (x, dt, b, c)]
 
     def scan():
@@ -214,7 +215,7 @@ def test_the_judge_has_the_relevance_of_a_state_space_model_that_the_plain_loops
             out.append((h @ c[t, :, :, None])[..., 0] + torch.tensor(d)[:, None] * x[t])
         return torch.stack(out)
 
-    found = judge(scan, lambda y: (torch.tensor(weights) * y).sum(), inputs, Recipe.ATTNLRP)
+    found = judge(scan, lambda y: (torch.tensor(weights) * y).sum(), inputs, recipe)
     for mine, name in zip(found.relevance, ("x", "dt", "b", "c"), strict=True):
         assert torch.allclose(mine, torch.tensor(expected[name]), rtol=1e-9, atol=1e-11), name
 
@@ -256,9 +257,32 @@ GATED = {
     "a sigmoid": (lambda a, b: a * b.sigmoid(), [1, 0]),
     "an activation": (lambda a, b: a * functional.silu(b).T.T, [1, 0]),
     "a selected sigmoid": (lambda a, b: a[:, 1:] * (1 - b.sigmoid())[:, 1:], [1, 0]),
-    "a selected activation is the signal": (lambda a, b: a[:, 1:] * functional.silu(b)[:, 1:], [0.5, 0.5]),
+    "a selected activation": (lambda a, b: a[:, 1:] * functional.silu(b)[:, 1:], [1, 0]),
+    "a new axis": (lambda a, b: a[:, None] * functional.silu(b)[:, None], [1, 0]),
+    "a scaled sum": (lambda a, b: a * (2 * b.tanh() - functional.silu(b).cumsum(1)), [1, 0]),
+    "an activation in a norm": (lambda a, b: a * functional.layer_norm(functional.gelu(b), (5,)), [1, 0]),
+    "put together": (lambda a, b: torch.cat([a, a]) * torch.cat([b.tanh(), b.relu()]), [1, 0]),
+    "put together with what is none": (lambda a, b: torch.cat([a, a]) * torch.cat([b.tanh(), b]), [0.5, 0.5]),
+    "a sum with what is none": (lambda a, b: a * (b.tanh() + b.roll(1)), [0.5, 0.5]),
+    "a layer ends it": (lambda a, b: a * (b.sigmoid() @ torch.ones(5, 5, dtype=b.dtype)), [0.5, 0.5]),
+    "a first power": (lambda a, b: a * b**1, [0.5, 0.5]),
+    "a cube": (lambda a, b: a * b**3, [1, 0]),
+    "a root": (lambda a, b: a * b.abs().sum(-1, keepdim=True) ** 0.5, [1, 0]),
+    "a product of gates": (lambda a, b: a.tanh() * (b.sigmoid() * b.roll(1).sigmoid()), [1, 0]),
     "the surer one": (lambda a, b: functional.silu(a) * (1 / (1 + (-b).exp())), [1, 0]),
-    "a clamp from 0 up is a ReLU": (lambda a, b: a * (b + 3).clamp(min=0) * 1, [1, 0]),
+    "a negative power": (lambda a, b: functional.silu(a) * (1 + (-b).exp()) ** -1, [1, 0]),
+    "of one sign": (lambda a, b: functional.silu(a) * functional.softplus(b), [1, 0]),
+    "of one sign, negative": (lambda a, b: functional.silu(a) * functional.logsigmoid(b), [1, 0]),
+    "of one sign, written": (lambda a, b: functional.silu(a) * (1 + b.exp()).log(), [1, 0]),
+    "of one sign, a hyperbolic tangent": (lambda a, b: functional.silu(a) * (0.5 * (b / 2).tanh() + 0.5), [1, 0]),
+    "of one sign, the normal one": (lambda a, b: a.tanh() * (0.5 * (1 + torch.erf(b / 2**0.5))), [1, 0]),
+    "of one sign, a root": (lambda a, b: a.tanh() * functional.softplus(b).sqrt(), [1, 0]),
+    "of one sign, in pieces": (lambda a, b: a.tanh() * ((b + 3).clamp(0, 6) / 6), [1, 0]),
+    "of two signs": (lambda a, b: functional.elu(a) * b.sigmoid(), [1, 0]),
+    "of two signs, both": (lambda a, b: functional.elu(a) * torch.erf(b), [0.5, 0.5]),
+    "a sigmoid and an exponential": (lambda a, b: a.sigmoid() * b.exp(), [1, 0]),
+    "a clamp from 0 up is a ReLU": (lambda a, b: a * b.clamp(min=0) * 1, [1, 0]),
+    "a clamp is none": (lambda a, b: a * b.clamp(max=0.1), [0.5, 0.5]),
     "a clamped activation is one": (lambda a, b: a * functional.silu(b).clamp(max=0.1), [1, 0]),
     "two alike": (lambda a, b: a.sigmoid() * b.sigmoid(), [0.5, 0.5]),
 }
@@ -269,6 +293,37 @@ def test_of_a_gated_product_the_signal_takes_all(name):
     function, wanted = GATED[name]
     found = shares(lambda a, b, c, d: function(a, b), Recipe.LRP)
     assert found[:2] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_what_the_other_factor_is_made_of_is_no_gate():
+    """``u (W u + a)`` for an activation ``u``, in another shape or scale; but for a sigmoid, which says how much."""
+    generator = torch.Generator().manual_seed(9)
+    w = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+
+    def part_of_a(u, made, wanted):
+        value = (u * (made @ w + FACTORS[0])).sum()
+        return wanted * float((u * FACTORS[0]).sum() / value)
+
+    silu, sigmoid = functional.silu(FACTORS[1]), FACTORS[1].sigmoid()
+    found = shares(lambda a, b, c, d: -(u := functional.silu(b))[:, None][:, 0] * -(u @ w + a), Recipe.LRP)
+    assert found[0] == pytest.approx(part_of_a(silu, silu, 0.5), abs=1e-12)
+    found = shares(lambda a, b, c, d: (u := b.sigmoid()) * (u @ w + a), Recipe.LRP)
+    assert found[0] == pytest.approx(part_of_a(sigmoid, sigmoid, 1), abs=1e-12)
+
+    def halves(a, b, c, d):
+        u, v = functional.silu(torch.cat([b, c], 1)).chunk(2, 1)
+        return u * (v @ w + a)
+
+    wanted = part_of_a(silu, functional.silu(FACTORS[2]), 1)
+    assert shares(halves, Recipe.LRP)[0] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_what_a_gate_has_multiplied_is_not_made_of_it():
+    def twice(a, b, c, d):
+        u = functional.silu(b)
+        return u * (u * a)
+
+    assert shares(twice, Recipe.LRP) == pytest.approx([1, 0, 0, 0], abs=1e-12)
 
 
 def test_the_identity_rule_ends_where_it_would_be_steep():

@@ -13,8 +13,8 @@ is zero. Per call ``y = f(x…)``:
 - softmax ``s`` of ``u``: ``c_u = s ⊙ (c_s − Σ s c_s)`` (AttnLRP, Prop. 3.1), or a constant (Ali et al. 2022);
 - norms: what divides is a constant (Ali et al. 2022).
 
-The judge takes two things from ``docs/design/engine.md``, for no paper has them: that bound, and what a gate's mark
-survives.
+The judge takes two things from ``docs/design/engine.md``, for no paper has them: that bound, and what a
+gate is and stays (:mod:`.gates`).
 """
 
 from __future__ import annotations
