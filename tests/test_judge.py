@@ -122,6 +122,11 @@ def test_the_judge_follows_what_is_written_in_place():
     assert torch.allclose(judged(in_place, Recipe.ATTNLRP), plain, rtol=1e-12, atol=1e-14)
 
 
+def test_what_the_model_detaches_is_a_constant():
+    found = shares(lambda a, b, c, d: a.detach() * b + (c * d).detach() * b, Recipe.ATTNLRP)
+    assert found == pytest.approx([0, 1, 0, 0], abs=1e-12)
+
+
 @pytest.mark.parametrize("recipe", list(Recipe))
 def test_what_the_judge_does_not_know_it_names(recipe):
     with pytest.raises(JudgeError, match="no formula for logcumsumexp"):
