@@ -190,6 +190,32 @@ def test_an_exponential_is_a_scale(recipe):
     assert shares(lambda a, b, c, d: (a * (1 - b.exp())) @ c.T, recipe) == pytest.approx([0.5, 0, 0.5, 0], abs=1e-12)
 
 
+@pytest.mark.parametrize("recipe", list(Recipe))
+def test_a_sigmoid_by_a_negative_power_is_no_exponential(recipe):
+    found, wanted = (shares(lambda a, b, c, d, g=g: g(a) * b, recipe) for g in (
+        lambda a: (1 + (-a).exp()) ** -1, torch.sigmoid,
+    ))  # fmt: skip
+    assert found == pytest.approx(wanted, abs=1e-12)
+    assert shares(lambda a, b, c, d: (1 + (-a).exp()) ** -1 * b, recipe)[0] == (recipe is Recipe.ATTNLRP) / 2
+
+
+def test_a_triangular_solve_shares_by_its_factors():
+    """``x = (b c, −(a d) b c)``: ``a d`` is two factors of ``(a d) x_1``, ``x_1``, which is solved for, is one."""
+    a, b, c, d = (torch.tensor([number], dtype=torch.float64) for number in (2.0, 3.0, 5.0, 7.0))
+    one, none = torch.ones(1, dtype=a.dtype), torch.zeros(1, dtype=a.dtype)
+
+    def solve():
+        matrix = torch.stack([torch.cat([one, none]), torch.cat([a * d, one])])
+        x = torch.linalg.solve_triangular(matrix, torch.stack([b * c, none]), upper=False, unitriangular=True)
+        return x[1] * b
+
+    found = judge(solve, lambda x: x.sum(), [a, b, c, d], Recipe.ATTNLRP)
+    # x is a product of two, as its right-hand side is, and so it has two thirds of x b
+    of_x = found.value * 2 / 3
+    wanted = [of_x / 3, of_x / 6 + found.value / 3, of_x / 6, of_x / 3]
+    assert [float(each) for each in found.relevance] == pytest.approx([float(each) for each in wanted], rel=1e-12)
+
+
 def test_a_state_that_decays_is_as_many_factors_as_what_is_added_to_it():
     """``h = exp(a) h + b c``, three times, and ``d · h``: the product has three factors, however long it ran."""
 
@@ -258,6 +284,7 @@ def test_what_divides_is_a_constant(recipe):
     )
 
 
+CHOSEN = torch.tensor([[True, False, True, False, False]])
 GATED = {
     "a sigmoid": (lambda a, b: a * b.sigmoid(), [1, 0]),
     "an activation": (lambda a, b: a * functional.silu(b).T.T, [1, 0]),
@@ -289,6 +316,8 @@ GATED = {
     "a clamp from 0 up is a ReLU": (lambda a, b: a * b.clamp(min=0) * 1, [1, 0]),
     "a clamp is none": (lambda a, b: a * b.clamp(max=0.1), [0.5, 0.5]),
     "a clamped activation is one": (lambda a, b: a * functional.silu(b).clamp(max=0.1), [1, 0]),
+    "chosen from a signal": (lambda a, b: a * torch.where(CHOSEN, b, 2 * b), [0.5, 0.5]),
+    "chosen from a gate": (lambda a, b: a.tanh() * torch.where(CHOSEN, b.sigmoid(), 2 * b.sigmoid()), [1, 0]),
     "two alike": (lambda a, b: a.sigmoid() * b.sigmoid(), [0.5, 0.5]),
 }
 

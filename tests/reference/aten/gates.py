@@ -115,6 +115,8 @@ class Gates:
             return NONE
         weakest = min(map(self.strength, inputs), default=NONE)
         before = self._of(inputs[0])
+        if node.name == "where" and not any(self._of(value).is_shifted for value in inputs):
+            return weakest  # a selection, whether it asks for the sign of what it selects from or not
         if base is not None or (node.name in CURVES and len(inputs) == 1):
             if base is None and not before.is_shifted:
                 if node.name in BOUNDS:
