@@ -133,7 +133,7 @@ def test_an_encoder_is_perturbed_and_its_decoder_is_not(how):
     near(found[:, 0], [float(out.logits[0, 2, 4]), float(full.values[0])])
     assert Perturbation(how).hideable(model, questions, 0).tolist() == [True] * 7 + [False] * 3
     hidden[0, -1] = True
-    with pytest.raises(InputError, match="token 9, .* may not be hidden"):
+    with pytest.raises(InputError, match=r"token 9, .* may not be hidden"):
         outputs(model, questions, full, [hidden], perturbation=Perturbation(how))
 
 
