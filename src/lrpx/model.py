@@ -26,16 +26,17 @@ from lrpx.engine._compiled import Compiler
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers
+from lrpx.recipes import GRADIENT
 from lrpx.targets import Logit, Similarity, Span, Target
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
 
-    from lrpx.engine import Trace
+    from lrpx.engine import Tap, Trace
     from lrpx.inputs import Row
     from lrpx.questions import Questions
     from lrpx.recipes import Recipe
@@ -326,12 +327,13 @@ class BoundModel:
         found = getattr(tasks.text_config(self.module), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
-    def batch(self, questions: Questions, *, exactly: bool = False) -> Batch:
+    def batch(self, questions: Questions, *, exactly: bool = False, apart: bool = False) -> Batch:
         """The rows of some questions as the model takes them.
 
         Args:
             questions: what is asked.
             exactly: not padded up to a size that code is compiled for.
+            apart: an encoder's tokens padded, if need be, to another width than a decoder's.
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
@@ -353,7 +355,8 @@ class BoundModel:
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
             how: dict[str, Any] = {"pad_id": self._pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
-            if self._turns_unseen(batch):
+            alike = apart and len(batch.arguments) == 2 and len(set(batch.widths)) == 1
+            if alike or self._turns_unseen(batch):
                 batch = batch_of(questions.rows, self.module, self.task, width=(batch.wide + 1,), **how)
             return batch
 
@@ -394,6 +397,7 @@ class BoundModel:
         *,
         attention_mask: Sequence[Tensor] | None = None,
         embeddings: Sequence[Tensor] | None = None,
+        taps: Callable[[Batch, Sequence[int]], Sequence[Tap]] | None = None,
         batch_size: int = AT_A_TIME,
     ) -> Tensor:
         """``[K]``: the values of questions whose targets are resolved, without a graph, perhaps of changed inputs.
@@ -404,6 +408,7 @@ class BoundModel:
             questions: each about a row of its own (:meth:`~lrpx.questions.Questions.alone`).
             attention_mask: for each row ``[T]`` of its first segment, 0 at tokens that no other shall see.
             embeddings: for each row ``[T, d]``, what stands in the place of its first segment's embeddings.
+            taps: from a batch and the numbers of its rows to what writes into its run, or listens to it.
             batch_size: the most rows run together.
 
         Raises:
@@ -416,12 +421,16 @@ class BoundModel:
         found: dict[int, Tensor] = {}
         for group in self._groups(questions.rows, batch_size if self.can_batch else 1, attention_mask is not None):
             some = questions.about(group)
-            batch = self.batch(some, exactly=attention_mask is not None)
+            batch = self.batch(some, exactly=attention_mask is not None, apart=taps is not None)
             if attention_mask is not None:
                 batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
                 batch = batch.changed(self.module, "inputs_embeds", [embeddings[i] for i in group])
-            with torch.no_grad(), self._reading(batch, batch.positions(some)) as read:
+            with ExitStack() as stack:
+                if taps is not None:
+                    stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
+                stack.enter_context(torch.no_grad())
+                read = stack.enter_context(self._reading(batch, batch.positions(some)))
                 values = self._answers(some, read(self.module(**batch.inputs))).values.cpu()
             mine = [i for i, question in enumerate(questions.asked) if question.row in group]
             found.update(zip(mine, values, strict=True))
@@ -444,6 +453,7 @@ class BoundModel:
         ledger: bool = False,
         heads: bool = False,
         plain: bool = False,
+        taps: Callable[[Batch], Sequence[Tap]] | None = None,
     ) -> Iterator[Pass]:
         """One forward pass under a recipe, ready to be explained: ``for round in ran.explained(): …``.
 
@@ -452,14 +462,18 @@ class BoundModel:
             recipe: the rules.
             observe, ledger, heads: as :func:`~lrpx.propagate` takes them.
             plain: whether to run without compiled code, whatever the model was bound with.
+            taps: from the batch to what else listens to the run, or writes into it; it is then neither compiled nor
+                are its layers recomputed.
 
         Raises:
             TargetError: a target is no token or class.
             NonFiniteError: NaN or infinity in the logits; names the first observed module.
             ModelError: the model cannot be compiled.
         """
-        batch = self.batch(questions)
-        how: dict[str, Any] = {"ledger": ledger, "recompute": self.recompute, "heads": heads}
+        batch = self.batch(questions, apart=taps is not None)
+        recompute = self.recompute and taps is None
+        how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
+        how |= {} if taps is None else {"taps": taps(batch)}
 
         @contextmanager
         def forward(given: Mapping[str, Any]) -> Iterator[tuple[Trace, Tensor]]:
@@ -473,8 +487,8 @@ class BoundModel:
             given = batch.inputs | {"positions": batch.positions(questions)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
-        compiled = not (self.compiler is None or plain or ledger or heads)
-        packs = not (compiled or ledger or self.recompute) and bool(batch.arguments) and recipe.is_ours()
+        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
+        packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
         if self.compiler is None or not compiled:
             run = forward(given)
         else:
