@@ -2,7 +2,7 @@
 
 from lrpx.methods import (  # noqa: F401, I001 - the order of METHODS
     _backward, _alti_logit, _gradients, _leave_one_out, _occlusion, _atman, _integrated_gradients, _smoothgrad,
-    _gradient_shap, _kernel_shap, _rollout, _gradient_rollout, _grad_cam, _random, _position,
+    _gradient_shap, _kernel_shap, _rollout, _gradient_rollout, _grad_cam, _ifr, _random, _position,
 )  # fmt: skip
 from lrpx.methods._alti_logit import AltiLogit
 from lrpx.methods._backward import Backward
