@@ -98,7 +98,7 @@ class AtMan(Method):
 
     def _likeness(self, model: BoundModel, questions: Questions, question: int) -> Tensor:
         """``s`` ``[T, T]`` of the tokens of the first segment."""
-        identity = torch.eye(questions.row_of(question).lengths[0])
+        identity = torch.eye(questions.row_of(question).lengths[0], dtype=torch.float64)
         if self.threshold is None:
             return identity
         embedded = embeddings_of(self, model, questions, question).values[0][0]

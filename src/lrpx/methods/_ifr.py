@@ -108,7 +108,7 @@ class InformationFlow(Method):
 
 
 def _flow(trace: Trace, rounds: Sequence[Tensor], threshold: float) -> list[Tensor]:
-    """``[B, T]`` for each round: the shares of the input's tokens in the positions that are read, ``[B, T]`` of each."""
+    """``[B, T]`` for each round: the shares of the input's tokens in the positions that are read."""
     assert trace.heads is not None
     read = torch.stack(list(rounds)).double()
     if not bool(read.any(-1).all()):
