@@ -41,6 +41,7 @@ PUBLIC = {
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
     "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
+    "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
 }
 """Every public name. A change here is a change of what users may rely on, and stands in the changelog."""
 

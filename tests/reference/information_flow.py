@@ -41,7 +41,7 @@ def attention_shares(block, parallel):
 
 def flow(network, parallel=False):
     """``[T]``: the shares of the input's tokens at the explained position. ``parallel``: attention and feed-forward
-    part are added at once; where one follows the other, what the second adds stays with its token, and changes nothing."""
+    part are added at once; where one follows the other, what the second adds stays with its token."""
     shares = np.eye(len(network.blocks[0].x))[network.position or 0]
     for block in reversed(network.blocks):
         step = attention_shares(block, parallel)
