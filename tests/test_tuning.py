@@ -17,7 +17,6 @@ from lrpx.methods import find as find_method
 from lrpx.methods._method_files import write
 from lrpx.model import Spec
 from lrpx.tuning import GRIDS, METRIC, Tried, Tuned, candidates, tune
-from tests.cli.commands import finish, start
 
 TEXTS = [
     "The keys to the cabinet are on the table.",
@@ -171,15 +170,11 @@ def test_what_is_refused(model, texts, tmp_path):
 # ------------------------------------------------------------------------------ the command
 
 
-@pytest.fixture
-def run(tmp_path):
-    return lambda *arguments: finish(start(*arguments, cwd=tmp_path))
-
-
-def test_the_command(run, texts, tmp_path):
+def test_the_command(run, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     how = ["--data", str(texts), "--last", "2", "--context", "6", "--grid", "discard=0,0.9"]
     code, out, err = run("tune", "--method", "rollout", *how, "--out", "best.json")
-    assert (code, err) == (0, "")
+    assert code == 0, err
     assert "searched on 2 of the last 2 texts" in out
     assert "lrpx benchmark faithfulness --limit 3 --methods best.json" in out
     assert out.strip().endswith("best.json")
@@ -198,7 +193,8 @@ def test_the_command(run, texts, tmp_path):
         (["--out", "missing/best.json"], "missing"),
     ],
 )
-def test_mistakes_of_the_command(run, texts, given, said):
+def test_mistakes_of_the_command(run, texts, tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
     chosen = ["--method", "rollout", "--data", str(texts), "--model", "no-such/model"]
     code, out, err = run("tune", *chosen, *([] if "--out" in given else ["--out", "b.json"]), *given)
     assert (code, out) == (2, "")

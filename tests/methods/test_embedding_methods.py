@@ -25,6 +25,7 @@ from tests.reference import embedding_methods as twins
 from tests.reference import models
 
 pytest.importorskip("captum")
+pytestmark = pytest.mark.filterwarnings("ignore:.* has not converged")  # few steps, from zero, under RMSNorms
 
 IDS = [3, 14, 15, 9, 26]
 ROWS = [IDS, [8, 9], [4, 11, 20], [6]]
@@ -86,6 +87,15 @@ def test_integrated_gradients_sum_to_the_difference(case):
     explain, model, read, x = case
     found = explain(IntegratedGradients("own", 800))
     near(found.sum(), twins.value(model, read, x) - twins.value(model, read, torch.zeros_like(x)), 1e-5)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_warning_where_they_do_not():
+    with pytest.warns(UserWarning, match=r"own has not converged.*pass more steps, or another baseline"):
+        Explainer(models.tiny_llama())(IDS, 4, method=IntegratedGradients("own", 20))
+    for build in (models.tiny_gpt2, tiny.bert_classifier):
+        Explainer(build())(IDS, 2, method="integrated-gradients")
+    Explainer(models.tiny_llama())(IDS, 4, method=IntegratedGradients("own", 50, "pad"))
 
 
 @pytest.mark.parametrize("batch_size", [2, 32])
