@@ -24,6 +24,7 @@ def test_random_is_uniform_and_depends_on_seed_and_tokens_alone():
     # of 1,000 uniform numbers: five standard errors
     assert abs(float(drawn.mean())) < 5 * (1 / 3) ** 0.5 / 1000**0.5
     assert abs(float(drawn.square().mean()) - 1 / 3) < 5 * (4 / 45) ** 0.5 / 1000**0.5
+    assert not torch.equal(*(explain(row, method="random").relevance for row in ([8, 9], [9, 8])))
     many, state = explain(ROWS, 7, method="random"), torch.random.get_rng_state()
     for found, row in zip(many, ROWS, strict=True):
         assert torch.equal(found.relevance, explain(row, 3, method="random").relevance)
