@@ -54,7 +54,8 @@ FLOORS = {
     "runs": 10,
     "benchmarks": 11,
     "coverage": 11,
-    "cli": 12,
+    "tuning": 12,
+    "cli": 13,
 }
 ENTRANCES = {
     "attribution": {"saving", "views"},

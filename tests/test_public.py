@@ -28,17 +28,20 @@ PUBLIC = {
     "lrpx.explainer": "Explainer",
     "lrpx.inputs": "Reader Row Segment",
     "lrpx.ledger": "KINDS Entry Ledger",
-    "lrpx.methods": "ALIASES METHODS AltiLogit Backward Found LeaveOneOut Method attribute_all find register",
+    "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
+        InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
+        attribute_all find register""",
     "lrpx.metrics": "METRICS Metric holm interval metric mrr paired_test pg pta rma",
     "lrpx.model": "BoundModel Spec",
     "lrpx.parts": "Part Parts",
     "lrpx.questions": "Answers Question Questions",
-    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GRADIENT LRP Override Recipe",
-    "lrpx.rules": """Epsilon Gamma Rule ZPlus constant identity ratio signal_take_all uniform unmodified
-        with_gradient_of""",
+    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
+    "lrpx.rules": """Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all uniform
+        uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
     "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
+    "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
 }
 """Every public name. A change here is a change of what users may rely on, and stands in the changelog."""
 

@@ -54,6 +54,9 @@ BUILT_IN: dict[str, Any] = {
         rules.Epsilon,
         rules.ZPlus,
         rules.Gamma,
+        rules.Scaled,
+        rules.Temperature,
+        rules.uniform_bias,
     )
 }
 """The rules that a file may name without more."""

@@ -29,6 +29,7 @@ from lrpx.engine._compiled import Compiler
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers
+from lrpx.recipes import GRADIENT
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-    from lrpx.engine import Trace
+    from lrpx.engine import Tap, Trace
     from lrpx.inputs import Row
     from lrpx.questions import Questions
     from lrpx.recipes import Recipe
@@ -284,12 +285,13 @@ class BoundModel(Named):
         found = getattr(tasks.text_config(self.module), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
-    def batch(self, questions: Questions, *, exactly: bool = False) -> Batch:
+    def batch(self, questions: Questions, *, exactly: bool = False, apart: bool = False) -> Batch:
         """The rows of some questions as the model takes them.
 
         Args:
             questions: what is asked.
             exactly: not padded up to a size that code is compiled for.
+            apart: an encoder's tokens padded, if need be, to another width than a decoder's.
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
@@ -311,7 +313,8 @@ class BoundModel(Named):
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
             how: dict[str, Any] = {"pad_id": self._pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
-            if self._turns_unseen(batch):
+            alike = apart and len(batch.arguments) == 2 and len(set(batch.widths)) == 1
+            if alike or self._turns_unseen(batch):
                 batch = batch_of(questions.rows, self.module, self.task, width=(batch.wide + 1,), **how)
             return batch
 
@@ -352,6 +355,7 @@ class BoundModel(Named):
         *,
         attention_mask: Sequence[Tensor] | None = None,
         embeddings: Sequence[Tensor] | None = None,
+        taps: Callable[[Batch, Sequence[int]], Sequence[Tap]] | None = None,
         batch_size: int = AT_A_TIME,
         read: Callable[[int, Target, Tensor], Tensor] | None = None,
     ) -> Tensor:
@@ -363,6 +367,7 @@ class BoundModel(Named):
             questions: each about a row of its own (:meth:`~lrpx.questions.Questions.alone`).
             attention_mask: for each row ``[T]`` of its first segment, 0 at tokens that no other shall see.
             embeddings: for each row ``[T, d]``, what stands in the place of its first segment's embeddings.
+            taps: from a batch and the numbers of its rows to what writes into its run, or listens to it.
             batch_size: the most rows run together.
             read: what else is read at the output: of a question (by its number), its target and its logits ``[V]``, a
                 tensor of one shape for all, and ``[K, …]`` is returned.
@@ -382,13 +387,17 @@ class BoundModel(Named):
         changed_in_place = attention_mask is not None or embeddings is not None
         for group in self._groups(questions.rows, batch_size if self.can_batch else 1, changed_in_place):
             some = questions.about(group)
-            batch = self.batch(some, exactly=changed_in_place)
+            batch = self.batch(some, exactly=changed_in_place, apart=taps is not None)
             if attention_mask is not None:
                 batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
                 batch = batch.changed(self.module, "inputs_embeds", [embeddings[i] for i in group])
             mine = sorted(i for row in group for i in asked[row])
-            with torch.no_grad(), self._reading(batch, batch.positions(some)) as logits_of:
+            with ExitStack() as stack:
+                if taps is not None:
+                    stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
+                stack.enter_context(torch.no_grad())
+                logits_of = stack.enter_context(self._reading(batch, batch.positions(some)))
                 answers = self._answers(some, logits_of(self.module(**batch.inputs)))
                 if read is None:
                     values = answers.values
@@ -415,6 +424,7 @@ class BoundModel(Named):
         ledger: bool = False,
         heads: bool = False,
         plain: bool = False,
+        taps: Callable[[Batch], Sequence[Tap]] | None = None,
     ) -> Iterator[Pass]:
         """One forward pass under a recipe, ready to be explained: ``for round in ran.explained(): …``.
 
@@ -423,14 +433,18 @@ class BoundModel(Named):
             recipe: the rules.
             observe, ledger, heads: as :func:`~lrpx.propagate` takes them.
             plain: whether to run without compiled code, whatever the model was bound with.
+            taps: from the batch to what else listens to the run, or writes into it; it is then neither compiled nor
+                are its layers recomputed.
 
         Raises:
             TargetError: a target is no token or class.
             NonFiniteError: NaN or infinity in the logits; names the first observed module.
             ModelError: the model cannot be compiled.
         """
-        batch = self.batch(questions)
-        how: dict[str, Any] = {"ledger": ledger, "recompute": self.recompute, "heads": heads}
+        batch = self.batch(questions, apart=taps is not None)
+        recompute = self.recompute and taps is None
+        how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
+        how |= {} if taps is None else {"taps": taps(batch)}
 
         @contextmanager
         def forward(given: Mapping[str, Any]) -> Iterator[tuple[Trace, Tensor]]:
@@ -444,8 +458,8 @@ class BoundModel(Named):
             given = batch.inputs | {"positions": batch.positions(questions)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
-        compiled = not (self.compiler is None or plain or ledger or heads)
-        packs = not (compiled or ledger or self.recompute) and bool(batch.arguments) and recipe.is_ours()
+        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
+        packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
         if self.compiler is None or not compiled:
             run = forward(given)
         else:

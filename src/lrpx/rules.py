@@ -38,12 +38,15 @@ __all__ = [
     "Epsilon",
     "Gamma",
     "Rule",
+    "Scaled",
+    "Temperature",
     "ZPlus",
     "constant",
     "identity",
     "ratio",
     "signal_take_all",
     "uniform",
+    "uniform_bias",
     "unmodified",
     "with_gradient_of",
 ]
@@ -71,6 +74,89 @@ def constant(op: Operation, /, *inputs: Any) -> Tensor:
     (Ali et al. 2022; Arras 2025, D.5).
     """
     return op(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """``c · y`` in the place of ``y``, for the gradient alone: the operation's own, ``c`` times.
+
+    Raises:
+        MethodError: the factor is no finite number from 0.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _refuse_negative("factor", self.factor)
+
+    def __call__(self, op: Operation, /, *inputs: Any) -> Tensor:
+        """``op(*inputs)`` with its gradient times the factor."""
+        return scaled_on_entry(op(*inputs), self.factor)
+
+
+# ---------------------------------------------------------------- softmax, and the norms
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A softmax whose gradient is that at a higher temperature ``T``: ``∂x = s_T ⊙ (∂s − Σ ∂s ⊙ s_T)`` with
+    ``s_T = softmax(x / T)`` (Edin et al. 2025, with ``T = 2``).
+
+    Raises:
+        MethodError: T is no finite number above 0.
+    """
+
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        _refuse_negative("temperature", self.temperature)
+        if not self.temperature:
+            raise MethodError("temperature is 0; pass a number above 0")
+
+    def __call__(self, op: Operation, /, x: Tensor) -> Tensor:
+        """``op(x)`` with the gradient of ``T · op(x / T)``."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        value = op(x.detach())
+        return with_gradient_of(value, (self.temperature * op(wide / self.temperature)).to(value.dtype))
+
+
+def uniform_bias(op: Operation, /, x: Tensor) -> Tensor:
+    """A first-order Taylor expansion at ``x`` whose bias, ``b = y − J x``, goes to all inputs alike:
+    ``R_i = Σ_j (J_ji x_i + b_j / N) / y_j · R_j`` (Voita et al. 2021, Eq. 5; Achtibat et al. 2024, A.2.1).
+
+    For a softmax over the last dimension, whose masked inputs take no part, and for the deviation that a norm divides
+    by, where the formula is that of the whole norm ``y = x / σ(x)``: its expansion is all bias, but for the norm's ε,
+    and so the deviation has ``∂σ_i − (Σ_k x_k ∂σ_k) / (N x_i)``. It conserves, and is unstable: an input near 0 that is
+    handed a share has a gradient without bound.
+
+    Raises:
+        MethodError: the operation is another, such as the reciprocal root in a norm that a model spells out.
+    """
+    y = op(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    still, value = wide.detach(), y.detach().to(wide.dtype)
+    if y.shape == x.shape and x.ndim and torch.allclose(value.sum(-1), value.new_ones(()), atol=1e-3):
+        taking_part = still > MASKED
+        expected = (value * still).masked_fill(~taking_part, 0.0).sum(-1, keepdim=True)
+        bias = value - value * (still.masked_fill(~taking_part, 0.0) - expected)
+        count = taking_part.sum(-1, keepdim=True)
+        each = ratio(torch.ones_like(still), count * still).masked_fill(~taking_part, 0.0)
+        spread = (each * wide.masked_fill(~taking_part, 0.0)).sum(-1, keepdim=True)
+        return with_gradient_of(y.detach(), y + (bias * spread).to(y.dtype))
+    reduced = [i for i in range(x.ndim) if y.ndim == x.ndim and y.shape[i] == 1 and x.shape[i] > 1]
+    if not reduced:
+        raise MethodError(
+            "uniform_bias is a rule for a softmax over the last dimension and for norms in one function; in this model "
+            "one is spelled out, so use another rule there, such as norm=rules.constant"
+        )
+    along: Tensor = torch.func.jvp(op, (still,), (still,))[1]  # Σ_k x_k ∂σ_k
+    inputs = math.prod(x.shape[i] for i in reduced)
+    spread = (ratio(torch.ones_like(still), inputs * still) * wide).sum(reduced, keepdim=True)
+    return with_gradient_of(y.detach(), y - along.detach() * spread)
+
+
+MASKED = -5e3
+"""What is at or below it was put there by a mask: a softmax that any other score takes part in is 0 there."""
 
 
 # ------------------------------------------------------------ element-wise operations
