@@ -18,8 +18,8 @@ PUBLIC = {
         LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
-    "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Run Samples Source Words find keep
-        register""",
+    "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
+        find keep register""",
     "lrpx.cli": "main",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
     "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
@@ -31,9 +31,11 @@ PUBLIC = {
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
         InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
         attribute_all find register""",
-    "lrpx.metrics": "METRICS Metric holm interval metric mrr paired_test pg pta rma",
+    "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou metric
+        mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
     "lrpx.parts": "Part Parts",
+    "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
     "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
     "lrpx.rules": """Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all uniform

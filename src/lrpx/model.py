@@ -267,8 +267,8 @@ class BoundModel(Named):
             return self.task is Task.CAUSAL and self.padding_side == "right" and self._looks_back
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
-        pads_end = end is not None and end == self._pad_id
-        return self.task.reads != "whole" or (self._pad_id is not None and not takes_last and not pads_end)
+        pads_end = end is not None and end == self.pad_id
+        return self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
 
     @cached_property
     def _looks_back(self) -> bool:
@@ -281,7 +281,8 @@ class BoundModel(Named):
         return self.compiler is not None and self.can_batch and self.task.together is None
 
     @property
-    def _pad_id(self) -> int | None:
+    def pad_id(self) -> int | None:
+        """What it takes for padding, or None."""
         found = getattr(tasks.text_config(self.module), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
@@ -311,7 +312,7 @@ class BoundModel(Named):
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
-            how: dict[str, Any] = {"pad_id": self._pad_id or 0, "side": self.padding_side}
+            how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
             alike = apart and len(batch.arguments) == 2 and len(set(batch.widths)) == 1
             if alike or self._turns_unseen(batch):

@@ -68,9 +68,10 @@ def _logit(target: Target, logits: Tensor, full: Tensor, of_classes: bool) -> Te
 def _log_probability(target: Target, logits: Tensor, full: Tensor, of_classes: bool) -> Tensor:
     del full, of_classes
     if isinstance(target, Span):
+        assert isinstance(target.token, int)
         assert target.end is not None
         starts, ends = (each.to(torch.promote_types(each.dtype, torch.float32)) for each in logits.chunk(2))
-        return starts.log_softmax(-1)[target._id] + ends.log_softmax(-1)[target.end]
+        return starts.log_softmax(-1)[target.token] + ends.log_softmax(-1)[target.end]
     return LogProb(target.token).value(logits)
 
 
@@ -218,7 +219,7 @@ class Perturbation:
                 f"token {at}, {row.tokens.pieces[at]!r}, may not be hidden by {self.how}; hide others, or pass "
                 f"specials=True for special tokens{row.where}"
             )
-        read_last = model.task.reads == "whole" and self._token(model) == model._pad_id is not None
+        read_last = model.task.reads == "whole" and self._token(model) == model.pad_id is not None
         if read_last and hidden[:, -1].any():
             raise InputError(
                 f"{type(model.module).__name__} may look for its last token by the padding, which {self.how} would put "
