@@ -31,8 +31,8 @@ PUBLIC = {
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
         InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
         attribute_all find register""",
-    "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou metric
-        mrr paired_test perturbation_metric pg pta rma top1""",
+    "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
+        metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
