@@ -34,7 +34,7 @@ PUBLIC = {
     "lrpx.parts": "Part Parts",
     "lrpx.questions": "Answers Question Questions",
     "lrpx.recipes": "ALTI_LOGIT ATTNLRP GRADIENT LRP Override Recipe",
-    "lrpx.rules": """Epsilon Gamma Rule ZPlus constant identity ratio signal_take_all uniform unmodified
+    "lrpx.rules": """AumannShapley Epsilon Gamma Rule ZPlus constant identity ratio signal_take_all uniform unmodified
         with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
     "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",

@@ -54,6 +54,7 @@ BUILT_IN: dict[str, Any] = {
         rules.Epsilon,
         rules.ZPlus,
         rules.Gamma,
+        rules.AumannShapley,
     )
 }
 """The rules that a file may name without more."""
