@@ -30,7 +30,7 @@ from lrpx.targets import Logit, Similarity, Span, Target
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
@@ -395,6 +395,7 @@ class BoundModel:
         attention_mask: Sequence[Tensor] | None = None,
         embeddings: Sequence[Tensor] | None = None,
         batch_size: int = AT_A_TIME,
+        read: Callable[[int, Target, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """``[K]``: the values of questions whose targets are resolved, without a graph, perhaps of changed inputs.
 
@@ -405,6 +406,8 @@ class BoundModel:
             attention_mask: for each row ``[T]`` of its first segment, 0 at tokens that no other shall see.
             embeddings: for each row ``[T, d]``, what stands in the place of its first segment's embeddings.
             batch_size: the most rows run together.
+            read: what else is read at the output: of a question (by its number), its target and its logits ``[V]``, a
+                tensor of one shape for all, and ``[K, …]`` is returned.
 
         Raises:
             ModelError: the model does not take what is to be changed.
@@ -414,17 +417,27 @@ class BoundModel:
             if given is not None and not self.accepts(name):
                 raise ModelError(f"{type(self.module).__name__} takes no {name}; use a method that does not need it")
         found: dict[int, Tensor] = {}
-        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, attention_mask is not None):
+        asked: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
+        for i, question in enumerate(questions.asked):
+            asked[question.row].append(i)
+        # of embeddings no model can tell the padding, and some look for it in the ids
+        changed_in_place = attention_mask is not None or embeddings is not None
+        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, changed_in_place):
             some = questions.about(group)
-            batch = self.batch(some, exactly=attention_mask is not None)
+            batch = self.batch(some, exactly=changed_in_place)
             if attention_mask is not None:
                 batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
                 batch = batch.changed(self.module, "inputs_embeds", [embeddings[i] for i in group])
-            with torch.no_grad(), self._reading(batch, batch.positions(some)) as read:
-                values = self._answers(some, read(self.module(**batch.inputs))).values.cpu()
-            mine = [i for i, question in enumerate(questions.asked) if question.row in group]
-            found.update(zip(mine, values, strict=True))
+            mine = sorted(i for row in group for i in asked[row])
+            with torch.no_grad(), self._reading(batch, batch.positions(some)) as logits_of:
+                answers = self._answers(some, logits_of(self.module(**batch.inputs)))
+                if read is None:
+                    values = answers.values
+                else:
+                    trios = zip(mine, answers.targets, answers.logits, strict=True)
+                    values = torch.stack([read(i, target, logits) for i, target, logits in trios])
+            found.update(zip(mine, values.cpu(), strict=True))
         every = torch.stack([found[i] for i in range(len(questions))])
         if not every.isfinite().all():
             changed = "" if attention_mask is None else ", as where a token that sees only itself is hidden"
