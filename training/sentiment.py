@@ -6,8 +6,7 @@
 
 The files are tab-separated, with a header: ``label`` (0 or 1) and ``text`` or ``sentence``, other columns as they
 please. ``--start`` goes on from a model that was trained here. Texts of like length run together; the rate rises and
-falls linearly. log.jsonl has the loss, and the accuracy on the test file after each quarter of an epoch; the model that
-is kept is the last, so no test row chooses it.
+falls linearly. log.jsonl has the loss, and at the end the accuracy on the test file, which chooses nothing.
 """
 
 from __future__ import annotations
@@ -121,8 +120,6 @@ def train(
         if step % 50 == 0:
             say(step=step, cpu_minutes=round(time.process_time() / 60, 2), loss=round(float(np.mean(shown)), 4))
             shown = []
-        if step % max(1, each // 4) == 0 and step < steps:
-            say(step=step, accuracy=round(accuracy(model, held, test[1], tokenizer.pad_token_id), 4))
     last = accuracy(model, held, test[1], tokenizer.pad_token_id)
     model.eval()
     say(done=True, step=steps, cpu_minutes=round(time.process_time() / 60, 2), accuracy=round(last, 4))
