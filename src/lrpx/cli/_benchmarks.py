@@ -28,7 +28,7 @@ from lrpx.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-OURS: Final = {"sva": "_agreement.py"}
+OURS: Final = {"sva": "_agreement.py", "faithfulness": "_faithfulness.py", "loo": "_faithfulness.py"}
 """Our benchmarks, and the files of ``lrpx.benchmarks`` that define them."""
 
 
@@ -101,12 +101,15 @@ def _face(name: str) -> Face:
 
 
 def read_face(name: str, source: Path) -> Face:
-    """The same, read from the source of a benchmark: of the class of that name, its fields ``Annotated[type, "…"]``."""
+    """The same, read from the source of a benchmark: of the class of that name, its fields ``Annotated[type, "…"]``,
+    and those of the class of the same file that it derives from."""
     known = vars(builtins) | {"Annotated": Annotated, "Path": Path}
     tree = ast.parse(source.read_text(encoding="utf-8"))
-    (kind,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and _is_named(each, name))
+    classes = {each.name: each for each in tree.body if isinstance(each, ast.ClassDef)}
+    (kind,) = (each for each in classes.values() if _is_named(each, name))
+    bases = [classes[each.id] for each in kind.bases if isinstance(each, ast.Name) and each.id in classes]
     options, defaults = {}, {}
-    for each in kind.body:
+    for each in [*(line for base in bases for line in base.body), *kind.body]:
         if isinstance(each, ast.AnnAssign) and ast.unparse(each.annotation).startswith("Annotated["):
             field = ast.unparse(each.target)
             wanted, said = get_args(eval(ast.unparse(each.annotation), known))
@@ -166,7 +169,7 @@ def _benchmark(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Some of the benchmark's metrics, or a script (my.py).", show_default="all of them"),
+        typer.Option(help="Some of its metrics, or a script (my.py).", show_default="those of the benchmark"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="The most samples run together.")] = 32,
     part: Annotated[int, typer.Option(min=1, help="Samples in a part: a stopped run loses the part in work.")] = 512,

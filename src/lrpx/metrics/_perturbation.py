@@ -92,7 +92,8 @@ class PerturbationMetric(Metric):
     Args:
         plan: which tokens are hidden, ``[S, N]``.
         reads: what is read at the output, one of :data:`lrpx.perturbations.READS`; what the run reads, if it is empty.
-        itself: names of methods that it is made of, which it says nothing about.
+        itself: names of methods that it is made of, about which it says nothing where they do the same: hide tokens by
+            the attention mask, and read the logit.
     """
 
     plan: Plan = field(default=_unplanned, compare=False, repr=False)
@@ -154,7 +155,7 @@ def perturbation_metric(
         range: the least and the largest value; ``math.inf`` where there is none.
         better: which values are the better ones.
         reads: what is read at the output; what the run reads, if it is empty.
-        itself: names of methods that it is made of, which it says nothing about.
+        itself: names of methods that it is made of (see :class:`PerturbationMetric`).
 
     Raises:
         InputError: another metric has the name, or there is no such range or direction.
