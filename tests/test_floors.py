@@ -51,6 +51,7 @@ FLOORS = {
     "runs": 10,
     "benchmarks": 11,
     "coverage": 11,
+    "sanity": 11,
     "cli": 12,
 }
 ENTRANCES = {

@@ -1,6 +1,7 @@
 """Train a small T5 whose every answer must be copied from one known place of its source.
 
-    python training/copying.py --out runs/t5-copy
+    python training/copying.py --out runs/first --steps 6000
+    python training/copying.py --start runs/first --out runs/t5-copy --steps 5000
 
 The source is pairs of a letter and a number, ``q 17 b 4 x 30 …``; the decoder is given a letter, and its next token is
 the number beside it. Letters and numbers are drawn anew for each row, no letter twice in one, so nothing but that one
@@ -103,9 +104,9 @@ def accuracy(model: Any, rows: Sequence[Row], words: Any) -> float:
     return float((model(**given).logits[:, -1].argmax(-1) == answers).float().mean())
 
 
-def train(model: Any, words: Any, steps: int, held: Sequence[Row], say: Callable[..., None]) -> None:
+def train(model: Any, words: Any, steps: int, held: Sequence[Row], say: Callable[..., None], seed: int = SEED) -> None:
     """Train on rows drawn as it goes, none of which is held out."""
-    draw, secret = np.random.default_rng(SEED), set(held)
+    draw, secret = np.random.default_rng(seed), set(held)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARM, max(0.02, (steps - step) / steps))
@@ -132,10 +133,11 @@ def main() -> None:
         "--out", type=Path, required=True, help="write the model, its log and its rows into this folder"
     )
     parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="go on from this model, on other rows")
     options = parser.parse_args()
     torch.manual_seed(SEED)
     words = tokenizer()
-    model = small_t5(len(words))
+    model = small_t5(len(words)) if options.start is None else T5ForConditionalGeneration.from_pretrained(options.start)
     held = [draw_row(np.random.default_rng([SEED, i])) for i in range(HELD_OUT)]
     options.out.mkdir(parents=True, exist_ok=True)
     with open(options.out / "log.jsonl", "w", encoding="utf-8") as log:
@@ -144,7 +146,7 @@ def main() -> None:
             for file in (log, None):
                 print(json.dumps(entry), file=file, flush=True)
 
-        train(model, words, options.steps, held, say)
+        train(model.train(), words, options.steps, held, say, seed=SEED + (options.start is not None))
     model.eval().save_pretrained(options.out)
     words.save_pretrained(options.out)
     lines = (json.dumps(asdict(row)) for row in held)
