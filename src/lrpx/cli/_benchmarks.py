@@ -33,6 +33,7 @@ OURS: Final = {
     "faithfulness": ("_faithfulness.py",),
     "loo": ("_faithfulness.py",),
     "layers": ("_layers.py", "_faithfulness.py"),
+    "qa": ("_qa.py",),
 }
 """Our benchmarks, and the files of ``lrpx.benchmarks`` that define them, and what they derive from."""
 

@@ -1,0 +1,270 @@
+"""Question answering: does the explanation of an answer point at where it stands in the context? (Achtibat et al. 2024)
+
+A generator is asked ``Context: … Question: … Answer:``, and the first token of the right answer is explained; an
+extractive model is given question and context, and the right answer's span is explained. Only the context is judged,
+and only the context is perturbed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - the fields' types are read
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+
+from lrpx._data.agreement import Dropped
+from lrpx._data.squad import Asked, read_squad
+from lrpx.benchmarks._contract import Samples, Source, register
+from lrpx.benchmarks._ground_truth import GroundTruth, draws
+from lrpx.benchmarks._words import RANDOM, Words
+from lrpx.errors import InputError, ModelError
+from lrpx.metrics import ANSWERS
+from lrpx.questions import Question, Questions
+from lrpx.targets import Logit, Span
+from lrpx.tasks import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lrpx.benchmarks._contract import Case
+    from lrpx.inputs import Row
+    from lrpx.metrics import Metric
+    from lrpx.model import BoundModel
+    from lrpx.targets import Target
+
+PROMPT: Final = "Context: {context} Question: {question} Answer:"
+"""What a generator is asked (Achtibat et al. 2024, App. B.3)."""
+
+
+@dataclass(frozen=True)
+class AnswerSample:
+    """A question as a model reads it.
+
+    Args:
+        asked: the question.
+        row: what the model is given.
+        position: where its logits are read, or None.
+        target: what is explained: the first token of the right answer, or its span.
+        accepted: what is right: the first tokens, or the spans, of all accepted answers.
+        context: the half-open range of the context's tokens.
+        truth: the places of the tokens of all accepted answers.
+    """
+
+    asked: Asked
+    row: Row
+    position: int | None
+    target: Target
+    accepted: frozenset[Any]
+    context: tuple[int, int]
+    truth: tuple[int, ...]
+
+
+@register
+@dataclass(frozen=True)
+class Answers(GroundTruth[AnswerSample]):
+    """Question answering: does the explanation of an answer point at it in the context? (Achtibat et al. 2024)
+
+    Args:
+        data: SQuAD's JSON.
+        context: leave out questions of more tokens.
+        limit: take the first so many questions.
+    """
+
+    data: Annotated[Path, "Questions with their contexts and answers: SQuAD's JSON, version 1.1 or 2.0."]
+    context: Annotated[int | None, "Leave out questions of more tokens than this, prompt and all."] = None
+    limit: Annotated[int | None, "Take the first so many questions that have an answer."] = None
+
+    name: ClassVar[str] = "qa"
+    tasks: ClassVar[frozenset[Task]] = frozenset({Task.CAUSAL, Task.SEQ2SEQ, Task.QUESTION_ANSWERING})
+    methods: ClassVar[tuple[str, ...]] = ("attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared")
+    metrics: ClassVar[Mapping[str, Metric]] = ANSWERS
+    words: ClassVar[Words] = Words(
+        title="Which method points at the answer?",
+        about="Question answering",
+        truth="the answer",
+        right="gives the right answer",
+        value=("explained", "explained value"),
+        toward="the right answer",
+        paper="Achtibat et al. 2024",
+    )
+    more: ClassVar[Mapping[str, pa.DataType]] = {
+        "question": pa.string(), "answer": pa.string(), "context_start": pa.int32(), "context_end": pa.int32(),
+    }  # fmt: skip
+    prediction: ClassVar[Mapping[str, pa.DataType]] = {"explained": pa.float64()}
+    source: ClassVar[pa.Schema] = pa.schema(
+        {
+            "id": pa.string(),
+            "context": pa.string(),
+            "question": pa.string(),
+            "answers": pa.list_(pa.list_(pa.int32())),
+        }
+    )
+    """An :class:`~lrpx._data.squad.Asked`."""
+
+    def check(self) -> None:
+        """See the class."""
+        for name, value in (("context", self.context), ("limit", self.limit)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; give at least 1")
+
+    def read(self) -> Source:
+        """The questions of the file.
+
+        Raises:
+            DataError: it cannot be read, or is no such file.
+        """
+        found, dropped = read_squad(self.data, self.limit)
+        rows = [
+            {
+                "id": each.id,
+                "context": each.context,
+                "question": each.question,
+                "answers": list(map(list, each.answers)),
+            }
+            for each in found
+        ]
+        table = pa.Table.from_pylist(rows, self.source)
+        return Source(table, tuple(dropped), {"counts": {"questions with an answer": len(rows)}})
+
+    def samples(self, source: Source, model: BoundModel) -> Samples[AnswerSample]:
+        """The questions as the model reads them, less those that are too long.
+
+        Raises:
+            InputError: none is left.
+            ModelError: the tokenizer does not tell which characters a token is of.
+        """
+        if not getattr(model.reader.text_tokenizer, "is_fast", False):
+            raise ModelError(
+                f"{type(model.reader.text_tokenizer).__name__} does not tell which characters a token is of; save "
+                "a fast tokenizer (PreTrainedTokenizerFast) with the model"
+            )
+        kept: list[AnswerSample] = []
+        dropped: list[Dropped] = []
+        for number, row in enumerate(source.rows.to_pylist(), 1):
+            asked = Asked(row["id"], row["context"], row["question"], tuple((a, b) for a, b in row["answers"]))
+            found = self._sample(asked, model)
+            if isinstance(found, AnswerSample):
+                kept.append(found)
+            else:
+                dropped.append(Dropped(asked.id, number, found, asked.question))
+        if not kept:
+            reason = dropped[0].reason if dropped else "there is none with an answer"
+            raise InputError(f"no question of {self.data.name} can be used, the first because it {reason}; pass others")
+        lengths = [sum(each.row.lengths) for each in kept]
+        return Samples(kept, tuple(dropped), {"kept": len(kept), "mean tokens": sum(lengths) / len(lengths)})
+
+    def _sample(self, asked: Asked, model: BoundModel) -> AnswerSample | str:
+        """A sample, or why there is none."""
+        extracts = model.task is Task.QUESTION_ANSWERING
+        tokenizer = model.reader.text_tokenizer
+        if extracts:
+            given: Any = (asked.question, asked.context)
+            encoded = tokenizer(*given, return_offsets_mapping=True)
+            of_context, begin = encoded.sequence_ids(), 0
+        else:
+            given = PROMPT.format(context=asked.context, question=asked.question)
+            encoded = tokenizer(given, return_offsets_mapping=True)
+            begin = PROMPT.index("{context}")
+            of_context = None
+        ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
+        limit = min((each for each in (self.context, model.limit) if each is not None), default=None)
+        if limit is not None and len(ids) > limit:
+            return f"has more than {limit} tokens"
+        try:
+            row = model.reader.row(given)
+        except InputError as error:
+            return str(error).split(";")[0]
+        if list(row.segments[0].tokens.ids) != list(ids):
+            return "is read otherwise than its tokenizer tells its characters"
+        end = begin + len(asked.context)
+        inside = [
+            at
+            for at, (start, stop) in enumerate(offsets)
+            if start < stop
+            and (of_context[at] == 1 if of_context is not None else start < end and stop > begin)
+        ]  # fmt: skip
+        spans = [_tokens_of(offsets, inside, start + begin, stop + begin) for start, stop in asked.answers]
+        if not inside or not all(spans):
+            return "has an answer that is no token's"
+        truth = sorted({at for span in spans for at in span})
+        position = model.reader.position(row)
+        if extracts:
+            places = [(span[0], span[-1]) for span in spans]
+            target: Target = Span(places[0][0], places[0][1])
+            accepted: frozenset[Any] = frozenset(places)
+        else:
+            firsts = [_first_token(model, asked.context[start:stop]) for start, stop in asked.answers]
+            target, accepted = Logit(firsts[0]), frozenset(firsts)
+        return AnswerSample(asked, row, position, target, accepted, (inside[0], inside[-1] + 1), tuple(truth))
+
+    def facts_of(self, sample: AnswerSample) -> dict[str, Any]:
+        """Its tokens, the answers' places, where its logits are read, the question, the answer and the context."""
+        return {
+            "id": sample.asked.id,
+            "tokens": list(sample.row.tokens.pieces),
+            "ground_truth": list(sample.truth),
+            "position": sample.position,
+            "question": sample.asked.question,
+            "answer": sample.asked.answer,
+            "context_start": sample.context[0],
+            "context_end": sample.context[1],
+        }
+
+    def ask(self, sample: AnswerSample, model: BoundModel) -> Questions:
+        """The right answer's first token, or its span."""
+        return Questions((sample.row,), (Question(0, sample.position, sample.target),))
+
+    def predicted(self, case: Case[AnswerSample]) -> dict[str, Any]:
+        """The explained value, and whether the model's own answer is an accepted one: its first token, or its span."""
+        logits = case.answers.logits[0]
+        if isinstance(case.sample.target, Span):
+            # of the places of the context: before it, and at [CLS], an extractive model has other things to say
+            best = Span().resolved(int, _of_context(logits, case.sample.context))
+            found: Any = (best.token, best.end) if isinstance(best, Span) else None
+        else:
+            found = int(logits.argmax())
+        return {"explained": float(case.answers.values[0]), "correct": found in case.sample.accepted}
+
+    def told(self, row: Mapping[str, Any]) -> str:
+        """The answer that was explained."""
+        return f"the answer “{row['answer']}” to “{row['question']}”"
+
+    def judge(self, case: Case[AnswerSample], model: BoundModel, metrics: Sequence[Metric]) -> dict[str, Any]:
+        """As every benchmark with a ground truth, by the relevance of the context's tokens alone."""
+        start, end = case.sample.context
+        truth = np.zeros(end - start, dtype=bool)
+        truth[np.array(case.sample.truth) - start] = True
+        relevance = {name: found[0].double().numpy() for name, found in case.relevance.items()}
+        row = self.predicted(case) | {f"relevance/{method}": found.tolist() for method, found in relevance.items()}
+        drawn = draws(case.sample.asked.id, end - start)
+        for metric in metrics:
+            for method, found in relevance.items():
+                row[f"{metric.name}/{method}"] = metric(found[start:end], truth)
+            row[f"{metric.name}/{RANDOM}"] = [metric(draw, truth) for draw in drawn]
+        return row
+
+
+def _tokens_of(offsets: Sequence[tuple[int, int]], inside: Sequence[int], start: int, end: int) -> list[int]:
+    """The context's tokens that hold characters of a range."""
+    return [at for at in inside if offsets[at][0] < end and offsets[at][1] > start]
+
+
+def _first_token(model: BoundModel, answer: str) -> int:
+    """The first token of an answer where it stands behind the prompt: of a decoder's own text, or after a space."""
+    tokenizer = model.reader.text_tokenizer
+    if model.task is Task.SEQ2SEQ:
+        return int(tokenizer(answer, add_special_tokens=False)["input_ids"][0])
+    before = tokenizer("Answer:", add_special_tokens=False)["input_ids"]
+    both = tokenizer(f"Answer: {answer}", add_special_tokens=False)["input_ids"]
+    same = next((i for i, pair in enumerate(zip(before, both, strict=False)) if pair[0] != pair[1]), len(before))
+    return int(both[same])
+
+
+def _of_context(logits: Any, context: tuple[int, int]) -> Any:
+    """An extractive model's logits ``[2T]`` with those of all other places at minus infinity."""
+    held = logits.new_full(logits.shape, -float("inf"))
+    for part in (0, len(logits) // 2):
+        held[part + context[0] : part + context[1]] = logits[part + context[0] : part + context[1]]
+    return held
