@@ -1,4 +1,4 @@
-"""Sanity checks: what is told is what a slow twin finds, a bad method fails each of them, and the model stays as it is."""
+"""Sanity checks: what is told is what a slow twin finds, a bad method fails each, and the model stays as it is."""
 
 from __future__ import annotations
 

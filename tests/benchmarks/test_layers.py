@@ -18,7 +18,9 @@ from lrpx.methods._backward import Backward
 from lrpx.model import BoundModel, Spec
 from lrpx.recipes import ATTNLRP, LRP
 
-TEXTS = "The doors of the old house\nThe keys to the cabinet that stands in the hall\nWhat a lovely film, and a terrible\n"
+TEXTS = (
+    "The doors of the old house\nThe keys to the cabinet that stands in the hall\nWhat a lovely film, and a terrible\n"
+)
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,10 @@ def data(tmp_path: Any) -> Any:
 
 def test_the_first_answer_is_what_most_say_and_what_has_none_is_dropped(data: Any) -> None:
     found, dropped = read_squad(data)
-    assert [(each.id, each.answer, len(each.answers)) for each in found] == [("q0", "the table", 2), ("q1", "The girl", 1)]
+    assert [(each.id, each.answer, len(each.answers)) for each in found] == [
+        ("q0", "the table", 2),
+        ("q1", "The girl", 1),
+    ]
     assert [(each.id, each.reason) for each in dropped] == [
         ("q2", "has no answer in its context"),
         ("q3", "has an answer that is not where the file says"),
@@ -172,7 +175,7 @@ def test_a_run_writes_its_reports(data: Any, piece_tokenizer: Any, tmp_path: Any
 def test_bad_options_and_models_are_refused_by_name(data: Any, piece_tokenizer: Any) -> None:
     with pytest.raises(InputError, match="limit is 0"):
         Run(Answers(data=data, limit=0), Spec().build())
-    with pytest.raises(InputError, match="no question of squad.json.*more than 5 tokens"):
+    with pytest.raises(InputError, match=r"no question of squad\.json.*more than 5 tokens"):
         Run(Answers(data=data, context=5), Spec().build()).part(0)
     model = extractive(piece_tokenizer)
 
@@ -190,3 +193,55 @@ def test_bad_options_and_models_are_refused_by_name(data: Any, piece_tokenizer: 
     slow = BoundModel(model.module, Slow())
     with pytest.raises(ModelError, match="fast"):
         Run(Answers(data=data), slow, ["lrp"]).part(0)
+
+
+CHAT = "{% for m in messages %}<|endoftext|>{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:\n"
+
+
+def test_a_chat_asks_in_the_template(data: Any) -> None:
+    model = Spec().build()
+    model.tokenizer.chat_template = CHAT
+    benchmark = Answers(data=data, chat=True)
+    benchmark.check_model(model)
+    sample = benchmark.samples(benchmark.read(), model).kept[0]
+    ids = sample.row.segments[0].tokens.ids
+    text = model.tokenizer.decode(ids)
+    assert text.endswith("Answer:\nassistant:")
+    assert model.tokenizer.decode([ids[at] for at in sample.truth]).strip() == "on the table"
+    written, before = (model.tokenizer(f"assistant:{text}")["input_ids"] for text in (" the table", ""))
+    assert sample.target == Logit(written[len(before)])
+
+
+def test_what_the_model_writes_is_explained_where_it_writes_the_answer(tmp_path: Any) -> None:
+    """The answer is made to be what the model does write."""
+    model = Spec().build()
+    question = "Where are the keys?"
+    prompt = PROMPT.format(context=CONTEXT, question=question)
+    ids = model.tokenizer(prompt)["input_ids"]
+    greedy = list(ids)
+    for _ in range(8):
+        greedy.append(int(model.module(torch.tensor([greedy])).logits[0, -1].argmax()))
+    words = [model.tokenizer.decode([each]).strip() for each in greedy[len(ids) + 1 :]]
+    word = next(each for each in words if len(each) > 1 and each in CONTEXT)
+    content = squad((question, [(word, CONTEXT.index(word))], False))
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    benchmark = Answers(data=tmp_path / "a.json", write=8)
+    found = benchmark.samples(benchmark.read(), model).kept
+    (sample,) = found
+    told = list(sample.row.segments[0].tokens.ids)
+    assert told == greedy[: len(told)]
+    assert sample.target == Logit(greedy[len(told)])
+    assert word.startswith(model.tokenizer.decode([greedy[len(told)]]).strip())
+    row = Run(benchmark, model, ["lrp"]).part(0).to_pylist()[0]
+    assert row["correct"] is True
+    with pytest.raises(InputError, match="does not write in 1 tokens"):
+        Answers(data=tmp_path / "a.json", write=1).samples(benchmark.read(), model)
+
+
+def test_chat_and_writing_are_for_models_that_write(data: Any, piece_tokenizer: Any) -> None:
+    with pytest.raises(ModelError, match="leave --chat and --write out"):
+        Answers(data=data, write=3).check_model(extractive(piece_tokenizer))
+    with pytest.raises(ModelError, match="no chat template"):
+        Answers(data=data, chat=True).check_model(Spec().build())
+    with pytest.raises(InputError, match="write is -1"):
+        Answers(data=data, write=-1).check()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.squad import Asked, read_squad
@@ -70,11 +71,16 @@ class Answers(GroundTruth[AnswerSample]):
         data: SQuAD's JSON.
         context: leave out questions of more tokens.
         limit: take the first so many questions.
+        chat: ask a causal language model in its tokenizer's chat template.
+        write: let a causal language model write so many tokens, and explain the first token of the answer where it
+            writes it; questions whose answer it does not write are left out. With 0, the very first token is explained.
     """
 
     data: Annotated[Path, "Questions with their contexts and answers: SQuAD's JSON, version 1.1 or 2.0."]
     context: Annotated[int | None, "Leave out questions of more tokens than this, prompt and all."] = None
     limit: Annotated[int | None, "Take the first so many questions that have an answer."] = None
+    chat: Annotated[bool, "Ask a causal language model in its chat template."] = False
+    write: Annotated[int, "Let it write so many tokens, and explain where it writes the answer; 0: its first."] = 0
 
     name: ClassVar[str] = "qa"
     tasks: ClassVar[frozenset[Task]] = frozenset({Task.CAUSAL, Task.SEQ2SEQ, Task.QUESTION_ANSWERING})
@@ -108,6 +114,18 @@ class Answers(GroundTruth[AnswerSample]):
         for name, value in (("context", self.context), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; give at least 1")
+        if self.write < 0:
+            raise InputError(f"write is {self.write}; give at least 0")
+
+    def check_model(self, model: BoundModel) -> None:
+        """See :meth:`Benchmark.check_model <lrpx.benchmarks.Benchmark.check_model>`."""
+        super().check_model(model)
+        if (self.chat or self.write) and model.task is not Task.CAUSAL:
+            raise ModelError(f"{type(model.module).__name__} writes no text of its own; leave --chat and --write out")
+        if self.chat and not getattr(model.reader.text_tokenizer, "chat_template", None):
+            raise ModelError("the tokenizer has no chat template; leave --chat out")
+        if self.write and not hasattr(model.module, "generate"):
+            raise ModelError(f"{type(model.module).__name__} has no generate(); leave --write out")
 
     def read(self) -> Source:
         """The questions of the file.
@@ -150,7 +168,7 @@ class Answers(GroundTruth[AnswerSample]):
             else:
                 dropped.append(Dropped(asked.id, number, found, asked.question))
         if not kept:
-            reason = dropped[0].reason if dropped else "there is none with an answer"
+            reason = dropped[0].reason if dropped else "has no answer in its context"
             raise InputError(f"no question of {self.data.name} can be used, the first because it {reason}; pass others")
         lengths = [sum(each.row.lengths) for each in kept]
         return Samples(kept, tuple(dropped), {"kept": len(kept), "mean tokens": sum(lengths) / len(lengths)})
@@ -164,19 +182,27 @@ class Answers(GroundTruth[AnswerSample]):
             encoded = tokenizer(*given, return_offsets_mapping=True)
             of_context, begin = encoded.sequence_ids(), 0
         else:
-            given = PROMPT.format(context=asked.context, question=asked.question)
-            encoded = tokenizer(given, return_offsets_mapping=True)
-            begin = PROMPT.index("{context}")
+            prompt = PROMPT.format(context=asked.context, question=asked.question)
+            given = self._in_template(prompt, tokenizer) if self.chat else prompt
+            if prompt not in given:
+                return "is changed by the chat template"
+            encoded = tokenizer(given, return_offsets_mapping=True, add_special_tokens=not self.chat)
+            begin = given.index(prompt) + PROMPT.index("{context}")
             of_context = None
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
         limit = min((each for each in (self.context, model.limit) if each is not None), default=None)
         if limit is not None and len(ids) > limit:
             return f"has more than {limit} tokens"
+        written = self._written(ids, asked, model) if self.write else []
+        if written is None:
+            return f"has an answer that the model does not write in {self.write} tokens"
+        so_far = [*ids, *written[:-1]]
         try:
-            row = model.reader.row(given)
+            whole = {"input_ids": so_far, "attention_mask": [1] * len(so_far)}
+            row = model.reader.row(given if extracts or model.task is Task.SEQ2SEQ else whole)
         except InputError as error:
             return str(error).split(";")[0]
-        if list(row.segments[0].tokens.ids) != list(ids):
+        if list(row.segments[0].tokens.ids) != so_far:
             return "is read otherwise than its tokenizer tells its characters"
         end = begin + len(asked.context)
         inside = [
@@ -194,10 +220,36 @@ class Answers(GroundTruth[AnswerSample]):
             places = [(span[0], span[-1]) for span in spans]
             target: Target = Span(places[0][0], places[0][1])
             accepted: frozenset[Any] = frozenset(places)
+        elif written:
+            target, accepted = Logit(written[-1]), frozenset(written[-1:])
         else:
-            firsts = [_first_token(model, asked.context[start:stop]) for start, stop in asked.answers]
+            firsts = [_first_token(model, given, asked.context[start:stop]) for start, stop in asked.answers]
             target, accepted = Logit(firsts[0]), frozenset(firsts)
         return AnswerSample(asked, row, position, target, accepted, (inside[0], inside[-1] + 1), tuple(truth))
+
+    @staticmethod
+    def _in_template(prompt: str, tokenizer: Any) -> str:
+        said = [{"role": "user", "content": prompt}]
+        return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
+
+    def _written(self, ids: Sequence[int], asked: Asked, model: BoundModel) -> list[int] | None:
+        """What the model writes, up to the first token of an answer and with it; None where it writes none."""
+        given = torch.tensor([ids], device=model.device)
+        how: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": self.write}
+        pad = next(
+            (each for each in (model.tokenizer.pad_token_id, model.tokenizer.eos_token_id) if each is not None), 0
+        )
+        with torch.no_grad():
+            made = model.module.generate(given, attention_mask=torch.ones_like(given), pad_token_id=pad, **how)  # type: ignore[operator]
+        written: list[int] = made[0, len(ids) :].tolist()
+        decode = model.reader.text_tokenizer.decode
+        text = decode(written)
+        places = [text.find(asked.context[start:stop]) for start, stop in asked.answers]
+        at = min((place for place in places if place >= 0), default=None)
+        if at is None:
+            return None
+        last = next(n for n in range(len(written)) if len(decode(written[: n + 1])) > at)
+        return written[: last + 1]
 
     def facts_of(self, sample: AnswerSample) -> dict[str, Any]:
         """Its tokens, the answers' places, where its logits are read, the question, the answer and the context."""
@@ -251,13 +303,14 @@ def _tokens_of(offsets: Sequence[tuple[int, int]], inside: Sequence[int], start:
     return [at for at in inside if offsets[at][0] < end and offsets[at][1] > start]
 
 
-def _first_token(model: BoundModel, answer: str) -> int:
-    """The first token of an answer where it stands behind the prompt: of a decoder's own text, or after a space."""
+def _first_token(model: BoundModel, prompt: str, answer: str) -> int:
+    """The first token of an answer behind the prompt: of a decoder's own text, on a new line, or after a space."""
     tokenizer = model.reader.text_tokenizer
     if model.task is Task.SEQ2SEQ:
         return int(tokenizer(answer, add_special_tokens=False)["input_ids"][0])
-    before = tokenizer("Answer:", add_special_tokens=False)["input_ids"]
-    both = tokenizer(f"Answer: {answer}", add_special_tokens=False)["input_ids"]
+    last = prompt.split()[-1] + prompt[len(prompt.rstrip()) :]
+    before = tokenizer(last, add_special_tokens=False)["input_ids"]
+    both = tokenizer(f"{last}{'' if last[-1].isspace() else ' '}{answer}", add_special_tokens=False)["input_ids"]
     same = next((i for i, pair in enumerate(zip(before, both, strict=False)) if pair[0] != pair[1]), len(before))
     return int(both[same])
 
