@@ -87,5 +87,5 @@ def test_some_methods_alone_give_the_usual_report(bundled: BoundModel, data: Any
 
 def test_a_model_without_layers_is_refused(data: Any, bundled: BoundModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundModel, "paths", ("embedding", "head"))
-    with pytest.raises(ModelError, match="no list of layers.*loo"):
+    with pytest.raises(ModelError, match=r"no list of layers.*loo"):
         Run(Layers(data=data), bundled)

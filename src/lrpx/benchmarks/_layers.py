@@ -164,7 +164,7 @@ def terminal(found: Summary, of: int) -> Group:
 
 
 def picture(found: Summary, of: int) -> bytes:
-    """The metrics against the layer, a panel each, as a PNG file (You et al. 2025, Fig. 2).
+    """The means against the layer, a panel each, as a PNG file (You et al. 2025, Fig. 2).
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -185,9 +185,6 @@ def picture(found: Summary, of: int) -> bytes:
                 there = [(layer, score) for layer, score in enumerate(column) if score is not None]
                 places = [layer for layer, _ in there]
                 panel.plot(places, [score.mean for _, score in there], "o-", color=light, label=SWEEPS[sweep], ms=3)
-                panel.fill_between(
-                    places, [s.low for _, s in there], [s.high for _, s in there], color=light, alpha=0.12, lw=0
-                )
             for method, style, label in (("attnlrp", "--", "AttnLRP in all"), ("lrp", ":", "CP-LRP in all")):
                 score = found.scores[each.name].get(method)
                 if score is not None:
