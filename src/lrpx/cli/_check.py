@@ -103,7 +103,8 @@ def _verdict(sane: sanity.Sane, name: str) -> str:
 
 def _cascade(sane: sanity.Sane) -> Table:
     table = Table(title=f"{escape(sane.method)}: rank correlation with the explanation of the trained model")
-    for heading in ("random", "down to here", "its absolute value", "here alone"):
+    table.add_column("random", overflow="fold")
+    for heading in ("down to here", "its absolute value", "here alone"):
         table.add_column(heading)
     for stage in sane.stages:
         table.add_row(escape(stage.part), *(_mean(each) for each in (stage.cascade, stage.absolute, stage.alone)))
