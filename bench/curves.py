@@ -132,17 +132,8 @@ def main() -> None:
     loop = (time.perf_counter() - start) * len(rows) / few
 
     print_header(options, ["lrpx attnlrp"])
-    head(
-        "samples",
-        "sets",
-        "runs",
-        "forward calls",
-        "together, s",
-        "inside forward, %",
-        "a loop, s",
-        "ratio",
-        "largest difference",
-    )
+    names = ["samples", "steps", "texts run", "calls", "together, s", "in forward, %"]
+    head(*names, "a loop, s", "ratio", "largest difference")
     sets = sum(map(len, hidden))
     times = [f"{whole:.1f}", f"{100 * inside / whole:.1f}", f"{loop:.1f}", f"{loop / whole:.2f}"]
     row(len(rows), sets, run, calls, *times, f"{worst:.1e}")

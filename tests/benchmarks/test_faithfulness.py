@@ -14,6 +14,7 @@ import transformers
 
 import lrpx
 from lrpx.benchmarks import Run, find, keep
+from lrpx.benchmarks._faithful_report import verdict
 from lrpx.benchmarks._faithful_summary import summarise
 from lrpx.benchmarks._faithfulness import Faithfulness, LeaveOneOutAgreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
@@ -236,7 +237,7 @@ def test_the_command(run, tmp_path, monkeypatch):
     options = ["--data", "plain.txt", "--methods", "attnlrp,lrp,gradient-x-input,leave-one-out", "--steps", 5]
     code, out, err = run("benchmark", "faithfulness", *options, "--out", "found", "--show", "plain:6")
     assert code == 0, err
-    assert "Recommended: " in out
+    assert "has the best mean rank" in " ".join(out.split())
     assert "agrees with the others" in out
     assert "found/curves.png" in out
     assert (tmp_path / "found" / "curves.png").read_bytes().startswith(b"\x89PNG")
@@ -306,18 +307,17 @@ def test_a_metric_of_ones_own_is_in_the_default_and_in_the_reports(classifier, t
 
 
 class Fixed(Method):
-    """Relevance that a test says."""
+    """Another method's relevance, by a factor."""
 
-    def __init__(self, name, relevance):
-        self.name, self.relevance = name, relevance
+    def __init__(self, name, method, factor):
+        self.name, self.method, self.factor = name, method, factor
 
     def describe(self):
-        return self.name
+        return f"{self.factor} {self.method.describe()}"
 
     def attribute(self, model, questions, *, ledger=False):
-        answers = model.ask(questions)
-        lengths = [sum(questions.row_of(i).lengths) for i in range(len(questions))]
-        return Found(answers, tuple(self.relevance(length) for length in lengths))
+        found = self.method.attribute(model, questions)
+        return Found(found.answers, tuple(self.factor * each for each in found.relevance))
 
 
 def summary_of(classifier, tmp_path, methods, metrics=("AOPC Δ", "ΔA flipping", "RISE"), **options):
@@ -351,21 +351,40 @@ def test_the_summary_by_hand(classifier, tmp_path):
     assert found.verdict.method == min(ranks, key=lambda method: np.mean(ranks[method]))
 
 
-def test_what_knows_nothing_is_not_recommended(classifier, tmp_path, run):
-    del run
-    from lrpx.benchmarks._faithful_report import verdict
+def test_the_verdict(classifier, tmp_path):
+    """Of many texts, or of few: what is told apart is recommended, what knows nothing never is."""
+    texts = [
+        f"{a} {b} are {c}." for a in ("The keys", "The boys") for b in ("near", "to", "on") for c in ("tall", "old")
+    ]
+    labels = ["0"] * len(texts)
 
-    best = Fixed("random", lambda n: torch.arange(n).double())
-    worse = Fixed("worse", lambda n: torch.zeros(n).double())
-    for order in ([best, worse], [worse, best]):
-        found, _ = (
-            summary_of(classifier, tmp_path / order[0].name, order) if (tmp_path / order[0].name).mkdir() is None else 0
-        )
-        lines = " ".join(verdict(found))
-        if found.verdict.method == "random":
-            assert lines.startswith("Believe none of these")
-        else:
-            assert "random" in lines
+    def leads(methods, name, count=12):
+        (tmp_path / name).mkdir()
+        made = Run(Faithfulness(table(tmp_path / name, texts[:count], labels[:count])), classifier, methods, ["AOPC Δ"])
+        with keep(made, tmp_path / name / "out") as kept:
+            kept.explain()
+        found = summarise(Store.read(tmp_path / name / "out"))
+        return found, " ".join(verdict(found))
+
+    good = METHODS["leave-one-out"]
+    opposite = Fixed("opposite", good, -1)
+    for order in ([good, opposite], [opposite, good]):
+        found, said = leads(order, order[0].name)
+        assert found.verdict.method == "leave-one-out"
+        assert (found.verdict.apart, found.verdict.leads, found.verdict.level) == (1, 1, 0)
+        assert said.startswith("Recommended: leave-one-out. ")
+        assert "add random and position" in said
+    _, said = leads([good, opposite], "few", 2)
+    assert said.startswith("Nothing to recommend yet")
+    _, said = leads([Fixed("random", good, 1), opposite], "chance")
+    assert said.startswith("Believe none of these")
+    found, said = leads([good, Fixed("random", good, -1)], "over")
+    assert found.verdict.over == {"random": 1}
+    assert "It is better than random, and told apart, by 1 of these metrics." in said
+    found, said = leads([good, Fixed("same", good, 1)], "same")
+    assert found.verdict.level_ranks == ["same"]
+    assert found.rank("AOPC Δ", "same") == 0
+    assert "as same has" in said
 
 
 def test_a_metric_that_contradicts_itself_is_seen(classifier, tmp_path):
@@ -475,4 +494,3 @@ def test_a_folder_of_another_kind_is_no_run_of_this_one(tmp_path):
         store.note()
     with pytest.raises(ResultFileError, match="does not hold a run that hides tokens"):
         summarise(Store.read(tmp_path / "a"))
-    assert METHODS

@@ -103,14 +103,20 @@ def verdict(found: Summary) -> list[str]:
     made = found.verdict
     assert made is not None
     label = one_line(found.labels[made.method])
+    same = [one_line(found.labels[each]) for each in made.level_ranks]
+    shared = f", as {_report._listed(same)} have" if len(same) > 1 else f", as {same[0]} has" if same else ""
     told = (
-        f"{label} has the best mean rank, {figure(made.ranks[made.method])} of {len(made.ranks)} methods, over the "
-        f"{made.variants} metrics that say something of it: it is the best by {made.leads}, and by {made.level} more "
-        f"it is not told apart from the best (adjusted p at least {SURE:g})."
+        f"{label} has the best mean rank, {figure(made.ranks[made.method])} of {len(made.ranks)} methods{shared}, over "
+        f"the {made.variants} metrics that say something of it: it is the best by {made.leads}, and by {made.level} "
+        f"more it is not told apart from the best (adjusted p at least {SURE:g})."
     )
     if made.method in CHANCE:
         return [f"Believe none of these: {told} It knows nothing of the model.", "Run more samples, or other methods."]
-    lines = [f"Recommended: {made.method}. {told}"]
+    if not made.apart:
+        return [f"Nothing to recommend yet. {told} No metric tells it apart from another method; run more samples."]
+    lines = [
+        f"Recommended: {made.method}. {told} By {made.apart} it is better than another method, and told apart from it."
+    ]
     for chance, count in made.over.items():
         lines.append(
             f"It is better than {one_line(found.labels[chance])}, and told apart, by {count} of these metrics."

@@ -15,6 +15,7 @@ import numpy as np
 from lrpx.benchmarks._summary import Score, select
 from lrpx.errors import InputError, ResultFileError
 from lrpx.metrics import PerturbationMetric
+from lrpx.metrics._metric import ROUNDING
 from lrpx.metrics._statistics import holm, interval, paired_test
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Verdict:
         ranks: each method's mean rank over the variants, 1 for the best; ties have the mean.
         leads: by how many of the variants it has the best mean.
         level: by how many it has not, and is not told apart from the best.
+        apart: by how many it is better than at least one other method, and told apart.
         over: for each method that is chance, by how many variants it is better, and told apart.
         variants: how many there are, of those that say something of it.
     """
@@ -94,8 +96,15 @@ class Verdict:
     ranks: Mapping[str, float]
     leads: int
     level: int
+    apart: int
     over: Mapping[str, int]
     variants: int
+
+    @property
+    def level_ranks(self) -> list[str]:
+        """The other methods of the same mean rank."""
+        best = self.ranks[self.method] + ROUNDING
+        return [name for name, rank in self.ranks.items() if name != self.method and rank <= best]
 
 
 @dataclass(frozen=True)
@@ -267,7 +276,8 @@ def _judged(found: Summary) -> Summary:
         for chance in CHANCE
         if chance in found.methods and chance != best
     }
-    return replace(found, verdict=Verdict(best, means, len(leads), len(level), over, len(mine)))
+    apart = sum(any(_beats(found, each, best, other) for other in found.methods) for each in mine)
+    return replace(found, verdict=Verdict(best, means, len(leads), len(level), apart, over, len(mine)))
 
 
 def _beats(found: Summary, variant: Variant, a: str, b: str) -> bool:
