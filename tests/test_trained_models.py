@@ -3,6 +3,8 @@ and the two linear-attention networks are one function."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -90,6 +92,30 @@ def test_a_few_steps_learn() -> None:
     copying.train(model, words, 30, held, lambda **entry: said.append(entry))
     assert torch.nn.functional.cross_entropy(logits(), answers) < 0.8 * before
     assert said[-1]["accuracy"] == pytest.approx(float((logits().argmax(-1) == answers).double().mean()), abs=1e-4)
+
+
+def test_the_share_of_answers_found_is_that_of_each_row_alone(tmp_path: Any) -> None:
+    """Of an untrained model, whose rows are made to be answered as it does."""
+    torch.manual_seed(0)
+    words = copying.tokenizer()
+    model = copying.small_t5(len(words)).eval()
+    rows = [copying.draw_row(np.random.default_rng([5, i])) for i in range(6)]
+    given, _ = copying.batch(rows, words)
+    told = words.convert_ids_to_tokens(model(**given).logits[:, -1].argmax(-1).tolist())
+    rows = [replace(row, answer=each) for row, each in zip(rows, told, strict=True)]
+    wrong = replace(rows[0], answer=next(each for each in copying.NUMBERS if each != rows[0].answer))
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    lines = "\n".join(json.dumps(asdict(row)) for row in [*rows, wrong])
+    (tmp_path / "rows.jsonl").write_text(lines)
+    found = copying.found(tmp_path, ["lrp"])
+    explainer, hits = lrpx.Explainer.from_pretrained(tmp_path), []
+    for row in rows:
+        alone = explainer(row.source, decoder=[0, words.convert_tokens_to_ids(row.decoder)], method="lrp")
+        assert alone.tokens[row.position].strip() == row.source.split()[row.position]
+        hits.append(int(alone.relevance[: len(words(row.source)["input_ids"])].argmax()) == row.position)
+    assert found["rows"] == len(rows)
+    assert found["lrp"] == np.mean(hits)
 
 
 # ---------------------------------------------------------------------------- linear attention

@@ -2,12 +2,14 @@
 
     python training/copying.py --out runs/first --steps 6000
     python training/copying.py --start runs/first --out runs/t5-copy --steps 5000
+    python training/copying.py --evaluate runs/t5-copy
 
 The source is pairs of a letter and a number, ``q 17 b 4 x 30 …``; the decoder is given a letter, and its next token is
 the number beside it. Letters and numbers are drawn anew for each row, no letter twice in one, so nothing but that one
 place of the source can tell the number: the exact ground truth of an explanation through cross-attention.
 ``rows.jsonl`` in the folder has 500 rows that were not trained on: ``source``, ``decoder``, ``answer`` and
-``position``, the token of the source.
+``position``, the token of the source. ``--evaluate`` prints for each method how often the most relevant token of the
+source is that one, over the rows that the model answers rightly.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
+import lrpx
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -33,6 +37,7 @@ LETTERS, NUMBERS = list(string.ascii_lowercase), [str(n) for n in range(32)]
 PAIRS = range(2, 9)
 RATE, BATCH, WARM = 2e-3, 128, 100
 HELD_OUT = 500
+METHODS = ("attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared")
 
 
 @dataclass(frozen=True)
@@ -127,14 +132,38 @@ def train(model: Any, words: Any, steps: int, held: Sequence[Row], say: Callable
             shown = []
 
 
+def found(folder: Path, methods: Sequence[str]) -> dict[str, float]:
+    """For each method the share of rightly answered rows whose most relevant token of the source is the answer's; the
+    number of these rows; and what chance earns."""
+    explainer = lrpx.Explainer.from_pretrained(folder)
+    words = explainer.tokenizer
+    rows = [Row(**json.loads(line)) for line in (folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    given, answers = batch(rows, words)
+    with torch.no_grad():
+        right = explainer.model(**given).logits[:, -1].argmax(-1) == answers
+    rows = [row for row, is_right in zip(rows, right.tolist(), strict=True) if is_right]
+    written = [[0, words.convert_tokens_to_ids(row.decoder)] for row in rows]
+    lengths = [len(words(row.source)["input_ids"]) for row in rows]
+    told = {"rows": float(len(rows)), "chance": float(np.mean([1 / length for length in lengths]))}
+    for method in methods:
+        every = explainer([row.source for row in rows], decoder=written, method=method, batch_size=64)
+        places = (int(each.relevance[:length].argmax()) for each, length in zip(every, lengths, strict=True))
+        told[method] = float(np.mean([place == row.position for place, row in zip(places, rows, strict=True)]))
+    return told
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--out", type=Path, required=True, help="write the model, its log and its rows into this folder"
-    )
+    parser.add_argument("--out", type=Path, help="write the model, its log and its rows into this folder")
+    parser.add_argument("--evaluate", type=Path, metavar="FOLDER", help="explain the rows of this folder's model")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="go on from this model, on other rows")
     options = parser.parse_args()
+    if options.evaluate:
+        for name, value in found(options.evaluate, METHODS).items():
+            print(f"{name}: {value:.4g}")
+    if not options.out:
+        return
     torch.manual_seed(SEED)
     words = tokenizer()
     model = small_t5(len(words)) if options.start is None else T5ForConditionalGeneration.from_pretrained(options.start)
