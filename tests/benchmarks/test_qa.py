@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForQuestionAnswering
+from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
 
 import lrpx
 from lrpx._data.squad import read_squad
 from lrpx.benchmarks import Run, keep
-from lrpx.benchmarks._qa import PROMPT, Answers
+from lrpx.benchmarks._qa import PROMPT, Answers, AnswersPerturbed
 from lrpx.errors import DataError, InputError, ModelError
 from lrpx.metrics import ANSWERS
 from lrpx.model import BoundModel, Spec
@@ -245,3 +245,46 @@ def test_chat_and_writing_are_for_models_that_write(data: Any, piece_tokenizer: 
         Answers(data=data, chat=True).check_model(Spec().build())
     with pytest.raises(InputError, match="write is -1"):
         Answers(data=data, write=-1).check()
+
+
+def test_only_the_context_is_perturbed(data: Any, piece_tokenizer: Any, tmp_path: Any) -> None:
+    """The correlation with leave-one-out is that over the context's tokens, by hand."""
+    model = extractive(piece_tokenizer)
+    benchmark = AnswersPerturbed(data=data)
+    run = Run(benchmark, model, ["attnlrp", "lrp"], ["LOO Pearson", "AOPC Δ"])
+    explainer = lrpx.Explainer.of(model)
+    asked = benchmark.samples(benchmark.read(), model).kept
+    for sample, row in zip(asked, run.part(0).to_pylist(), strict=True):
+        start, end = sample.context
+        assert row["hideable"] == list(range(start, end))
+        given = (sample.asked.question, CONTEXT)
+        loo = explainer(given, sample.target, method="leave-one-out").relevance.numpy()[start:end]
+        for method in ("attnlrp", "lrp"):
+            relevance = np.array(row[f"relevance/{method}"])[start:end]
+            wanted = np.corrcoef(relevance, loo)[0, 1]
+            assert row[f"LOO Pearson/{method}"] == pytest.approx(wanted, abs=1e-9)
+    with keep(run, tmp_path / "out") as kept:
+        kept.explain()
+        benchmark.report(kept.store)
+    assert "LOO Pearson" in (tmp_path / "out/table.md").read_text()
+    again = Run.from_spec(json.loads(json.dumps(run.spec)), model=model)
+    assert again.part(0).equals(run.part(0))
+
+
+def test_an_encoder_and_decoder_is_asked_in_its_encoder(data: Any, piece_tokenizer: Any) -> None:
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=len(piece_tokenizer), d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2,
+        decoder_start_token_id=piece_tokenizer.pad_token_id, pad_token_id=piece_tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = BoundModel(T5ForConditionalGeneration(config).eval().double(), piece_tokenizer)
+    for kind in (Answers, AnswersPerturbed):
+        rows = Run(kind(data=data), model, ["lrp"]).part(0).to_pylist()
+        for row, said in zip(rows, ("the table", "The girl"), strict=True):
+            assert row["answer"] == said
+            ids = piece_tokenizer(PROMPT.format(context=CONTEXT, question=row["question"]))["input_ids"]
+            assert len(row["tokens"]) == len(ids) + 1  # and the decoder's start
+            assert len(row["relevance/lrp"]) == len(ids) + 1
+    sample = Answers(data=data).samples(Answers(data=data).read(), model).kept[1]
+    first = piece_tokenizer("The girl", add_special_tokens=False)["input_ids"][0]
+    assert sample.target == Logit(first)

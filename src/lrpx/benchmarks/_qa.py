@@ -7,7 +7,7 @@ and only the context is perturbed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - the fields' types are read
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
@@ -17,7 +17,8 @@ import torch
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.squad import Asked, read_squad
-from lrpx.benchmarks._contract import Samples, Source, register
+from lrpx.benchmarks._contract import Benchmark, Samples, Source, register
+from lrpx.benchmarks._faithfulness import POINTS, Perturbed
 from lrpx.benchmarks._ground_truth import GroundTruth, draws
 from lrpx.benchmarks._words import RANDOM, Words
 from lrpx.errors import InputError, ModelError
@@ -51,6 +52,7 @@ class AnswerSample:
         accepted: what is right: the first tokens, or the spans, of all accepted answers.
         context: the half-open range of the context's tokens.
         truth: the places of the tokens of all accepted answers.
+        hideable: the places of the context's tokens that may be hidden.
     """
 
     asked: Asked
@@ -60,12 +62,12 @@ class AnswerSample:
     accepted: frozenset[Any]
     context: tuple[int, int]
     truth: tuple[int, ...]
+    hideable: tuple[int, ...] = ()
 
 
-@register
 @dataclass(frozen=True)
-class Answers(GroundTruth[AnswerSample]):
-    """Question answering: does the explanation of an answer point at it in the context? (Achtibat et al. 2024)
+class Squad(Benchmark[AnswerSample]):
+    """Questions whose answer stands in their context, as a generator or an extractive model is asked.
 
     Args:
         data: SQuAD's JSON.
@@ -82,23 +84,7 @@ class Answers(GroundTruth[AnswerSample]):
     chat: Annotated[bool, "Ask a causal language model in its chat template."] = False
     write: Annotated[int, "Let it write so many tokens, and explain where it writes the answer; 0: its first."] = 0
 
-    name: ClassVar[str] = "qa"
     tasks: ClassVar[frozenset[Task]] = frozenset({Task.CAUSAL, Task.SEQ2SEQ, Task.QUESTION_ANSWERING})
-    methods: ClassVar[tuple[str, ...]] = ("attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared")
-    metrics: ClassVar[Mapping[str, Metric]] = ANSWERS
-    words: ClassVar[Words] = Words(
-        title="Which method points at the answer?",
-        about="Question answering",
-        truth="the answer",
-        right="gives the right answer",
-        value=("explained", "explained value"),
-        toward="the right answer",
-        paper="Achtibat et al. 2024",
-    )
-    more: ClassVar[Mapping[str, pa.DataType]] = {
-        "question": pa.string(), "answer": pa.string(), "context_start": pa.int32(), "context_end": pa.int32(),
-    }  # fmt: skip
-    prediction: ClassVar[Mapping[str, pa.DataType]] = {"explained": pa.float64()}
     source: ClassVar[pa.Schema] = pa.schema(
         {
             "id": pa.string(),
@@ -251,6 +237,33 @@ class Answers(GroundTruth[AnswerSample]):
         last = next(n for n in range(len(written)) if len(decode(written[: n + 1])) > at)
         return written[: last + 1]
 
+    def ask(self, sample: AnswerSample, model: BoundModel) -> Questions:
+        """The right answer's first token, or its span."""
+        return Questions((sample.row,), (Question(0, sample.position, sample.target),))
+
+
+@register
+@dataclass(frozen=True)
+class Answers(Squad, GroundTruth[AnswerSample]):
+    """Question answering: does the explanation of an answer point at it in the context? (Achtibat et al. 2024)"""
+
+    name: ClassVar[str] = "qa"
+    methods: ClassVar[tuple[str, ...]] = ("attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared")
+    metrics: ClassVar[Mapping[str, Metric]] = ANSWERS
+    words: ClassVar[Words] = Words(
+        title="Which method points at the answer?",
+        about="Question answering",
+        truth="the answer",
+        right="gives the right answer",
+        value=("explained", "explained value"),
+        toward="the right answer",
+        paper="Achtibat et al. 2024",
+    )
+    more: ClassVar[Mapping[str, pa.DataType]] = {
+        "question": pa.string(), "answer": pa.string(), "context_start": pa.int32(), "context_end": pa.int32(),
+    }  # fmt: skip
+    prediction: ClassVar[Mapping[str, pa.DataType]] = {"explained": pa.float64()}
+
     def facts_of(self, sample: AnswerSample) -> dict[str, Any]:
         """Its tokens, the answers' places, where its logits are read, the question, the answer and the context."""
         return {
@@ -264,20 +277,9 @@ class Answers(GroundTruth[AnswerSample]):
             "context_end": sample.context[1],
         }
 
-    def ask(self, sample: AnswerSample, model: BoundModel) -> Questions:
-        """The right answer's first token, or its span."""
-        return Questions((sample.row,), (Question(0, sample.position, sample.target),))
-
     def predicted(self, case: Case[AnswerSample]) -> dict[str, Any]:
         """The explained value, and whether the model's own answer is an accepted one: its first token, or its span."""
-        logits = case.answers.logits[0]
-        if isinstance(case.sample.target, Span):
-            # of the places of the context: before it, and at [CLS], an extractive model has other things to say
-            best = Span().resolved(int, _of_context(logits, case.sample.context))
-            found: Any = (best.token, best.end) if isinstance(best, Span) else None
-        else:
-            found = int(logits.argmax())
-        return {"explained": float(case.answers.values[0]), "correct": found in case.sample.accepted}
+        return {"explained": float(case.answers.values[0]), "correct": _is_right(case)}
 
     def told(self, row: Mapping[str, Any]) -> str:
         """The answer that was explained."""
@@ -296,6 +298,73 @@ class Answers(GroundTruth[AnswerSample]):
                 row[f"{metric.name}/{method}"] = metric(found[start:end], truth)
             row[f"{metric.name}/{RANDOM}"] = [metric(draw, truth) for draw in drawn]
         return row
+
+
+@register
+@dataclass(frozen=True)
+class AnswersPerturbed(Squad, Perturbed[AnswerSample]):
+    """Question answering: which explanation is true to the model, when only the context is perturbed?
+
+    Args:
+        perturbation, read_out, steps, specials: as ``faithfulness`` has them.
+    """
+
+    perturbation: Annotated[str, "Some of: attention-mask,zero-embedding,mask-token,unk,pad,delete."] = "attention-mask"
+    read_out: Annotated[str, "What metrics read that do not say: some of logit,probability,log-probability."] = "logit"
+    steps: Annotated[int, "The most steps of a curve."] = 100
+    specials: Annotated[bool, "Hide special tokens, too."] = False
+
+    name: ClassVar[str] = "qa-faithfulness"
+    title: ClassVar[str] = "Which explanation of an answer is true to the model?"
+    methods: ClassVar[tuple[str, ...]] = Answers.methods
+    more: ClassVar[Mapping[str, pa.DataType]] = {"question": pa.string(), "answer": pa.string()}
+
+    def settings(self) -> dict[str, Any]:
+        """Its fields, and how many steps the drawn curves have."""
+        return super().settings() | {"points": POINTS}
+
+    def samples(self, source: Source, model: BoundModel) -> Samples[AnswerSample]:
+        """See :meth:`Squad.samples`; of each, the tokens of its context may be hidden.
+
+        Raises:
+            InputError: none is left.
+            ModelError: the tokenizer does not tell which characters a token is of.
+        """
+        found = super().samples(source, model)
+        kept = []
+        for sample in found.kept:
+            may = self.hideable(self.ask(sample, model), model)
+            places = [at for at in range(*sample.context) if may[at]]
+            kept.append(replace(sample, hideable=tuple(places)))
+        return replace(found, kept=kept)
+
+    def facts_of(self, sample: AnswerSample) -> dict[str, Any]:
+        """Its tokens, those that may be hidden, where its logits are read, the question and the answer."""
+        return {
+            "id": sample.asked.id,
+            "tokens": list(sample.row.tokens.pieces),
+            "hideable": list(sample.hideable),
+            "position": sample.position,
+            "question": sample.asked.question,
+            "answer": sample.asked.answer,
+        }
+
+    def correct(self, case: Case[AnswerSample]) -> bool | None:
+        """Whether the model's own answer is an accepted one."""
+        return _is_right(case)
+
+
+def _is_right(case: Case[AnswerSample]) -> bool:
+    """Whether the model's own answer is an accepted one: its first token, or its span.
+
+    An extractive model's is the best of the places of the context: before it, and at [CLS], it has other things to say.
+    """
+    logits = case.answers.logits[0]
+    if not isinstance(case.sample.target, Span):
+        return int(logits.argmax()) in case.sample.accepted
+    best = Span().resolved(int, _of_context(logits, case.sample.context))
+    assert isinstance(best, Span)
+    return (best.token, best.end) in case.sample.accepted
 
 
 def _tokens_of(offsets: Sequence[tuple[int, int]], inside: Sequence[int], start: int, end: int) -> list[int]:
