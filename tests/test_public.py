@@ -37,6 +37,7 @@ PUBLIC = {
     "lrpx.rules": """AumannShapley Epsilon Gamma Rule ZPlus constant identity ratio signal_take_all uniform unmodified
         with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
+    "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
 }

@@ -314,7 +314,7 @@ class AnswersPerturbed(Squad, Perturbed[AnswerSample]):
     steps: Annotated[int, "The most steps of a curve."] = 100
     specials: Annotated[bool, "Hide special tokens, too."] = False
 
-    name: ClassVar[str] = "qa-faithfulness"
+    name: ClassVar[str] = "qa-perturbed"
     title: ClassVar[str] = "Which explanation of an answer is true to the model?"
     methods: ClassVar[tuple[str, ...]] = Answers.methods
     more: ClassVar[Mapping[str, pa.DataType]] = {"question": pa.string(), "answer": pa.string()}

@@ -34,7 +34,7 @@ OURS: Final = {
     "loo": ("_faithfulness.py",),
     "layers": ("_layers.py", "_faithfulness.py"),
     "qa": ("_qa.py",),
-    "qa-faithfulness": ("_qa.py",),
+    "qa-perturbed": ("_qa.py",),
 }
 """Our benchmarks, and the files of ``lrpx.benchmarks`` that define them, and what they derive from."""
 
