@@ -54,6 +54,7 @@ FLOORS = {
     "runs": 10,
     "benchmarks": 11,
     "coverage": 11,
+    "sanity": 11,
     "tuning": 12,
     "cli": 13,
 }

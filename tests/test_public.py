@@ -38,9 +38,10 @@ PUBLIC = {
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
     "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
-    "lrpx.rules": """Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all uniform
-        uniform_bias unmodified with_gradient_of""",
+    "lrpx.rules": """AumannShapley Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all
+        uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
+    "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
     "lrpx.tuning": "GRIDS Tried Tuned candidates tune",

@@ -57,6 +57,7 @@ BUILT_IN: dict[str, Any] = {
         rules.Scaled,
         rules.Temperature,
         rules.uniform_bias,
+        rules.AumannShapley,
     )
 }
 """The rules that a file may name without more."""

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lrpx._kernels import ratio as ratio
-from lrpx._kernels import scaled_on_entry
+from lrpx._kernels import scale_gradient, scaled_on_entry
 from lrpx._kernels import with_gradient_of as with_gradient_of
 from lrpx.errors import MethodError
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     Operation = Callable[..., Tensor]
 
 __all__ = [
+    "AumannShapley",
     "Epsilon",
     "Gamma",
     "Rule",
@@ -220,6 +221,74 @@ def uniform(op: Operation, /, a: Tensor, b: Tensor) -> Tensor:
 def signal_take_all(op: Operation, /, gate: Tensor, signal: Tensor) -> Tensor:
     """``[gate]detach · signal``: the signal gets all of the relevance (Arras et al. 2017; Arras 2025, D.4)."""
     return op(gate.detach(), signal)
+
+
+# ----------------------------------------------------------------- attention as one block
+
+
+@dataclass(frozen=True)
+class AumannShapley:
+    """Attention as one function of its scores ``z`` and values ``v``, whatever it is factorised into:
+    ``R_z + R_v = o`` with ``R_v = v ⊙ ∫ A(αz)ᵀ∂o dα``, ``R_z = z ⊙ ∫ α · ∂(A(αz) v) dα``, ``α`` from 0 to 1.
+
+    The Aumann–Shapley value of ``o(z, v) = softmax(z) v`` with nothing, ``v = 0``, as its baseline (Sundararajan et al.
+    2017, Eq. 1), which is the plain gradient of attention, averaged over temperatures ``1/α``; queries and keys share
+    ``R_z`` by the uniform rule. It conserves, to the error of a Gauss–Legendre quadrature. Put it into a recipe as the
+    rule for softmax: it holds where attention is one torch function, ``scaled_dot_product_attention``, and is refused
+    elsewhere (``docs/design/attention-block.md``).
+
+    Args:
+        nodes: of the quadrature; each costs the attention once more.
+
+    Raises:
+        MethodError: ``nodes`` is no whole number from 1.
+    """
+
+    nodes: int = 8
+
+    def __post_init__(self) -> None:
+        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or self.nodes < 1:
+            raise MethodError(f"nodes is {self.nodes!r}; pass a whole number, at least 1")
+
+    def __call__(self, op: Operation, /, x: Tensor) -> Tensor:
+        """Refuse a softmax by itself, of which nobody can tell whether it is attention.
+
+        Raises:
+            MethodError: always.
+        """
+        raise MethodError(
+            "AumannShapley is a rule for attention as one torch function, and the model computes a softmax by itself; "
+            'load it with attn_implementation="sdpa", or give that module another rule: softmax=rules.unmodified'
+        )
+
+    def attention(
+        self, op: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, halves: bool
+    ) -> Tensor:
+        """``op(q, k, v, mask)``, with the gradient of the average of ``op(αq, k, v, αmask)``.
+
+        Args:
+            op: the model's own attention.
+            q, k, v: queries, keys and values.
+            mask: what is added to the scores, or which are admitted.
+            halves: whether queries and keys share the relevance of their product; else each has it all.
+        """
+        value = op(*(None if x is None else x.detach() for x in (q, k, v, mask)))
+        if halves and q.requires_grad and k.requires_grad:
+            q, k = scale_gradient(q, 0.5), scale_gradient(k, 0.5)
+        average: Tensor | float = 0.0
+        for alpha, weight in _gauss_legendre(self.nodes):
+            added = mask if mask is None or not mask.is_floating_point() else alpha * mask
+            average = average + weight * op(alpha * q, k, v, added)
+        assert isinstance(average, Tensor)
+        return with_gradient_of(value, average.to(value.dtype))
+
+
+def _gauss_legendre(nodes: int) -> list[tuple[float, float]]:
+    """Nodes and weights of the quadrature on [0, 1]."""
+    import numpy as np
+
+    places, weights = np.polynomial.legendre.leggauss(nodes)
+    return [(float(place + 1) / 2, float(weight) / 2) for place, weight in zip(places, weights, strict=True)]
 
 
 # ---------------------------------------------------- linear layers and convolutions

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lrpx._data.agreement import Dropped
+    from lrpx.methods import Method
     from lrpx.metrics import Metric
     from lrpx.model import BoundModel
     from lrpx.questions import Answers, Questions
@@ -114,6 +115,15 @@ class Benchmark(ABC, Generic[S]):
     def usual(self) -> list[str]:
         """The metrics that are taken when none are named: all that it knows."""
         return list(self.metrics)
+
+    def of_model(self, model: BoundModel) -> Sequence[Method]:
+        """Methods that are measured beside :attr:`methods`, and can be named, for this model: none.
+
+        Raises:
+            ModelError: the model is none that it has methods for.
+        """
+        del model
+        return ()
 
     def settings(self) -> dict[str, Any]:
         """What its fields are, as plain JSON values that are the same wherever the same data lie: a file is its name,

@@ -63,11 +63,12 @@ class Run:
         batch_size: int = 32,
         part: int = PART,
     ) -> None:
-        given = list(benchmark.methods or METHODS) if methods is None else list(dict.fromkeys(methods))
+        own = {method.name: method for method in benchmark.of_model(model)}
+        given = [*(benchmark.methods or METHODS), *own] if methods is None else list(dict.fromkeys(methods))
         named = benchmark.usual() if metrics is None else list(dict.fromkeys(metrics))
         self.benchmark = benchmark
         self.model = model
-        self.methods: tuple[Method, ...] = tuple(map(find_method, given))
+        self.methods: tuple[Method, ...] = tuple(own.get(str(each)) or find_method(each) for each in given)
         self.metrics: tuple[Metric, ...] = tuple(find_metric(name, benchmark.metrics) for name in named)
         self.batch_size = batch_size
         self.size = part

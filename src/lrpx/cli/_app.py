@@ -284,3 +284,37 @@ def coverage(
         command = ["lrpx coverage", *(model_types or ()), *(["--mapping", mapping] if mapping else [])]
         command += ["--quick"] if quick else []
         write_text(report, sweeping.markdown(checked, " ".join([*command, f"--report {report}"]), sweeping.versions()))
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Some of: {', '.join(methods())}; or a recipe (my.json), or a script (my.py).",
+            show_default="attnlrp and lrp",
+            autocompletion=_among(methods()),
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="Check on the lines of this file.", show_default="a few sentences")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most lines that are read.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and the other class.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, float64, bfloat16, float16; auto is the checkpoint's own.", autocompletion=_among(DTYPES)
+        ),
+    ] = "auto",
+    html: Annotated[Path | None, typer.Option(help="Write the page to this HTML file, too.")] = None,
+) -> None:
+    """Check the explanations of a model: do they depend on its weights and on the class, and do they add up?"""
+    refuse_unwritable(html)
+    from lrpx.cli import _check
+
+    _check.check(model, method or ("attnlrp", "lrp"), texts, limit, seed, device, dtype, html)
