@@ -327,7 +327,8 @@ class Faithfulness(Perturbed[TextSample]):
     name: ClassVar[str] = "faithfulness"
     tasks: ClassVar[frozenset[Task]] = frozenset({Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION})
     methods: ClassVar[tuple[str, ...]] = (
-        "attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared", "leave-one-out", "random", "position",
+        "attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared", "leave-one-out", "random",
+        "position",
     )  # fmt: skip
     more: ClassVar[Mapping[str, pa.DataType]] = {"label": pa.string()}
     source: ClassVar[pa.Schema] = pa.schema(

@@ -103,27 +103,21 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return op(q, k, v, mask)
     called = "" if run.trace.ran is None else f"softmax={rule_name(softmax)}, matmul={rule_name(matmul)}"
     is_linear = linear is not rules.unmodified and _has_layer(run, q, k, v, mask)
-    _, _, _, _, dropout, causal, scale, _ = arguments(args, kwargs, *NAMES)
-    is_block = isinstance(softmax, rules.AumannShapley)
-    if is_block and (dropout or is_linear or not is_fused(softmax, matmul)):
-        why = (
-            "with dropout"
-            if dropout
-            else "of learned queries, keys or values"
-            if is_linear
-            else "under another rule for matmul"
-        )
-        mend = (
-            "put the model into eval(), or " if dropout else "" if is_linear else "take matmul=lrpx.rules.uniform, or "
-        )
-        raise run.refuse_rule("softmax", func.__name__, why, mend)
-    if is_linear or not is_fused(softmax, matmul):
+    is_spelled = is_linear or not is_fused(softmax, matmul)
+    if is_spelled or isinstance(softmax, rules.AumannShapley):
+        _, _, _, _, dropout, causal, scale, _ = arguments(args, kwargs, *NAMES)
         called = f"linear={rule_name(linear)}, {called}" if is_linear else called
         if dropout:
             own = softmax not in (rules.unmodified, rules.constant)
             kind = "linear" if is_linear else "softmax" if own else "matmul"
             raise run.refuse_rule(kind, func.__name__, "with dropout", "put the model into eval(), or ")
-        return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
+        if not isinstance(softmax, rules.AumannShapley):
+            return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
+        if is_linear:
+            raise run.refuse_rule("softmax", func.__name__, "of learned queries, keys or values", "")
+        if is_spelled:
+            mend = "take matmul=lrpx.rules.uniform, or "
+            raise run.refuse_rule("softmax", func.__name__, "under another rule for matmul", mend)
     is_uniform = matmul is rules.uniform and softmax is rules.unmodified
     of = partial(_factors.factors, run)
     counts = (of(q), of(k), of(v)) if is_uniform else (1, 1, 1)
