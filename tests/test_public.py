@@ -18,8 +18,8 @@ PUBLIC = {
         LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
-    "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Run Samples Source Words find keep
-        register""",
+    "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
+        find keep register""",
     "lrpx.cli": "main",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
     "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
@@ -28,17 +28,23 @@ PUBLIC = {
     "lrpx.explainer": "Explainer",
     "lrpx.inputs": "Reader Row Segment",
     "lrpx.ledger": "KINDS Entry Ledger",
-    "lrpx.methods": "ALIASES METHODS AltiLogit Backward Found LeaveOneOut Method attribute_all find register",
-    "lrpx.metrics": "METRICS Metric holm interval metric mrr paired_test pg pta rma",
+    "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
+        InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
+        attribute_all find register""",
+    "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
+        metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
     "lrpx.parts": "Part Parts",
+    "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
-    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GRADIENT LRP Override Recipe",
-    "lrpx.rules": """Epsilon Gamma Rule ZPlus constant identity ratio signal_take_all uniform unmodified
-        with_gradient_of""",
+    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
+    "lrpx.rules": """AumannShapley Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all
+        uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
+    "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
+    "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
 }
 """Every public name. A change here is a change of what users may rely on, and stands in the changelog."""
 

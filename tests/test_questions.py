@@ -30,9 +30,12 @@ def same(found, expected, tolerance=1e-12):
         torch.testing.assert_close(part.values, expected.parts[name].values, rtol=0, atol=tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:integrated-gradients has not converged")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2, models.tiny_bert])
 def test_every_position_of_a_text(build, method):
+    if method == "lrp-voita" and build is models.tiny_llama:
+        pytest.skip("its rule is refused where a model spells its norms out")
     explain = Explainer(build())
     together = explain(IDS, method=method, position=range(7))
     assert len(together) == 7

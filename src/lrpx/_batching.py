@@ -127,6 +127,11 @@ class Batch:
         return sum(self.inputs[name].numel() for name in self.arguments)
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """How many tokens wide each of :attr:`arguments` is, padding included."""
+        return tuple(self.inputs[name].shape[-1] for name in self.arguments)
+
+    @property
     def real(self) -> Tensor:
         """``[B, W]``: what of the first segments is no padding, whatever masks are changed to."""
         lengths = torch.tensor([row.lengths[0] for row in self.rows])[:, None]

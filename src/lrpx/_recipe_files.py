@@ -54,6 +54,10 @@ BUILT_IN: dict[str, Any] = {
         rules.Epsilon,
         rules.ZPlus,
         rules.Gamma,
+        rules.Scaled,
+        rules.Temperature,
+        rules.uniform_bias,
+        rules.AumannShapley,
     )
 }
 """The rules that a file may name without more."""

@@ -29,15 +29,16 @@ from lrpx.engine._compiled import Compiler
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers
+from lrpx.recipes import GRADIENT
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
 
-    from lrpx.engine import Trace
+    from lrpx.engine import Tap, Trace
     from lrpx.inputs import Row
     from lrpx.questions import Questions
     from lrpx.recipes import Recipe
@@ -266,8 +267,8 @@ class BoundModel(Named):
             return self.task is Task.CAUSAL and self.padding_side == "right" and self._looks_back
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
-        pads_end = end is not None and end == self._pad_id
-        return self.task.reads != "whole" or (self._pad_id is not None and not takes_last and not pads_end)
+        pads_end = end is not None and end == self.pad_id
+        return self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
 
     @cached_property
     def _looks_back(self) -> bool:
@@ -280,16 +281,18 @@ class BoundModel(Named):
         return self.compiler is not None and self.can_batch and self.task.together is None
 
     @property
-    def _pad_id(self) -> int | None:
+    def pad_id(self) -> int | None:
+        """What it takes for padding, or None."""
         found = getattr(tasks.text_config(self.module), "pad_token_id", None)
         return found if isinstance(found, int) and found >= 0 else None
 
-    def batch(self, questions: Questions, *, exactly: bool = False) -> Batch:
+    def batch(self, questions: Questions, *, exactly: bool = False, apart: bool = False) -> Batch:
         """The rows of some questions as the model takes them.
 
         Args:
             questions: what is asked.
             exactly: not padded up to a size that code is compiled for.
+            apart: an encoder's tokens padded, if need be, to another width than a decoder's.
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
@@ -309,9 +312,10 @@ class BoundModel(Named):
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
-            how: dict[str, Any] = {"pad_id": self._pad_id or 0, "side": self.padding_side}
+            how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
-            if self._turns_unseen(batch):
+            alike = apart and len(batch.arguments) == 2 and len(set(batch.widths)) == 1
+            if alike or self._turns_unseen(batch):
                 batch = batch_of(questions.rows, self.module, self.task, width=(batch.wide + 1,), **how)
             return batch
 
@@ -352,7 +356,9 @@ class BoundModel(Named):
         *,
         attention_mask: Sequence[Tensor] | None = None,
         embeddings: Sequence[Tensor] | None = None,
+        taps: Callable[[Batch, Sequence[int]], Sequence[Tap]] | None = None,
         batch_size: int = AT_A_TIME,
+        read: Callable[[int, Target, Tensor], Tensor] | None = None,
     ) -> Tensor:
         """``[K]``: the values of questions whose targets are resolved, without a graph, perhaps of changed inputs.
 
@@ -362,7 +368,10 @@ class BoundModel(Named):
             questions: each about a row of its own (:meth:`~lrpx.questions.Questions.alone`).
             attention_mask: for each row ``[T]`` of its first segment, 0 at tokens that no other shall see.
             embeddings: for each row ``[T, d]``, what stands in the place of its first segment's embeddings.
+            taps: from a batch and the numbers of its rows to what writes into its run, or listens to it.
             batch_size: the most rows run together.
+            read: what else is read at the output: of a question (by its number), its target and its logits ``[V]``, a
+                tensor of one shape for all, and ``[K, …]`` is returned.
 
         Raises:
             ModelError: the model does not take what is to be changed.
@@ -372,17 +381,31 @@ class BoundModel(Named):
             if given is not None and not self.accepts(name):
                 raise ModelError(f"{type(self.module).__name__} takes no {name}; use a method that does not need it")
         found: dict[int, Tensor] = {}
-        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, attention_mask is not None):
+        asked: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
+        for i, question in enumerate(questions.asked):
+            asked[question.row].append(i)
+        # of embeddings no model can tell the padding, and some look for it in the ids
+        changed_in_place = attention_mask is not None or embeddings is not None
+        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, changed_in_place):
             some = questions.about(group)
-            batch = self.batch(some, exactly=attention_mask is not None)
+            batch = self.batch(some, exactly=changed_in_place, apart=taps is not None)
             if attention_mask is not None:
                 batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
                 batch = batch.changed(self.module, "inputs_embeds", [embeddings[i] for i in group])
-            with torch.no_grad(), self._reading(batch, batch.positions(some)) as read:
-                values = self._answers(some, read(self.module(**batch.inputs))).values.cpu()
-            mine = [i for i, question in enumerate(questions.asked) if question.row in group]
-            found.update(zip(mine, values, strict=True))
+            mine = sorted(i for row in group for i in asked[row])
+            with ExitStack() as stack:
+                if taps is not None:
+                    stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
+                stack.enter_context(torch.no_grad())
+                logits_of = stack.enter_context(self._reading(batch, batch.positions(some)))
+                answers = self._answers(some, logits_of(self.module(**batch.inputs)))
+                if read is None:
+                    values = answers.values
+                else:
+                    trios = zip(mine, answers.targets, answers.logits, strict=True)
+                    values = torch.stack([read(i, target, logits) for i, target, logits in trios])
+            found.update(zip(mine, values.cpu(), strict=True))
         every = torch.stack([found[i] for i in range(len(questions))])
         if not every.isfinite().all():
             changed = "" if attention_mask is None else ", as where a token that sees only itself is hidden"
@@ -402,6 +425,7 @@ class BoundModel(Named):
         ledger: bool = False,
         heads: bool = False,
         plain: bool = False,
+        taps: Callable[[Batch], Sequence[Tap]] | None = None,
     ) -> Iterator[Pass]:
         """One forward pass under a recipe, ready to be explained: ``for round in ran.explained(): …``.
 
@@ -410,14 +434,18 @@ class BoundModel(Named):
             recipe: the rules.
             observe, ledger, heads: as :func:`~lrpx.propagate` takes them.
             plain: whether to run without compiled code, whatever the model was bound with.
+            taps: from the batch to what else listens to the run, or writes into it; it is then neither compiled nor
+                are its layers recomputed.
 
         Raises:
             TargetError: a target is no token or class.
             NonFiniteError: NaN or infinity in the logits; names the first observed module.
             ModelError: the model cannot be compiled.
         """
-        batch = self.batch(questions)
-        how: dict[str, Any] = {"ledger": ledger, "recompute": self.recompute, "heads": heads}
+        batch = self.batch(questions, apart=taps is not None)
+        recompute = self.recompute and taps is None
+        how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
+        how |= {} if taps is None else {"taps": taps(batch)}
 
         @contextmanager
         def forward(given: Mapping[str, Any]) -> Iterator[tuple[Trace, Tensor]]:
@@ -431,8 +459,8 @@ class BoundModel(Named):
             given = batch.inputs | {"positions": batch.positions(questions)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
-        compiled = not (self.compiler is None or plain or ledger or heads)
-        packs = not (compiled or ledger or self.recompute) and bool(batch.arguments) and recipe.is_ours()
+        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
+        packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
         if self.compiler is None or not compiled:
             run = forward(given)
         else:

@@ -37,7 +37,19 @@ if TYPE_CHECKING:
 
     from lrpx.rules import Rule
 
-__all__ = ["ALTI_LOGIT", "ATTNLRP", "GRADIENT", "LRP", "Override", "Recipe"]
+__all__ = [
+    "ALTI_LOGIT",
+    "ATTNLRP",
+    "GIM",
+    "GRADIENT",
+    "LIBRAGRAD",
+    "LRP",
+    "LRP_CHEFER",
+    "LRP_DING",
+    "LRP_VOITA",
+    "Override",
+    "Recipe",
+]
 
 QUANTISED_LINEARS = frozenset({"bitsandbytes.autograd._functions"})
 """Modules of autograd functions that are linear layers, with the gradient of the weights they stand for."""
@@ -343,6 +355,62 @@ ATTNLRP = Recipe(
     norm=rules.constant,
 )
 """AttnLRP (Achtibat et al. 2024): relevance also flows to queries and keys."""
+
+GIM = Recipe(
+    "gim",
+    product=rules.uniform,
+    matmul=rules.uniform,
+    softmax=rules.Temperature(2.0),
+    norm=rules.constant,
+)
+"""GIM (Edin et al. 2025): the softmax's gradient at temperature 2, norms as constants, and the gradients of products
+divided among their factors: ¼ at queries and keys, ½ at values. Activations keep their plain gradient."""
+
+LIBRAGRAD = Recipe(
+    "libragrad",
+    activation=rules.identity,
+    product=rules.uniform,
+    matmul=rules.uniform,
+    softmax=rules.Scaled(2.0),
+    norm=rules.constant,
+)
+"""LibraGrad (Mehri et al. 2025), with Gradient×Input: norms as constants, the identity rule, and half of the gradient
+at the two branches of attention, its weights and its values. (The softmax's factor of 2 undoes the ½ of the product
+before it, so that queries, keys and values have ½ each.) What biases have, as FullGrad counts it, is in a ledger."""
+
+LRP_DING = Recipe(
+    "lrp-ding",
+    activation=rules.identity,
+    product=rules.uniform,
+    softmax=rules.identity,
+    norm=rules.constant,
+)
+"""The rules of Ding et al. (2017), as Achtibat et al. (2024, Table 3) have them: the identity rule at the softmax,
+which is unstable, and LRP-0 for both factors of a matrix product, which hands on twice what it is given. The paper
+knows no norms; here they are constants."""
+
+LRP_VOITA = Recipe(
+    "lrp-voita",
+    activation=rules.identity,
+    product=rules.uniform,
+    softmax=rules.uniform_bias,
+    norm=rules.uniform_bias,
+)
+"""The rules of Voita et al. (2021), as Achtibat et al. (2024, Table 3) have them: Taylor expansions of softmax and
+norms whose bias goes to all inputs alike, which is unstable, and LRP-0 for both factors of a matrix product, which
+hands on twice what it is given. Refused where a model spells its norms out, as Llama does."""
+
+LRP_CHEFER = Recipe(
+    "lrp-chefer",
+    activation=rules.identity,
+    product=rules.uniform,
+    matmul=rules.uniform,
+    softmax=rules.identity,
+    norm=rules.constant,
+)
+"""The rules of Chefer et al. (2021b), as Achtibat et al. (2024, Table 3) have them: the identity rule at the softmax,
+which is unstable, and for a matrix product LRP-0 divided by the sums of absolute values of its factors' relevance,
+which are the same, so that each has half."""
 
 _NAMED = (GRADIENT, LRP, ATTNLRP)
 _FAMILIES = (

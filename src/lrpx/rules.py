@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from lrpx._kernels import ratio as ratio
-from lrpx._kernels import scaled_on_entry
+from lrpx._kernels import scale_gradient, scaled_on_entry
 from lrpx._kernels import with_gradient_of as with_gradient_of
 from lrpx.errors import MethodError
 
@@ -35,15 +35,19 @@ if TYPE_CHECKING:
     Operation = Callable[..., Tensor]
 
 __all__ = [
+    "AumannShapley",
     "Epsilon",
     "Gamma",
     "Rule",
+    "Scaled",
+    "Temperature",
     "ZPlus",
     "constant",
     "identity",
     "ratio",
     "signal_take_all",
     "uniform",
+    "uniform_bias",
     "unmodified",
     "with_gradient_of",
 ]
@@ -71,6 +75,89 @@ def constant(op: Operation, /, *inputs: Any) -> Tensor:
     (Ali et al. 2022; Arras 2025, D.5).
     """
     return op(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """``c · y`` in the place of ``y``, for the gradient alone: the operation's own, ``c`` times.
+
+    Raises:
+        MethodError: the factor is no finite number from 0.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        _refuse_negative("factor", self.factor)
+
+    def __call__(self, op: Operation, /, *inputs: Any) -> Tensor:
+        """``op(*inputs)`` with its gradient times the factor."""
+        return scaled_on_entry(op(*inputs), self.factor)
+
+
+# ---------------------------------------------------------------- softmax, and the norms
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A softmax whose gradient is that at a higher temperature ``T``: ``∂x = s_T ⊙ (∂s − Σ ∂s ⊙ s_T)`` with
+    ``s_T = softmax(x / T)`` (Edin et al. 2025, with ``T = 2``).
+
+    Raises:
+        MethodError: T is no finite number above 0.
+    """
+
+    temperature: float = 2.0
+
+    def __post_init__(self) -> None:
+        _refuse_negative("temperature", self.temperature)
+        if not self.temperature:
+            raise MethodError("temperature is 0; pass a number above 0")
+
+    def __call__(self, op: Operation, /, x: Tensor) -> Tensor:
+        """``op(x)`` with the gradient of ``T · op(x / T)``."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        value = op(x.detach())
+        return with_gradient_of(value, (self.temperature * op(wide / self.temperature)).to(value.dtype))
+
+
+def uniform_bias(op: Operation, /, x: Tensor) -> Tensor:
+    """A first-order Taylor expansion at ``x`` whose bias, ``b = y − J x``, goes to all inputs alike:
+    ``R_i = Σ_j (J_ji x_i + b_j / N) / y_j · R_j`` (Voita et al. 2021, Eq. 5; Achtibat et al. 2024, A.2.1).
+
+    For a softmax over the last dimension, whose masked inputs take no part, and for the deviation that a norm divides
+    by, where the formula is that of the whole norm ``y = x / σ(x)``: its expansion is all bias, but for the norm's ε,
+    and so the deviation has ``∂σ_i − (Σ_k x_k ∂σ_k) / (N x_i)``. It conserves, and is unstable: an input near 0 that is
+    handed a share has a gradient without bound.
+
+    Raises:
+        MethodError: the operation is another, such as the reciprocal root in a norm that a model spells out.
+    """
+    y = op(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    still, value = wide.detach(), y.detach().to(wide.dtype)
+    if y.shape == x.shape and x.ndim and torch.allclose(value.sum(-1), value.new_ones(()), atol=1e-3):
+        taking_part = still > MASKED
+        expected = (value * still).masked_fill(~taking_part, 0.0).sum(-1, keepdim=True)
+        bias = value - value * (still.masked_fill(~taking_part, 0.0) - expected)
+        count = taking_part.sum(-1, keepdim=True)
+        each = ratio(torch.ones_like(still), count * still).masked_fill(~taking_part, 0.0)
+        spread = (each * wide.masked_fill(~taking_part, 0.0)).sum(-1, keepdim=True)
+        return with_gradient_of(y.detach(), y + (bias * spread).to(y.dtype))
+    reduced = [i for i in range(x.ndim) if y.ndim == x.ndim and y.shape[i] == 1 and x.shape[i] > 1]
+    if not reduced:
+        raise MethodError(
+            "uniform_bias is a rule for a softmax over the last dimension and for norms in one function; in this model "
+            "one is spelled out, so use another rule there, such as norm=rules.constant"
+        )
+    along: Tensor = torch.func.jvp(op, (still,), (still,))[1]  # Σ_k x_k ∂σ_k
+    inputs = math.prod(x.shape[i] for i in reduced)
+    spread = (ratio(torch.ones_like(still), inputs * still) * wide).sum(reduced, keepdim=True)
+    return with_gradient_of(y.detach(), y - along.detach() * spread)
+
+
+MASKED = -5e3
+"""What is at or below it was put there by a mask: a softmax that any other score takes part in is 0 there."""
 
 
 # ------------------------------------------------------------ element-wise operations
@@ -134,6 +221,74 @@ def uniform(op: Operation, /, a: Tensor, b: Tensor) -> Tensor:
 def signal_take_all(op: Operation, /, gate: Tensor, signal: Tensor) -> Tensor:
     """``[gate]detach · signal``: the signal gets all of the relevance (Arras et al. 2017; Arras 2025, D.4)."""
     return op(gate.detach(), signal)
+
+
+# ----------------------------------------------------------------- attention as one block
+
+
+@dataclass(frozen=True)
+class AumannShapley:
+    """Attention as one function of its scores ``z`` and values ``v``, whatever it is factorised into:
+    ``R_z + R_v = o`` with ``R_v = v ⊙ ∫ A(αz)ᵀ∂o dα``, ``R_z = z ⊙ ∫ α · ∂(A(αz) v) dα``, ``α`` from 0 to 1.
+
+    The Aumann–Shapley value of ``o(z, v) = softmax(z) v`` with nothing, ``v = 0``, as its baseline (Sundararajan et al.
+    2017, Eq. 1), which is the plain gradient of attention, averaged over temperatures ``1/α``; queries and keys share
+    ``R_z`` by the uniform rule. It conserves, to the error of a Gauss–Legendre quadrature. Put it into a recipe as the
+    rule for softmax: it holds where attention is one torch function, ``scaled_dot_product_attention``, and is refused
+    elsewhere (``docs/design/attention-block.md``).
+
+    Args:
+        nodes: of the quadrature; each costs the attention once more.
+
+    Raises:
+        MethodError: ``nodes`` is no whole number from 1.
+    """
+
+    nodes: int = 8
+
+    def __post_init__(self) -> None:
+        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or self.nodes < 1:
+            raise MethodError(f"nodes is {self.nodes!r}; pass a whole number, at least 1")
+
+    def __call__(self, op: Operation, /, x: Tensor) -> Tensor:
+        """Refuse a softmax by itself, of which nobody can tell whether it is attention.
+
+        Raises:
+            MethodError: always.
+        """
+        raise MethodError(
+            "AumannShapley is a rule for attention as one torch function, and the model computes a softmax by itself; "
+            'load it with attn_implementation="sdpa", or give that module another rule: softmax=rules.unmodified'
+        )
+
+    def attention(
+        self, op: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, halves: bool
+    ) -> Tensor:
+        """``op(q, k, v, mask)``, with the gradient of the average of ``op(αq, k, v, αmask)``.
+
+        Args:
+            op: the model's own attention.
+            q, k, v: queries, keys and values.
+            mask: what is added to the scores, or which are admitted.
+            halves: whether queries and keys share the relevance of their product; else each has it all.
+        """
+        value = op(*(None if x is None else x.detach() for x in (q, k, v, mask)))
+        if halves and q.requires_grad and k.requires_grad:
+            q, k = scale_gradient(q, 0.5), scale_gradient(k, 0.5)
+        average: Tensor | float = 0.0
+        for alpha, weight in _gauss_legendre(self.nodes):
+            added = mask if mask is None or not mask.is_floating_point() else alpha * mask
+            average = average + weight * op(alpha * q, k, v, added)
+        assert isinstance(average, Tensor)
+        return with_gradient_of(value, average.to(value.dtype))
+
+
+def _gauss_legendre(nodes: int) -> list[tuple[float, float]]:
+    """Nodes and weights of the quadrature on [0, 1]."""
+    import numpy as np
+
+    places, weights = np.polynomial.legendre.leggauss(nodes)
+    return [(float(place + 1) / 2, float(weight) / 2) for place, weight in zip(places, weights, strict=True)]
 
 
 # ---------------------------------------------------- linear layers and convolutions

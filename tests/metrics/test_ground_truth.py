@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrpx.errors import InputError
-from lrpx.metrics._ground_truth import METRICS, mrr, pg, pta, rma
+from lrpx.metrics._ground_truth import ANSWERS, METRICS, mrr, pg, pta, rma
 from tests.reference import ground_truth as twins
 
 MANY = settings(deadline=None)
@@ -241,3 +241,11 @@ def test_any_kind_of_array_is_read_as_it_is(relevance):
 def test_what_cannot_be_scored_is_refused(metric, relevance, truth, message):
     with pytest.raises(InputError, match=message):
         metric(relevance, truth)
+
+
+@given(samples())
+@MANY
+def test_the_metrics_of_answers_are_those_of_the_twins(sample):
+    for name, metric in ANSWERS.items():
+        assert metric(*sample) == pytest.approx(twins.ANSWERS[name](*sample), abs=1e-9)
+    assert set(ANSWERS).isdisjoint(METRICS)

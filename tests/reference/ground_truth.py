@@ -61,4 +61,17 @@ def pta(relevance: Sequence[float], truth: Sequence[bool]) -> float:
     return right / len(relevance)
 
 
+def iou(relevance: Sequence[float], truth: Sequence[bool]) -> float:
+    """Intersection over union of the positive tokens and the ground truth."""
+    positive = {t for t, r in enumerate(relevance) if r > 0}
+    wanted = {t for t, is_truth in enumerate(truth) if is_truth}
+    return len(positive & wanted) / len(positive | wanted)
+
+
+def top1(relevance: Sequence[float], truth: Sequence[bool]) -> float:
+    """Whether the most relevant token is in the ground truth."""
+    return mean(Fraction(truth[ranking[0]]) for ranking in rankings(relevance))
+
+
+ANSWERS: dict[str, Metric] = {"IoU": iou, "top-1": top1}
 METRICS: dict[str, Metric] = {"PG2": pg, "MRR": mrr, "RMA": rma, "PTA": pta}

@@ -304,3 +304,52 @@ def rmsnorm_constant_std(x: Array, gamma: Array, eps: float, relevance: Array, b
     scaled = rmsnorm(x, gamma, eps)
     r_x, r_b = addition([scaled, np.broadcast_to(0.0 if beta is None else beta, x.shape)], relevance)
     return r_x, r_b
+
+
+# --- older rules of softmax and norms, by their Jacobians -------------------------------------------------
+
+
+def softmax_temperature(x: Array, relevance: Array, temperature: float) -> Array:
+    """GIM: ``R_i = x_i sum_j s_Tj (delta_ij - s_Ti) g_j`` with ``g_j = R_j / s_j`` and ``s_T = softmax(x / T)``: ``T``
+    times the gradient of a softmax at ``x / T`` (Edin et al. 2025). One row ``x [n]``.
+    """
+    s, warm = softmax(x), softmax(x / temperature)
+    found = np.zeros_like(x)
+    for i in range(len(x)):
+        for j in range(len(x)):
+            found[i] += x[i] * warm[j] * ((i == j) - warm[i]) * ratio(relevance[j], s[j])
+    return found
+
+
+def _taylor_with_uniform_bias(x: Array, y: Array, jacobian: Array, relevance: Array, inputs: list[int]) -> Array:
+    """``R_i = sum_j (J_ji x_i + b_j / N) / y_j R_j`` with ``b_j = y_j - sum_i J_ji x_i`` (Achtibat 2024, A.2.1)."""
+    found = np.zeros_like(x)
+    for j in range(len(y)):
+        bias = y[j] - sum(jacobian[j, i] * x[i] for i in inputs)
+        for i in inputs:
+            found[i] += (jacobian[j, i] * x[i] + bias / len(inputs)) * float(ratio(relevance[j], y[j]))
+    return found
+
+
+def softmax_uniform_bias(x: Array, visible: list[int], relevance: Array) -> Array:
+    """A softmax over the visible entries of one row, expanded at ``x``; the bias goes to all of them alike."""
+    seen = np.zeros(len(x), dtype=bool)
+    seen[visible] = True
+    s = softmax(x, seen)
+    jacobian = np.diag(s) - np.outer(s, s)
+    return _taylor_with_uniform_bias(np.where(seen, x, 0.0), s, jacobian, relevance, visible)
+
+
+def norm_uniform_bias(x: Array, eps: float, relevance: Array, *, centred: bool) -> Array:
+    """One token's LayerNorm (``centred``) or RMSNorm without weights, expanded at ``x``; the bias goes to all inputs
+    alike. ``y_j = c_j / sd``, ``c = x - mean`` or ``x``, ``J_ji = (delta_ij - 1/n) / sd - c_j c_i / (n sd^3)``.
+    """
+    n = len(x)
+    c = x - x.mean() if centred else x
+    sd = np.sqrt((c**2).mean() + eps)
+    jacobian = np.zeros((n, n))
+    for j in range(n):
+        for i in range(n):
+            linear_part = (i == j) - (1 / n if centred else 0.0)
+            jacobian[j, i] = linear_part / sd - c[j] * c[i] / (n * sd**3)
+    return _taylor_with_uniform_bias(x, c / sd, jacobian, relevance, list(range(n)))

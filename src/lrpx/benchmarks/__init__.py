@@ -10,7 +10,11 @@ except ImportError as error:
 
 from lrpx._data.agreement import Dropped
 from lrpx.benchmarks import _agreement as _agreement
+from lrpx.benchmarks import _faithfulness as _faithfulness
+from lrpx.benchmarks import _layers as _layers
+from lrpx.benchmarks import _qa as _qa
 from lrpx.benchmarks._contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
+from lrpx.benchmarks._faithfulness import Perturbed
 from lrpx.benchmarks._ground_truth import GroundTruth
 from lrpx.benchmarks._keeping import Kept, keep
 from lrpx.benchmarks._running import Run
@@ -24,6 +28,7 @@ __all__ = [
     "GroundTruth",
     "Group",
     "Kept",
+    "Perturbed",
     "Run",
     "Samples",
     "Source",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lrpx._data.agreement import Dropped
+    from lrpx.methods import Method
     from lrpx.metrics import Metric
     from lrpx.model import BoundModel
     from lrpx.questions import Answers, Questions
@@ -111,6 +112,19 @@ class Benchmark(ABC, Generic[S]):
             InputError: says why.
         """
 
+    def usual(self) -> list[str]:
+        """The metrics that are taken when none are named: all that it knows."""
+        return list(self.metrics)
+
+    def of_model(self, model: BoundModel) -> Sequence[Method]:
+        """Methods that are measured beside :attr:`methods`, and can be named, for this model: none.
+
+        Raises:
+            ModelError: the model is none that it has methods for.
+        """
+        del model
+        return ()
+
     def settings(self) -> dict[str, Any]:
         """What its fields are, as plain JSON values that are the same wherever the same data lie: a file is its name,
         its size and its digest.
@@ -177,6 +191,14 @@ class Benchmark(ABC, Generic[S]):
     @abstractmethod
     def judge(self, case: Case[S], model: BoundModel, metrics: Sequence[Metric]) -> dict[str, Any]:
         """The judgement of a case, in the columns behind :attr:`facts`. The model is there to be asked further."""
+
+    def judge_all(
+        self, cases: Sequence[Case[S]], model: BoundModel, metrics: Sequence[Metric], batch_size: int
+    ) -> list[dict[str, Any]]:
+        """The judgement of each case of a batch: for a benchmark that asks the model further, so that it asks for all
+        of them at once, ``batch_size`` texts at a time."""
+        del batch_size
+        return [self.judge(case, model, metrics) for case in cases]
 
     @abstractmethod
     def report(self, store: Store, show: Sequence[str] = ()) -> RenderableType:

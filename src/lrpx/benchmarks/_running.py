@@ -43,8 +43,8 @@ class Run:
         benchmark: what is measured.
         model: on which model.
         methods: which methods, each as :func:`lrpx.methods.find` takes it; those of the benchmark when None.
-        metrics: by which metrics, each by its name or a script of yours, ``"my.py"`` or ``"my.py:name"``; all that the
-            benchmark knows when None.
+        metrics: by which metrics, each by its name or a script of yours, ``"my.py"`` or ``"my.py:name"``; those of the
+            benchmark when None.
         batch_size: the most samples that run together.
         part: samples in a part.
 
@@ -63,11 +63,12 @@ class Run:
         batch_size: int = 32,
         part: int = PART,
     ) -> None:
-        given = list(benchmark.methods or METHODS) if methods is None else list(dict.fromkeys(methods))
-        named = list(benchmark.metrics) if metrics is None else list(dict.fromkeys(metrics))
+        own = {method.name: method for method in benchmark.of_model(model)}
+        given = [*(benchmark.methods or METHODS), *own] if methods is None else list(dict.fromkeys(methods))
+        named = benchmark.usual() if metrics is None else list(dict.fromkeys(metrics))
         self.benchmark = benchmark
         self.model = model
-        self.methods: tuple[Method, ...] = tuple(map(find_method, given))
+        self.methods: tuple[Method, ...] = tuple(own.get(str(each)) or find_method(each) for each in given)
         self.metrics: tuple[Metric, ...] = tuple(find_metric(name, benchmark.metrics) for name in named)
         self.batch_size = batch_size
         self.size = part
@@ -256,9 +257,9 @@ class Run:
         made: list[dict[str, Any]] = [{}] * len(chosen)
         for group in batches([each.rows[0] for each in asked], self.batch_size if self.model.can_batch else 1):
             cases = self._explained([chosen[i] for i in group], [asked[i] for i in group])
-            for i, case in zip(group, cases, strict=True):
-                judged = self.benchmark.judge(case, self.model, self.metrics)
-                made[i] = self.benchmark.facts_of(case.sample) | judged
+            judged = self.benchmark.judge_all(cases, self.model, self.metrics, self.batch_size)
+            for i, case, each in zip(group, cases, judged, strict=True):
+                made[i] = self.benchmark.facts_of(case.sample) | each
                 done(1)
         return pa.Table.from_pylist(made, self.columns)
 

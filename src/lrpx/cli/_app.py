@@ -210,6 +210,49 @@ def explain(
 
 
 @app.command()
+def tune(
+    method: Annotated[
+        str, typer.Option(help=f"The method: {', '.join(methods())}; or a recipe with γ rules (my.json), or a script.")
+    ],
+    data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
+    out: Annotated[Path, typer.Option(help="Write the best settings to this JSON file, for --method.")],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A setting and the values to try, sigma=0.05,0.1; once for each setting.", show_default="the method's"
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
+    ] = None,
+    last: Annotated[int, typer.Option(min=1, help="Search on the last so many texts, and leave the others.")] = 64,
+    text: Annotated[str, typer.Option(help="The column of the texts.")] = "text",
+    label: Annotated[str, typer.Option(help="The column of the labels, if there is one.")] = "label",
+    target: Annotated[
+        str, typer.Option(help="What is explained: predicted, label, or the name of a class or token.")
+    ] = "predicted",
+    perturbation: Annotated[str, typer.Option(help="How tokens are hidden.")] = "zero-embedding",
+    steps: Annotated[int, typer.Option(min=1, help="The most steps of a curve.")] = 100,
+    context: Annotated[int | None, typer.Option(min=1, help="Read only the first so many tokens of a text.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="The most texts run together.")] = 32,
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
+    ] = "auto",
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
+) -> None:
+    """Search the settings of a method (σ, steps, quantile, suppression, γ) that are most faithful on held-out texts."""
+    refuse_unwritable(out)
+    from lrpx.cli import _tuning
+
+    options = {
+        "data": data, "text": text, "label": label, "target": target, "perturbation": perturbation, "steps": steps,
+        "context": context,
+    }  # fmt: skip
+    search = _tuning.Search(method, tuple(grid or ()), model, dtype, device, last, batch_size, out)
+    _tuning.tune(search, options)
+
+
+@app.command()
 def coverage(
     model_types: Annotated[
         list[str] | None, typer.Argument(help="Model types, such as llama gpt2.", show_default="all")
@@ -241,3 +284,37 @@ def coverage(
         command = ["lrpx coverage", *(model_types or ()), *(["--mapping", mapping] if mapping else [])]
         command += ["--quick"] if quick else []
         write_text(report, sweeping.markdown(checked, " ".join([*command, f"--report {report}"]), sweeping.versions()))
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Some of: {', '.join(methods())}; or a recipe (my.json), or a script (my.py).",
+            show_default="attnlrp and lrp",
+            autocompletion=_among(methods()),
+        ),
+    ] = None,
+    texts: Annotated[
+        Path | None, typer.Option(help="Check on the lines of this file.", show_default="a few sentences")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most lines that are read.")] = 32,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and the other class.")] = 0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, float64, bfloat16, float16; auto is the checkpoint's own.", autocompletion=_among(DTYPES)
+        ),
+    ] = "auto",
+    html: Annotated[Path | None, typer.Option(help="Write the page to this HTML file, too.")] = None,
+) -> None:
+    """Check the explanations of a model: do they depend on its weights and on the class, and do they add up?"""
+    refuse_unwritable(html)
+    from lrpx.cli import _check
+
+    _check.check(model, method or ("attnlrp", "lrp"), texts, limit, seed, device, dtype, html)

@@ -28,8 +28,15 @@ from lrpx.errors import DataError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-OURS: Final = {"sva": "_agreement.py"}
-"""Our benchmarks, and the files of ``lrpx.benchmarks`` that define them."""
+OURS: Final = {
+    "sva": ("_agreement.py",),
+    "faithfulness": ("_faithfulness.py",),
+    "loo": ("_faithfulness.py",),
+    "layers": ("_layers.py", "_faithfulness.py"),
+    "qa": ("_qa.py",),
+    "qa-perturbed": ("_qa.py",),
+}
+"""Our benchmarks, and the files of ``lrpx.benchmarks`` that define them, and what they derive from."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def _face(name: str) -> Face:
         LRPxError: there is no such benchmark, or its script cannot be run.
     """
     if name in OURS:
-        return read_face(name, Path(lrpx.__file__).parent / "benchmarks" / OURS[name])
+        return read_face(name, *(Path(lrpx.__file__).parent / "benchmarks" / file for file in OURS[name]))
     from lrpx.benchmarks import find
 
     kind = find(name)
@@ -100,13 +107,16 @@ def _face(name: str) -> Face:
     return Face(name, inspect.cleandoc(kind.__doc__ or "").split("\n\n")[0], kind.options(), defaults)
 
 
-def read_face(name: str, source: Path) -> Face:
-    """The same, read from the source of a benchmark: of the class of that name, its fields ``Annotated[type, "…"]``."""
+def read_face(name: str, *sources: Path) -> Face:
+    """The same, read from the source of a benchmark: of the class of that name, its fields ``Annotated[type, "…"]``,
+    and those of the class of these files that it derives from."""
     known = vars(builtins) | {"Annotated": Annotated, "Path": Path}
-    tree = ast.parse(source.read_text(encoding="utf-8"))
-    (kind,) = (each for each in tree.body if isinstance(each, ast.ClassDef) and _is_named(each, name))
+    trees = (ast.parse(source.read_text(encoding="utf-8")) for source in sources)
+    classes = {each.name: each for tree in trees for each in tree.body if isinstance(each, ast.ClassDef)}
+    (kind,) = (each for each in classes.values() if _is_named(each, name))
+    bases = [classes[each.id] for each in kind.bases if isinstance(each, ast.Name) and each.id in classes]
     options, defaults = {}, {}
-    for each in kind.body:
+    for each in [*(line for base in bases for line in base.body), *kind.body]:
         if isinstance(each, ast.AnnAssign) and ast.unparse(each.annotation).startswith("Annotated["):
             field = ast.unparse(each.target)
             wanted, said = get_args(eval(ast.unparse(each.annotation), known))
@@ -166,7 +176,7 @@ def _benchmark(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Some of the benchmark's metrics, or a script (my.py).", show_default="all of them"),
+        typer.Option(help="Some of its metrics, or a script (my.py).", show_default="those of the benchmark"),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="The most samples run together.")] = 32,
     part: Annotated[int, typer.Option(min=1, help="Samples in a part: a stopped run loses the part in work.")] = 512,

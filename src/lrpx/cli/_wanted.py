@@ -17,7 +17,9 @@ from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFi
 
 METHODS: Final = (
     "attnlrp", "lrp", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1", "gradient-l2-squared",
-    "leave-one-out",
+    "gim", "libragrad", "lrp-ding", "lrp-voita", "lrp-chefer", "leave-one-out", "occlusion", "atman",
+    "integrated-gradients", "smoothgrad", "gradient-shap", "kernel-shap", "rollout", "gradient-rollout",
+    "grad-cam", "ifr", "random", "position",
 )  # fmt: skip
 """The names of our methods, known without importing them."""
 

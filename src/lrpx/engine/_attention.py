@@ -28,6 +28,7 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
+    _refuse_block(run, func)
     return mark_gate(run.recipe, "softmax", run.apply("softmax", lambda x: func(x, *rest, **settings), x))
 
 
@@ -36,6 +37,7 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
+    _refuse_block(run, func)
     dim = rest[0] if rest else settings["dim"]
     return _functions.logsumexp(run.apply("softmax", lambda x: func(x, *rest, **settings), x), x, dim)
 
@@ -45,6 +47,7 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, _, _ = pair(args, kwargs)
     if not any_carries((a, b)):
         return func(a, b)
+    _refuse_block(run, func)
     given = (run.added(x, func.__name__, a, b) for x in (a, b))
     both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
     return run.apply("softmax", lambda both: func(*both.unbind()), both)
@@ -55,6 +58,7 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
+    _refuse_block(run, func)
     softmax, dim = run.recipe.softmax, rest[0] if rest else settings.get("dim", settings.get("axis"))
     if dim is None:  # what torch takes it for
         dim = 0 if x.ndim in (0, 1, 3) else 1
@@ -70,6 +74,13 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
     y = run.apply("softmax", lambda x: func(x, *rest, **settings), x, rule=spelled_out)
     return _functions.log_softmax(y, x, dim)
+
+
+def _refuse_block(run: Run, func: Any) -> None:
+    """Refuse a softmax by itself under a rule for the whole of attention, by the name of its module."""
+    if isinstance(run.recipe.softmax, rules.AumannShapley):
+        why, mend = "and not attention as one function", 'load the model with attn_implementation="sdpa", or '
+        raise run.refuse_rule("softmax", func.__name__, why, mend)
 
 
 # --------------------------------------------------------------------- fused attention
@@ -92,15 +103,22 @@ def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return op(q, k, v, mask)
     called = "" if run.trace.ran is None else f"softmax={rule_name(softmax)}, matmul={rule_name(matmul)}"
     is_linear = linear is not rules.unmodified and _has_layer(run, q, k, v, mask)
-    if is_linear or not is_fused(softmax, matmul):
+    is_spelled = is_linear or not is_fused(softmax, matmul)
+    if is_spelled or isinstance(softmax, rules.AumannShapley):
         _, _, _, _, dropout, causal, scale, _ = arguments(args, kwargs, *NAMES)
         called = f"linear={rule_name(linear)}, {called}" if is_linear else called
         if dropout:
             own = softmax not in (rules.unmodified, rules.constant)
             kind = "linear" if is_linear else "softmax" if own else "matmul"
             raise run.refuse_rule(kind, func.__name__, "with dropout", "put the model into eval(), or ")
-        return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
-    is_uniform = matmul is rules.uniform and softmax is not rules.constant
+        if not isinstance(softmax, rules.AumannShapley):
+            return _spelled_out(run, op, (q, k, v, mask), bool(causal), scale, called)
+        if is_linear:
+            raise run.refuse_rule("softmax", func.__name__, "of learned queries, keys or values", "")
+        if is_spelled:
+            mend = "take matmul=lrpx.rules.uniform, or "
+            raise run.refuse_rule("softmax", func.__name__, "under another rule for matmul", mend)
+    is_uniform = matmul is rules.uniform and softmax is rules.unmodified
     of = partial(_factors.factors, run)
     counts = (of(q), of(k), of(v)) if is_uniform else (1, 1, 1)
     out = run.apply(
@@ -126,7 +144,8 @@ def _has_layer(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -
 
 def is_fused(softmax: Rule, matmul: Rule) -> bool:
     """Whether :func:`fused` has a kernel for the rules."""
-    return softmax is rules.constant or (softmax is rules.unmodified and matmul in (rules.unmodified, rules.uniform))
+    is_block = softmax is rules.unmodified or isinstance(softmax, rules.AumannShapley)
+    return softmax is rules.constant or (is_block and matmul in (rules.unmodified, rules.uniform))
 
 
 def fused(
@@ -148,6 +167,8 @@ def fused(
     """
     if softmax is rules.constant:
         return op(q.detach(), k.detach(), v, None if mask is None else mask.detach())
+    if isinstance(softmax, rules.AumannShapley):
+        return softmax.attention(op, q, k, v, mask, halves=matmul is rules.uniform)
     return op(q, k, v, mask) if matmul is rules.unmodified else _kernels.attention(op, q, k, v, mask, counts)
 
 

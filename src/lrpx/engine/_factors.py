@@ -86,7 +86,7 @@ def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
     if node is not None:
         if gate_strength(gate) == EXPONENTIAL:
             node.metadata[DECAYED] = True
-        if kind(node) not in SCALES:  # which lead on to the signal; a matrix product may end in a change of shape
+        if run.has_scales or kind(node) not in LEADS_ON:  # else it is told when it is asked for
             node.metadata[FACTORS] = factors(run, signal)
     return out
 
@@ -158,8 +158,8 @@ def _factors(node: Any, left: list[int], depth: int = 0) -> int:
 
 def _is_of_two(node: Any) -> bool:
     """Whether a sum is of two that depend on the input, and neither is the constant of a ledger."""
-    (one, _), (other, _) = node.next_functions
-    return not (one is None or other is None or hasattr(one, "variable") or hasattr(other, "variable"))
+    made_of = [child for child, _ in node.next_functions if child is not None]
+    return len(made_of) == 2 and not any(hasattr(child, "variable") for child in made_of)
 
 
 def _of_sum(node: Any, left: list[int], depth: int) -> int:

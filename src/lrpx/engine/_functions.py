@@ -221,8 +221,10 @@ def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
 
 def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
     """``out`` is ``x`` and a number: perhaps of one sign now, as ``1 + tanh(x)`` is."""
-    if takes_all(run.recipe) and gate_strength(x) == WEAK and (found := _function(out)) is not None and found[5]:
-        mark_written(run.recipe, out, found[1](), found[5])
+    if takes_all(run.recipe) and gate_strength(x) == WEAK:
+        found = _function(out)
+        if found is not None and found[3] != LINEAR and found[5]:
+            mark_written(run.recipe, out, found[1](), found[5])
 
 
 def _shifted_in_place(x: Tensor, op: Op) -> None:

@@ -99,14 +99,14 @@ class Heads(Tap):
             return proceed(args, kwargs)
 
         operation = name if row is None else row.name
-        marked = next((mark for x in args[:2] if (mark := _mark(x)) is not None), None)
+        marked = next((mark for x in args[:2] if (mark := mark_of(x)) is not None), None)
         if operation == "add" and len(args) == 2 and not kwargs:
             return self._add(name, args, run)
         if operation == "attention":
             out = run(args)
             return self._fused(args, kwargs, out)
         if operation == "softmax":
-            return _marked(run(args), WEIGHTS)
+            return with_mark(run(args), WEIGHTS)
         if operation == "conv1d" and arguments(args, kwargs, "input", "weight")[1].shape[-1] > 1:
             where = self._run.where()
             raise MethodError(
@@ -119,13 +119,13 @@ class Heads(Tap):
             return out
         moves = row is not None and row.gate == "moves"
         if marked == WEIGHTS:
-            if operation == "matmul" and _mark(args[0]) == WEIGHTS:
+            if operation == "matmul" and mark_of(args[0]) == WEIGHTS:
                 return self._eager(args[0], args[1], out)
             stays = moves or operation in ("mul", "where") or (row is not None and row.gate == "stays")
-            return _marked(out, WEIGHTS) if stays else out
+            return with_mark(out, WEIGHTS) if stays else out
         if moves:
             same = isinstance(marked, Attention) or out.shape[-1] == args[0].shape[-1]
-            return _marked(out, marked) if same else out
+            return with_mark(out, marked) if same else out
         if isinstance(marked, Attention):
             return self._projected(marked, operation, args, kwargs, out)
         if operation in ("layer_norm", "rms_norm"):
@@ -172,7 +172,7 @@ class Heads(Tap):
 
     def _attends(self, attention: Attention, out: Tensor) -> Tensor:
         self._attentions.append(attention)
-        return _marked(out, attention)
+        return with_mark(out, attention)
 
     def _projected(self, attention: Attention, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
         """The output projection: of the heads side by side, and of nothing else."""
@@ -199,15 +199,15 @@ class Heads(Tap):
         attention.output = None
         value = out.detach().to(wide).reshape(*self.shape, -1)
         if bias is None:
-            return _marked(out, (Part("attention", attention.path, value, attention),))
+            return with_mark(out, (Part("attention", attention.path, value, attention),))
         bias = bias.detach().to(wide)
         names = Part("biases", f"{self._run.where()}.bias", bias)
-        return _marked(out, (Part("attention", attention.path, value - bias, attention), names))
+        return with_mark(out, (Part("attention", attention.path, value - bias, attention), names))
 
     def _scaled(self, parts: tuple[Part, ...], name: str, args: Any, out: Tensor) -> Tensor:
         """The parts times a constant: a number, a vector, or a number for each position."""
-        factor = args[1] if _mark(args[0]) is parts else args[0]
-        if _mark(factor) is not None or carries(out) or (name == "div" and factor is args[0]):
+        factor = args[1] if mark_of(args[0]) is parts else args[0]
+        if mark_of(factor) is not None or carries(out) or (name == "div" and factor is args[0]):
             return out
         if isinstance(factor, Tensor):
             factor = factor.detach()
@@ -215,10 +215,10 @@ class Heads(Tap):
         width = out.shape[-1]
         if isinstance(factor, Tensor) and factor.numel() > 1 and factor.shape[-1] == 1:
             rows = factor.expand(*out.shape[:-1], 1).reshape(*self.shape, 1)
-            return _marked(out, tuple(part.scaled(rows, ()) for part in parts))
+            return with_mark(out, tuple(part.scaled(rows, ()) for part in parts))
         if not isinstance(factor, Tensor) or factor.numel() in (1, width):
             factor = factor.reshape(-1) if isinstance(factor, Tensor) else factor
-            return _marked(out, tuple(part.scaled(None, (lambda x: x * factor,)) for part in parts))
+            return with_mark(out, tuple(part.scaled(None, (lambda x: x * factor,)) for part in parts))
         return out
 
     def _normed(self, marked: tuple[Part, ...] | Write, name: str, args: Any, kwargs: Any, out: Tensor) -> Tensor:
@@ -244,10 +244,10 @@ class Heads(Tap):
         parts = [part.scaled(rows, fixed) for part in marked]
         if bias is not None:
             parts.append(Part("biases", f"{where}.bias", bias.detach().to(wide.dtype)))
-        return _marked(out, tuple(parts))
+        return with_mark(out, tuple(parts))
 
     def _add(self, name: str, args: tuple[Any, ...], run: Callable[..., Any]) -> Any:
-        marks = [_mark(x) for x in args]
+        marks = [mark_of(x) for x in args]
         for mark in marks:
             if isinstance(mark, Write):
                 mark.carried_on = True
@@ -259,7 +259,7 @@ class Heads(Tap):
             if not any(isinstance(mark, tuple) for mark in marks):
                 return run(args)
             parts = (*self._parts(args[0], marks[0], in_place), *self._parts(args[1], marks[1], False))
-            return _marked(run(args), parts)
+            return with_mark(run(args), parts)
         if args[0].numel() != args[1].numel() or not self._is_stream(args[0]):
             return run(args)
         if all(carrying):
@@ -270,7 +270,7 @@ class Heads(Tap):
                 )
             return run(args)
         stream, constant = args if carrying[0] else args[::-1]
-        mark = _mark(constant)
+        mark = mark_of(constant)
         layer = _layer(self._run.where())
         if layer is None or isinstance(constant, Parameter):
             return run(args)
@@ -282,8 +282,8 @@ class Heads(Tap):
         self.writes.append(write)
         self.beginning = stream if self.beginning is None else self.beginning
         if overwritten:
-            return _marked(constant.copy_(run((leaf.clone(), stream))), write)
-        return _marked(run((stream, leaf) if carrying[0] else (leaf, stream)), write)
+            return with_mark(constant.copy_(run((leaf.clone(), stream))), write)
+        return with_mark(run((stream, leaf) if carrying[0] else (leaf, stream)), write)
 
     def _is_stream(self, x: Tensor) -> bool:
         """Whether a tensor is ``[B, T, d]`` or ``[B·T, d]``."""
@@ -306,12 +306,12 @@ def _layer(path: str) -> str | None:
     return None if layer is None else layer.path
 
 
-def _mark(x: Any) -> Any:
+def mark_of(x: Any) -> Any:
     """The mark of a tensor that was not changed in place since, as a whole or through a view."""
     mark, version = vars(x).get(MARK, (None, 0)) if isinstance(x, Tensor) else (None, 0)
     return mark if mark is None or x._version == version else None
 
 
-def _marked(x: Tensor, mark: Any) -> Tensor:
+def with_mark(x: Tensor, mark: Any) -> Tensor:
     setattr(x, MARK, (mark, x._version))
     return x

@@ -70,7 +70,7 @@ class RuleMode(TorchFunctionMode):
             has_gates = any_gate(args) or (kwargs and any_gate(kwargs.values()))
             strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
             out = handler(run, func, args, kwargs)
-            if has_gates or out is args[0]:  # else what is made of them is none
+            if has_gates or (args and out is args[0]):  # else what is made of them is none
                 out = self._marked(name, row, out, args, kwargs, strength)
         elif handler is plain and is_bare and not kwargs:
             out = func(*args)

@@ -110,7 +110,7 @@ class Run:
         )
         self.is_tapped = bool(self._on_calls)
         self.is_quick = not self.is_tapped and trace.ran is None
-        self.is_usual = self.is_quick and not self.asks_for_weights
+        self.is_usual = self.is_quick and not (self.asks_for_weights or self._on_rules)
         self.has_constants = False
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)

@@ -122,8 +122,8 @@ class AltiLogit(Method):
         return [
             Found(
                 answers,
-                _by_question(ran, list(found[method.what].cpu())),
-                {"heads": tuple(Named("heads", each, ("layer", "head", "token")) for each in _by_question(ran, drawn))}
+                by_question(ran, list(found[method.what].cpu())),
+                {"heads": tuple(Named("heads", each, ("layer", "head", "token")) for each in by_question(ran, drawn))}
                 if even and method.what != "alti"
                 else {},
                 tuple(ledgers) if ledger else None,
@@ -132,7 +132,7 @@ class AltiLogit(Method):
         ]
 
 
-def _by_question(ran: Pass, rounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def by_question(ran: Pass, rounds: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """``[…, T]`` for each question, from ``[B, …, W]`` of each round."""
     found = [torch.empty(0)] * len(ran.questions)
     for chosen, values in zip(ran.questions.rounds(), rounds, strict=True):
@@ -153,7 +153,7 @@ class _Stream:
     @classmethod
     def read(cls, trace: Trace) -> _Stream:
         writes = _writes(trace)
-        rows = _explained_rows(trace, writes)
+        rows = _explained_rows(trace)
         heads = [head_relevance(trace, write, rows) for write in writes]
         return cls(rows, heads, trace.relevance_of_beginning().sum(-1))
 
@@ -189,10 +189,15 @@ def _scores(what: Sequence[str], trace: Trace, streams: Sequence[_Stream], epsil
     return found | {"alti-logit": relevance + embedding, "alti": shares}
 
 
-def _explained_rows(trace: Trace, writes: Sequence[Write]) -> Tensor:
+def read_at(trace: Trace) -> Tensor:
+    """``[B, T]``: whether the explained value is read from a position, as the gradient tells."""
+    return torch.stack([trace.gradient_at(write).abs().amax(-1) for write in _writes(trace)]).amax(0) > 0
+
+
+def _explained_rows(trace: Trace) -> Tensor:
     """``[B, K]``: the positions that the explained value is read from, as the gradient tells; the same one again where
     a row of the batch has fewer."""
-    used = torch.stack([trace.gradient_at(write).abs().amax(-1) for write in writes]).amax(0) > 0
+    used = read_at(trace)
     count = max(int(used.sum(1).max()), 1)
     return used.to(torch.uint8).topk(count, dim=1).indices
 
@@ -203,13 +208,13 @@ def head_relevance(trace: Trace, write: Write, rows: Tensor) -> Tensor:
     found = []
     for part in write.reads:
         assert part.attention is not None
-        weights = _weights(part, rows)
+        weights = attention_at(part, rows)
         toward = torch.einsum("bthd,bkd->bhkt", part.through(part.attention.projected()), gradient)
         found.append((weights * toward).sum(2))
     return torch.cat(found, 1)
 
 
-def _weights(part: Part, rows: Tensor) -> Tensor:
+def attention_at(part: Part, rows: Tensor) -> Tensor:
     """``[B, H, I, T]``: attention weights, times what the row's norms multiply with."""
     assert part.attention is not None
     weights = part.attention.weights(rows)
@@ -251,7 +256,7 @@ class _Layer:
         distance_from = None
         attended = torch.zeros((), device=rows.device)
         for part, projected in zip(self.reads, self.projected, strict=True):
-            weights = _weights(part, rows)
+            weights = attention_at(part, rows)
             attended = attended.maximum((weights != 0).any(1).transpose(1, 2).to(weights.dtype))
             if self.norm is not None:
                 weights = weights * torch.take_along_dim(self.norm.rows, rows[..., None], 1)[:, None]

@@ -9,6 +9,7 @@ from lrpx._scripts import from_script, is_script
 from lrpx.errors import MethodError
 from lrpx.methods._backward import Backward
 from lrpx.methods._contract import ALIASES, METHODS, Method
+from lrpx.methods._method_files import read
 from lrpx.recipes import Recipe
 
 
@@ -16,9 +17,10 @@ def find(given: Any) -> Method:
     """The method that is meant.
 
     Args:
-        given: a method; a name from :data:`METHODS`, or an alias; a recipe; the file of a recipe,
-            ``"my-recipe.json"``; or a Python script that registers methods, ``"my_method.py"``, with the name behind a
-            colon if there are several: ``"my_methods.py:mine"``. A script is run.
+        given: a method; a name from :data:`METHODS`, or an alias; a recipe; the file of a recipe, or of a method with
+            settings, as ``lrpx tune`` writes it, ``"mine.json"``; or a Python script that registers methods,
+            ``"my_method.py"``, with the name behind a colon if there are several: ``"my_methods.py:mine"``. A script
+            is run.
 
     Raises:
         MethodError: there is no such method, or the script cannot be run.
@@ -41,5 +43,5 @@ def find(given: Any) -> Method:
     if is_script(given):
         return from_script(given, METHODS, "method", MethodError)
     if given.endswith(".json"):
-        return find(Recipe.load(given))
+        return read(given)
     return METHODS[ALIASES.get(given, given)]

@@ -11,9 +11,9 @@ with a ground truth, in its tables, captions, rankings, tests and histograms.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import compress
-from typing import Any, Literal, SupportsFloat
+from typing import Any, Literal, SupportsFloat, TypeVar
 
 from lrpx._registry import Registry
 from lrpx.errors import InputError
@@ -28,7 +28,7 @@ METRICS: Registry[Metric] = Registry("metric", InputError, "lrpx.metrics")
 """The metrics by name: those of Arras 2025, Table 2, in its order, those of other packages (entry points
 ``lrpx.metrics``), and yours."""
 
-Measure = Callable[[Relevance, Truth], float]
+Measure = TypeVar("Measure", bound=Callable[..., float])
 
 
 def metric(
@@ -144,6 +144,44 @@ def pta(relevance: Relevance, truth: Truth) -> float:
     """
     values, inside = _read(relevance, truth)
     return sum((value > 0) == hit for value, hit in zip(values, inside, strict=True)) / len(values)
+
+
+def iou(relevance: Relevance, truth: Truth) -> float:
+    """Intersection over union of the tokens of positive relevance and the ground truth (Achtibat et al. 2024, §4.3; of
+    an answer in its context, give the context's tokens alone).
+
+    Args:
+        relevance: ``[T]``, finite.
+        truth: ``[T]``, boolean.
+
+    Raises:
+        InputError: the shapes, types or values do not fit.
+
+    >>> iou([3.0, 0.5, -1.0, 0.0], [True, False, False, True])
+    0.3333333333333333
+    """
+    values, inside = _read(relevance, truth)
+    found = [value > 0 for value in values]
+    both = sum(a and b for a, b in zip(found, inside, strict=True))
+    return both / sum(a or b for a, b in zip(found, inside, strict=True))
+
+
+def top1(relevance: Relevance, truth: Truth) -> float:
+    """Whether the most relevant token is in the ground truth: the pointing game with k = 1, ties in expectation.
+
+    >>> top1([1.0, 1.0, 0.0], [True, False, False])
+    0.5
+    """
+    return pg(relevance, truth, 1)
+
+
+ANSWERS: Mapping[str, Metric] = {
+    "IoU": Metric(
+        "IoU", "positive relevance against {truth}: intersection over union of the tokens.", 0.0, 1.0, "higher", iou
+    ),
+    "top-1": Metric("top-1", "is the most relevant token one of {truth}’s?", 0.0, 1.0, "higher", top1),
+}
+"""The metrics of answers in their context (Achtibat et al. 2024, Table 2)."""
 
 
 def _first(values: list[float], inside: list[bool]) -> tuple[int, int, int]:

@@ -1,0 +1,155 @@
+"""Texts with labels from a file: tab- or comma-separated, lines of JSON, Parquet, or plain text, a line each."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from lrpx.errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+PLAIN: Final = (".txt", "")
+"""What plain text is called."""
+TABLES: Final = (".tsv", ".csv", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of a file.
+
+    Args:
+        line: where it stands, from 1; in Parquet the number of the row.
+        text: the text.
+        label: its label as the file writes it, or None.
+    """
+
+    line: int
+    text: str
+    label: str | None
+
+
+def read_texts(path: Path, text: str = "text", label: str | None = "label", limit: int | None = None) -> list[Text]:
+    """The texts of a file. White space around them and lines of nothing else are left out.
+
+    Args:
+        path: ``.tsv`` (tabs, no quotes), ``.csv``, ``.jsonl`` or ``.parquet``, with named columns; or ``.txt``, or any
+            name without an ending, a text a line.
+        text: the column of the texts.
+        label: that of the labels, if there is such a column; None reads none.
+        limit: take the first so many.
+
+    Raises:
+        DataError: the file cannot be read, has no such column or no text, or a line is not as the others.
+    """
+    if path.suffix not in PLAIN + TABLES:
+        raise DataError(f"{path} ends in {path.suffix!r}; name a file that ends in {', '.join(TABLES)} or .txt")
+    try:
+        rows = _parquet(path, text, label) if path.suffix == ".parquet" else _lines(path, text)
+        found: list[Text] = []
+        for number, row in rows:
+            if limit is not None and len(found) == limit:
+                break
+            if text not in row:
+                raise DataError(
+                    f"{path}:{number} has no column {text!r}, only {', '.join(map(repr, row)) or 'none'}; name the "
+                    "column of the texts with --text"
+                )
+            given = row[text]
+            if given is not None and not isinstance(given, str):
+                raise DataError(f"{path}:{number}: the column {text!r} holds {type(given).__name__}; give texts")
+            if given is not None and given.strip():
+                found.append(Text(number, given.strip(), None if label is None else _label(row.get(label))))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; name another file") from error
+    if not found:
+        raise DataError(f"there is no text in {path}; name a file that holds some")
+    return found
+
+
+def _label(value: Any) -> str | None:
+    """A label as a text; a whole number that a format has as a float is one."""
+    if value is None or value == "":
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    content = path.read_text(encoding="utf-8-sig")
+    if path.suffix == ".csv":
+        yield from _comma(path, content)
+        return
+    lines = content.split("\n")
+    if path.suffix == ".jsonl":
+        yield from _json(path, lines)
+        return
+    if path.suffix in PLAIN:
+        yield from ((number, {text: line}) for number, line in enumerate(lines, 1))
+        return
+    head = lines[0].rstrip("\r").split("\t")
+    for number, line in enumerate(lines[1:], 2):
+        cells = line.rstrip("\r").split("\t")
+        if cells == [""]:
+            continue
+        yield number, _row(path, number, head, cells, "tabs")
+
+
+def _comma(path: Path, content: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+    try:
+        head = next(reader, [])
+        for cells in reader:
+            if cells:
+                yield reader.line_num, _row(path, reader.line_num, head, cells, "commas")
+    except csv.Error as error:
+        raise DataError(f"{path}:{reader.line_num}: {error}; quote texts with commas or quotes in them") from error
+
+
+def _row(path: Path, number: int, head: list[str], cells: list[str], between: str) -> dict[str, str]:
+    if len(cells) != len(head):
+        raise DataError(
+            f"{path}:{number} has {len(cells)} columns and the first line {len(head)}; part them by {between}"
+        )
+    return dict(zip(head, cells, strict=True))
+
+
+def _json(path: Path, lines: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{path}:{number} is no JSON ({error}); write one object a line") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number} holds {type(row).__name__}; write one object a line")
+        yield number, row
+
+
+def _parquet(path: Path, text: str, label: str | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if text not in names:
+                raise DataError(
+                    f"{path} has no column {text!r}, only {', '.join(map(repr, names))}; name the column of the texts "
+                    "with --text"
+                )
+            wanted = [name for name in (text, label) if name in names]
+            number = 0
+            for batch in file.iter_batches(batch_size=1024, columns=wanted):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield number, row
+    except pa.ArrowException as error:
+        raise DataError(f"cannot read {path}: {str(error).splitlines()[0]}; name a Parquet file") from error

@@ -1,0 +1,215 @@
+"""The reports of a run that hides tokens: a table in Markdown, the curves as a picture, and one page with it all."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from markupsafe import Markup
+from rich.console import Group
+from rich.table import Column, Table
+from rich.text import Text
+
+from lrpx._views import html
+from lrpx._views.picture import one_line
+from lrpx.benchmarks import _report
+from lrpx.benchmarks._curves import COLOURS, DASHES, HEIGHT, WIDTH, panels, picture
+from lrpx.benchmarks._faithful_summary import CHANCE, SURE, Summary, summarise
+from lrpx.benchmarks._heatmaps import pieces
+from lrpx.benchmarks._report import UNTOLD, figure, p_value
+from lrpx.benchmarks._summary import select
+from lrpx.errors import InputError
+from lrpx.metrics._statistics import FLIPS
+from lrpx.runs import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from lrpx.benchmarks._summary import Score
+    from lrpx.runs import Store
+
+SHOWN: Final = 3
+"""Samples whose heatmaps are shown where none is asked for."""
+FILES: Final = ("table.md", "curves.png", "report.html")
+
+
+def write_reports(store: Store, title: str, *, show: Sequence[str] = ()) -> Summary:
+    """Write ``table.md``, ``curves.png`` and ``report.html`` into a run's folder, each as a whole.
+
+    Args:
+        store: the run's folder.
+        title: the headline.
+        show: ids of samples to show as heatmaps; the first few where none is given.
+
+    Raises:
+        InputError: an id is of no sample.
+        ResultFileError: the folder holds no readable run, or a file cannot be written.
+        MissingExtraError: matplotlib is not installed.
+    """
+    found = summarise(store)
+    context = _context(found, store.record, title) | {"heatmaps": _heatmaps(store, found.methods, show)}
+    every = [piece for each in context["heatmaps"] for line in each["lines"] for piece in line["pieces"]]
+    environment = _report._html()
+    sheet = html.style(every, whole_page=True) + environment.get_template("report.css.j2").render()
+    sheet += environment.get_template("faithfulness.css.j2").render(context)
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    page = environment.get_template("faithfulness.html.j2")
+    drawn = picture(found.curves, context["labels"], context["curve_value"], f"{one_line(found.model)}: {title}")
+    files = {
+        "table.md": _report._markdown().get_template("faithfulness.md.j2").render(context).encode(),
+        "curves.png": drawn,
+        "report.html": page.render(context, style=Markup(sheet), style_hash=digest).encode(),
+    }
+    for name, content in files.items():
+        write_whole(store.folder / name, content)
+    return found
+
+
+def terminal(found: Summary) -> Group:
+    """The tables for ``rich``: a line for each metric, the best method bold; which metrics agree; the verdict."""
+    count, known = found.correct
+    right = f", {count:,} of {known:,} predicted as labelled" if known else ""
+    head = Text(
+        f"{one_line(found.model)}: {found.samples:,} samples{right}; means over all of them, intervals in the report"
+    )
+    labels = [Text(one_line(found.labels[method])) for method in found.methods]
+    scores = Table(Column("metric", no_wrap=True), *(Column(label, justify="right") for label in labels))
+    for each in found.variants:
+        cells = (_cell(found, each.name, method) for method in found.methods)
+        scores.add_row(Text(f"{each.name} {each.metric.arrow}"), *cells)
+    parts: list[Any] = [head, scores]
+    if found.verdict is not None:
+        parts.append(Text("\n".join(verdict(found))))
+    if _agree(found):
+        agreement = Table(Column("metric", no_wrap=True), "agrees with the others", "the least with")
+        for each in found.variants:
+            others = {
+                other.name: value
+                for other in found.variants
+                if other.name != each.name and (value := found.agreement[each.name][other.name]) is not None
+            }
+            if others:
+                least = min(others, key=others.__getitem__)
+                mean = sum(others.values()) / len(others)
+                agreement.add_row(Text(each.name), _number(mean), Text(f"{least}: {_number(others[least])}"))
+        parts.append(agreement)
+    return Group(*parts)
+
+
+def verdict(found: Summary) -> list[str]:
+    """Which explanation to believe, in sentences."""
+    made = found.verdict
+    assert made is not None
+    label = one_line(found.labels[made.method])
+    same = [one_line(found.labels[each]) for each in made.level_ranks]
+    shared = f", as {_report._listed(same)} have" if len(same) > 1 else f", as {same[0]} has" if same else ""
+    told = (
+        f"{label} has the best mean rank, {figure(made.ranks[made.method])} of {len(made.ranks)} methods{shared}, over "
+        f"the {made.variants} metrics that say something of it: it is the best by {made.leads}, and by {made.level} "
+        f"more it is not told apart from the best (adjusted p at least {SURE:g})."
+    )
+    if made.method in CHANCE:
+        return [f"Believe none of these: {told} It knows nothing of the model.", "Run more samples, or other methods."]
+    if not made.apart:
+        return [f"Nothing to recommend yet. {told} No metric tells it apart from another method; run more samples."]
+    lines = [
+        f"Recommended: {made.method}. {told} By {made.apart} it is better than another method, and told apart from it."
+    ]
+    for chance, count in made.over.items():
+        lines.append(
+            f"It is better than {one_line(found.labels[chance])}, and told apart, by {count} of these metrics."
+        )
+        if not count:
+            lines.append("So this run gives no reason to believe it: run more samples, or other methods.")
+    if not made.over:
+        lines.append("No method here knows nothing of the model; add random and position to see what chance earns.")
+    return lines
+
+
+def _agree(found: Summary) -> bool:
+    """Whether there are metrics that can agree."""
+    values = (value for table in found.agreement.values() for value in table.values())
+    return len(found.variants) > 1 and any(value is not None for value in values)
+
+
+def _cell(found: Summary, variant: str, method: str) -> Text:
+    score, place = found.scores[variant][method], found.rank(variant, method)
+    if score is None:
+        return Text("itself", style="dim")
+    return Text(figure(score.mean), style="" if place else "bold")
+
+
+def _context(found: Summary, record: Mapping[str, Any], title: str) -> dict[str, Any]:
+    """What the templates read; plain text throughout, their environments do the escaping."""
+    told = {name: value for name, value in record.items() if name not in UNTOLD}
+    told["settings"] = {name: value for name, value in record["settings"].items() if name != "metrics"}
+    data = [fact for name in ("counts", "statistics") for fact in _report._facts(told.pop(name, {}))]
+    command = {"command": told.pop("command")} if "command" in told else {}
+    pairs = len(found.methods) * (len(found.methods) - 1) // 2
+    way, read = found.curve_of
+    captions = [(each.metric.name, f"{each.metric.caption} ({each.metric.scale})") for each in found.variants]
+    return {
+        "s": found,
+        "title": title,
+        "labels": found.labels,
+        "verdict": [] if found.verdict is None else verdict(found),
+        "ranks": {} if found.verdict is None else found.verdict.ranks,
+        "captions": list(dict.fromkeys(captions)),
+        "reads": list(dict.fromkeys((each.name, each.way, each.reads) for each in found.variants)),
+        "agreement": _agree(found),
+        "pairs": pairs,
+        "least": min(1.0, pairs / (FLIPS + 1)),
+        "panels": panels(found.curves),
+        "curve_value": f"mean {read}, by {way}",
+        "colours": [
+            (number, COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)])
+            for number in range(len(found.methods))
+        ],
+        "width": WIDTH,
+        "height": HEIGHT,
+        "data": data,
+        "made": list(_report._facts(command | told)),
+        "score": _score,
+        "agreed": _number,
+        "against": _plain_p,
+    }
+
+
+def _score(score: Score | None) -> str:
+    return "itself" if score is None else f"{figure(score.mean)} [{figure(score.low)}, {figure(score.high)}]"
+
+
+def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list[dict[str, Any]]:
+    """The samples asked for, or the first few, as every method explains them."""
+    ids = select(store, ["id"])["id"].to_list()
+    unknown = sorted(set(show) - set(ids))
+    if unknown:
+        raise InputError(
+            f"there is no sample {', '.join(map(repr, unknown))} in {store.folder}; its {len(ids)} samples have ids "
+            f"such as {ids[0]!r}"
+        )
+    wanted = list(dict.fromkeys(show)) or ids[:SHOWN]
+    columns = ["id", "tokens", "explained", "value", *(f"relevance/{method}" for method in methods)]
+    rows = {row["id"]: row for row in select(store, columns, ids=wanted).iter_rows(named=True)}
+    return [
+        {
+            "id": name,
+            "told": rows[name]["explained"],
+            "value": rows[name]["value"],
+            "lines": [
+                {"method": method, "pieces": pieces(rows[name]["tokens"], rows[name][f"relevance/{method}"])}
+                for method in methods
+            ],
+        }
+        for name in wanted
+    ]
+
+
+def _plain_p(found: Summary, variant: str, method: str) -> str:
+    return "itself" if found.scores[variant][method] is None else p_value(found.against_best(variant, method))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else re.sub("^-", "−", f"{value:.2f}")

@@ -1,0 +1,136 @@
+"""``lrpx check``: sanity checks of methods on a model, as a page."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from lrpx import sanity
+from lrpx._files import write_text
+from lrpx.cli._streams import decoded, hush, progress
+from lrpx.errors import DataError, InputError
+from lrpx.methods import find
+from lrpx.model import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+TEXTS = (
+    "The doors of the old house at the end of the street",
+    "The keys to the cabinet that stands in the hall",
+    "What a lovely film, and what a terrible ending!",
+    "The author that the critics admire has written a new book",
+    "A slow and tiresome story without a single idea of its own",
+    "The children who live near the river swim every day",
+    "It is a warm, funny and engaging picture",
+    "The friend of the girls from the village said that he",
+)
+"""Explained where no texts are given."""
+WIDTH = 108
+
+
+def check(
+    model: str | None,
+    methods: Sequence[str],
+    texts: Path | None,
+    limit: int,
+    seed: int,
+    device: str | None,
+    dtype: str,
+    html: Path | None,
+) -> None:
+    """Check, show the page, and keep it in the file that was named.
+
+    Raises:
+        LRPxError: something cannot be checked.
+    """
+    chosen = [find(method) for method in dict.fromkeys(methods)]
+    given = TEXTS if texts is None else _read(texts, limit)
+    with progress("Loading the model …"):
+        hush()
+        bound = Spec(model, dtype, device).build()
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Checking", total=sanity.steps(bound, chosen))
+        found = sanity.check(bound, given, chosen, seed=seed, done=lambda more: bar.advance(task, more))
+    told = page(found)
+    Console().print(told)
+    if html is not None:
+        recorded = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=False)
+        recorded.print(told)
+        write_text(html, recorded.export_html(inline_styles=True))
+
+
+def page(found: sanity.Sanity) -> RenderableType:
+    """The verdicts of all methods, and behind them each method's numbers."""
+    verdicts = Table(title=f"{escape(found.model)} ({found.dtype}), {found.texts} texts, seed {found.seed}")
+    verdicts.add_column("check")
+    for sane in found.methods:
+        verdicts.add_column(escape(sane.method))
+    for name in found.methods[0].verdicts():
+        verdicts.add_row(name, *(_verdict(sane, name) for sane in found.methods))
+    verdicts.add_row("completeness", *(f"Σ tokens = {_range(sane.complete)} of the value" for sane in found.methods))
+    about = (
+        "Rank correlations are means over texts with their 95 % bootstrap intervals. Randomised weights (the "
+        "embeddings and all above them) and another class pass where the interval ends at "
+        f"{sanity.SIMILAR} or below, a convention; ledger and batch where no more than "
+        f"{found.methods[0].tolerance:.1e} is missed, half the digits of the precision. Completeness, the median "
+        "and the ends, is not judged."
+    )
+    return Group(verdicts, about, *(_cascade(sane) for sane in found.methods))
+
+
+def _verdict(sane: sanity.Sane, name: str) -> str:
+    passed = sane.verdicts()[name]
+    if passed is None:
+        return "does not apply"
+    said = {
+        "randomised weights": lambda: _mean(sane.stages[-1].cascade),
+        "another class": lambda: "" if sane.other is None else _mean(sane.other),
+        "ledger": lambda: f"misses {sane.ledger:.1e}",
+        "batch": lambda: f"differs by {sane.batch:.1e}",
+    }[name]()
+    return f"[green]passed[/green], {said}" if passed else f"[red]FAILED[/red], {said}"
+
+
+def _cascade(sane: sanity.Sane) -> Table:
+    table = Table(title=f"{escape(sane.method)}: rank correlation with the explanation of the trained model")
+    table.add_column("random", overflow="fold")
+    for heading in ("down to here", "its absolute value", "here alone"):
+        table.add_column(heading)
+    for stage in sane.stages:
+        table.add_row(escape(stage.part), *(_mean(each) for each in (stage.cascade, stage.absolute, stage.alone)))
+    return table
+
+
+def _mean(mean: sanity.Mean) -> str:
+    return f"{mean.value:.2f} \\[{mean.low:.2f}, {mean.high:.2f}]".replace("-", "−")
+
+
+def _range(ends: tuple[float, float, float]) -> str:
+    return f"{ends[0]:.2f} ({ends[1]:.2f} to {ends[2]:.2f})".replace("-", "−")
+
+
+def _read(path: Path, limit: int) -> list[str]:
+    """The first lines of a file that are not empty.
+
+    Raises:
+        DataError: it cannot be read.
+        InputError: there is none.
+    """
+    try:
+        lines = decoded(path.read_bytes(), str(path)).splitlines()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
+    found = [line.strip() for line in lines if line.strip()][:limit]
+    if not found:
+        raise InputError(f"{path} has no text in it; name a file with a text a line")
+    return found

@@ -1,0 +1,90 @@
+"""``lrpx tune``: what runs when the settings of a method are searched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from lrpx.cli._streams import hush, progress
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Search:
+    """The options of ``lrpx tune``, but for the data's: the model's, the method's, and where the winner is written."""
+
+    method: str
+    grid: tuple[str, ...]
+    model: str | None
+    dtype: str
+    device: str | None
+    last: int
+    batch_size: int
+    out: Path
+
+
+def grid_of(given: tuple[str, ...]) -> dict[str, list[Any]] | None:
+    """``("sigma=0.1,0.2",)`` as a grid; a value that is no JSON is a text.
+
+    Raises:
+        MethodError: a part is no such thing, or a setting stands twice.
+    """
+    found: dict[str, list[Any]] = {}
+    for each in given:
+        name, equals, values = each.partition("=")
+        if not equals or not name or not values or name in found:
+            raise MethodError(f"--grid is {each!r}; write a setting and its values once, such as --grid sigma=0.1,0.2")
+        found[name] = [_value(value.strip()) for value in values.split(",")]
+    return found or None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"None": None}.get(text, text)
+
+
+def tune(search: Search, options: dict[str, Any]) -> None:
+    """Search, show what was tried, and write the winner."""
+    from lrpx.benchmarks import find
+    from lrpx.model import Spec
+    from lrpx.tuning import METRIC, candidates
+    from lrpx.tuning import tune as searched
+
+    benchmark = find("faithfulness")(**options)
+    benchmark.check()
+    grid = grid_of(search.grid)
+    count = len(candidates(search.method, grid))  # before a model is loaded
+    with progress("Loading the model …"):
+        hush()
+        model = Spec(search.model, search.dtype, search.device).build()
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"Trying {count} settings", total=None)
+        found = searched(
+            model, benchmark, search.method, grid, last=search.last, batch_size=search.batch_size,
+            done=lambda more: bar.advance(task, more),
+        )  # fmt: skip
+    best = found.best
+    found.save(search.out)
+    table = Table("settings", METRIC, "± standard error")
+    for each in sorted(found.tried, key=lambda each: -each.mean):
+        told = ", ".join(f"{name}={value}" for name, value in each.settings.items())
+        table.add_row(Text(told), f"{each.mean:.4f}", f"{each.error:.4f}", style="bold" if each is best else "")
+    Console().print(table)
+    print(f"searched on {len(found.ids)} of the last {search.last} texts")
+    if found.others:
+        print(f"measure it on the others: lrpx benchmark faithfulness --limit {found.others} --methods {search.out} …")
+    else:
+        print("no other text is left to measure it on; the number above is too good")
+    print(search.out)

@@ -1,0 +1,221 @@
+"""The attention weights of a run, whatever kernel computes them: read, with their gradients, or changed.
+
+ALTI-Logit follows what heads write into a residual stream (``_heads.py``) and needs a recipe that leaves nothing else
+in the graph. This tap asks for less: which softmax multiplies the values of which tokens. So it serves encoders and
+decoders, too, under any recipe, and no class of model needs to be known.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lrpx import rules
+from lrpx.engine._attention import NAMES
+from lrpx.engine._heads import mark_of, with_mark
+from lrpx.engine._taps import Tap
+from lrpx.engine._tensors import arguments, first
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from lrpx.engine._taps import Call, Running
+
+    Kind = Literal["self", "encoder", "decoder", "cross"]
+
+
+@dataclass(eq=False)
+class Attended:
+    """One call of softmax attention.
+
+    Args:
+        path: the module that called it.
+        kind: ``"self"`` in a model of one stream; else the ``"encoder"``'s, the ``"decoder"``'s, or ``"cross"``.
+        raw: the weights as the model has them, in its graph: ``[B, H, Q, K]``, or with the first two as one.
+        batch: ``B``.
+    """
+
+    path: str
+    kind: Kind
+    raw: Tensor
+    batch: int
+
+    def by_head(self, values: Tensor) -> Tensor:
+        """``[B, H, Q, K]`` of what has the shape of ``raw``, in float32 at least."""
+        wide = torch.promote_types(values.dtype, torch.float32)
+        return values.detach().to(wide).reshape(self.batch, -1, *values.shape[-2:])
+
+
+@dataclass(eq=False)
+class _Softmax:
+    """A softmax that may be attention's: what it was taken of, what it gave, and whether values were multiplied."""
+
+    path: str
+    scores: Tensor
+    out: Tensor
+    is_read: bool = False
+
+
+class Attentions(Tap):
+    """Finds every softmax attention over the tokens of an input; perhaps with other scores.
+
+    Fused attention is written out where its weights are asked for, with the kernel's own value. Padding, and what a
+    mask forbids, has the weight 0.
+
+    Args:
+        batch: how many rows run together.
+        lengths: how many tokens wide each of the model's arguments that take tokens is. Two must differ, for a kind of
+            attention is known by what it looks from and at.
+        factors: for some kinds of attention ``[B, K]``, what the scores of each key are multiplied with before the
+            softmax, what is added to them (such as a relative bias) included; a score that a mask forbids stays as it
+            is. The weights are then not kept.
+    """
+
+    def __init__(self, batch: int, lengths: Sequence[int], factors: Mapping[Kind, Tensor] | None = None) -> None:
+        self._batch = batch
+        self._kinds: dict[tuple[int, int], Kind] = {}
+        if len(lengths) == 1:
+            self._kinds = {(lengths[0], lengths[0]): "self"}
+        else:
+            s, d = lengths
+            self._kinds = {(s, s): "encoder", (d, d): "decoder", (d, s): "cross"}
+        self._factors = factors
+        self._run: Running
+        self._softmaxes: list[_Softmax] = []
+        self._found = False
+        self.attended: list[Attended] = []
+
+    def begin(self, run: Running) -> None:
+        """The run whose attention is looked at."""
+        self._run = weakref.proxy(run)
+
+    def leaves(self) -> list[Tensor]:
+        """The attention weights."""
+        return [each.raw for each in self.attended]
+
+    def check(self) -> None:
+        """Refuse a model in which some attention was not found.
+
+        Raises:
+            MethodError: says where and why.
+        """
+        why = "; use attnlrp or lrp"
+        lost = next((each for each in self._softmaxes if not each.is_read), None)
+        if lost is not None:
+            raise MethodError(f"the attention weights in {lost.path} do not multiply values as they are{why}")
+        if not self._found:
+            raise MethodError(f"the model has no softmax attention over the tokens of its input{why}")
+
+    # ------------------------------------------------------------------------ operations
+
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """One call of a torch function, and what it does to the marks."""
+        name = call.name if call.operation is None else call.operation.name
+        if name == "attention":
+            return self._fused(call, proceed)
+        if name == "conv1d" and arguments(call.args, call.kwargs, "input", "weight")[1].shape[-1] > 1:
+            raise MethodError(f"{self._run.where()} mixes positions by a convolution, besides attention; use attnlrp")
+        mark = mark_of(call.args[0]) if call.args else None
+        if name == "matmul" and isinstance(mark, _Softmax) and self._kind(call.args[0]) is not None:
+            return self._eager(mark, call, proceed)
+        out = proceed(call.args, call.kwargs)
+        if name == "softmax":
+            scores, _, _ = first(call.args, call.kwargs)
+            if scores.ndim < 3 or not isinstance(out, Tensor):
+                return out
+            mark = _Softmax(self._run.where(), scores.detach() if self._factors else out.detach(), out.detach())
+            if self._kind(out) is not None:
+                self._softmaxes.append(mark)
+            return with_mark(out, mark)
+        row = call.operation
+        if isinstance(mark, _Softmax) and isinstance(out, Tensor) and out is not call.args[0]:
+            moves = row is not None and row.gate in ("moves", "stays")
+            return with_mark(out, mark) if moves or name in ("mul", "where") else out
+        return out
+
+    def _kind(self, weights: Tensor) -> Kind | None:
+        """Which attention weights ``[…, Q, K]`` are, if they are of the tokens of the input."""
+        fits = weights.ndim in (3, 4) and weights.shape[0] % self._batch == 0
+        return self._kinds.get((weights.shape[-2], weights.shape[-1])) if fits else None
+
+    def _kept(self, kind: Kind, raw: Tensor) -> None:
+        self._found = True
+        if self._factors is None and not self._run.replaying:
+            self.attended.append(Attended(self._run.where(), kind, raw, self._batch))
+
+    def _factor(self, kind: Kind, scores: Tensor) -> Tensor | None:
+        """What the scores ``[…, Q, K]`` are multiplied with, for each row of them."""
+        if self._factors is None or kind not in self._factors:
+            return None
+        each = self._factors[kind].to(scores.device, scores.dtype)
+        each = each.repeat_interleave(scores.shape[0] // self._batch, 0)
+        return each.reshape(len(each), *(1,) * (scores.ndim - 2), -1)
+
+    def _eager(self, mark: _Softmax, call: Call, proceed: Callable[..., Any]) -> Any:
+        """The product of attention weights and values."""
+        weights, *rest = call.args
+        kind = self._kind(weights)
+        assert kind is not None
+        mark.is_read = True
+        self._kept(kind, weights)
+        factor = self._factor(kind, weights)
+        if factor is None:
+            return proceed(call.args, call.kwargs)
+        as_it_was = weights.numel() == mark.out.numel()
+        if not as_it_was or not torch.equal(weights.detach().flatten(), mark.out.to(weights.dtype).flatten()):
+            raise MethodError(
+                f"in {mark.path} something comes between the softmax of the attention scores and the values, so the "
+                "scores cannot be changed there; use another method, such as leave-one-out"
+            )
+        scores = mark.scores.to(mark.out.dtype).reshape(weights.shape)
+        changed = torch.where(_is_forbidden(scores), scores, scores * factor).softmax(-1)
+        return proceed((changed.to(weights.dtype), *rest), call.kwargs)
+
+    def _fused(self, call: Call, proceed: Callable[..., Any]) -> Any:
+        """Attention that is one torch function, written out."""
+        q, k, v, mask, dropout, causal, scale, _ = arguments(call.args, call.kwargs, *NAMES)
+        kind = self._kinds.get((q.shape[-2], k.shape[-2])) if q.ndim == 4 and len(q) == self._batch else None
+        if kind is None or (self._factors is not None and kind not in self._factors):
+            self._found |= kind is not None
+            return proceed(call.args, call.kwargs)
+        if dropout:
+            raise MethodError(
+                f"the attention in {self._run.where()} drops weights at random; put the model into eval()"
+            )
+        groups = q.shape[1] // k.shape[1]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        keys, values = (x.repeat_interleave(groups, 1).to(wide) for x in (k, v))
+        scores = q.to(wide) @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        admitted = None
+        if causal:
+            admitted = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        elif mask is not None:
+            admitted = mask if mask.dtype is torch.bool else ~_is_forbidden(mask.detach())
+            scores = scores if mask.dtype is torch.bool else torch.where(admitted, scores + mask, scores)
+        factor = self._factor(kind, scores)
+        scores = scores if factor is None else scores * factor
+        if admitted is not None:  # by a finite number: a row that admits nothing must not be NaN
+            scores = scores.masked_fill(~admitted, torch.finfo(wide).min)
+        weights = scores.softmax(-1)
+        weights = weights if admitted is None else weights.masked_fill(~admitted, 0.0)
+        self._kept(kind, weights)
+        product = (weights @ values).to(v.dtype)
+        if factor is not None:
+            return product
+        with torch.no_grad():
+            value = proceed(call.args, call.kwargs)
+        return rules.with_gradient_of(value.detach(), product) if torch.is_grad_enabled() else value
+
+
+FORBIDDEN = -5e3
+"""What a mask forbids is at or below this, be it the lowest number there is or −10,000. No score that a model makes of
+queries and keys is; one that was would have the weight 0, too."""
+
+
+def _is_forbidden(scores: Tensor) -> Tensor:
+    return scores <= FORBIDDEN

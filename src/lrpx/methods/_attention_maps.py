@@ -1,0 +1,152 @@
+"""What methods of attention weights have in common: the maps of each question, cut to its tokens."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+from lrpx._modules import layer_of, layers
+from lrpx.engine._attentions import Attentions
+from lrpx.errors import MethodError
+from lrpx.methods._contract import Found, Method
+from lrpx.methods._refusals import SERVED, refuse_ledger, refuse_twice_given
+from lrpx.recipes import GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from lrpx._passes import Pass
+    from lrpx.engine._attentions import Attended, Kind
+    from lrpx.model import BoundModel
+    from lrpx.questions import Questions
+    from lrpx.tasks import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Map:
+    """The attention weights of one layer for one input.
+
+    Args:
+        kind: ``"self"`` in a model of one stream; else the ``"encoder"``'s, the ``"decoder"``'s, or ``"cross"``.
+        weights: ``[H, Q, K]``, 0 where a mask forbids.
+        gradient: ``[H, Q, K]`` of the explained value; of no meaning where a weight is 0.
+    """
+
+    kind: Kind
+    weights: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """All attention weights for one question, in the order of the forward pass.
+
+    Args:
+        layers: the weights.
+        lengths: how many tokens each segment has.
+        read: ``[R]``, the positions in the last segment that the explained value is read from.
+    """
+
+    layers: tuple[Map, ...]
+    lengths: tuple[int, ...]
+    read: Tensor
+
+
+class OfAttention(Method):
+    """A method that is a function of attention weights and their gradients.
+
+    The rules are none: one forward pass, and a backward pass for each question of a row.
+    """
+
+    tasks: ClassVar[frozenset[Task]] = SERVED
+
+    @property
+    def has_ledger(self) -> bool:
+        """No: what is made of attention weights need not sum to the value."""
+        return False
+
+    @abstractmethod
+    def score(self, maps: Maps) -> Tensor:
+        """``[T]``: the relevance of the tokens of all segments."""
+
+    def refuse(self) -> None:
+        """Refuse fields of the method that are none.
+
+        Raises:
+            MethodError: names the field.
+        """
+
+    def pass_key(self) -> Hashable:
+        """Methods of one class share the pass: they differ in what they make of the maps."""
+        return "attention maps"
+
+    def check(self, model: BoundModel) -> None:
+        """Refuse a model whose attention is not all there is; see :meth:`Method.check`."""
+        super().check(model)
+        refuse_twice_given(self, model)
+        self.refuse()
+
+    def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
+        """See :meth:`Method.attribute <lrpx.methods._contract.Method.attribute>`.
+
+        Raises:
+            MethodError: a ledger is asked for, or some layer has no softmax attention that can be read.
+        """
+        return self.together([self], model, questions, ledger=ledger)[0]
+
+    def together(
+        self, methods: Sequence[OfAttention], model: BoundModel, questions: Questions, *, ledger: bool = False
+    ) -> list[Found]:
+        """What several methods make of the same maps; see :meth:`attribute`."""
+        for method in methods:
+            method.check(model)
+            refuse_ledger(method, ledger)
+        found: list[list[Tensor]] = [[torch.empty(0)] * len(questions) for _ in methods]
+        with model.traced(
+            questions, GRADIENT, plain=True, taps=lambda batch: [Attentions(len(batch.rows), batch.widths)]
+        ) as ran:
+            tap = ran.trace.tap(Attentions)
+            assert tap is not None
+            for chosen in ran.explained():
+                _refuse_hybrids(model, tap.attended)
+                for i in chosen:
+                    maps = _maps(ran, tap.attended, i)
+                    for method, mine in zip(methods, found, strict=True):
+                        mine[i] = method.score(maps).cpu()
+        answers = ran.answers.detached()
+        return [Found(answers, tuple(mine)) for mine in found]
+
+
+def _refuse_hybrids(model: BoundModel, attended: Sequence[Attended]) -> None:
+    """Refuse a model with a layer whose attention was not found, beside others with one."""
+    found = {layer.path for each in attended if (layer := layer_of(each.path)) is not None}
+    lists = {path.rpartition(".")[0] for path in found}
+    for path in layers(model.paths):
+        if path.rpartition(".")[0] in lists and path not in found:
+            raise MethodError(f"{path} has no softmax attention, as the layers of hybrid models; use attnlrp or lrp")
+
+
+def _maps(ran: Pass, attended: Sequence[Attended], question: int) -> Maps:
+    """The maps of one question, without the padding."""
+    asked = ran.questions.asked[question]
+    row = ran.batch.rows[asked.row]
+    begins = [int(start[asked.row]) for start in ran.batch.starts]
+    spans = [slice(start, start + length) for start, length in zip(begins, row.lengths, strict=True)]
+    found = []
+    for each in attended:
+        queries = spans[0] if each.kind in ("self", "encoder") else spans[1]
+        keys = spans[1] if each.kind == "decoder" else spans[0]
+        pair = (each.by_head(each.raw), each.by_head(ran.trace.gradient_of(each.raw)))
+        weights, gradient = (values[asked.row][:, queries, keys] for values in pair)
+        found.append(Map(each.kind, weights, gradient))
+    if asked.position is not None:
+        return Maps(tuple(found), row.lengths, torch.tensor([asked.position], device=found[-1].weights.device))
+    # the value is a function of the rows of the last layer's attention alone that it has a gradient at
+    read = (found[-1].gradient.abs().amax((0, 2)) > 0).nonzero()[:, 0]
+    if not len(read):
+        raise MethodError("the explained value does not depend on the last attention; use attnlrp or lrp")
+    return Maps(tuple(found), row.lengths, read)

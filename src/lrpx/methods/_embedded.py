@@ -1,0 +1,272 @@
+"""An explained value as a function of token embeddings, for the methods of Captum, with their baselines and seeds.
+
+The embeddings are put in place of what the model's own embedding gives out, so a model need not take
+``inputs_embeds``, and whatever it does to them afterwards (a scale, positions) is done to these too.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lrpx import tasks
+from lrpx._modules import named_modules
+from lrpx.engine import Tap
+from lrpx.errors import MethodError, MissingExtraError
+from lrpx.methods._contract import Found, Method
+from lrpx.methods._refusals import SERVED, refuse_count, refuse_ledger, refuse_other, refuse_twice_given
+from lrpx.recipes import GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from lrpx._batching import Batch
+    from lrpx.model import BoundModel
+    from lrpx.questions import Questions
+    from lrpx.tasks import Task
+
+Baseline = Literal["zero", "pad", "mask", "unk"]
+"""What stands for no token: zeros, or the embedding of a special token of the tokenizer."""
+
+
+class Embeddings(Tap):
+    """Reads what the token embeddings give out, or puts other values into their place.
+
+    Args:
+        model: whose embeddings.
+        batch: the rows.
+        given: for each segment ``[B, T, d]``, what is put into the place of its tokens; None to read.
+    """
+
+    def __init__(self, model: BoundModel, batch: Batch, given: Sequence[Tensor] | None = None) -> None:
+        modules = dict(named_modules(model.module))
+        self._modules = {id(modules[p]): p for p in sorted(tasks.source_paths(model.module, model.task), reverse=True)}
+        self.patterns = tuple(self._modules.values())
+        self._batch = batch
+        self._given = given
+        self.read: list[tuple[str, Tensor]] = []
+
+    def leaves(self) -> Sequence[Tensor]:
+        """What is put in."""
+        return () if self._given is None else self._given
+
+    def module(self, path: str, side: str, value: Tensor) -> Tensor | None:
+        """The output of an embedding."""
+        if side != "output":
+            return None
+        number = len(self.read)
+        shape = (len(self._batch.rows), self._batch.widths[number]) if number < len(self._batch.widths) else None
+        self.read.append((path, value.detach()))
+        if shape is None or value.shape[:2] != shape:
+            raise MethodError(
+                f"the token embedding {path} was used {number + 1} times, or gives out {list(value.shape)} for "
+                f"{list(self._batch.widths)} tokens; use attnlrp or lrp"
+            )
+        if self._given is None:
+            return None
+        given = self._given[number].to(value.device, value.dtype)
+        with torch._C.DisableTorchFunction():  # it is no part of the model, and has no rules
+            placed = value.detach().clone()
+            for row, start in enumerate(self._batch.starts[number].tolist()):
+                placed[row, start : start + given.shape[1]] = given[row]
+        return placed
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """The embeddings of one question's row.
+
+    Args:
+        values: of each segment ``[1, T, d]``.
+        paths: the path of the module that gave each of them.
+    """
+
+    values: tuple[Tensor, ...]
+    paths: tuple[str, ...]
+
+
+def embeddings_of(method: Method, model: BoundModel, questions: Questions, question: int) -> Embedded:
+    """What a question's tokens are embedded as.
+
+    Args:
+        method: who asks.
+        model: the model.
+        questions: with targets that are resolved.
+        question: which of them.
+
+    Raises:
+        MethodError: the model does not embed each segment once.
+    """
+    taps: list[Embeddings] = []
+    batches: list[Batch] = []
+
+    def reading(batch: Batch, _: Sequence[int]) -> Sequence[Tap]:
+        batches.append(batch)
+        taps.append(Embeddings(model, batch))
+        return taps[:]
+
+    model.values(questions.alone([question]), taps=reading)
+    (tap,), (batch,) = taps, batches
+    lengths = batch.rows[0].lengths
+    if len(tap.read) != len(lengths):
+        kind = type(model.module).__name__
+        raise MethodError(
+            f"{method.name} found the embeddings of {len(tap.read)} of {len(lengths)} texts of {kind}; use attnlrp"
+        )
+    found = []
+    for (_, value), start, length in zip(tap.read, batch.starts, lengths, strict=True):
+        begin = int(start[0])
+        found.append(value[:, begin : begin + length].clone())
+    return Embedded(tuple(found), tuple(path for path, _ in tap.read))
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """``f``: from the embeddings of one row's tokens, one tensor ``[N, T, d]`` a segment, to the values ``[N]``.
+
+    Where gradients are on, the values are in the graph of the embeddings.
+    """
+
+    model: BoundModel
+    questions: Questions
+    question: int
+
+    def __call__(self, *embeddings: Tensor) -> Tensor:
+        """``[N]``."""
+        count = len(embeddings[0])
+        row = self.questions.row_of(self.question)
+        at_a_time = 1 if row.arguments else count  # beside an image there is room for one text
+        parts = [self._values(*(each[i : i + at_a_time] for each in embeddings)) for i in range(0, count, at_a_time)]
+        return torch.cat(parts).to(embeddings[0].device)
+
+    def _values(self, *embeddings: Tensor) -> Tensor:
+        count = len(embeddings[0])
+        asked = self.questions.alone([self.question] * count)
+        if not torch.is_grad_enabled():
+
+            def writing(batch: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+                chosen = torch.tensor(rows, device=embeddings[0].device)
+                return [Embeddings(self.model, batch, [each[chosen] for each in embeddings])]
+
+            return self.model.values(asked, taps=writing, batch_size=count)
+        with self.model.traced(asked, GRADIENT, taps=lambda batch: [Embeddings(self.model, batch, embeddings)]) as ran:
+            return ran.answers.values
+
+
+class ByCaptum(Method):
+    """A method of Captum, on the embeddings of one text, or of an encoder's and a decoder's."""
+
+    tasks: ClassVar[frozenset[Task]] = SERVED
+    baseline: Baseline
+    batch_size: int
+
+    @property
+    def has_ledger(self) -> bool:
+        """No."""
+        return False
+
+    @abstractmethod
+    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+        """The scores of one row: for each segment ``[1, T]``.
+
+        Args:
+            captum: ``captum.attr``.
+            function: from embeddings to values.
+            inputs: the row's embeddings, a tuple with ``[1, T, d]`` for each segment.
+            baselines: what stands for no token, of the same shapes.
+        """
+
+    def check(self, model: BoundModel) -> None:
+        """Refuse a baseline that the tokenizer has no token for, and what :meth:`Method.check` refuses."""
+        super().check(model)
+        refuse_twice_given(self, model)
+        _captum()
+        baseline_id(self, model)
+        refuse_count(self.name, "batch_size", self.batch_size)
+
+    def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
+        """See :meth:`Method.attribute <lrpx.methods._contract.Method.attribute>`. Rows are explained one by one, and
+        the changed inputs of each run together.
+
+        Raises:
+            MethodError: a ledger is asked for, or the model does not embed each text once.
+            MissingExtraError: Captum is not installed.
+        """
+        self.check(model)
+        refuse_ledger(self, ledger)
+        captum = _captum()
+        answers = model.ask(questions)
+        resolved = questions.with_targets(answers.targets)
+        found = []
+        for i in range(len(resolved)):
+            embedded = embeddings_of(self, model, resolved, i)
+            baselines = _baselines(self, model, embedded)
+            scores = self.explain(captum, Function(model, resolved, i), embedded.values, baselines)
+            found.append(torch.cat([each[0].detach().cpu() for each in scores]))
+        return Found(answers, tuple(found))
+
+
+def _captum() -> Any:
+    try:
+        return import_module("captum.attr")
+    except ImportError as error:
+        raise MissingExtraError(
+            "this method is Captum's, which is not installed: pip install 'lrpx[captum]'"
+        ) from error
+
+
+def baseline_id(method: Any, model: BoundModel) -> int | None:
+    """The token that stands for none; None for zeros.
+
+    Raises:
+        MethodError: there is no such baseline, or the tokenizer has no such token.
+    """
+    name = method.baseline
+    refuse_other(method.name, "baseline", name, get_args(Baseline))
+    if name == "zero":
+        return None
+    found = getattr(model.reader.text_tokenizer, f"{name}_token_id", None)
+    if name == "pad" and found is None:
+        found = getattr(tasks.text_config(model.module), "pad_token_id", None)
+    if not isinstance(found, int) or found < 0:
+        raise MethodError(f"the tokenizer of {type(model.module).__name__} has no {name} token; use baseline='zero'")
+    return found
+
+
+def _baselines(method: Any, model: BoundModel, embedded: Embedded) -> tuple[Tensor, ...]:
+    """``[1, T, d]`` a segment: the embedding of what stands for no token."""
+    token = baseline_id(method, model)
+    if token is None:
+        return tuple(map(torch.zeros_like, embedded.values))
+    modules = dict(named_modules(model.module))
+    found = []
+    for path, value in zip(embedded.paths, embedded.values, strict=True):
+        ids = torch.full(value.shape[:2], token, device=tasks.input_device(model.module))
+        with torch.no_grad():
+            found.append(modules[path](ids).detach().to(value.device))
+    return tuple(found)
+
+
+@contextmanager
+def seeded(seed: int, inputs: Sequence[Tensor]) -> Iterator[None]:
+    """Inside, what is drawn depends on the seed alone; afterwards every generator is where it was."""
+    import numpy as np
+
+    devices = sorted({each.get_device() for each in inputs if each.is_cuda})
+    numpy_state, python_state = np.random.get_state(), random.getstate()
+    with torch.random.fork_rng(devices=devices):
+        try:
+            torch.manual_seed(seed)
+            np.random.seed(seed)
+            random.seed(seed)
+            yield
+        finally:
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)

@@ -1,0 +1,72 @@
+"""GradientSHAP, by Captum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lrpx.methods._contract import register
+from lrpx.methods._embedded import Baseline, ByCaptum, Function, seeded
+from lrpx.methods._refusals import refuse_count, refuse_number, refuse_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from lrpx.model import BoundModel
+
+
+@register
+@dataclass(frozen=True)
+class GradientShap(ByCaptum):
+    """``Σ_d E[δ ∂f(x₀ + α δ)]``, ``δ = x + ε − x₀``, ``α ~ U(0, 1)``, ``ε ~ N(0, σ²)`` (after Lundberg & Lee 2017).
+
+    With one baseline, as here, it is Integrated Gradients by random points on the path, and noise on the input.
+
+    Args:
+        name: how results call it.
+        n_samples: random points; each is a forward and a backward pass.
+        sigma: the deviation of ``ε``, as a share of the range ``max − min`` of the input's embeddings.
+        baseline: ``"zero"`` embeddings, or those of the ``"pad"``, ``"mask"`` or ``"unk"`` token.
+        seed: of points and noise, anew for each question.
+        batch_size: the most points that run together.
+        label: how tables spell it.
+    """
+
+    name: str = "gradient-shap"
+    n_samples: int = 50
+    sigma: float = 0.0
+    baseline: Baseline = "zero"
+    seed: int = 0
+    batch_size: int = 32
+    label: str = "GradientSHAP"
+
+    def describe(self) -> str:
+        """The baseline, the samples, the deviation, the seed and what runs together, which the draws depend on."""
+        return (
+            f"gradient shap; baseline={self.baseline}; n_samples={self.n_samples}; sigma={self.sigma} of the range; "
+            f"seed={self.seed}; batch_size={self.batch_size}"
+        )
+
+    def check(self, model: BoundModel) -> None:
+        """Refuse fields that are none."""
+        super().check(model)
+        refuse_count(self.name, "n_samples", self.n_samples)
+        refuse_number(self.name, "sigma", self.sigma, 0)
+        refuse_seed(self.name, self.seed)
+
+    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+        """See :class:`~lrpx.methods._embedded.ByCaptum`."""
+        deviations = tuple(self.sigma * float(each.max() - each.min()) for each in inputs)
+        total = None
+        done = 0
+        with seeded(self.seed, inputs):
+            while done < self.n_samples:  # Captum would run all points at once
+                some = min(self.batch_size, self.n_samples - done)
+                found = captum.GradientShap(function).attribute(inputs, baselines, n_samples=some, stdevs=deviations)
+                sums = [some * each.sum(-1) for each in found]
+                total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
+                done += some
+        assert total is not None
+        return [each / self.n_samples for each in total]

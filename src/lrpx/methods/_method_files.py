@@ -1,0 +1,113 @@
+"""Methods with settings of one's own as JSON files, for ``--method file.json``; nothing that a file names is imported.
+
+A file holds the name of a registered method and the fields that differ from its own::
+
+    {"lrpx method": 1, "method": "smoothgrad", "name": "smoothgrad sigma=0.1", "settings": {"sigma": 0.1}}
+
+A method that is a recipe is written as the recipe's file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from lrpx._files import write_text
+from lrpx.errors import MethodError
+from lrpx.methods._backward import Backward, value_times_gradient
+from lrpx.methods._contract import METHODS, Method
+from lrpx.recipes import Recipe
+
+FORMAT: Final = 1
+_FORMAT_KEY: Final = "lrpx method"
+_OF_NAMES: Final = ("name", "label")
+
+
+def write(method: Method, path: str | Path) -> None:
+    """Write a method as a JSON file, which :func:`read` reads.
+
+    Raises:
+        MethodError: its class is registered by no name, or a field is no text or number.
+        ResultFileError: the folder is missing or cannot be written to.
+    """
+    if isinstance(method, Backward) and method.reduce is value_times_gradient:
+        method.recipe.save(path)
+        return
+    base = next((each for each in METHODS.values() if type(each) is type(method)), None)
+    if base is None or not is_dataclass(method) or isinstance(method, Backward):
+        raise MethodError(f"{method.name} cannot be saved: it is no registered method with fields; pass a script of it")
+    every = [each.name for each in fields(method) if each.init and each.name not in _OF_NAMES]
+    settings = {name: getattr(method, name) for name in every if getattr(base, name) != getattr(method, name)}
+    for name, value in settings.items():
+        if not _is_plain(value):
+            raise MethodError(f"{method.name} cannot be saved: its {name} is {value!r}; pass a text or a number")
+    plain = {_FORMAT_KEY: FORMAT, "method": base.name, "name": method.name, "settings": settings}
+    write_text(path, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
+
+
+def read(path: str) -> Method:
+    """The method of a file: a recipe's, or one that :func:`write` wrote.
+
+    Raises:
+        MethodError: there is no such file, or it is neither.
+    """
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or _FORMAT_KEY not in found:
+        recipe = Recipe.load(path)  # which says what is wrong with it
+        return Backward(recipe.name, recipe)
+    try:
+        return _method(found)
+    except MethodError as error:
+        raise MethodError(f"{path} is no method: {error}") from error
+
+
+def settings_of(method: Method) -> tuple[str, ...]:
+    """The fields of a method that are texts or numbers, but for its names."""
+    if not is_dataclass(method):
+        return ()
+    names = [each.name for each in fields(method) if each.init and each.name not in _OF_NAMES]
+    return tuple(name for name in names if _is_plain(getattr(method, name)))
+
+
+def with_settings(method: Method, name: str, settings: dict[str, Any]) -> Method:
+    """The same method by another name, with some fields set.
+
+    Raises:
+        MethodError: it has no such field.
+    """
+    known = settings_of(method)
+    wrong = next((each for each in settings if each not in known), None)
+    if wrong is not None:
+        raise MethodError(f"{method.name} has no setting {wrong!r}; it has {', '.join(known) or 'none'}")
+    label = method.label and f"{method.label}{name.removeprefix(method.name)}"
+    made: Method = replace(method, name=name, label=label, **settings)  # type: ignore[type-var]
+    return made
+
+
+def _method(found: dict[str, Any]) -> Method:
+    version = found.get(_FORMAT_KEY)
+    if type(version) is not int or version != FORMAT:
+        raise MethodError(f"it has format {version!r}, this lrpx reads format {FORMAT}; save it again")
+    wrong = next((name for name in found if name not in (_FORMAT_KEY, "method", "name", "settings")), None)
+    if wrong is not None:
+        raise MethodError(f"it has no {wrong!r}; it may have method, name and settings")
+    given, settings = found.get("method"), found.get("settings", {})
+    if not isinstance(given, str) or given not in METHODS:
+        raise MethodError(f"there is no method {given!r}; the methods are {', '.join(METHODS)}")
+    name = found.get("name", given)
+    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        raise MethodError(f"its name is {name!r}; write a text")
+    if not isinstance(settings, dict):
+        raise MethodError(f"its settings are {settings!r}; write an object of them")
+    if any(isinstance(value, dict | list) for value in settings.values()):
+        raise MethodError("a setting is a list or an object; write a text or a number")
+    return with_settings(METHODS[given], name, settings)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float)

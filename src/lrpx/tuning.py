@@ -1,0 +1,215 @@
+"""Which settings of a method are best? A search over a grid, on a held-out part of one's own texts.
+
+As Achtibat et al. 2024, App. B.3: every combination of the grid explains the same values of the same texts, and the one
+with the largest mean ``ΔA = A_LeRF − A_MoRF`` wins. It must then be measured on other texts, for the best of many
+numbers is too good on those that it was chosen by.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import product
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any, Final
+
+from lrpx.benchmarks import Run
+from lrpx.errors import InputError, MethodError
+from lrpx.methods import (
+    AtMan,
+    Backward,
+    GradientRollout,
+    GradientShap,
+    InformationFlow,
+    IntegratedGradients,
+    KernelShap,
+    Rollout,
+    SmoothGrad,
+)
+from lrpx.methods import find as find_method
+from lrpx.methods._method_files import with_settings, write
+from lrpx.rules import Gamma
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from lrpx.benchmarks import Benchmark
+    from lrpx.methods import Method
+    from lrpx.model import BoundModel
+    from lrpx.recipes import Recipe
+
+__all__ = ["GRIDS", "Tried", "Tuned", "candidates", "tune"]
+
+METRIC: Final = "ΔA flipping"
+"""What is searched by (Achtibat et al. 2024, App. B.2, B.3)."""
+
+_DISCARD: Final = {"discard": (0.0, 0.5, 0.8, 0.9, 0.95), "outliers": ("lowest", "highest")}
+GRIDS: Final[Mapping[type, Mapping[str, Sequence[Any]]]] = {
+    SmoothGrad: {"sigma": (0.0, 0.01, 0.02, 0.05, 0.1, 0.2)},
+    IntegratedGradients: {"steps": (10, 20, 50, 100)},
+    GradientShap: {"sigma": (0.0, 0.02, 0.1)},
+    KernelShap: {"n_samples": (64, 256, 1024)},
+    Rollout: _DISCARD,
+    GradientRollout: _DISCARD,
+    AtMan: {"suppression": (0.1, 0.3, 0.5, 0.7, 0.9, 1.0), "threshold": (None, 0.5, 0.8)},
+    InformationFlow: {"threshold": (0.0, 0.005, 0.01, 0.02, 0.04)},
+    Backward: {"gamma": (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0)},
+}
+"""What is tried of a method of each class when nobody says; ``gamma`` is the γ of every γ rule of a recipe."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One combination of settings.
+
+    Args:
+        method: the method with these settings.
+        settings: what was set.
+        scores: ΔA on each text, in their order.
+    """
+
+    method: Method
+    settings: Mapping[str, Any]
+    scores: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean of the scores."""
+        return fmean(self.scores)
+
+    @property
+    def error(self) -> float:
+        """Its standard error; NaN of a single text."""
+        return stdev(self.scores) / math.sqrt(len(self.scores)) if len(self.scores) > 1 else math.nan
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search has found.
+
+    Args:
+        tried: every combination, in the order of the grid.
+        ids: the texts that it was searched on.
+        others: how many texts stand before them, which were not read.
+    """
+
+    tried: tuple[Tried, ...]
+    ids: tuple[str, ...]
+    others: int = 0
+
+    @property
+    def best(self) -> Tried:
+        """The combination of the largest mean; the first of equals."""
+        return max(self.tried, key=lambda each: each.mean)
+
+    def save(self, path: str | Path) -> None:
+        """Write the best method as a JSON file, which goes wherever a method's name goes.
+
+        Raises:
+            MethodError: it cannot be written as one.
+            ResultFileError: the folder is missing or cannot be written to.
+        """
+        write(self.best.method, path)
+
+
+def candidates(method: Any, grid: Mapping[str, Sequence[Any]] | None = None) -> list[tuple[dict[str, Any], Method]]:
+    """Every combination of settings, with its method.
+
+    Args:
+        method: as :func:`lrpx.methods.find` takes it.
+        grid: for each setting the values that are tried; that of :data:`GRIDS` when None.
+
+    Raises:
+        MethodError: there is no such method or setting, or nothing to search.
+
+    >>> [made.name for _, made in candidates("rollout", {"fusion": ["mean", "max"]})]
+    ['rollout fusion=mean', 'rollout fusion=max']
+    """
+    base = find_method(method)
+    chosen = next((each for kind, each in GRIDS.items() if type(base) is kind), {}) if grid is None else grid
+    if not chosen or not all(chosen.values()):
+        raise MethodError(
+            f"there is no grid for {base.name}; name a setting and its values: grid={{'sigma': [0.1, 0.2]}}"
+        )
+    found = []
+    for values in product(*chosen.values()):
+        settings = dict(zip(chosen, values, strict=True))
+        name = " ".join([base.name, *(f"{key}={value}" for key, value in settings.items())])
+        if isinstance(base, Backward):
+            found.append((settings, _with_gamma(base, name, settings)))
+        else:
+            found.append((settings, with_settings(base, name, settings)))
+    names = [made.name for _, made in found]
+    if len(set(names)) < len(names):
+        raise MethodError(f"the grid of {base.name} has a value twice; name each once")
+    return found
+
+
+def tune(
+    model: BoundModel,
+    benchmark: Benchmark[Any],
+    method: Any,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    last: int | None = None,
+    batch_size: int = 32,
+    done: Callable[[int], object] = lambda _: None,
+) -> Tuned:
+    """Search a grid of settings for the largest mean ΔA.
+
+    Args:
+        model: the model.
+        benchmark: the texts, and how their tokens are hidden: ``lrpx.benchmarks.find("faithfulness")(data=path)``.
+        method: as :func:`lrpx.methods.find` takes it.
+        grid: for each setting the values that are tried; that of :data:`GRIDS` when None.
+        last: search on the last so many texts, so that the first are there to measure by; on all when None.
+        batch_size: the most texts that run together.
+        done: called with how many more texts are done.
+
+    Raises:
+        MethodError: there is no such method or setting, or one does not serve the model.
+        InputError: no text is left, or ``last`` is no number of them.
+        DataError, ModelError: the texts or the model do not fit.
+    """
+    found = candidates(method, grid)
+    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
+        raise InputError(f"last is {last!r}; pass a whole number, at least 1")
+    run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size)
+    rows = run.source.rows
+    others = 0 if last is None else max(len(rows) - last, 0)
+    run.source = replace(run.source, rows=rows.slice(others))
+    tables = [run.part(number, done).to_pylist() for number in range(run.parts)]
+    every = [row for table in tables for row in table]
+    (column,) = [each.name for each in benchmark.variants(run.metrics)]  # type: ignore[attr-defined]
+    tried = [Tried(made, settings, tuple(row[f"{column}/{made.name}"] for row in every)) for settings, made in found]
+    return Tuned(tuple(tried), tuple(row["id"] for row in every), others)
+
+
+def _with_gamma(method: Backward, name: str, settings: Mapping[str, Any]) -> Method:
+    """A recipe with another γ in all of its γ rules."""
+    if set(settings) != {"gamma"}:
+        wrong = next(each for each in settings if each != "gamma")
+        raise MethodError(f"of a recipe only gamma can be searched, not {wrong!r}; write a recipe for each")
+    new = Gamma(settings["gamma"])
+    recipe = method.recipe
+    overrides = tuple(
+        replace(each, rules=tuple((kind, new if isinstance(rule, Gamma) else rule) for kind, rule in each.rules))
+        for each in recipe.overrides
+    )
+    changed: Recipe = replace(recipe, overrides=overrides, **_gammas(recipe, new))
+    if changed == recipe and not _has_gamma(recipe):
+        raise MethodError(
+            f"{method.name} has no γ rule to search; save a recipe with one, such as "
+            "lrpx.ATTNLRP.at('*.mlp', linear=lrpx.Gamma(0.25)), and name its file"
+        )
+    return replace(method, name=name, recipe=replace(changed, name=name), label="")
+
+
+def _gammas(recipe: Recipe, new: Gamma) -> dict[str, Any]:
+    return {kind: new for kind in ("linear", "convolution") if isinstance(recipe.rule(kind), Gamma)}
+
+
+def _has_gamma(recipe: Recipe) -> bool:
+    inside = any(isinstance(rule, Gamma) for each in recipe.overrides for _, rule in each.rules)
+    return inside or any(isinstance(recipe.rule(kind), Gamma) for kind in ("linear", "convolution"))

@@ -1,0 +1,82 @@
+"""Texts with labels: every format gives the same, and what is wrong is named with its line."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lrpx._data.texts import Text, read_texts
+from lrpx.errors import DataError
+
+ROWS = [('a “good” film, "really"', "1"), ("<b>bad</b> & worse", "0"), ("ünïcödé 電影", None)]
+WANTED = [(text, label) for text, label in ROWS]
+
+
+def write(folder, ending):
+    path = folder / f"texts{ending}"
+    if ending == ".tsv":
+        path.write_text("label\ttext\n" + "".join(f"{label or ''}\t{text}\n" for text, label in ROWS), encoding="utf-8")
+    elif ending == ".csv":
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("text", "label"), *((text, label or "") for text, label in ROWS)])
+    elif ending == ".jsonl":
+        path.write_text(
+            "".join(json.dumps({"text": t, "label": None if n is None else int(n)}) + "\n" for t, n in ROWS)
+        )
+    elif ending == ".parquet":
+        labels = [None if label is None else float(label) for _, label in ROWS]
+        pq.write_table(pa.table({"text": [text for text, _ in ROWS], "label": labels, "more": [1, 2, 3]}), path)
+    return path
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".csv", ".jsonl", ".parquet"])
+def test_every_format_says_the_same(ending, tmp_path):
+    found = read_texts(write(tmp_path, ending))
+    assert [(each.text, each.label) for each in found] == WANTED
+    assert [each.text for each in read_texts(write(tmp_path, ending), limit=2)] == [text for text, _ in WANTED[:2]]
+    assert {each.label for each in read_texts(write(tmp_path, ending), label=None)} == {None}
+
+
+def test_plain_text_and_windows_lines(tmp_path):
+    plain = tmp_path / "plain.txt"
+    plain.write_bytes("\ufeffone\r\n\r\n  two\t2 \n".encode())
+    assert read_texts(plain) == [Text(1, "one", None), Text(3, "two\t2", None)]
+    table = tmp_path / "table.tsv"
+    table.write_bytes(b"text\tlabel\r\none\t1\r\n")
+    assert read_texts(table) == [Text(2, "one", "1")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "match"),
+    [
+        ("a.tsv", "sentence\tlabel\nx\t1\n", r"a.tsv:2 has no column 'text', only 'sentence', 'label'; .*--text"),
+        ("a.tsv", "text\tlabel\nx\n", r"a.tsv:2 has 1 columns and the first line 2; part them by tabs"),
+        ("a.csv", 'text,label\n"x,1\n', r"a.csv:\d: unexpected end of data; quote"),
+        ("a.csv", "text,label\nx,1,2\n", r"a.csv:2 has 3 columns and the first line 2; part them by commas"),
+        ("a.jsonl", '{"text": "x"}\n{"text": \n', r"a.jsonl:2 is no JSON .*; write one object a line"),
+        ("a.jsonl", '["x"]\n', r"a.jsonl:1 holds list; write one object a line"),
+        ("a.jsonl", '{"text": 3}\n', r"a.jsonl:1: the column 'text' holds int; give texts"),
+        ("a.parquet", "text", r"cannot read .*a.parquet: .*; name a Parquet file"),
+        ("a.txt", "\n  \n", r"there is no text in .*a.txt"),
+        ("a.tsv", "", r"there is no text in .*a.tsv"),
+        ("a.csv", "text,label\n", r"there is no text in .*a.csv"),
+        ("a.xlsx", "text", r"ends in '.xlsx'; name a file that ends in .tsv, .csv, .jsonl, .parquet or .txt"),
+        ("a.txt", b"\xff\xfe", r"a.txt is not UTF-8 .*; convert it"),
+    ],
+)
+def test_what_is_wrong_is_named(name, content, match, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=match):
+        read_texts(path)
+
+
+def test_a_parquet_file_without_the_column_and_no_file(tmp_path):
+    with pytest.raises(DataError, match=r"has no column 'body', only 'text', 'label', 'more'"):
+        read_texts(write(tmp_path, ".parquet"), text="body")
+    with pytest.raises(DataError, match=r"cannot read .*: No such file"):
+        read_texts(tmp_path / "none.txt")

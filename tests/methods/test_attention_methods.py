@@ -1,0 +1,310 @@
+"""Rollout, gradient rollout, Grad-CAM, AtMan: against slow twins, whatever the kernel, in batches, and their laws."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from lrpx import Explainer, Logit, LogProb, Span
+from lrpx.errors import MethodError
+from lrpx.methods import METHODS, AtMan, GradCam, GradientRollout, Rollout, attribute_all
+from lrpx.methods._rollout import discarded
+from lrpx.model import BoundModel
+from lrpx.questions import Question, Questions
+from tests import tiny
+from tests.reference import attention_methods as twins
+from tests.reference import models
+
+IDS = [3, 14, 15, 9, 26, 5, 7]
+DECODER = [0, 8, 9]
+ROWS = [IDS, [8, 9], [4, 11, 20], [6, 2, 1, 30, 12]]
+OF_MAPS = ["rollout", "gradient-rollout", "grad-cam"]
+TWINS = {"rollout": twins.rollout, "gradient-rollout": twins.gradient_rollout, "grad-cam": twins.grad_cam}
+
+
+def eager_bart():
+    return tiny.build(tf.BartForConditionalGeneration, tiny.bart().config, "eager")
+
+
+def neox(attn_implementation="sdpa"):
+    return tiny.build(tf.GPTNeoXForCausalLM, tf.GPTNeoXConfig(**tiny.SIZES), attn_implementation)
+
+
+def qa(attn_implementation="sdpa"):
+    return tiny.build(tf.BertForQuestionAnswering, tf.BertConfig(**tiny.SIZES), attn_implementation)
+
+
+def classifier(attn_implementation="sdpa"):
+    return tiny.build(tf.BertForSequenceClassification, tf.BertConfig(**tiny.SIZES, num_labels=3), attn_implementation)
+
+
+def mean_classifier(attn_implementation="sdpa"):
+    """Its class is read from every position."""
+    model = tiny.build(tf.BertForSequenceClassification, tf.BertConfig(**tiny.SIZES, num_labels=3), attn_implementation)
+    model.bert.pooler.forward = lambda hidden: hidden.mean(1)
+    return model
+
+
+CASES = {
+    "gpt2": (models.tiny_gpt2, {"position": 5}, lambda out: out.logits[0, 5, 4], [5]),
+    "gpt2, inside": (models.tiny_gpt2, {"position": 3}, lambda out: out.logits[0, 3, 4], [3]),
+    "neox": (neox, {}, lambda out: out.logits[0, 6, 4], [6]),
+    "bert": (models.tiny_bert, {"position": 2}, lambda out: out.logits[0, 2, 4], [2]),
+    "classifier": (classifier, {}, lambda out: out.logits[0, 2], [0]),
+    "mean": (mean_classifier, {}, lambda out: out.logits[0, 2], [0, 1, 2, 3, 4, 5, 6]),
+    "answer": (qa, {}, lambda out: out.start_logits[0, 2] + out.end_logits[0, 4], [2, 4]),
+}
+TARGETS = {"classifier": 2, "mean": 2, "answer": Span(2, 4)}
+
+
+def near(found, expected, tolerance=1e-9):
+    assert_allclose(np.asarray(found, dtype=float), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("method", OF_MAPS)
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_they_are_their_twins(name, method, kernel):
+    build, how, read, positions = CASES[name]
+    layers = twins.attentions(build("eager"), read, input_ids=torch.tensor([IDS]))
+    found = Explainer(build(kernel))(IDS, TARGETS.get(name, 4), method=method, **how).relevance
+    # eager, NeoX has a softmax in float32
+    near(found, TWINS[method](layers, (7,), positions), 1e-5 if name == "neox" else 1e-9)
+    assert method == "grad-cam" or found.abs().max() > 1e-4  # which may well be 0
+
+
+@pytest.mark.parametrize("method", OF_MAPS)
+@pytest.mark.parametrize("decoder", [DECODER, [0, 8, 9, 3, 4, 11, 2]], ids=["short", "as long as the encoder's"])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_an_encoder_and_a_decoder(method, decoder, kernel):
+    inputs = {"input_ids": torch.tensor([IDS]), "decoder_input_ids": torch.tensor([decoder])}
+    layers = twins.attentions(eager_bart(), lambda out: out.logits[0, 2, 4], **inputs)
+    model = eager_bart() if kernel == "eager" else tiny.bart()
+    found = Explainer(model)(IDS, 4, method=method, decoder=decoder, position=2).relevance
+    near(found, TWINS[method](layers, (7, len(decoder)), [2]))
+
+
+@pytest.mark.parametrize("method", OF_MAPS)
+def test_t5(method):
+    """Whose eager softmax is in float32."""
+    inputs = {"input_ids": torch.tensor([IDS]), "decoder_input_ids": torch.tensor([DECODER])}
+    layers = twins.attentions(models.tiny_t5("eager"), lambda out: out.logits[0, 2, 4], **inputs)
+    for kernel in ("sdpa", "eager"):
+        found = Explainer(models.tiny_t5(kernel))(IDS, 4, method=method, decoder=DECODER).relevance
+        near(found, TWINS[method](layers, (7, 3), [2]), 1e-5)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("outliers", ["lowest", "highest"])
+@pytest.mark.parametrize("fusion", ["mean", "max", "min"])
+def test_what_is_discarded(share, outliers, fusion):
+    layers = twins.attentions(models.tiny_gpt2("eager"), lambda out: out.logits[0, 6, 4], input_ids=torch.tensor([IDS]))
+    explain = Explainer(models.tiny_gpt2())
+    found = explain(IDS, 4, method=Rollout("r", fusion, share, outliers)).relevance
+    near(found, twins.rollout(layers, (7,), [6], fusion, share, outliers))
+    found = explain(IDS, 4, method=GradientRollout("g", share, outliers)).relevance
+    near(found, twins.gradient_rollout(layers, (7,), [6], share, outliers))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 100), st.floats(0, 0.99), st.sampled_from(["lowest", "highest"]))
+def test_as_many_are_discarded_as_asked(seed, share, outliers):
+    weights = torch.rand(5, 7, generator=torch.Generator().manual_seed(seed)).tril()
+    kept = discarded(weights, share, outliers)
+    gone = (kept != weights).sum()
+    assert gone == int(share * (weights > 0).sum() + 1e-9)
+    if 0 < gone < (weights > 0).sum():
+        left, lost = kept[kept > 0], weights[kept != weights]
+        assert lost.max() <= left.min() if outliers == "lowest" else lost.min() >= left.max()
+
+
+@pytest.mark.parametrize("suppression", [0.3, 0.9, 1.0])
+@pytest.mark.parametrize("name", ["gpt2", "bert", "classifier", "answer"])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_atman_is_its_twin(name, suppression, kernel):
+    build, how, read, _ = CASES[name]
+    expected = twins.atman(build("eager"), read, (7,), suppression, input_ids=torch.tensor([IDS]))
+    method = AtMan("own", suppression, batch_size=3)
+    found = Explainer(build(kernel))(IDS, TARGETS.get(name, 4), method=method, **how).relevance
+    near(found, expected)
+    assert found.abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("decoder", [DECODER, [0, 8, 9, 3, 4, 11, 2]], ids=["short", "as long as the encoder's"])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_atman_turns_down_what_looks_at_the_encoder(decoder, kernel):
+    inputs = {"input_ids": torch.tensor([IDS]), "decoder_input_ids": torch.tensor([decoder])}
+    model = eager_bart() if kernel == "eager" else tiny.bart()
+    found = Explainer(model)(IDS, 4, method="atman", decoder=decoder, position=2).relevance
+    assert not found[7:].any()
+    if len(decoder) == 3:  # else the twin could not tell a decoder's own attention by its shape
+        near(found, twins.atman(eager_bart(), lambda out: out.logits[0, 2, 4], (7, 3), 0.9, **inputs))
+
+
+def test_atman_in_t5():
+    inputs = {"input_ids": torch.tensor([IDS]), "decoder_input_ids": torch.tensor([DECODER])}
+    expected = twins.atman(models.tiny_t5("eager"), lambda out: out.logits[0, 2, 4], (7, 3), 0.9, **inputs)
+    for kernel in ("sdpa", "eager"):
+        near(Explainer(models.tiny_t5(kernel))(IDS, 4, method="atman", decoder=DECODER).relevance, expected, 1e-5)
+
+
+def test_atman_turns_down_what_is_alike():
+    model = models.tiny_gpt2("eager")
+    embedded = model.transformer.wte.weight.detach()[torch.tensor(IDS)].numpy()
+    unit = embedded / np.linalg.norm(embedded, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    threshold = 0.1
+    assert ((cosine >= threshold) & ~np.eye(7, dtype=bool)).any()
+    likeness = np.where(cosine >= threshold, cosine, 0.0)
+    np.fill_diagonal(likeness, 1.0)
+    read = lambda out: out.logits[0, 6].log_softmax(-1)[4]  # noqa: E731
+    expected = twins.atman(model, read, (7,), 0.5, likeness, input_ids=torch.tensor([IDS]))
+    near(Explainer(model)(IDS, LogProb(4), method=AtMan("own", 0.5, threshold)).relevance, expected)
+
+
+def test_atman_with_a_bias_on_the_scores_is_the_same_for_both_kernels():
+    """ALiBi belongs to the scores, as for T5's relative bias."""
+    config = tf.MptConfig(vocab_size=31, d_model=16, n_layers=2, n_heads=4, max_seq_len=32)
+    model = tiny.build(tf.MptForCausalLM, config, "eager")
+    expected = twins.atman(model, lambda out: out.logits[0, 6, 4], (7,), 0.9, input_ids=torch.tensor([IDS]))
+    near(Explainer(model)(IDS, 4, method="atman").relevance, expected, 1e-5)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman", "ifr"])
+@pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2])
+def test_batches_are_single_runs(build, method, side):
+    explain = Explainer(build(), padding_side=side)
+    for many, row in zip(explain(ROWS, 7, method=method), ROWS, strict=True):
+        near(many.relevance, explain(row, 7, method=method).relevance, 1e-12)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+@pytest.mark.parametrize("build", [classifier, models.tiny_t5])
+def test_batches_of_others(build, method):
+    explain = Explainer(build())
+    how = {"decoder": [DECODER, [0, 4], [0], [0, 8, 9, 3, 2]]} if build is models.tiny_t5 else {}
+    each = how.get("decoder", [None] * 4)
+    for many, row, decoder in zip(explain(ROWS, 1, method=method, **how), ROWS, each, strict=True):
+        alone = explain(row, 1, method=method, **({} if decoder is None else {"decoder": decoder}))
+        near(many.relevance, alone.relevance, 1e-12)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman", "ifr"])
+@pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2])
+def test_what_follows_the_position_is_no_matter(build, method):
+    explain, tokens = Explainer(build()), [4, 7, 11, 20]
+    every = explain(IDS, tokens, method=method, position=3)
+    others = explain([*IDS[:4], 30, 1, 2], tokens, method=method, position=3)
+    for found, other in zip(every, others, strict=True):
+        near(found.relevance[4:], np.zeros(3), 1e-12)
+        near(other.relevance[:4], found.relevance[:4], 1e-12)
+    assert any(found.relevance.abs().max() > 1e-4 for found in every)
+
+
+@pytest.mark.parametrize("method", ["rollout", "ifr"])
+def test_shares_sum_to_one(method):
+    found = Explainer(models.tiny_gpt2())(IDS, method=method).relevance
+    assert found.min() >= 0
+    near(found.sum(), 1.0)
+
+
+def test_several_settings_share_a_pass(monkeypatch):
+    explain = Explainer(models.tiny_gpt2())
+    passes = []
+    traced = BoundModel.traced
+    monkeypatch.setattr(BoundModel, "traced", lambda *args, **how: passes.append(1) or traced(*args, **how))
+    methods = [Rollout(f"r{share}", discard=share) for share in (0.0, 0.5)]
+    questions = Questions((explain.bound.reader.row(IDS),), (Question(0, 6, Logit(4)),))
+    found = attribute_all(methods, explain.bound, questions)
+    assert len(passes) == 1
+    for method in methods:
+        near(found[method.name].relevance[0], explain(IDS, 4, method=method).relevance, 1e-12)
+
+
+# ---------------------------------------------------------------------------- what they refuse
+
+
+def test_what_they_do_not_serve():
+    for method in (*OF_MAPS, "atman"):
+        with pytest.raises(MethodError, match=r"mixes positions by a convolution.*use attnlrp"):
+            Explainer(tiny.mamba())(IDS, method=method)
+        with pytest.raises(MethodError, match=rf"{method} has no ledger"):
+            Explainer(models.tiny_gpt2())(IDS, method=method, ledger=True)
+        config = tiny.bart(num_labels=3, eos_token_id=2, pad_token_id=1).config
+        explain = Explainer(tiny.build(tf.BartForSequenceClassification, config))
+        with pytest.raises(MethodError, match=r"gives it to an encoder and to a decoder; use lrp"):
+            explain([3, 4, 2], method=method)
+    with pytest.raises(MethodError, match=r"ifr follows one residual stream"):
+        Explainer(models.tiny_t5())(IDS, method="ifr")
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Rollout(discard=1), "the discard of rollout is 1, which leaves nothing"),
+        (Rollout(discard=-0.1), r"the discard of rollout is -0.1; pass a number from 0 to 1"),
+        (Rollout(fusion="sum"), "pass one of 'mean', 'max', 'min'"),
+        (GradientRollout(outliers="both"), "pass one of 'lowest', 'highest'"),
+        (AtMan(suppression=0), "the suppression of atman is 0, which changes nothing"),
+        (AtMan(suppression=1.5), "the suppression of atman is 1.5"),
+        (AtMan(threshold=2), "the threshold of atman is 2"),
+        (AtMan(batch_size=0), "the batch_size of atman is 0"),
+    ],
+)
+def test_fields_that_are_none(method, said):
+    with pytest.raises(MethodError, match=said):
+        Explainer(models.tiny_gpt2())(IDS, method=method)
+
+
+def test_attention_with_a_sink_cannot_be_turned_down():
+    """A softmax with one more score than there are keys is read, and not changed."""
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "head_dim": 4}
+    config = tf.GptOssConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=2)
+    config.num_experts_per_tok, config._experts_implementation = 1, "eager"
+    model = tiny.build(tf.GptOssForCausalLM, config, "eager")
+    with pytest.raises(MethodError, match=r"something comes between the softmax.*cannot be changed"):
+        Explainer(model)(IDS, method="atman")
+    assert Explainer(model)(IDS, method="rollout").relevance.sum() > 0.5
+
+
+def test_hybrids_are_refused():
+    sizes = tiny.SIZES | {"num_key_value_heads": 2, "num_hidden_layers": 2}
+    config = tf.LlamaConfig(**sizes)
+    model = tiny.build(tf.LlamaForCausalLM, config)
+
+    class Nothing(torch.nn.Module):
+        def forward(self, hidden_states, **_):
+            return hidden_states, None
+
+    model.model.layers[0].self_attn = Nothing()
+    with pytest.raises(MethodError, match=r"model.layers.0 has no softmax attention, as the layers of hybrid models"):
+        Explainer(model)(IDS, method="rollout")
+
+
+def test_nothing_of_the_model_changes():
+    model = models.tiny_gpt2()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.random.get_rng_state()
+    for method in METHODS:
+        if method not in ("lrp-voita",):
+            Explainer(model)(IDS, method=method)
+    assert torch.equal(state, torch.random.get_rng_state())
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert all(each.grad is None and not each.requires_grad for each in model.parameters())
+
+
+def test_they_describe_themselves():
+    assert Rollout(discard=0.5).describe() != Rollout().describe()
+    assert AtMan(suppression=0.5).describe() != AtMan().describe()
+    assert AtMan(batch_size=5).describe() == AtMan().describe()
+    assert GradCam().label == "Grad-CAM"

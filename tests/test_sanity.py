@@ -1,0 +1,247 @@
+"""Sanity checks: what is told is what a slow twin finds, a bad method fails each, and the model stays as it is."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+import lrpx
+from lrpx import sanity
+from lrpx.cli import _check
+from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
+from lrpx.methods import Found, Method
+from lrpx.methods._backward import Backward
+from lrpx.model import BoundModel, Spec
+from lrpx.questions import Question, Questions
+from lrpx.targets import Logit
+from tests import tiny
+
+if TYPE_CHECKING:
+    from lrpx.questions import Questions as Asked
+
+TEXTS = ["The doors of the old house", "The keys to the cabinet that stands in the hall", "What a lovely film, and"]
+
+
+@pytest.fixture(scope="module")
+def bundled() -> BoundModel:
+    return Spec(dtype="float64").build()
+
+
+@dataclass(frozen=True)
+class Ramp(Method):
+    """Relevance that knows nothing but the order of the tokens."""
+
+    name: str = "ramp"
+
+    @property
+    def has_ledger(self) -> bool:
+        return False
+
+    def attribute(self, model: BoundModel, questions: Asked, *, ledger: bool = False) -> Found:
+        answers = model.ask(questions)
+        lengths = [sum(questions.row_of(i).lengths) for i in range(len(questions))]
+        return Found(answers, tuple(torch.arange(n, dtype=torch.float64) for n in lengths))
+
+
+@dataclass(frozen=True)
+class Careless(Backward):
+    """AttnLRP whose numbers hang on the batch, and whose ledger loses a tenth."""
+
+    name: str = "careless"
+    recipe: lrpx.Recipe = lrpx.ATTNLRP
+
+    def together(self, methods: Any, model: BoundModel, questions: Asked, *, ledger: bool = False) -> list[Found]:
+        found = Backward.together(self, methods, model, questions, ledger=ledger)
+        moved = [tuple(each + 0.1 * (len(questions.rows) - 1) for each in one.relevance) for one in found]
+        ledgers = [
+            None if one.ledgers is None else tuple(replace(x, explained=1.1 * x.explained) for x in one.ledgers)
+            for one in found
+        ]
+        return [replace(f, relevance=m, ledgers=g) for f, m, g in zip(found, moved, ledgers, strict=True)]
+
+
+def test_our_methods_pass_and_bad_ones_fail(bundled: BoundModel) -> None:
+    found = sanity.check(bundled, _check.TEXTS, ["attnlrp", "lrp", Ramp(), Careless()])
+    verdicts = {sane.method: sane.verdicts() for sane in found.methods}
+    every = {"randomised weights": True, "another class": True, "ledger": True, "batch": True}
+    assert verdicts["attnlrp"] == verdicts["lrp"] == every
+    assert verdicts["ramp"] == every | {"randomised weights": False, "another class": False, "ledger": None}
+    assert verdicts["careless"] == every | {"ledger": False, "batch": False}
+    of_ramp = next(sane for sane in found.methods if sane.method == "ramp")
+    assert {stage.cascade.value for stage in of_ramp.stages} == {1.0}
+    lrp = next(sane for sane in found.methods if sane.method == "lrp")
+    assert lrp.complete == pytest.approx((1.0, 1.0, 1.0), abs=1e-6)  # the model has no biases
+
+
+def test_a_stage_is_its_slow_twin(bundled: BoundModel) -> None:
+    """A copy is made random weight by weight, and explained text by text."""
+    found = sanity.check(bundled, TEXTS, ["lrp"], seed=3)
+    parts = sanity.parts_of(bundled.module)
+    assert list(parts) == ["head", *(f"model.layers.{n}" for n in reversed(range(6))), "embeddings"]
+    assert sorted(name for names in parts.values() for name in names) == sorted(
+        name for name, _ in bundled.module.named_parameters()
+    )
+    explainer = lrpx.Explainer.of(bundled)
+    trained = [explainer(text, method="lrp") for text in TEXTS]
+
+    def alike(randomised: list[str]) -> float:
+        module = copy.deepcopy(bundled.module)
+        weights = dict(module.named_parameters())
+        for part in randomised:
+            generator = torch.Generator().manual_seed(3 * 65_537 + list(parts).index(part))
+            for name in parts[part]:
+                w = weights[name].detach().float()
+                noise = torch.randn(w.shape, generator=generator)
+                weights[name].data = (noise * w.std(correction=0) + w.mean()).double()
+        other = lrpx.Explainer(module, bundled.tokenizer)
+        again = [
+            other(text, bundled.index(each.prediction.text), method="lrp")  # type: ignore[union-attr]
+            for text, each in zip(TEXTS, trained, strict=True)
+        ]
+        pairs = zip(trained, again, strict=True)
+        return float(np.mean([spearmanr(a.relevance, b.relevance).statistic for a, b in pairs]))
+
+    (sane,) = found.methods
+    order = list(parts)
+    for at in (0, 3, len(order) - 1):
+        assert sane.stages[at].cascade.value == pytest.approx(alike(order[: at + 1]), abs=1e-9)
+        assert sane.stages[at].alone.value == pytest.approx(alike([order[at]]), abs=1e-9)
+
+
+def test_nothing_of_the_model_changes(bundled: BoundModel) -> None:
+    before = {name: (w.clone(), w.requires_grad, w.grad) for name, w in bundled.module.named_parameters()}
+    drawn, numpys = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    sanity.check(bundled, TEXTS[:1], ["lrp"])
+    with pytest.raises(KeyboardInterrupt):
+        sanity.check(bundled, TEXTS[:1], ["lrp"], done=_interrupted(4))
+    for name, weight in bundled.module.named_parameters():
+        was, needed, gradient = before[name]
+        assert torch.equal(weight, was)
+        assert (weight.requires_grad, weight.grad) == (needed, gradient)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert (np.random.get_state()[1] == numpys).all()  # type: ignore[index]
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in bundled.module.modules())
+
+
+def _interrupted(after: int) -> Any:
+    count = iter(range(after))
+
+    def done(_: int) -> None:
+        if next(count, None) is None:
+            raise KeyboardInterrupt
+
+    return done
+
+
+def test_every_step_is_told(bundled: BoundModel) -> None:
+    told: list[int] = []
+    sanity.check(bundled, TEXTS[:1], ["lrp", Ramp()], done=told.append)
+    assert sum(told) == sanity.steps(bundled, ["lrp", Ramp()])
+
+
+def test_one_seed_is_one_result_and_another_another(bundled: BoundModel) -> None:
+    one, same, other = (sanity.check(bundled, TEXTS[:1], ["lrp"], seed=seed) for seed in (1, 1, 2))
+    assert one == same
+    assert one.methods[0].stages != other.methods[0].stages
+
+
+def test_the_other_class_of_two_is_the_other(piece_tokenizer: Any) -> None:
+    model = BoundModel(tiny.bert_classifier(vocab_size=len(piece_tokenizer)).double(), piece_tokenizer)
+    texts = ["the keys to the cabinet", "a lovely film"]
+    sane = sanity.check(model, texts, ["attnlrp"]).methods[0]
+    rows = tuple(model.reader.rows(texts))
+    classes = model.module.config.num_labels
+    if classes == 2:
+        answers = model.ask(Questions(rows, tuple(Question(i, None, Logit()) for i in range(2))))
+        explainer = lrpx.Explainer.of(model)
+        wanted = [
+            spearmanr(explainer(text, t).relevance, explainer(text, 1 - t).relevance).statistic
+            for text, t in zip(texts, (int(t.token) for t in answers.targets), strict=True)  # type: ignore[attr-defined]
+        ]
+        assert sane.other is not None
+        assert sane.other.value == pytest.approx(float(np.mean(wanted)), abs=1e-9)
+    assert sane.batch is not None
+
+
+@pytest.mark.parametrize(
+    ("texts", "methods", "error", "said"),
+    [
+        ([], ["lrp"], InputError, "no texts"),
+        (["the doors of", "a"], ["lrp"], InputError, "text 2 .*fewer than 3 tokens"),
+        (TEXTS, ["nothing"], MethodError, "nothing"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    bundled: BoundModel, texts: list[str], methods: list[str], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        sanity.check(bundled, texts, methods)
+
+
+def test_a_model_that_cannot_be_made_random_is_refused_by_name(bundled: BoundModel) -> None:
+    training = BoundModel(copy.deepcopy(bundled.module).train(), bundled.tokenizer)
+    with pytest.raises(ModelError, match=r"call model.eval\(\)"):
+        sanity.check(training, TEXTS, ["lrp"])
+    module = copy.deepcopy(bundled.module)
+    module.lm_head.__deepcopy__ = _uncopied  # type: ignore[union-attr,assignment]
+    with pytest.raises(ModelError, match="cannot be copied"):
+        sanity.check(BoundModel(module, bundled.tokenizer), TEXTS, ["lrp"])
+
+
+def _uncopied(_: Any) -> Any:
+    raise RuntimeError("no copies")
+
+
+def test_numbers_that_are_none_name_the_random_part(bundled: BoundModel) -> None:
+    module = copy.deepcopy(bundled.module)
+    unused = module.model.layers[3].mlp.down_proj  # type: ignore[index,union-attr]
+    with torch.no_grad():  # a column that is met by zeros, until the weights above it are random
+        module.model.layers[3].mlp.up_proj.weight[7] = 0.0  # type: ignore[index,union-attr]
+        unused.weight[0, 7] = 1e300
+    with pytest.raises(NonFiniteError, match=r"with random weights in model\.layers\.3"):
+        sanity.check(BoundModel(module, bundled.tokenizer), TEXTS, ["gradient-x-input"])
+
+
+# ------------------------------------------------------------------------------------ the command
+
+
+def test_the_page_is_shown_and_kept(run: Any, tmp_path: Any) -> None:
+    (tmp_path / "texts.txt").write_text("The doors of the <b>house</b>\n\nThe key to the cabinets is\nnever read\n")
+    code, out, _ = run(
+        "check", "--texts", tmp_path / "texts.txt", "--limit", 2, "--method", "lrp", "--html", tmp_path / "page.html"
+    )
+    assert code == 0
+    page = (tmp_path / "page.html").read_text()
+    for said in ("2 texts, seed 0", "randomised", "model.layers.5", "embeddings"):
+        assert said in out
+        assert said in page
+    assert "passed" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--texts", "nowhere.txt"], "nowhere.txt"),
+        (["--method", "nothing"], "nothing"),
+        (["--html", "nowhere/page.html"], "create it first"),
+        (["--model", "/nowhere"], "nowhere"),
+    ],
+)
+def test_bad_options_end_with_one_line(run: Any, arguments: list[str], said: str) -> None:
+    code, _, err = run("check", *arguments)
+    assert code == 2
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_file_without_a_text_is_refused(run: Any, tmp_path: Any) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    code, _, err = run("check", "--texts", tmp_path / "empty.txt")
+    assert code == 2
+    assert "no text" in err

@@ -1,0 +1,203 @@
+"""The search over settings: its scores are the benchmark's, the best one wins, and its file is a method."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import lrpx
+from lrpx import Explainer
+from lrpx.benchmarks import Run, find
+from lrpx.errors import DataError, InputError, MethodError
+from lrpx.methods import METHODS, Backward, IntegratedGradients, Rollout, SmoothGrad
+from lrpx.methods import find as find_method
+from lrpx.methods._method_files import write
+from lrpx.model import Spec
+from lrpx.tuning import GRIDS, METRIC, Tried, Tuned, candidates, tune
+
+TEXTS = [
+    "The keys to the cabinet are on the table.",
+    "She said that the doors of the house were open.",
+    "Nobody knows where the river begins.",
+    "The old man and his dogs walk to the village.",
+    "It was late, and the lamps were lit.",
+]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Spec(dtype="float32").build()
+
+
+@pytest.fixture
+def texts(tmp_path):
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(TEXTS))
+    return path
+
+
+def benchmark(texts, **how):
+    return find("faithfulness")(data=texts, perturbation="zero-embedding", **how)
+
+
+def test_scores_are_the_benchmarks(model, texts):
+    grid = {"discard": [0.0, 0.9]}
+    done = []
+    found = tune(model, benchmark(texts), "rollout", grid, last=3, done=done.append)
+    assert found.others == 2
+    assert sum(done) == 3
+    assert found.ids == ("texts:3", "texts:4", "texts:5")
+    run = Run(benchmark(texts), model, [Rollout("a"), Rollout("b", discard=0.9)], [METRIC])
+    rows = run.part(0).to_pylist()[2:]
+    for name, tried in zip("ab", found.tried, strict=True):
+        columns = [column for column in rows[0] if column.startswith(METRIC) and column.endswith(f"/{name}")]
+        expected = [row[columns[0]] for row in rows]
+        np.testing.assert_allclose(tried.scores, expected, rtol=1e-4, atol=1e-4)
+    assert found.tried[0].scores != found.tried[1].scores
+    assert found.best.mean == max(each.mean for each in found.tried)
+    assert found.best.method.describe() == Rollout(discard=found.best.settings["discard"]).describe()
+
+
+def test_what_is_best():
+    def tried(name, *scores):
+        return Tried(Rollout(name), {}, scores)
+
+    found = Tuned((tried("a", 1.0, 2.0), tried("b", 2.0, 3.0), tried("c", 3.0, 2.0)), ("1", "2"))
+    assert found.best.method.name == "b"  # the first of equals
+    assert found.best.mean == 2.5
+    assert found.best.error == pytest.approx(0.5)
+    assert np.isnan(tried("d", 1.0).error)
+
+
+def test_every_default_grid_is_made_of_settings_that_there_are():
+    of_class = {type(method): method for method in METHODS.values()}
+    for kind, grid in GRIDS.items():
+        if kind is Backward:
+            continue
+        count = np.prod([len(values) for values in grid.values()])
+        made = candidates(of_class[kind])
+        assert len(made) == count
+        for settings, method in made:
+            assert settings == {name: getattr(method, name) for name in grid}
+            if hasattr(method, "refuse"):
+                method.refuse()
+
+
+def test_gamma_of_a_recipe(model, texts, tmp_path):
+    recipe = lrpx.ATTNLRP.at("*.mlp", linear=lrpx.Gamma(0.25))
+    recipe.save(tmp_path / "mine.json")
+    found = tune(model, benchmark(texts), str(tmp_path / "mine.json"), {"gamma": [0.0, 1.0]}, last=2)
+    for tried, gamma in zip(found.tried, (0.0, 1.0), strict=True):
+        (override,) = tried.method.recipe.overrides
+        assert dict(override.rules) == {"linear": lrpx.Gamma(gamma)}
+        exact = lrpx.ATTNLRP.at("*.mlp", linear=lrpx.Gamma(gamma))
+        explain = Explainer(model.module, model.tokenizer)
+        a, b = (explain(TEXTS[0], method=each).relevance for each in (tried.method, exact))
+        assert torch.equal(a, b)
+    found.save(tmp_path / "best.json")
+    assert find_method(str(tmp_path / "best.json")).describe() == found.best.method.describe()
+    with pytest.raises(MethodError, match=r"attnlrp has no γ rule to search; save a recipe with one"):
+        candidates("attnlrp")
+    with pytest.raises(MethodError, match=r"of a recipe only gamma can be searched, not 'sigma'"):
+        candidates(recipe, {"sigma": [1]})
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        SmoothGrad("mine", sigma=0.2, score="l1"),
+        IntegratedGradients("mine", 7, "pad"),
+        Rollout("mine", "max", 0.5, "highest"),
+        METHODS["random"],
+        METHODS["alti-logit"],
+        METHODS["lrp"],
+    ],
+)
+def test_a_file_is_the_method_that_was_written(method, tmp_path):
+    path = tmp_path / "method.json"
+    write(method, path)
+    found = find_method(str(path))
+    assert found.name == method.name
+    assert found.describe() == method.describe()
+    assert type(found) is type(method)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"lrpx method": 2, "method": "rollout"}, "it has format 2, this lrpx reads format 1"),
+        ({"lrpx method": 1, "method": "magic"}, "there is no method 'magic'"),
+        ({"lrpx method": 1, "method": "rollout", "run": "rm"}, "it has no 'run'"),
+        ({"lrpx method": 1, "method": "rollout", "settings": {"sigma": 1}}, "rollout has no setting 'sigma'"),
+        ({"lrpx method": 1, "method": "rollout", "settings": {"discard": [1]}}, "a setting is a list or an object"),
+        ({"lrpx method": 1, "method": "rollout", "settings": 3}, "its settings are 3"),
+        ({"lrpx method": 1, "method": "rollout", "name": "\x1b"}, "its name is"),
+        ({"lrpx method": 1, "method": "lrp", "settings": {"recipe": "x"}}, "has no setting 'recipe'"),
+        (["no"], "is no recipe"),
+    ],
+)
+def test_files_that_are_none(content, said, tmp_path):
+    path = tmp_path / "method.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(MethodError, match=said):
+        find_method(str(path))
+
+
+def test_a_setting_of_the_wrong_kind_is_refused_when_it_is_used(tmp_path):
+    path = tmp_path / "method.json"
+    path.write_text('{"lrpx method": 1, "method": "rollout", "settings": {"discard": "much"}}')
+    with pytest.raises(MethodError, match="the discard of rollout is 'much'"):
+        Explainer.from_pretrained()(TEXTS[0], method=str(path))
+
+
+def test_what_is_refused(model, texts, tmp_path):
+    with pytest.raises(MethodError, match="there is no grid for position"):
+        candidates("position")
+    with pytest.raises(MethodError, match="rollout has no setting 'sigma'; it has fusion, discard, outliers"):
+        candidates("rollout", {"sigma": [1]})
+    with pytest.raises(MethodError, match="has a value twice"):
+        candidates("rollout", {"discard": [0.5, 0.5]})
+    with pytest.raises(InputError, match="last is 0; pass a whole number, at least 1"):
+        tune(model, benchmark(texts), "rollout", last=0)
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(DataError, match="there is no text"):
+        tune(model, benchmark(tmp_path / "empty.txt"), "rollout")
+
+
+# ------------------------------------------------------------------------------ the command
+
+
+def test_the_command(run, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    how = ["--data", str(texts), "--last", "2", "--context", "6", "--grid", "discard=0,0.9"]
+    code, out, err = run("tune", "--method", "rollout", *how, "--out", "best.json")
+    assert code == 0, err
+    assert "searched on 2 of the last 2 texts" in out
+    assert "lrpx benchmark faithfulness --limit 3 --methods best.json" in out
+    assert out.strip().endswith("best.json")
+    assert find_method(str(tmp_path / "best.json")).name.startswith("rollout discard=")
+    code, out, _ = run("explain", "The doors of the house", "--method", "best.json")
+    assert code == 0
+    assert "rollout discard=" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--grid", "sigma"], "write a setting and its values once, such as --grid sigma=0.1,0.2"),
+        (["--grid", "sigma=1"], "rollout has no setting 'sigma'"),
+        (["--perturbation", "magic"], "there is no perturbation 'magic'"),
+        (["--out", "missing/best.json"], "missing"),
+    ],
+)
+def test_mistakes_of_the_command(run, texts, tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    chosen = ["--method", "rollout", "--data", str(texts), "--model", "no-such/model"]
+    code, out, err = run("tune", *chosen, *([] if "--out" in given else ["--out", "b.json"]), *given)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert "no-such" not in err
