@@ -308,6 +308,10 @@ GATED = {
     "of one sign, written": (lambda a, b: functional.silu(a) * (1 + b.exp()).log(), [1, 0]),
     "of one sign, a hyperbolic tangent": (lambda a, b: functional.silu(a) * (0.5 * (b / 2).tanh() + 0.5), [1, 0]),
     "of one sign, the normal one": (lambda a, b: a.tanh() * (0.5 * (1 + torch.erf(b / 2**0.5))), [1, 0]),
+    "a number that is added to another shape": (
+        lambda a, b: a.tanh() * (0.1 * b.tanh()[:, None] + 1 - 1)[:, 0],
+        [0.5, 0.5],
+    ),
     "of one sign, a root": (lambda a, b: a.tanh() * functional.softplus(b).sqrt(), [1, 0]),
     "of one sign, in pieces": (lambda a, b: a.tanh() * ((b + 3).clamp(0, 6) / 6), [1, 0]),
     "of two signs": (lambda a, b: functional.elu(a) * b.sigmoid(), [1, 0]),

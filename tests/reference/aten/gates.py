@@ -131,7 +131,8 @@ class Gates:
             return weakest
         if node.name not in LASTS | {"addcmul"}:
             return NONE
-        if weakest == ACTIVATION and self._adds_a_number(node, inputs) and self._is_of_one_sign(node.outputs[0]):
+        is_written = before.is_curved and self._adds_a_number(node, inputs)
+        if weakest == ACTIVATION and is_written and self._is_of_one_sign(node.outputs[0]):
             return SURE
         return weakest
 
