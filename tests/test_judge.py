@@ -122,6 +122,11 @@ def test_the_judge_follows_what_is_written_in_place():
     assert torch.allclose(judged(in_place, Recipe.ATTNLRP), plain, rtol=1e-12, atol=1e-14)
 
 
+def test_what_the_model_detaches_is_a_constant():
+    found = shares(lambda a, b, c, d: a.detach() * b + (c * d).detach() * b, Recipe.ATTNLRP)
+    assert found == pytest.approx([0, 1, 0, 0], abs=1e-12)
+
+
 @pytest.mark.parametrize("recipe", list(Recipe))
 def test_what_the_judge_does_not_know_it_names(recipe):
     with pytest.raises(JudgeError, match="no formula for logcumsumexp"):
@@ -185,6 +190,32 @@ def test_an_exponential_is_a_scale(recipe):
     assert shares(lambda a, b, c, d: (a * (1 - b.exp())) @ c.T, recipe) == pytest.approx([0.5, 0, 0.5, 0], abs=1e-12)
 
 
+@pytest.mark.parametrize("recipe", list(Recipe))
+def test_a_sigmoid_by_a_negative_power_is_no_exponential(recipe):
+    found, wanted = (shares(lambda a, b, c, d, g=g: g(a) * b, recipe) for g in (
+        lambda a: (1 + (-a).exp()) ** -1, torch.sigmoid,
+    ))  # fmt: skip
+    assert found == pytest.approx(wanted, abs=1e-12)
+    assert shares(lambda a, b, c, d: (1 + (-a).exp()) ** -1 * b, recipe)[0] == (recipe is Recipe.ATTNLRP) / 2
+
+
+def test_a_triangular_solve_shares_by_its_factors():
+    """``x = (b c, −(a d) b c)``: ``a d`` is two factors of ``(a d) x_1``, ``x_1``, which is solved for, is one."""
+    a, b, c, d = (torch.tensor([number], dtype=torch.float64) for number in (2.0, 3.0, 5.0, 7.0))
+    one, none = torch.ones(1, dtype=a.dtype), torch.zeros(1, dtype=a.dtype)
+
+    def solve():
+        matrix = torch.stack([torch.cat([one, none]), torch.cat([a * d, one])])
+        x = torch.linalg.solve_triangular(matrix, torch.stack([b * c, none]), upper=False, unitriangular=True)
+        return x[1] * b
+
+    found = judge(solve, lambda x: x.sum(), [a, b, c, d], Recipe.ATTNLRP)
+    # x is a product of two, as its right-hand side is, and so it has two thirds of x b
+    of_x = found.value * 2 / 3
+    wanted = [of_x / 3, of_x / 6 + found.value / 3, of_x / 6, of_x / 3]
+    assert [float(each) for each in found.relevance] == pytest.approx([float(each) for each in wanted], rel=1e-12)
+
+
 def test_a_state_that_decays_is_as_many_factors_as_what_is_added_to_it():
     """``h = exp(a) h + b c``, three times, and ``d · h``: the product has three factors, however long it ran."""
 
@@ -197,12 +228,13 @@ def test_a_state_that_decays_is_as_many_factors_as_what_is_added_to_it():
     assert shares(scan) == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3], abs=1e-12)
 
 
-def test_the_judge_has_the_relevance_of_a_state_space_model_that_the_plain_loops_have():
+@pytest.mark.parametrize("recipe", list(Recipe))
+def test_the_judge_has_the_relevance_of_a_state_space_model_that_the_plain_loops_have(recipe):
     draw = numpy.random.default_rng(5)
     x, b, c = draw.normal(size=(6, 2, 3)), draw.normal(size=(6, 2, 4)), draw.normal(size=(6, 2, 4))
     dt, a, d = draw.normal(size=(6, 2)), -numpy.exp(draw.normal(size=(2, 4))), draw.normal(size=2)
     none, weights = numpy.zeros(2), draw.normal(size=(6, 2, 3))
-    expected = state_space.explain(x, dt, a, b, c, d, none, weights)
+    expected = state_space.explain(x, dt, a, b, c, d, none, weights, recipe is Recipe.LRP)
     inputs = [torch.tensor(each) for each in (x, dt, b, c)]
 
     def scan():
@@ -214,7 +246,7 @@ def test_the_judge_has_the_relevance_of_a_state_space_model_that_the_plain_loops
             out.append((h @ c[t, :, :, None])[..., 0] + torch.tensor(d)[:, None] * x[t])
         return torch.stack(out)
 
-    found = judge(scan, lambda y: (torch.tensor(weights) * y).sum(), inputs, Recipe.ATTNLRP)
+    found = judge(scan, lambda y: (torch.tensor(weights) * y).sum(), inputs, recipe)
     for mine, name in zip(found.relevance, ("x", "dt", "b", "c"), strict=True):
         assert torch.allclose(mine, torch.tensor(expected[name]), rtol=1e-9, atol=1e-11), name
 
@@ -252,14 +284,40 @@ def test_what_divides_is_a_constant(recipe):
     )
 
 
+CHOSEN = torch.tensor([[True, False, True, False, False]])
 GATED = {
     "a sigmoid": (lambda a, b: a * b.sigmoid(), [1, 0]),
     "an activation": (lambda a, b: a * functional.silu(b).T.T, [1, 0]),
     "a selected sigmoid": (lambda a, b: a[:, 1:] * (1 - b.sigmoid())[:, 1:], [1, 0]),
-    "a selected activation is the signal": (lambda a, b: a[:, 1:] * functional.silu(b)[:, 1:], [0.5, 0.5]),
+    "a selected activation": (lambda a, b: a[:, 1:] * functional.silu(b)[:, 1:], [1, 0]),
+    "a new axis": (lambda a, b: a[:, None] * functional.silu(b)[:, None], [1, 0]),
+    "a scaled sum": (lambda a, b: a * (2 * b.tanh() - functional.silu(b).cumsum(1)), [1, 0]),
+    "an activation in a norm": (lambda a, b: a * functional.layer_norm(functional.gelu(b), (5,)), [1, 0]),
+    "put together": (lambda a, b: torch.cat([a, a]) * torch.cat([b.tanh(), b.relu()]), [1, 0]),
+    "put together with what is none": (lambda a, b: torch.cat([a, a]) * torch.cat([b.tanh(), b]), [0.5, 0.5]),
+    "a sum with what is none": (lambda a, b: a * (b.tanh() + b.roll(1)), [0.5, 0.5]),
+    "a layer ends it": (lambda a, b: a * (b.sigmoid() @ torch.ones(5, 5, dtype=b.dtype)), [0.5, 0.5]),
+    "a first power": (lambda a, b: a * b**1, [0.5, 0.5]),
+    "a cube": (lambda a, b: a * b**3, [1, 0]),
+    "a root": (lambda a, b: a * b.abs().sum(-1, keepdim=True) ** 0.5, [1, 0]),
+    "a product of gates": (lambda a, b: a.tanh() * (b.sigmoid() * b.roll(1).sigmoid()), [1, 0]),
     "the surer one": (lambda a, b: functional.silu(a) * (1 / (1 + (-b).exp())), [1, 0]),
-    "a clamp from 0 up is a ReLU": (lambda a, b: a * (b + 3).clamp(min=0) * 1, [1, 0]),
+    "a negative power": (lambda a, b: functional.silu(a) * (1 + (-b).exp()) ** -1, [1, 0]),
+    "of one sign": (lambda a, b: functional.silu(a) * functional.softplus(b), [1, 0]),
+    "of one sign, negative": (lambda a, b: functional.silu(a) * functional.logsigmoid(b), [1, 0]),
+    "of one sign, written": (lambda a, b: functional.silu(a) * (1 + b.exp()).log(), [1, 0]),
+    "of one sign, a hyperbolic tangent": (lambda a, b: functional.silu(a) * (0.5 * (b / 2).tanh() + 0.5), [1, 0]),
+    "of one sign, the normal one": (lambda a, b: a.tanh() * (0.5 * (1 + torch.erf(b / 2**0.5))), [1, 0]),
+    "of one sign, a root": (lambda a, b: a.tanh() * functional.softplus(b).sqrt(), [1, 0]),
+    "of one sign, in pieces": (lambda a, b: a.tanh() * ((b + 3).clamp(0, 6) / 6), [1, 0]),
+    "of two signs": (lambda a, b: functional.elu(a) * b.sigmoid(), [1, 0]),
+    "of two signs, both": (lambda a, b: functional.elu(a) * torch.erf(b), [0.5, 0.5]),
+    "a sigmoid and an exponential": (lambda a, b: a.sigmoid() * b.exp(), [1, 0]),
+    "a clamp from 0 up is a ReLU": (lambda a, b: a * b.clamp(min=0) * 1, [1, 0]),
+    "a clamp is none": (lambda a, b: a * b.clamp(max=0.1), [0.5, 0.5]),
     "a clamped activation is one": (lambda a, b: a * functional.silu(b).clamp(max=0.1), [1, 0]),
+    "chosen from a signal": (lambda a, b: a * torch.where(CHOSEN, b, 2 * b), [0.5, 0.5]),
+    "chosen from a gate": (lambda a, b: a.tanh() * torch.where(CHOSEN, b.sigmoid(), 2 * b.sigmoid()), [1, 0]),
     "two alike": (lambda a, b: a.sigmoid() * b.sigmoid(), [0.5, 0.5]),
 }
 
@@ -269,6 +327,37 @@ def test_of_a_gated_product_the_signal_takes_all(name):
     function, wanted = GATED[name]
     found = shares(lambda a, b, c, d: function(a, b), Recipe.LRP)
     assert found[:2] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_what_the_other_factor_is_made_of_is_no_gate():
+    """``u (W u + a)`` for an activation ``u``, in another shape or scale; but for a sigmoid, which says how much."""
+    generator = torch.Generator().manual_seed(9)
+    w = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+
+    def part_of_a(u, made, wanted):
+        value = (u * (made @ w + FACTORS[0])).sum()
+        return wanted * float((u * FACTORS[0]).sum() / value)
+
+    silu, sigmoid = functional.silu(FACTORS[1]), FACTORS[1].sigmoid()
+    found = shares(lambda a, b, c, d: -(u := functional.silu(b))[:, None][:, 0] * -(u @ w + a), Recipe.LRP)
+    assert found[0] == pytest.approx(part_of_a(silu, silu, 0.5), abs=1e-12)
+    found = shares(lambda a, b, c, d: (u := b.sigmoid()) * (u @ w + a), Recipe.LRP)
+    assert found[0] == pytest.approx(part_of_a(sigmoid, sigmoid, 1), abs=1e-12)
+
+    def halves(a, b, c, d):
+        u, v = functional.silu(torch.cat([b, c], 1)).chunk(2, 1)
+        return u * (v @ w + a)
+
+    wanted = part_of_a(silu, functional.silu(FACTORS[2]), 1)
+    assert shares(halves, Recipe.LRP)[0] == pytest.approx(wanted, abs=1e-12)
+
+
+def test_what_a_gate_has_multiplied_is_not_made_of_it():
+    def twice(a, b, c, d):
+        u = functional.silu(b)
+        return u * (u * a)
+
+    assert shares(twice, Recipe.LRP) == pytest.approx([1, 0, 0, 0], abs=1e-12)
 
 
 def test_the_identity_rule_ends_where_it_would_be_steep():

@@ -297,7 +297,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if is_divisor and not _functions.is_logistic(x):
         return run.apply("norm", lambda x: func(x, exponent), x)
     y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
-    return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
+    return keep_gate(run.recipe, y, x) if run.asks_for_gates and not is_divisor else y  # one over 1 + exp(x) is none
 
 
 KEEPING = ("sqrt",)

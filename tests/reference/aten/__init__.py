@@ -11,10 +11,10 @@ is zero. Per call ``y = f(x…)``:
   3.2 and 3.3), or all to the signal (Arras et al. 2025, D.4) where one is a gate, and all to what an exponential scales
   (Jafari et al. 2024);
 - softmax ``s`` of ``u``: ``c_u = s ⊙ (c_s − Σ s c_s)`` (AttnLRP, Prop. 3.1), or a constant (Ali et al. 2022);
-- norms: what divides is a constant (Ali et al. 2022).
+- norms: what divides is a constant (Ali et al. 2022); and so is what the model itself detaches.
 
-The judge takes two things from ``docs/design/engine.md``, for no paper has them: that bound, and what a gate's mark
-survives.
+The judge takes two things from ``docs/design/engine.md``, for no paper has them: that bound, and what is a
+gate, and for how long (:mod:`.gates`).
 """
 
 from __future__ import annotations

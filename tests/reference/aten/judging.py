@@ -163,7 +163,7 @@ class _Way:
             if self.carries(node.args[0]):
                 yield from _adjoint(node, [node.args[0]], c, 0)
         elif name == "linalg_solve_triangular":
-            yield from _forward_substitution(node, c[0])
+            yield from _forward_substitution(node, c[0], self.sharing.of_solve(node))
         elif name in NORMS:
             yield from NORMS[name](node, c[0])
         elif name in FUNCTIONS:
@@ -264,8 +264,9 @@ def _batch_norm(node: Node, c: Tensor) -> Shares:
     yield x, c * scale.reshape(1, -1, *[1] * (c.ndim - 2))
 
 
-def _forward_substitution(node: Node, c: Tensor) -> Shares:
-    """``x_i = (b_i − Σ_j a_ij x_j) / a_ii``, row after row; each product halves, and ``a_ii`` is a constant."""
+def _forward_substitution(node: Node, c: Tensor, share: float) -> Shares:
+    """``x_i = (b_i − Σ_j a_ij x_j) / a_ii``, row after row; ``a_ij`` gets a share of each
+    product, and ``a_ii`` is a constant."""
     a, b = node.args[:2]
     if not node.kwargs.get("left", True):
         raise JudgeError("no formula for a triangular solve from the right")
@@ -277,8 +278,8 @@ def _forward_substitution(node: Node, c: Tensor) -> Shares:
             c[..., i, :] /= lower[..., i, i, None]
         for j in rows:
             if j != i:
-                of_a[..., i, j] = -(x[..., j, :] * c[..., i, :]).sum(-1) / 2
-                c[..., j, :] -= lower[..., i, j, None] * c[..., i, :] / 2
+                of_a[..., i, j] = -share * (x[..., j, :] * c[..., i, :]).sum(-1)
+                c[..., j, :] -= (1 - share) * lower[..., i, j, None] * c[..., i, :]
     if depends(a):
         yield a, of_a * (lower != 0)
     if depends(b):

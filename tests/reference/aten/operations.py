@@ -65,15 +65,12 @@ FUNCTIONS = frozenset(
 """Element-wise functions of one tensor; other tensors among their arguments are constants, or else they are refused."""
 
 BOUNDS = frozenset("clamp clamp_min clamp_max".split())
-KEEPS = BOUNDS | frozenset("pow square sqrt abs relu leaky_relu".split())
-"""Functions of a sure gate that are one."""
-
-ACTIVATIONS = FUNCTIONS - BOUNDS - frozenset("rsqrt reciprocal nan_to_num".split())
-"""Those that make a tensor a gate."""
+KEEPS = frozenset("pow square sqrt abs relu leaky_relu".split())
+"""Functions of a gate that are no weaker one."""
 
 SOFTMAXES = frozenset({"_softmax", "_safe_softmax"})
-GATES = frozenset({"sigmoid", "hardsigmoid", "erf"}) | SOFTMAXES
-"""Those that gate wherever they meet another one: what they give is a share."""
+OF_ONE_SIGN = frozenset("sigmoid hardsigmoid softplus log_sigmoid_forward erfc cosh".split()) | SOFTMAXES
+"""Functions of one sign everywhere: what they give says how much, and nothing else."""
 
 EXPONENTIALS = frozenset({"exp", "exp2"})
 QUOTIENTS = frozenset({"div", "true_divide"})
@@ -84,15 +81,15 @@ SAME = frozenset("clone contiguous _to_copy copy copied".split())
 
 SHAPES = SAME | frozenset(
     "view _unsafe_view reshape _reshape_alias view_as t transpose permute numpy_T movedim swapaxes expand squeeze "
-    "flat".split()
+    "unsqueeze flat".split()
 )
-"""What gives a tensor another shape; but for a new axis, which is an index (``x[:, None]``) as often as not."""
+"""What gives a tensor another shape."""
 
 SELECTS = frozenset(
     """
     slice select split split_with_sizes unsafe_split unsafe_split_with_sizes unbind chunk unsafe_chunk index
     _unsafe_index index_select gather take take_along_dim repeat repeat_interleave roll flip topk sort tril triu
-    masked_fill read pad constant_pad_nd unsqueeze
+    masked_fill read pad constant_pad_nd
     """.split()
 )
 """What selects of one tensor, once or many times, or puts constants beside it."""
@@ -106,6 +103,19 @@ JOINS = frozenset(
     """.split()
 )
 """What puts tensors together, or takes the one or the other."""
+
+SCALINGS = frozenset("mul div true_divide neg".split())
+"""What scales, where only the first or the other of two carries relevance."""
+
+POOLS = frozenset(
+    """
+    sum mean cumsum index_add scatter_add trace avg_pool1d avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool1d
+    upsample_bilinear2d upsample_bicubic2d upsample_nearest2d upsample_nearest1d upsample_linear1d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa native_layer_norm native_group_norm _fused_rms_norm
+    native_batch_norm _native_batch_norm_legit_no_training
+    """.split()
+)
+"""What sums with constant weights that are no layer's; a norm too, for what divides is a constant."""
 
 NORMALISERS = frozenset("rsqrt reciprocal std norm linalg_vector_norm".split())
 """What divides: a constant, if it is no function of what it divides."""

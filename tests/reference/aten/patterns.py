@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_iter
 
-from tests.reference.aten.operations import BILINEAR, EXPONENTIALS, FUNCTIONS, QUOTIENTS, SAME
+from tests.reference.aten.operations import BILINEAR, FUNCTIONS, QUOTIENTS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
@@ -27,13 +27,11 @@ PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute t
 class Patterns:
     """What was found: by the index of a node.
 
-    ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result;
-    ``logistic``: those of the functions that are one over a number and an exponential.
+    ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
     softmaxes: dict[int, tuple[Value, Value]] = field(default_factory=dict)
-    logistic: set[int] = field(default_factory=set)
 
 
 def find(tape: Tape) -> Patterns:
@@ -57,8 +55,6 @@ def find(tape: Tape) -> Patterns:
             base = _chained(node, found)
             if base is not None:
                 found.functions[node.index] = base
-                if (one_over or node.name == "reciprocal") and _holds(node, EXPONENTIALS):
-                    found.logistic.add(node.index)
     return found
 
 
@@ -132,12 +128,6 @@ def _chained(node: Node, found: Patterns) -> Value | None:
     if inner.index in found.functions:
         return found.functions[inner.index]
     return inner.values[0] if inner.name in FUNCTIONS and len(inner.values) == 1 else None
-
-
-def _holds(node: Node, names: frozenset[str]) -> bool:
-    """Whether a function of a function plus a number is one of such a function."""
-    inner = _back(node.values[0], ARITHMETIC | SAME).node
-    return inner is not None and inner.name in names
 
 
 def depends(value: object) -> bool:

@@ -6,22 +6,19 @@
   a softmax, a norm in one call and a sum of two are one factor.
 - An exponential is a scale, held constant (Jafari et al. 2024): what it is multiplied with gets all. A product with one
   decays; a sum of what decays and of what is added to it leads on, as a selection does.
-- Under CP-LRP, of an element-wise product, the gate gets nothing (Arras et al. 2025, D.4): of two that are different
-  gates, the surer one is.
+- Under CP-LRP, of an element-wise product, the gate gets nothing (Arras et al. 2025, D.4); which one that is, says
+  :mod:`.gates`.
+- A triangular solve is its substitution, in which what is solved for is one factor.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tests.reference.aten.gates import SCALE, Gates
 from tests.reference.aten.operations import (
-    ACTIVATIONS,
     BILINEAR,
-    BOUNDS,
-    EXPONENTIALS,
-    GATES,
     JOINS,
-    KEEPS,
     MATRIX,
     QUOTIENTS,
     SELECTS,
@@ -35,12 +32,9 @@ if TYPE_CHECKING:
     from tests.reference.aten.patterns import Patterns
     from tests.reference.aten.tape import Node, Value
 
-NONE, ACTIVATION, SURE, SCALE = range(4)
-"""How sure a gate is: none; an activation's output; a sigmoid's or softmax's; an exponential's."""
-
 
 class Sharing:
-    """Of every value of a tape: how many factors it has, how sure a gate it is, whether an exponential decays it.
+    """Of every value of a tape: how many factors it has, how strong a gate it is, whether an exponential decays it.
 
     :meth:`add` is told the calls in the order of the tape; :meth:`split` is asked on the way back.
     """
@@ -49,7 +43,7 @@ class Sharing:
         """``gated``: whether the gate of an element-wise product gets nothing (CP-LRP)."""
         self.patterns, self.carries, self.gated = patterns, carries, gated
         self.counts: dict[int, int] = {}
-        self.gates: dict[int, int] = {}
+        self.gates = Gates(patterns, carries)
         self.decayed: set[int] = set()
 
     def add(self, node: Node) -> None:
@@ -57,9 +51,10 @@ class Sharing:
         inputs = [value for value in node.values if self.carries(value)]
         factors = self._factors(node)
         count, decayed = self._count(node, inputs, factors), self._decays(node, inputs, factors)
-        gate = self._gate(node, inputs, factors)
+        held = self._held(node, *factors) if factors else None
+        self.gates.add(node, inputs, None if held is None else factors[held])
         for value in node.outputs:
-            self.counts[id(value)], self.gates[id(value)] = count, gate
+            self.counts[id(value)] = count
             if decayed:
                 self.decayed.add(id(value))
 
@@ -79,6 +74,11 @@ class Sharing:
         count = self._own(node.args[0])
         return 1.0 if self.gated else count / (count + 1)
 
+    def of_solve(self, node: Node) -> float:
+        """The part that an element of the matrix of a triangular solve has of its products."""
+        count = self._own(node.args[0])
+        return count / (count + 1) if self.carries(node.args[0]) else 0.0
+
     # ------------------------------------------------------------------------------ small
 
     def _factors(self, node: Node) -> list[Value]:
@@ -96,12 +96,10 @@ class Sharing:
         """Which factor is held constant."""
         if node.name in QUOTIENTS:
             return 1
-        gates = [self.gates.get(id(value), NONE) for value in (a, b)]
-        if gates[0] == gates[1]:
-            return None
-        if SCALE in gates or (self.gated and node.name not in MATRIX):
-            return gates.index(max(gates))
-        return None
+        scales = [self.gates.strength(value) == SCALE for value in (a, b)]
+        if any(scales):
+            return None if all(scales) else scales.index(True)
+        return self.gates.of(a, b) if self.gated and node.name not in MATRIX else None
 
     def _own(self, value: Value) -> int:
         return self.counts.get(id(value), 1) or 1
@@ -113,7 +111,7 @@ class Sharing:
     # ------------------------------------------------------------------------- the factors
 
     def _count(self, node: Node, inputs: list[Value], factors: list[Value]) -> int:
-        if self._is_scale(node):
+        if self.gates.is_scale(node):
             return 0
         if self._is_whole(node):
             return 1
@@ -121,11 +119,13 @@ class Sharing:
             held = self._held(node, *factors)
             if held is not None:
                 return self._own(factors[1 - held])
-            if all(self.gates.get(id(value)) == SCALE for value in factors):
+            if all(self.gates.strength(value) == SCALE for value in factors):
                 return 0
             return sum(map(self._own, factors))
         if node.name == "glu":
             return self._own(node.args[0]) + (not self.gated)
+        if node.name == "linalg_solve_triangular":
+            return self._own(node.args[1]) if all(map(self.carries, node.args[:2])) else 1
         if node.name in SUMMATIONS:
             summands = [value for value in inputs if self.counts.get(id(value), 1)]
             if len(summands) > 1 and not any(id(value) in self.decayed for value in summands):
@@ -141,47 +141,11 @@ class Sharing:
         )  # fmt: skip
 
     def _decays(self, node: Node, inputs: list[Value], factors: list[Value]) -> bool:
-        if self._is_scale(node) or self._is_whole(node):
+        if self.gates.is_scale(node) or self._is_whole(node):
             return False
         if factors:
             held = self._held(node, *factors)
             if held is None:
                 return False
-            return self.gates.get(id(factors[held])) == SCALE or id(factors[1 - held]) in self.decayed
+            return self.gates.strength(factors[held]) == SCALE or id(factors[1 - held]) in self.decayed
         return len(inputs) == 1 and self._leads_on(node) and id(inputs[0]) in self.decayed
-
-    # --------------------------------------------------------------------------- the gates
-
-    def _is_scale(self, node: Node) -> bool:
-        if node.index in self.patterns.softmaxes:
-            return False
-        return node.name in EXPONENTIALS or (node.name == "pow" and self.carries(node.args[1]))
-
-    def _gate(self, node: Node, inputs: list[Value], factors: list[Value]) -> int:
-        if self._is_scale(node):
-            return SCALE
-        if node.name in GATES or node.index in self.patterns.softmaxes or node.index in self.patterns.logistic:
-            return SURE
-        weakest = min((self.gates.get(id(value), NONE) for value in inputs), default=NONE)
-        if node.name in BOUNDS and len(inputs) == 1 and not _is_relu(node):
-            return weakest  # between bounds a gate is a gate, a signal a signal
-        if node.name in KEEPS and weakest >= SURE and len(inputs) == 1:
-            return weakest
-        if self._is_whole(node):
-            return ACTIVATION
-        if node.name in ACTIVATIONS or (node.name in ("clamp", "clamp_min") and _is_relu(node)):
-            return ACTIVATION
-        if node.name in SHAPES and len(inputs) == 1:
-            return weakest
-        if factors:
-            held = self._held(node, *factors)
-            if held is not None and node.name in QUOTIENTS:
-                weakest = self.gates.get(id(factors[1 - held]), NONE)
-            return weakest if weakest >= SURE else NONE
-        alone = len(inputs) == 1 and node.name in SELECTS | SUMMATIONS | {"mul", "div", "true_divide", "neg"}
-        return weakest if weakest >= SURE and (alone or node.name in JOINS) else NONE
-
-
-def _is_relu(node: Node) -> bool:
-    """Whether a clamp is from 0 up."""
-    return node.name != "clamp_max" and node.args[1] == 0 and (len(node.args) < 3 or node.args[2] is None)

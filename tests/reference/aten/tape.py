@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter, tree_map
 
 if TYPE_CHECKING:
@@ -333,6 +333,16 @@ class _Wide(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Detached(TorchFunctionMode):
+    """What a model itself detaches is a constant."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ == "detach":
+            with _disable_current_modes():
+                return args[0].detach().clone()
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def wide() -> Iterator[None]:
     """What a model casts to float32 stays in float64, and so does what it makes of nothing."""
@@ -358,7 +368,7 @@ def record(floating: list[Tensor]) -> Iterator[Tape]:
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
             for tensor in floating:
                 tape.add_source(tensor)
-            with tape:
+            with tape, _Detached():
                 yield tape
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
