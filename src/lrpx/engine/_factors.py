@@ -86,7 +86,8 @@ def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
     if node is not None:
         if gate_strength(gate) == EXPONENTIAL:
             node.metadata[DECAYED] = True
-        if run.has_scales or kind(node) not in LEADS_ON:  # else it is told when it is asked for
+        # a scaling leads on to the signal, and is told when it is asked for; a matrix product may end in another shape
+        if run.has_scales or kind(node) not in SCALES:
             node.metadata[FACTORS] = factors(run, signal)
     return out
 

@@ -24,7 +24,7 @@ from lrpx.engine._nodes import OWN, SCALES, SHAPES, kind
 from lrpx.engine._tensors import any_carries, carries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from lrpx.recipes import Recipe
 
@@ -68,14 +68,21 @@ def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
         return any(bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all()) for sign in (1, -1))
 
 
-def any_gate(values: Iterable[Any]) -> bool:
-    """Whether a gate is among the arguments of a torch function, also in lists."""
+def any_gate(args: Sequence[Any], tensors: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether a gate is among a call's arguments: at the places of tensors, or in the lists at others."""
+    for i in tensors:
+        if GATE in args[i].__dict__:
+            return True
+    return bool(others) and any_gate_in([args[i] for i in others])
+
+
+def any_gate_in(values: Iterable[Any]) -> bool:
+    """Whether a gate is among values, also in lists."""
     for value in values:
-        kind = type(value)
-        if kind is Tensor:
+        if isinstance(value, Tensor):
             if GATE in value.__dict__:
                 return True
-        elif (kind is tuple or kind is list) and any_gate(value):
+        elif isinstance(value, (tuple, list)) and any_gate_in(value):
             return True
     return False
 

@@ -11,13 +11,13 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
-from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
+from lrpx.engine._gates import any_gate, any_gate_in, keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
 from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_foreign, layout
+from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, as_own, carries, has_foreign, layout
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -58,7 +58,7 @@ class RuleMode(TorchFunctionMode):
             or (kwargs and ("out" in kwargs or not nodes.knows(kwargs.values())))
         ):
             return self._careful(func, types, args, kwargs)
-        tensors, others, is_bare = layout(tuple(map(type, args)))
+        tensors, others, is_bare = layout((*map(type, args),))
         for i in tensors:  # as nodes.knows() does
             node = (value := args[i]).grad_fn
             if value.requires_grad if node is None else not nodes.first <= node._sequence_nr() < nodes.last:
@@ -67,13 +67,13 @@ class RuleMode(TorchFunctionMode):
             return self._careful(func, types, args, kwargs)
         handler = row.handler
         if run.asks_for_gates and row.gate is not None:
-            has_gates = any_gate(args) or (kwargs and any_gate(kwargs.values()))
+            has_gates = any_gate(args, tensors, others) or (kwargs and any_gate_in(kwargs.values()))
             strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
             out = handler(run, func, args, kwargs)
             if has_gates or (args and out is args[0]):  # else what is made of them is none
                 out = self._marked(name, row, out, args, kwargs, strength)
-        elif handler is plain and is_bare and not kwargs:
-            out = func(*args)
+        elif handler is plain and is_bare and (not kwargs or PLAIN.issuperset(map(type, kwargs.values()))):
+            out = func(*args, **kwargs)
         else:
             out = handler(run, func, args, kwargs)
         if nodes.waiting:

@@ -130,7 +130,9 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection; of the rows of a table by the ids of tokens, a look-up as an embedding's is."""
     x, at = args
-    if type(x) is not Tensor and isinstance(x, Parameter):  # the first is the cheaper question
+    if type(x) is Tensor and x.requires_grad and not x.__dict__ and type(at) is not Parameter:  # nearly always
+        return func(x, at)
+    if isinstance(x, Parameter):
         if (place := _lookup(at, run.is_lookup)) is not None:
             return _looked_up(run, x, func(x.detach(), at), *place)
     elif not x.requires_grad and x.is_floating_point():
