@@ -44,6 +44,8 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = args if len(args) == 2 else pair(args, kwargs)[:2]
     a = a if type(a) is Tensor else constants(a)
     b = b if type(b) is Tensor else constants(b)
+    if run.has_scales and (softmax := _functions.times_inverse(run, func, a, b)) is not None:
+        return softmax
     a_carries, b_carries = carries(a), carries(b)
     if not (a_carries and b_carries):
         out = func(a, b)
@@ -51,8 +53,12 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             _functions.scaled(out, a, lambda a: func(a, b))
         elif b_carries:
             _functions.scaled(out, b, lambda b: func(a, b))
-        elif type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
-            return _functions.of_whole_numbers(run, out, a)
+        else:
+            if run.has_scales:
+                _functions.keep_exponents(func, out, (a, b), {})
+            if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
+                return _functions.of_whole_numbers(run, out, a)
+            return out
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)
@@ -295,7 +301,8 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         x = _broadcast(x, exponent)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     if is_divisor and not _functions.is_logistic(x):
-        return run.apply("norm", lambda x: func(x, exponent), x)
+        op = lambda x: func(x, exponent)  # noqa: E731
+        return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 

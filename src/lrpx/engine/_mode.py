@@ -11,6 +11,7 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
+from lrpx.engine._functions import keep_exponents
 from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import newest
 from lrpx.engine._operation import unknown
@@ -71,7 +72,7 @@ class RuleMode(TorchFunctionMode):
             strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
             out = handler(run, func, args, kwargs)
             if has_gates or (args and out is args[0]):  # else what is made of them is none
-                out = self._marked(name, row, out, args, kwargs, strength)
+                out = self._marked(func, row, out, args, kwargs, strength)
         elif handler is plain and is_bare and not kwargs:
             out = func(*args)
         else:
@@ -116,7 +117,7 @@ class RuleMode(TorchFunctionMode):
                 out = as_own(out)
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
-        out = self._marked(name, row, out, args, kwargs, strength)
+        out = self._marked(func, row, out, args, kwargs, strength)
         if nodes.waiting:
             nodes.close()
         nodes.last = newest()
@@ -124,7 +125,7 @@ class RuleMode(TorchFunctionMode):
 
     def _marked(
         self,
-        name: str,
+        func: Any,
         row: Operation | None,
         out: Any,
         args: tuple[Any, ...],
@@ -133,12 +134,14 @@ class RuleMode(TorchFunctionMode):
     ) -> Any:
         """``out``, with what rules must know of it: whether it is a gate (``strength``: that of what was put together),
         or a constant that was made of the input."""
-        run = self.run
+        run, name = self.run, func.__name__
         if strength is not None:
             put_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
         elif run.asks_for_gates and row is not None and row.gate is not None and row.gate != "joins":
             made_of = args[:3] or tuple(kwargs.values())
             out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
+        if run.has_scales and row is not None and row.gate is not None:
+            keep_exponents(func, out, args, kwargs)
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out

@@ -84,7 +84,12 @@ def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__self__.__name__ not in TRANSPOSES:
         return func(*args)
     x = args[0]
-    return func(x.detach()) if type(x) is Parameter else move_gate(func(*args), x)
+    if type(x) is Parameter:
+        return func(x.detach())
+    out = move_gate(func(x), x)
+    if run.has_scales:
+        _functions.keep_exponents(func.__self__.__get__, out, (x,), {})
+    return out
 
 
 def hook(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
