@@ -58,7 +58,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
                 _functions.keep_exponents(func, out, (a, b), {})
             if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
                 return _functions.of_whole_numbers(run, out, a)
-            return out
+            return run.computed_ids(out, a, b)
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)
@@ -172,7 +172,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return as_it_is(run, why, func, (x, *rest), settings)
         x = _broadcast(x, *others)
     if not carries(x):
-        return func(x, *rest, **settings)
+        return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(run, x, activation(run, func, (x.clone(), *rest), settings))
@@ -236,11 +236,11 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         run.under("activation")
         out = func(*args, **kwargs)
         if not carries(out):
-            return out
+            return run.computed_ids(out, x)
         mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):
-        return func(x, *rest, **settings)
+        return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(run, x, homogeneous(run, func, (x.clone(), *rest), settings))
@@ -253,7 +253,7 @@ def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
-        return func(*detached, **settings)
+        return run.computed_ids(func(*detached, **settings), x)
     if func.__name__ in ("heaviside", "floor_divide", "__floordiv__"):
         raise run.refuse_rule("activation", func.__name__, "which has no derivative in torch")
     return run.apply("activation", lambda x: func(x, *rest, **settings), x)

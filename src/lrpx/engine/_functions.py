@@ -210,6 +210,8 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             _mark_shifted(run, out, a)
         elif out is not a and a is not b and a.requires_grad and b.requires_grad:
             _summed(out, a, b, func)
+    elif type(out) is Tensor and not out.requires_grad:
+        run.computed_ids(out, *args, *kwargs.values())
     return out
 
 
@@ -268,6 +270,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
         return of_whole_numbers(run, out, args[0])
+    run.computed_ids(out, *args, *kwargs.values())
     if run.has_scales:
         keep_exponents(func, out, args, kwargs)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
@@ -475,6 +478,8 @@ def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A sum over dimensions, a selection or another shape."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
+    if type(out) is Tensor and not out.requires_grad:
+        run.computed_ids(out, *args)
     if isinstance(x, Tensor) and vars(x) and isinstance(out, Tensor) and out.is_floating_point():
         rest = args[1:]
         _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), SUMMED * (func.__name__ == "sum"))

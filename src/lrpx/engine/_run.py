@@ -445,6 +445,22 @@ class Run:
         if known is not None and copy is not ids:
             self._give(copy, known[1])
 
+    def computed_ids(self, out: Any, *made_of: Any) -> Any:
+        """``out``; whole numbers that were computed from ids of tokens are such ids too."""
+        if isinstance(out, Tensor) and not (out.is_floating_point() or out.is_complex() or out.dtype is torch.bool):
+            given = [each for value in made_of for each in (value if isinstance(value, (tuple, list)) else (value,))]
+            if any(map(self.is_given, given)):
+                self._give(out, is_tokens=True)
+        return out
+
+    def listed_ids(self, numbers: list[int]) -> Tensor | None:
+        """A list of whole numbers, as a tensor, if what is indexed with them is looked up for the model's input: they are
+        the ids of tokens that it was given, or the first indices there are."""
+        given = (each for each, is_tokens in self._given.values() if is_tokens and each.ndim)
+        if self.trace.sources and not any(numbers in (each.flatten().tolist(), *each.tolist()) for each in given):
+            return None
+        return torch.tensor(numbers)
+
     def _give(self, ids: Tensor, is_tokens: bool) -> None:
         base = ids if ids._base is None else ids._base
         self._given[id(base)] = base, is_tokens  # held, so that its number is no other's
