@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.bloom.modeling_bloom import BloomGelu
 from transformers.models.esm import modeling_esm
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
 from lrpx import rules
 from lrpx.engine import propagate
@@ -258,6 +259,23 @@ def test_esm_with_its_own_gelu_and_with_torchs(recipe: Recipe, monkeypatch: pyte
             trace.explain(model(input_ids=torch.tensor([[5, 9, 3, 17, 4]])).logits[0, 2, 7])
         found.append(trace.source_relevance(trace.sources[0]))
     near(*found)
+
+
+@every_family
+def test_recurrent_gemmas_square_root_is_torchs(recipe: Recipe) -> None:
+    """It is a custom autograd function, that no mode sees into."""
+
+    def gated(root: Function) -> Function:
+        def function(x: Tensor) -> Tensor:
+            a = -F.softplus(x @ UP)
+            scale = root(1 - torch.exp(2 * a))
+            reset = torch.zeros(2, 5, 1, dtype=torch.bool)
+            reset[:, 0] = True
+            return (x @ DOWN) * (reset + ~reset * scale)
+
+        return function
+
+    agree(gated(SqrtBoundDerivative.apply), gated(torch.sqrt), recipe)
 
 
 # ------------------------------------------------------------------------------------- softmax

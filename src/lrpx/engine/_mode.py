@@ -11,10 +11,11 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
+from lrpx import rules
 from lrpx.engine._functions import keep_exponents
 from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
-from lrpx.engine._graph import newest
-from lrpx.engine._operation import unknown
+from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
+from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
@@ -23,6 +24,17 @@ from lrpx.engine._tensors import TRANSPOSES, any_carries, as_own, carries, has_f
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
     from lrpx.engine._run import Run
+
+def _known(run: Run, value: Any) -> None:
+    """Let a tensor that a custom autograd function of a known name has made be what the table's operation makes of its
+    input, where the recipe has rules: so it is a function like others, and the gate that it is."""
+    name = made_by(value)
+    if name is not None and run.recipe.activation is not rules.unmodified:
+        (x,) = value.grad_fn.saved_tensors
+        torch_function = ELEMENT_WISE[name]
+        made = TABLE[torch_function.__name__].handler(run, torch_function, (x,), {})
+        write(run, value.detach_(), made)
+
 
 AUTOGRAD = frozenset({"grad", "backward"})
 
@@ -90,6 +102,9 @@ class RuleMode(TorchFunctionMode):
         row = TABLE.get(name)
         if newest() != nodes.last:
             run.meet_unseen()
+        if run.has_unseen:
+            for value in (*args, *kwargs.values()):
+                _known(run, value)
         has_hooks = hooks_of_saved(False) is not None
         if has_hooks:
             run.meet_hooks()

@@ -69,6 +69,7 @@ class Run:
         is_usual: whether nothing else than gates need be known of its result.
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
+        has_unseen: whether something in the model was made unseen.
         has_constants: whether something was changed in place into a constant.
     """
 
@@ -111,7 +112,7 @@ class Run:
         self.is_tapped = bool(self._on_calls)
         self.is_quick = not self.is_tapped and trace.ran is None
         self.is_usual = self.is_quick and not (self.asks_for_weights or self._on_rules)
-        self.has_constants = False
+        self.has_constants = self.has_unseen = False
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 
@@ -259,6 +260,8 @@ class Run:
         if self.replaying:
             self.nodes.last = newest()
             return
+        if self.active:  # from here on, what is given to a torch function may be made by one of ELEMENT_WISE
+            self.has_unseen, self.is_usual = True, False
         self.nodes.skip(self.where() if self.active else OUTSIDE)
 
     def meet_hooks(self) -> None:
