@@ -57,6 +57,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             if run.has_scales:
                 _functions.keep_exponents(func, out, (a, b), {})
             if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
+                _functions.divided(out, a, b)
                 return _functions.of_whole_numbers(run, out, a)
             return run.computed_ids(out, a, b)
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
@@ -106,6 +107,13 @@ def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
+    dim = rest[0] if rest else settings.get("dim")
+    if takes_all(run.recipe) and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
+        made = parts[0]
+        for part in parts[1:]:
+            made = product(run, torch.mul, (made, part), {})
+        keeps = settings.get("keepdim", len(rest) > 1 and rest[1])
+        return rules.with_gradient_of(func(x.detach(), *rest, **settings), made.unsqueeze(dim) if keeps else made)
     out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
     return _kernels.scaled_on_entry(out, out.numel() / max(x.numel(), 1)) if _shares(run) else out
 

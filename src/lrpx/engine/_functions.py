@@ -325,6 +325,10 @@ PART, SUMMED, INVERSE = range(3)
 """What has been done with exponentials."""
 SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
 """Functions that sum (of what is not negative, the 1-norm does)."""
+RECIPROCAL = "_lrpx_reciprocal"
+"""The attribute of a constant ``op(x)`` that is one over ``x``, or a number over it: ``(version, x, its version, op)``."""
+STACKED = "_lrpx_stacked"
+"""The attribute of what was stacked: ``(version, the parts, the dimension)``."""
 WEIGHTED = "_lrpx_weighted"
 """The attribute of a matrix product of exponentials and values: ``(version, exponentials, their version, again)``, where
 ``again(weights)`` is the product, under the recipe's rule, with these in the place of the exponentials; None where that
@@ -438,11 +442,42 @@ def _element(op: Op, i: int, x: Tensor) -> Any:
 
 def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, a reciprocal; of a sum of exponentials, a softmax's."""
+    if not carries(out):
+        _note(out, RECIPROCAL, x, op)
     found = _noted(x, EXPONENTS)
     if found is not None and found[2] == SUMMED:
         _keep_exponents(out, x, op, INVERSE)
         setattr(out, GATE, OF_EXPONENTS)  # what is made of it is looked at, as what is made of a gate is
     return out
+
+
+def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
+    """``out = a · number``; of a reciprocal, a number over what it was of."""
+    found = _noted(a, RECIPROCAL)
+    if found is not None:
+        x, op = found
+        _note(out, RECIPROCAL, x, lambda x: op(x) * number)
+    return out
+
+
+def one_over(b: Any) -> Tensor | None:
+    """``x``, where ``b`` is ``1 / x``, which a rule has made a constant: to divide by that is a product."""
+    found = _noted(b, RECIPROCAL) if isinstance(b, Tensor) else None
+    if found is None:
+        return None
+    x, op = found
+    return x if torch.equal(op(x.detach()), x.detach().reciprocal()) else None
+
+
+def stacked(out: Tensor, parts: Any, dim: int) -> None:
+    """Note what ``out`` was stacked of, along a dimension of it."""
+    setattr(out, STACKED, Note((out._version, tuple(parts), dim % out.ndim)))
+
+
+def parts_of(x: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """What ``x`` was stacked of, along this dimension; nothing, if that is not known."""
+    found = vars(x).get(STACKED)
+    return found[1] if found and found[0] == x._version and found[2] == dim % x.ndim else ()
 
 
 def is_sum_of_exponentials(x: Tensor) -> bool:

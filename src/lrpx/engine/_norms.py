@@ -267,6 +267,8 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, _, settings = pair(args, kwargs)
     if settings.get("rounding_mode") is not None:
         return step(run, func, (a, b), settings)
+    if not settings and carries(a) and (x := _functions.one_over(b)) is not None:
+        return rules.with_gradient_of(func(*detached(a, b)), product(run, torch.mul, (a, x), {}))
     if carries(b):
         if not settings and (whole := _functions.quotient(run, func, a, b)) is not None:
             return whole

@@ -44,6 +44,16 @@ def moving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+def stack(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors put beside one another; perhaps to be multiplied, as the gate and the signal."""
+    out = moving(run, func, args, kwargs)
+    if run.asks_for_gates and carries(out):
+        parts, dim = arguments(args, kwargs, "tensors", "dim")
+        if all(map(carries, parts)):
+            _functions.stacked(out, parts, dim or 0)
+    return out
+
+
 def linear_in_first(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """What is linear in its first argument, and in no other: a scaling, an integral, a quantile of a level."""
     args, kwargs = constants(args), constants(kwargs)
@@ -333,6 +343,7 @@ SELECTS = (
         "stays",
     )
     + _each("repeat repeat_interleave tile roll flip pad", "stays", moving)
+    + _each("stack", "joins", stack)
     + _each("index_select", "stays", index_select)
     + _each("gather take_along_dim", "stays", gather)
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
@@ -340,7 +351,7 @@ SELECTS = (
     + _each("masked_fill_", "stays", numbers=(2,))
     + _each("where", None, _functions.plain_where, numbers=(1, 2))
     + _each(
-        """cat concat concatenate stack hstack vstack dstack column_stack row_stack fliplr flipud take masked_scatter
+        """cat concat concatenate hstack vstack dstack column_stack row_stack fliplr flipud take masked_scatter
         masked_select _pad constant_pad_nd maximum minimum""",
         "joins",
         moving,
