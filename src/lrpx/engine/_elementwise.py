@@ -57,7 +57,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             if run.has_scales:
                 _functions.keep_exponents(func, out, (a, b), {})
             if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
-                _functions.divided(out, a, b)
+                _functions.divided(out, a, 1)
                 return _functions.of_whole_numbers(run, out, a)
             return run.computed_ids(out, a, b)
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out

@@ -326,11 +326,11 @@ PART, SUMMED, INVERSE = range(3)
 SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
 """Functions that sum (of what is not negative, the 1-norm does)."""
 RECIPROCAL = "_lrpx_reciprocal"
-"""The attribute of a constant ``op(x)`` that is one over ``x``, or a number over it: ``(version, x, its version, op)``."""
+"""The attribute of a constant ``op(x)`` one over ``x``, or a number over it: ``(version, x, its version, op)``."""
 STACKED = "_lrpx_stacked"
 """The attribute of what was stacked: ``(version, the parts, the dimension)``."""
 WEIGHTED = "_lrpx_weighted"
-"""The attribute of a matrix product of exponentials and values: ``(version, exponentials, their version, again)``, where
+"""The attribute of a matrix product of exponentials and values: ``(version, exponentials, their version, again)``;
 ``again(weights)`` is the product, under the recipe's rule, with these in the place of the exponentials; None where that
 is no softmax's product."""
 LOGSUM = "_lrpx_logsumexp"
@@ -405,7 +405,7 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
         if type(value) in (tuple, list):
             return type(value)(map(slots, value))
         if type(value) is Tensor and (value.requires_grad or EXPONENTS in vars(value)):
-            note = vars(value).get(EXPONENTS) or (-1,)
+            note: tuple[Any, ...] = vars(value).get(EXPONENTS) or (-1,)
             is_changed = value is out and name.endswith("_") and note[0] == value._version - 1
             if (note[0] != value._version and not is_changed) or note[1]._version != note[2]:
                 raise LookupError
@@ -487,7 +487,7 @@ def is_sum_of_exponentials(x: Tensor) -> bool:
 
 
 def keep_weighted(out: Tensor, a: Any, b: Any, again: Op | None) -> Tensor:
-    """``out = a @ b``, a product under the recipe's rule; of exponentials and others, perhaps before they are divided by
+    """``out = a @ b``, a product under the recipe's rule; of exponentials and others, perhaps before a division by
     their sum. ``again(a)``: the product with other weights, if that may be an attention's."""
     one, other = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
     if one is not None and one[2] == PART and not carries(b) and type(b) is Tensor and (b == b.flatten()[0]).all():
@@ -536,9 +536,12 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
             return _softmax(run, op(a.detach(), b.detach()), x, lambda x: op(above(x), below(x)))
     elif denominator is not None and denominator[2] == SUMMED and (weighted := _noted(a, WEIGHTED)) is not None:
         exponentials, again = weighted
-        if _noted(exponentials, EXPONENTS)[0] is denominator[0] and run.recipe.softmax is not rules.constant:
+        is_sum = (_noted(exponentials, EXPONENTS) or (None,))[0] is denominator[0]
+        if is_sum and run.recipe.softmax is not rules.constant:
             if again is None or b.shape != (*exponentials.shape[:-1], 1):
-                run.refuse("division, of values that exponentials were multiplied with, by the sum of these; divide first")
+                run.refuse(
+                    "division, of values that exponentials were multiplied with, by the sum of these; divide first"
+                )
             else:
                 weights = quotient(run, op, exponentials, b)
                 return rules.with_gradient_of(op(a.detach(), b.detach()), again(weights))

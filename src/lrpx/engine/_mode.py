@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
     from lrpx.engine._run import Run
 
+
 def _known(run: Run, value: Any) -> None:
     """Let a tensor that a custom autograd function of a known name has made be what the table's operation makes of its
     input, where the recipe has rules: so it is a function like others, and the gate that it is."""

@@ -155,7 +155,12 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection; of the rows of a table by the ids of tokens, a look-up as an embedding's is."""
     x, at = args
-    if type(at) is list and set(map(type, at)) == {int} and x.is_floating_point() and (isinstance(x, Parameter) or not x.requires_grad):
+    if (
+        type(at) is list
+        and set(map(type, at)) == {int}
+        and x.is_floating_point()
+        and (isinstance(x, Parameter) or not x.requires_grad)
+    ):
         ids = run.listed_ids(at) if run.sources or isinstance(x, Parameter) else None
         if ids is not None:
             return run.source(x, ids, func(x.detach(), at))

@@ -457,8 +457,8 @@ class Run:
         return out
 
     def listed_ids(self, numbers: list[int]) -> Tensor | None:
-        """A list of whole numbers, as a tensor, if what is indexed with them is looked up for the model's input: they are
-        the ids of tokens that it was given, or the first indices there are."""
+        """A list of whole numbers, as a tensor, if what is indexed with them is looked up for the model's input: they
+        are the ids of tokens that it was given, or the first indices there are."""
         given = (each for each, is_tokens in self._given.values() if is_tokens and each.ndim)
         if self.trace.sources and not any(numbers in (each.flatten().tolist(), *each.tolist()) for each in given):
             return None
