@@ -14,9 +14,11 @@ from torch.nn import functional as F
 from transformers.activations import ACT2FN
 from transformers.models.bloom.modeling_bloom import BloomGelu
 from transformers.models.esm import modeling_esm
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBoundDerivative
 
 from lrpx import rules
 from lrpx.engine import propagate
+from lrpx.errors import UnknownOperationError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 from tests.reference.models import randomise
 
@@ -259,6 +261,23 @@ def test_esm_with_its_own_gelu_and_with_torchs(recipe: Recipe, monkeypatch: pyte
     near(*found)
 
 
+@every_family
+def test_recurrent_gemmas_square_root_is_torchs(recipe: Recipe) -> None:
+    """It is a custom autograd function, that no mode sees into."""
+
+    def gated(root: Function) -> Function:
+        def function(x: Tensor) -> Tensor:
+            a = -F.softplus(x @ UP)
+            scale = root(1 - torch.exp(2 * a))
+            reset = torch.zeros(2, 5, 1, dtype=torch.bool)
+            reset[:, 0] = True
+            return (x @ DOWN) * (reset + ~reset * scale)
+
+        return function
+
+    agree(gated(SqrtBoundDerivative.apply), gated(torch.sqrt), recipe)
+
+
 # ------------------------------------------------------------------------------------- softmax
 
 
@@ -285,6 +304,30 @@ SOFTMAX: dict[str, Function] = {
     "unsqueezed": lambda x: (lambda e: e / e.sum(-1).unsqueeze(-1))(torch.exp(x)),
     "with an epsilon": lambda x: (lambda e: e / (e.sum(-1, keepdim=True) + 1e-30))(torch.exp(x)),
     "log_softmax": lambda x: torch.exp(F.log_softmax(x, -1)),
+    "times 1 / sum": lambda x: (lambda e: e * (1 / e.sum(-1, keepdim=True)))(x.exp()),
+    "times 1 / sum, by two": lambda x: (lambda e: (1 / e.sum(-1))[..., None].expand_as(e) * e)(x.exp()),
+    "times a reciprocal": lambda x: (lambda e: e.mul(e.sum(-1, keepdim=True).reciprocal()))(x.exp()),
+    "times a viewed reciprocal": lambda x: (lambda e: e * e.sum(-1).reciprocal().view(2, -1, 1))(x.exp()),
+    "times a power": lambda x: (lambda e: e * e.sum(-1, keepdim=True) ** -1)(x.exp()),
+    "normalize": lambda x: F.normalize(x.exp(), p=1, dim=-1),
+    "1-norm": lambda x: (lambda e: e / e.norm(p=1, dim=-1, keepdim=True))(x.exp()),
+    "1-norm of linalg": lambda x: (lambda e: e / torch.linalg.vector_norm(e, 1, -1, keepdim=True))(x.exp()),
+    "transposed": lambda x: (lambda e: (e / e.sum(1, keepdim=True)).mT)(x.mT.exp()),
+    "transposed after": lambda x: (lambda e: (e.mT / e.mT.sum(1, keepdim=True)).mT)(x.exp()),
+    "transposed by name": lambda x: (lambda e: (e.transpose(1, 2) / e.sum(-1)[:, None]).transpose(1, 2))(x.exp()),
+    "viewed": lambda x: (lambda e: (e / e.sum(-1, keepdim=True)).view(2, -1, 5))(x.exp().view(-1, 5)),
+    "viewed after": lambda x: (lambda e: (e.view(-1, 5) / e.view(-1, 5).sum(-1, keepdim=True)).view(2, -1, 5))(x.exp()),
+    "chunked": lambda x: (lambda e: torch.cat([c / e.sum(-1, keepdim=True) for c in e.chunk(2, -1)], -1))(x.exp()),
+    "chunked rows": lambda x: torch.cat([c / c.sum(-1, keepdim=True) for c in x.exp().chunk(2, 1)], 1),
+    "put together": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(torch.cat(x.exp().split(2, -1), -1)),
+    "stacked": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(torch.stack(x.exp().unbind(1), 1)),
+    "mean": lambda x: (lambda e: e / e.mean(-1, keepdim=True) / 5)(x.exp()),
+    "cumsum": lambda x: (lambda e: e / e.cumsum(-1)[..., -1:])(x.exp()),
+    "ones": lambda x: (lambda e: e / (e @ torch.ones(5, 1, dtype=x.dtype)))(x.exp()),
+    "einsum": lambda x: (lambda e: e / torch.einsum("bts->bt", e)[..., None])(x.exp()),
+    "masked": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(x.exp().masked_fill(x.isinf(), 0.0)),
+    "masked in place": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(x.exp().masked_fill_(x.isinf(), 0.0)),
+    "chosen": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(torch.where(x.isinf(), 0.0, x.exp())),
     "logsumexp": lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True)),
     "logsumexp unsqueezed": lambda x: (x - x.logsumexp(-1)[..., None]).exp(),
 }
@@ -300,6 +343,27 @@ def test_a_softmax_written_out(name: str, recipe: Recipe) -> None:
     agree(attention(SOFTMAX[name]), attention(lambda x: x.softmax(-1)), recipe)
     causal = attention(lambda x: masked(x, SOFTMAX[name]))
     agree(causal, attention(lambda x: masked(x, lambda x: x.softmax(-1))), recipe)
+
+
+@every_family
+def test_a_softmax_that_is_divided_after_the_values(recipe: Recipe) -> None:
+    def divided(x: Tensor) -> Tensor:
+        exponentials = torch.exp(x @ UP @ x.mT / 3)
+        return exponentials @ (x @ DOWN) / exponentials.sum(-1, keepdim=True)
+
+    value, found = relevance(divided, recipe)
+    expected, wanted = relevance(attention(lambda x: x.softmax(-1)), recipe)
+    near(value, expected)
+    near(found, wanted)
+
+
+def test_a_softmax_that_is_divided_after_the_values_in_another_order_is_refused() -> None:
+    def divided(x: Tensor) -> Tensor:
+        exponentials = torch.exp(x @ UP @ x.mT / 3)
+        return (x @ DOWN).mT @ exponentials / exponentials.sum(-2, keepdim=True)
+
+    with pytest.raises(UnknownOperationError, match=r"by the sum of these; divide first"):
+        relevance(lambda x: divided(x).mT, ATTNLRP)
 
 
 def test_queries_and_keys_get_nothing_of_a_softmax_that_is_constant() -> None:

@@ -121,6 +121,22 @@ def test_a_sigmoid_is_a_gate(same: Callable[[Tensor], Tensor]) -> None:
     agree(lambda a, b: same(torch.sigmoid(a)) * torch.tanh(b), lambda a, b: torch.sigmoid(a) * torch.tanh(b), LRP)
 
 
+PRODUCTS: dict[str, Function] = {
+    "over a reciprocal": lambda a, b: torch.tanh(b) / (1 / torch.sigmoid(a)),
+    "over the function": lambda a, b: torch.tanh(b) / torch.sigmoid(a).reciprocal(),
+    "over a power": lambda a, b: torch.tanh(b) / torch.sigmoid(a) ** -1,
+    "stacked": lambda a, b: torch.stack([torch.tanh(b), torch.sigmoid(a)]).prod(0),
+    "stacked last": lambda a, b: torch.prod(torch.stack([torch.sigmoid(a), torch.tanh(b)], -1), -1),
+    "stacked, kept": lambda a, b: torch.stack((torch.sigmoid(a), torch.tanh(b)), dim=1).prod(1, keepdim=True)[:, 0],
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_a_product_in_another_spelling(name: str, recipe: Recipe) -> None:
+    agree(PRODUCTS[name], lambda a, b: torch.sigmoid(a) * torch.tanh(b), recipe)
+
+
 GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,

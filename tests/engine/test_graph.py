@@ -702,6 +702,65 @@ def test_a_table_is_looked_up_in_beside_another_source(name: str, recipe: Recipe
     torch.testing.assert_close(*found)
 
 
+COMPUTED_IDS: dict[str, Callable[[Tensor], Any]] = {
+    "clamp": lambda ids: ids.clamp(min=0),
+    "clamp_max": lambda ids: ids.clamp_max(18),
+    "added": lambda ids: ids + 1,
+    "added from the left": lambda ids: 1 + ids,
+    "added a tensor": lambda ids: torch.arange(ids.shape[-1]) + ids - torch.arange(ids.shape[-1]),
+    "taken off": lambda ids: 19 - ids,
+    "multiplied": lambda ids: ids * (ids != 3),
+    "modulo": lambda ids: ids % 7,
+    "floor": lambda ids: ids // 2,
+    "divided": lambda ids: torch.div(ids, 2, rounding_mode="floor"),
+    "absolute": lambda ids: (-ids).abs(),
+    "where": lambda ids: ids.where(ids > 3, 0),
+    "where of torch": lambda ids: torch.where(ids > 3, ids, torch.zeros_like(ids)),
+    "masked": lambda ids: ids.masked_fill(ids < 3, 0),
+    "chosen": lambda ids: ids[:, torch.arange(ids.shape[-1])],
+    "mapped": lambda ids: torch.arange(20).flip(0)[ids],
+    "selected": lambda ids: ids.index_select(1, torch.arange(ids.shape[-1])),
+    "gathered": lambda ids: ids.gather(1, torch.zeros_like(ids)),
+    "rolled": lambda ids: ids.roll(1, -1),
+    "flipped": lambda ids: ids.flip(-1),
+    "padded": lambda ids: F.pad(ids, (1, 0))[:, :-1],
+    "put together": lambda ids: torch.cat([ids.new_zeros(len(ids), 1), ids[:, :-1]], 1),
+    "shifted": lambda ids: shifted(ids),
+    "larger": lambda ids: torch.maximum(ids, torch.full_like(ids, 4)),
+    "a list": lambda ids: ids[0].tolist(),
+}
+
+
+def shifted(ids: Tensor) -> Tensor:
+    out = torch.zeros_like(ids)
+    out[:, 1:] = ids[:, :-1]
+    return out
+
+
+@pytest.mark.parametrize("is_constant", [False, True], ids=["parameter", "table"])
+@pytest.mark.parametrize("name", COMPUTED_IDS)
+def test_ids_that_are_computed_with_are_looked_up_beside_another_source(name: str, is_constant: bool) -> None:
+    """As in an embedding, which needs not know what its ids are."""
+    at, found = COMPUTED_IDS[name], []
+    for look in (lambda ids, w: w[at(ids)], lambda ids, w: F.embedding(torch.as_tensor(at(ids)), w)):
+        model = OneHot(lambda ids, w, look=look: look(ids, w * 1 if is_constant else w))
+        with propagate(model, LRP, ledger=True) as trace:
+            trace.explain(model(ONE)[..., 0, 1].sum())
+        assert trace.ledger().closes(1e-9)
+        assert [source.paths[0] for source in trace.sources] == ["positions", "an embedding" if is_constant else "W_E"]
+        assert torch.equal(trace.sources[1].ids, torch.as_tensor(at(ONE)))
+        found.append(trace.source_relevance(trace.sources[1]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("at", [lambda n: torch.arange(n) + 1, lambda n: list(range(n))], ids=["tensor", "list"])
+def test_positions_are_no_ids(at: Callable[[int], Any]) -> None:
+    model = OneHot(lambda ids, w: w[at(ids.shape[-1])])
+    with propagate(model, LRP) as trace:
+        trace.explain(model(ONE)[0, 1])
+    assert [source.paths for source in trace.sources] == [("positions",)]
+
+
 @pytest.mark.parametrize("name", ["position_ids", "attention_mask"])
 def test_a_table_that_is_chosen_from_by_positions_is_a_constant(name: str) -> None:
     class Turns(nn.Module):

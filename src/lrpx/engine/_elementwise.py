@@ -44,6 +44,8 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b = args if len(args) == 2 else pair(args, kwargs)[:2]
     a = a if type(a) is Tensor else constants(a)
     b = b if type(b) is Tensor else constants(b)
+    if run.has_scales and (softmax := _functions.times_inverse(run, func, a, b)) is not None:
+        return softmax
     a_carries, b_carries = carries(a), carries(b)
     if not (a_carries and b_carries):
         out = func(a, b)
@@ -51,8 +53,13 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             _functions.scaled(out, a, lambda a: func(a, b))
         elif b_carries:
             _functions.scaled(out, b, lambda b: func(a, b))
-        elif type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
-            return _functions.of_whole_numbers(run, out, a)
+        else:
+            if run.has_scales:
+                _functions.keep_exponents(func, out, (a, b), {})
+            if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
+                _functions.divided(out, a, 1)
+                return _functions.of_whole_numbers(run, out, a)
+            return run.computed_ids(out, a, b)
         return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
     if a is b:
         return _square(run, func, a)
@@ -100,6 +107,13 @@ def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
+    dim = rest[0] if rest else settings.get("dim")
+    if takes_all(run.recipe) and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
+        made = parts[0]
+        for part in parts[1:]:
+            made = product(run, torch.mul, (made, part), {})
+        keeps = settings.get("keepdim", len(rest) > 1 and rest[1])
+        return rules.with_gradient_of(func(x.detach(), *rest, **settings), made.unsqueeze(dim) if keeps else made)
     out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
     return _kernels.scaled_on_entry(out, out.numel() / max(x.numel(), 1)) if _shares(run) else out
 
@@ -166,7 +180,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return as_it_is(run, why, func, (x, *rest), settings)
         x = _broadcast(x, *others)
     if not carries(x):
-        return func(x, *rest, **settings)
+        return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(run, x, activation(run, func, (x.clone(), *rest), settings))
@@ -230,11 +244,11 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         run.under("activation")
         out = func(*args, **kwargs)
         if not carries(out):
-            return out
+            return run.computed_ids(out, x)
         mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):
-        return func(x, *rest, **settings)
+        return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return write(run, x, homogeneous(run, func, (x.clone(), *rest), settings))
@@ -247,7 +261,7 @@ def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
-        return func(*detached, **settings)
+        return run.computed_ids(func(*detached, **settings), x)
     if func.__name__ in ("heaviside", "floor_divide", "__floordiv__"):
         raise run.refuse_rule("activation", func.__name__, "which has no derivative in torch")
     return run.apply("activation", lambda x: func(x, *rest, **settings), x)
@@ -295,7 +309,8 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         x = _broadcast(x, exponent)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     if is_divisor and not _functions.is_logistic(x):
-        return run.apply("norm", lambda x: func(x, exponent), x)
+        op = lambda x: func(x, exponent)  # noqa: E731
+        return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates and not is_divisor else y  # one over 1 + exp(x) is none
 

@@ -12,6 +12,7 @@ hands on what it is given; a number that is added after the last of them is a co
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -21,7 +22,8 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine import _factors
-from lrpx.engine._gates import WEAK, gate_strength, mark_gate, mark_written, put_gate, takes_all, weakest_gate
+from lrpx.engine._gates import EXPONENTIAL as OF_EXPONENTS
+from lrpx.engine._gates import GATE, WEAK, gate_strength, mark_gate, mark_written, put_gate, takes_all, weakest_gate
 from lrpx.engine._tensors import PLAIN, carries, constants
 
 if TYPE_CHECKING:
@@ -208,6 +210,8 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             _mark_shifted(run, out, a)
         elif out is not a and a is not b and a.requires_grad and b.requires_grad:
             _summed(out, a, b, func)
+    elif type(out) is Tensor and not out.requires_grad:
+        run.computed_ids(out, *args, *kwargs.values())
     return out
 
 
@@ -266,6 +270,9 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
         return of_whole_numbers(run, out, args[0])
+    run.computed_ids(out, *args, *kwargs.values())
+    if run.has_scales:
+        keep_exponents(func, out, args, kwargs)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -312,7 +319,20 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------- softmax
 
 EXPONENTS = "_lrpx_exponents"
-"""The attribute of an exponential ``op(z)``, and of its sum: ``(version, z, its version, op, is summed)``."""
+"""The attribute of an exponential, of its sum, and of the reciprocal of that: ``(version, z, its version, op, state)``,
+where ``op(z)`` is the tensor."""
+PART, SUMMED, INVERSE = range(3)
+"""What has been done with exponentials."""
+SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
+"""Functions that sum (of what is not negative, the 1-norm does)."""
+RECIPROCAL = "_lrpx_reciprocal"
+"""The attribute of a constant ``op(x)`` one over ``x``, or a number over it: ``(version, x, its version, op)``."""
+STACKED = "_lrpx_stacked"
+"""The attribute of what was stacked: ``(version, the parts, the dimension)``."""
+WEIGHTED = "_lrpx_weighted"
+"""The attribute of a matrix product of exponentials and values: ``(version, exponentials, their version, again)``;
+``again(weights)`` is the product, under the recipe's rule, with these in the place of the exponentials; None where that
+is no softmax's product."""
 LOGSUM = "_lrpx_logsumexp"
 """The attribute of ``log Σ exp x``: ``(version, x, its version, dim)``."""
 NORMALISED = "_lrpx_log_softmax"
@@ -338,7 +358,7 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
         scores, dim = normalised
         return _softmax(run, op(x.detach()), scores, lambda scores: torch.softmax(scores, dim))
     y = _factors.exponential(run, activation(run, op, x, EXPONENTIAL))
-    _note(y, EXPONENTS, x, op, False)
+    _note(y, EXPONENTS, x, op, PART)
     return y
 
 
@@ -354,20 +374,150 @@ def log_softmax(out: Tensor, x: Tensor, dim: int) -> Tensor:
     return out
 
 
-def _keep_exponents(out: Tensor, x: Tensor, op: Op, summed: bool = False) -> None:
+def _keep_exponents(out: Tensor, x: Tensor, op: Op, state: int = PART) -> None:
     found = _noted(x, EXPONENTS)
     if found is not None:
-        exponents, before, was_summed = found
-        _note(out, EXPONENTS, exponents, _then(before, op), summed or was_summed)
+        exponents, before, was = found
+        _note(out, EXPONENTS, exponents, _then(before, op), max(state, was))
+
+
+class _Slot(tuple[Any, ...]):
+    """In the place of a tensor among the arguments of a call: the function that makes it of its exponents."""
+
+    __slots__ = ()
+
+
+def _filled(value: Any, x: Tensor) -> Any:
+    """The arguments of a call whose tensors are made of ``x``."""
+    if type(value) is _Slot:
+        return value[0](x)
+    if type(value) in (tuple, list):
+        return type(value)(_filled(each, x) for each in value)
+    return value
+
+
+def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
+    """``out = func(*args, **kwargs)``, a shape, a selection, a sum, or several put together: noted, if all that depends
+    on the input in its arguments is made of exponentials of one tensor."""
+    name, found = func.__name__, list[tuple[Any, ...]]()
+
+    def slots(value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(slots, value))
+        if type(value) is Tensor and (value.requires_grad or EXPONENTS in vars(value)):
+            note: tuple[Any, ...] = vars(value).get(EXPONENTS) or (-1,)
+            is_changed = value is out and name.endswith("_") and note[0] == value._version - 1
+            if (note[0] != value._version and not is_changed) or note[1]._version != note[2]:
+                raise LookupError
+            found.append(note)
+            op = note[3]
+            return _Slot(((lambda x: op(x).clone()) if is_changed else op,))
+        return value
+
+    try:
+        made_of, named = slots(tuple(args)), {key: slots(value) for key, value in kwargs.items()}
+    except LookupError:
+        return
+    x = found[0][1] if found else None
+    if x is None or any(note[1] is not x for note in found) or ("dropout" in name and not torch.equal(out, args[0])):
+        return
+
+    def again(x: Tensor) -> Any:
+        if "dropout" in name:
+            return _filled(made_of[0], x)
+        return func(*_filled(made_of, x), **{key: _filled(value, x) for key, value in named.items()})
+
+    state = max(max(note[4] for note in found), SUMMED * (name in SUMMING))
+    is_one = isinstance(out, Tensor)
+    for i, each in enumerate((out,) if is_one else out if isinstance(out, (tuple, list)) else ()):
+        if isinstance(each, Tensor) and each.is_floating_point():
+            _note(each, EXPONENTS, x, again if is_one else partial(_element, again, i), state)
+            if state == INVERSE:
+                setattr(each, GATE, OF_EXPONENTS)
+
+
+def _element(op: Op, i: int, x: Tensor) -> Any:
+    return op(x)[i]
+
+
+def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
+    """``out = op(x)``, a reciprocal; of a sum of exponentials, a softmax's."""
+    if not carries(out):
+        _note(out, RECIPROCAL, x, op)
+    found = _noted(x, EXPONENTS)
+    if found is not None and found[2] == SUMMED:
+        _keep_exponents(out, x, op, INVERSE)
+        setattr(out, GATE, OF_EXPONENTS)  # what is made of it is looked at, as what is made of a gate is
+    return out
+
+
+def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
+    """``out = a · number``; of a reciprocal, a number over what it was of."""
+    found = _noted(a, RECIPROCAL)
+    if found is not None:
+        x, op = found
+        _note(out, RECIPROCAL, x, lambda x: op(x) * number)
+    return out
+
+
+def one_over(b: Any) -> Tensor | None:
+    """``x``, where ``b`` is ``1 / x``, which a rule has made a constant: to divide by that is a product."""
+    found = _noted(b, RECIPROCAL) if isinstance(b, Tensor) else None
+    if found is None:
+        return None
+    x, op = found
+    return x if torch.equal(op(x.detach()), x.detach().reciprocal()) else None
+
+
+def stacked(out: Tensor, parts: Any, dim: int) -> None:
+    """Note what ``out`` was stacked of, along a dimension of it."""
+    setattr(out, STACKED, Note((out._version, tuple(parts), dim % out.ndim)))
+
+
+def parts_of(x: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """What ``x`` was stacked of, along this dimension; nothing, if that is not known."""
+    found = vars(x).get(STACKED)
+    return found[1] if found and found[0] == x._version and found[2] == dim % x.ndim else ()
+
+
+def is_sum_of_exponentials(x: Tensor) -> bool:
+    """Whether that is what a tensor is, or a scaling of it."""
+    found = _noted(x, EXPONENTS)
+    return found is not None and found[2] == SUMMED
+
+
+def keep_weighted(out: Tensor, a: Any, b: Any, again: Op | None) -> Tensor:
+    """``out = a @ b``, a product under the recipe's rule; of exponentials and others, perhaps before a division by
+    their sum. ``again(a)``: the product with other weights, if that may be an attention's."""
+    one, other = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
+    if one is not None and one[2] == PART and not carries(b) and type(b) is Tensor and (b == b.flatten()[0]).all():
+        b = b.detach()
+        _keep_exponents(out, a, lambda a: a @ b, SUMMED)
+    elif (one is None) != (other is None) and (one or other or (0, 0, 1))[2] == PART and carries(out):
+        _note(out, WEIGHTED, a if one is not None else b, again if one is not None else None)
+    return out
+
+
+def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
+    """``op(a, b) = a · b``, if that is a softmax: exponentials times the reciprocal of their sum."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return None
+    one, other = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
+    if one is None or other is None or one[0] is not other[0] or {one[2], other[2]} != {PART, INVERSE}:
+        return None
+    left, right = one[1], other[1]
+    return _softmax(run, op(a.detach(), b.detach()), one[0], lambda x: op(left(x), right(x)))
 
 
 def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A sum over dimensions, a selection or another shape."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
-    if isinstance(x, Tensor) and vars(x) and carries(out):
+    if type(out) is Tensor and not out.requires_grad:
+        run.computed_ids(out, *args)
+    if isinstance(x, Tensor) and vars(x) and isinstance(out, Tensor) and out.is_floating_point():
         rest = args[1:]
-        _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), func.__name__ == "sum")
+        _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), SUMMED * (func.__name__ == "sum"))
         if (normaliser := _noted(x, LOGSUM)) is not None:
             _note(out, LOGSUM, *normaliser)
     return out
@@ -381,9 +531,20 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
     numerator, denominator = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
     if numerator is not None and denominator is not None:
-        (x, above, is_sum), (y, below, is_normaliser) = numerator, denominator
-        if x is y and is_normaliser and not is_sum:
+        (x, above, state), (y, below, of_divisor) = numerator, denominator
+        if x is y and of_divisor == SUMMED and state == PART:
             return _softmax(run, op(a.detach(), b.detach()), x, lambda x: op(above(x), below(x)))
+    elif denominator is not None and denominator[2] == SUMMED and (weighted := _noted(a, WEIGHTED)) is not None:
+        exponentials, again = weighted
+        is_sum = (_noted(exponentials, EXPONENTS) or (None,))[0] is denominator[0]
+        if is_sum and run.recipe.softmax is not rules.constant:
+            if again is None or b.shape != (*exponentials.shape[:-1], 1):
+                run.refuse(
+                    "division, of values that exponentials were multiplied with, by the sum of these; divide first"
+                )
+            else:
+                weights = quotient(run, op, exponentials, b)
+                return rules.with_gradient_of(op(a.detach(), b.detach()), again(weights))
     return of_one(run, op, a, b)
 
 

@@ -140,6 +140,16 @@ MET = "lrpx met this function"
 ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
 """Custom autograd functions of one saved input that are element-wise, and what they compute."""
 
+
+def made_by(value: Any) -> str | None:
+    """The name of the custom autograd function of :data:`ELEMENT_WISE` that made a tensor."""
+    node = value.grad_fn if isinstance(value, Tensor) else None
+    if not isinstance(node, BackwardCFunction):
+        return None
+    name = str(getattr(node, "_forward_cls", type(node)).__name__)
+    return name if name in ELEMENT_WISE else None
+
+
 PIECEWISE = frozenset(("Relu", "Abs", "Error"))
 """Nodes that are piecewise linear through zero, or have no gradient: their plain gradient is right, too."""
 

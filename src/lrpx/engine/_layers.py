@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine import _factors
+from lrpx.engine import _factors, _functions
 from lrpx.engine._elementwise import product
 from lrpx.engine._gates import keep_gate
 from lrpx.engine._operation import Operation, beside_a_constant
@@ -153,7 +153,15 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, rest, settings = pair(args, kwargs)
-    return product_of_two(run, lambda a, b: func(a, b, *rest, **settings), a, b)
+
+    def op(a: Tensor, b: Tensor) -> Any:
+        return func(a, b, *rest, **settings)
+
+    out = product_of_two(run, op, a, b)
+    if run.has_scales:
+        is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
+        _functions.keep_weighted(out, a, b, (lambda a: product_of_two(run, op, a, b)) if is_matrix else None)
+    return out
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -210,6 +218,8 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     operands = [constants(each) for each in operands]
     if len(operands) == 1:  # a sum, or another shape
         out = func(equation, *operands, **kwargs)
+        if run.has_scales:
+            _functions.keep_exponents(func, out, (equation, *operands), kwargs)
         return keep_gate(run.recipe, out, *operands) if run.asks_for_gates else out
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)

@@ -11,9 +11,11 @@ from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_save
 from torch._C._functorch import peek_interpreter_stack
 from torch.overrides import TorchFunctionMode
 
+from lrpx import rules
+from lrpx.engine._functions import keep_exponents
 from lrpx.engine._gates import any_gate, any_gate_in, keep_gate, move_gate, put_gate, weakest_gate
-from lrpx.engine._graph import newest
-from lrpx.engine._operation import unknown
+from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
+from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
@@ -22,6 +24,18 @@ from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, as_own, carries
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
     from lrpx.engine._run import Run
+
+
+def _known(run: Run, value: Any) -> None:
+    """Let a tensor that a custom autograd function of a known name has made be what the table's operation makes of its
+    input, where the recipe has rules: so it is a function like others, and the gate that it is."""
+    name = made_by(value)
+    if name is not None and run.recipe.activation is not rules.unmodified:
+        (x,) = value.grad_fn.saved_tensors
+        torch_function = ELEMENT_WISE[name]
+        made = TABLE[torch_function.__name__].handler(run, torch_function, (x,), {})
+        write(run, value.detach_(), made)
+
 
 AUTOGRAD = frozenset({"grad", "backward"})
 
@@ -71,7 +85,7 @@ class RuleMode(TorchFunctionMode):
             strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
             out = handler(run, func, args, kwargs)
             if has_gates or (args and out is args[0]):  # else what is made of them is none
-                out = self._marked(name, row, out, args, kwargs, strength)
+                out = self._marked(func, row, out, args, kwargs, strength)
         elif handler is plain and is_bare and (not kwargs or PLAIN.issuperset(map(type, kwargs.values()))):
             out = func(*args, **kwargs)
         else:
@@ -89,6 +103,9 @@ class RuleMode(TorchFunctionMode):
         row = TABLE.get(name)
         if newest() != nodes.last:
             run.meet_unseen()
+        if run.has_unseen:
+            for value in (*args, *kwargs.values()):
+                _known(run, value)
         has_hooks = hooks_of_saved(False) is not None
         if has_hooks:
             run.meet_hooks()
@@ -116,7 +133,7 @@ class RuleMode(TorchFunctionMode):
                 out = as_own(out)
         else:
             out = self._ruled(name, row, func, types, args, kwargs)
-        out = self._marked(name, row, out, args, kwargs, strength)
+        out = self._marked(func, row, out, args, kwargs, strength)
         if nodes.waiting:
             nodes.close()
         nodes.last = newest()
@@ -124,7 +141,7 @@ class RuleMode(TorchFunctionMode):
 
     def _marked(
         self,
-        name: str,
+        func: Any,
         row: Operation | None,
         out: Any,
         args: tuple[Any, ...],
@@ -133,12 +150,14 @@ class RuleMode(TorchFunctionMode):
     ) -> Any:
         """``out``, with what rules must know of it: whether it is a gate (``strength``: that of what was put together),
         or a constant that was made of the input."""
-        run = self.run
+        run, name = self.run, func.__name__
         if strength is not None:
             put_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
         elif run.asks_for_gates and row is not None and row.gate is not None and row.gate != "joins":
             made_of = args[:3] or tuple(kwargs.values())
             out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
+        if run.has_scales and row is not None and row.gate is not None:
+            keep_exponents(func, out, args, kwargs)
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out

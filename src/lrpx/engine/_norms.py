@@ -240,7 +240,18 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     if func.__name__ == "reciprocal" and (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
         return inverse
-    return run.apply("norm", lambda x: func(x, *rest, **settings), x)
+
+    def op(x: Tensor) -> Any:
+        return func(x, *rest, **settings)
+
+    if func.__name__ == "reciprocal":
+        return _functions.keep_inverse(run.apply("norm", op, x), x, op)
+    if run.has_scales and settings.get("p", settings.get("ord", rest[0] if rest else 2)) == 1:
+        out = op(x)
+        _functions.keep_exponents(func, out, (x, *rest), settings)
+        if _functions.is_sum_of_exponentials(out):
+            return out
+    return run.apply("norm", op, x)
 
 
 def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -256,15 +267,20 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, _, settings = pair(args, kwargs)
     if settings.get("rounding_mode") is not None:
         return step(run, func, (a, b), settings)
+    if not settings and carries(a) and (x := _functions.one_over(b)) is not None:
+        return rules.with_gradient_of(func(*detached(a, b)), product(run, torch.mul, (a, x), {}))
     if carries(b):
         if not settings and (whole := _functions.quotient(run, func, a, b)) is not None:
             return whole
-        norm = run.recipe.norm
+        norm, divisor = run.recipe.norm, b
         if norm is not rules.constant:
             rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)
-            return run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
+            out = run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
+            return out if carries(a) else _functions.keep_inverse(out, divisor, lambda b: func(a, b, **settings))
         run.under("norm")
         b = b.detach()
+        if not carries(a):
+            return _functions.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
     out = func(a, b, **settings)
     if carries(a):
         _functions.scaled(out, a, lambda a: func(a, b, **settings))

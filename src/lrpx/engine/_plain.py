@@ -34,6 +34,26 @@ def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*constants(args), **constants(kwargs))
 
 
+def moving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The operation as it is; of ids of tokens, ids."""
+    out = plain(run, func, args, kwargs)
+    if type(out) is Tensor and not out.requires_grad:
+        for each in args:
+            run.computed_ids(out, each)
+        run.computed_ids(out, *kwargs.values())
+    return out
+
+
+def stack(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Tensors put beside one another; perhaps to be multiplied, as the gate and the signal."""
+    out = moving(run, func, args, kwargs)
+    if run.asks_for_gates and carries(out):
+        parts, dim = arguments(args, kwargs, "tensors", "dim")
+        if all(map(carries, parts)):
+            _functions.stacked(out, parts, dim or 0)
+    return out
+
+
 def linear_in_first(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """What is linear in its first argument, and in no other: a scaling, an integral, a quantile of a level."""
     args, kwargs = constants(args), constants(kwargs)
@@ -84,7 +104,12 @@ def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__self__.__name__ not in TRANSPOSES:
         return func(*args)
     x = args[0]
-    return func(x.detach()) if type(x) is Parameter else move_gate(func(*args), x)
+    if type(x) is Parameter:
+        return func(x.detach())
+    out = move_gate(func(x), x)
+    if run.has_scales:
+        _functions.keep_exponents(func.__self__.__get__, out, (x,), {})
+    return out
 
 
 def hook(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -132,7 +157,18 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, at = args
     if type(x) is Tensor and x.requires_grad and not x.__dict__ and type(at) is not Parameter:  # nearly always
         return func(x, at)
-    if isinstance(x, Parameter):
+    if (
+        type(at) is list
+        and set(map(type, at)) == {int}
+        and x.is_floating_point()
+        and (isinstance(x, Parameter) or not x.requires_grad)
+    ):
+        ids = run.listed_ids(at) if run.sources or isinstance(x, Parameter) else None
+        if ids is not None:
+            return run.source(x, ids, func(x.detach(), at))
+    if not x.is_floating_point():
+        return run.computed_ids(func(x, at), x, at)
+    if type(x) is not Tensor and isinstance(x, Parameter):  # the first is the cheaper question
         if (place := _lookup(at, run.is_lookup)) is not None:
             return _looked_up(run, x, func(x.detach(), at), *place)
     elif not x.requires_grad and x.is_floating_point():
@@ -172,12 +208,12 @@ def index_select(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, dim, ids = arguments(args, kwargs, "input", "dim", "index")
     if _is_table(run, x, ids):
         return _looked_up(run, x, func(x.detach(), dim, ids), ids, dim % x.ndim)
-    return plain(run, func, args, kwargs)
+    return moving(run, func, args, kwargs)
 
 
 def gather(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection along a dimension; of a table by the ids of tokens, repeated for all of a row, a look-up."""
-    out = plain(run, func, args, kwargs)
+    out = moving(run, func, args, kwargs)
     x, dim, ids = arguments(args, kwargs, "input", "dim", "index" if func.__name__ == "gather" else "indices")
     if isinstance(ids, int):  # take_along_dim has the indices before the dimension
         dim, ids = ids, dim
@@ -250,6 +286,8 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and ids.shape == x.shape[:-1] and not x.any()
     )  # fmt: skip
     out = plain(run, func, args, kwargs)
+    if type(x) is Tensor and not x.requires_grad:
+        run.computed_ids(x if out is None else out, value)
     return _one_hot(run, x, x if out is None else out, ids) if is_one_hot else out
 
 
@@ -307,10 +345,12 @@ SUMS = [
 SELECTS = (
     _each(
         """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
-        topk sort repeat repeat_interleave tile broadcast_to roll flip pad deg2rad
+        topk sort broadcast_to deg2rad
         rad2deg split_with_sizes_copy unbind_copy tril triu""",
         "stays",
     )
+    + _each("repeat repeat_interleave tile roll flip pad", "stays", moving)
+    + _each("stack", "joins", stack)
     + _each("index_select", "stays", index_select)
     + _each("gather take_along_dim", "stays", gather)
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
@@ -318,14 +358,20 @@ SELECTS = (
     + _each("masked_fill_", "stays", numbers=(2,))
     + _each("where", None, _functions.plain_where, numbers=(1, 2))
     + _each(
-        """cat concat concatenate stack hstack vstack dstack column_stack row_stack hsplit vsplit dsplit narrow_copy
-        slice block_diag broadcast_tensors meshgrid index_copy take put masked_scatter masked_select copy_
+        """cat concat concatenate hstack vstack dstack column_stack row_stack fliplr flipud take masked_scatter
+        masked_select _pad constant_pad_nd maximum minimum""",
+        "joins",
+        moving,
+    )
+    + _each(
+        """hsplit vsplit dsplit narrow_copy
+        slice block_diag broadcast_tensors meshgrid index_copy put copy_
         diag diagflat diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter linalg_diagonal
-        fliplr flipud rot90 unfold unfold_copy im2col as_strided as_strided_copy constant_pad_nd _pad
+        rot90 unfold unfold_copy im2col as_strided as_strided_copy
         pixel_shuffle pixel_unshuffle channel_shuffle
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
-        max amax min amin aminmax maximum minimum fmax fmin msort kthvalue median nanmedian
+        max amax min amin aminmax fmax fmin msort kthvalue median nanmedian
         mode cummax cummin nan_to_num __pos__ positive""",
         "joins",
     )

@@ -69,6 +69,7 @@ class Run:
         is_usual: whether nothing else than gates need be known of its result.
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
+        has_unseen: whether something in the model was made unseen.
         has_constants: whether something was changed in place into a constant.
     """
 
@@ -111,7 +112,7 @@ class Run:
         self.is_tapped = bool(self._on_calls)
         self.is_quick = not self.is_tapped and trace.ran is None
         self.is_usual = self.is_quick and not (self.asks_for_weights or self._on_rules)
-        self.has_constants = False
+        self.has_constants = self.has_unseen = False
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 
@@ -259,6 +260,8 @@ class Run:
         if self.replaying:
             self.nodes.last = newest()
             return
+        if self.active:  # from here on, what is given to a torch function may be made by one of ELEMENT_WISE
+            self.has_unseen, self.is_usual = True, False
         self.nodes.skip(self.where() if self.active else OUTSIDE)
 
     def meet_hooks(self) -> None:
@@ -444,6 +447,22 @@ class Run:
         known = self._given.get(id(ids if ids._base is None else ids._base))
         if known is not None and copy is not ids:
             self._give(copy, known[1])
+
+    def computed_ids(self, out: Any, *made_of: Any) -> Any:
+        """``out``; whole numbers that were computed from ids of tokens are such ids too."""
+        if isinstance(out, Tensor) and not (out.is_floating_point() or out.is_complex() or out.dtype is torch.bool):
+            given = [each for value in made_of for each in (value if isinstance(value, (tuple, list)) else (value,))]
+            if any(map(self.is_given, given)):
+                self._give(out, is_tokens=True)
+        return out
+
+    def listed_ids(self, numbers: list[int]) -> Tensor | None:
+        """A list of whole numbers, as a tensor, if what is indexed with them is looked up for the model's input: they
+        are the ids of tokens that it was given, or the first indices there are."""
+        given = (each for each, is_tokens in self._given.values() if is_tokens and each.ndim)
+        if self.trace.sources and not any(numbers in (each.flatten().tolist(), *each.tolist()) for each in given):
+            return None
+        return torch.tensor(numbers)
 
     def _give(self, ids: Tensor, is_tokens: bool) -> None:
         base = ids if ids._base is None else ids._base
