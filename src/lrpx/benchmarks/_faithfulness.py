@@ -103,6 +103,11 @@ class _Planned:
     may: NDArray[np.int64]
 
 
+def too_few(count: int) -> str:
+    """Why a sample is left out that has fewer than :data:`FEWEST` tokens to hide."""
+    return f"has {count} token{'' if count == 1 else 's'} that may be hidden, and an order needs {FEWEST}"
+
+
 def _points(curve: Curve, values: NDArray[np.float64]) -> list[float]:
     return list(map(float, curve.points(values)))
 
@@ -406,7 +411,7 @@ class Faithfulness(Perturbed[TextSample]):
         question = Questions((made,), (Question(0, position, target),))
         may = tuple(np.flatnonzero(self.hideable(question, model)).tolist())
         if len(may) < FEWEST:
-            return f"has {len(may)} token{'' if len(may) == 1 else 's'} that may be hidden, and an order needs {FEWEST}"
+            return too_few(len(may))
         named = None if label is None else model.label(label)
         return TextSample(row["id"], made, position, label, named, target, may)
 
