@@ -169,7 +169,8 @@ def tune(
 
     Raises:
         MethodError: there is no such method or setting, or one does not serve the model.
-        InputError: no text is left, ``last`` is no number of them, or tokens are hidden, or values read, in several ways.
+        InputError: no text is left, ``last`` is no number of them, or tokens are hidden or values read in several
+            ways.
         DataError, ModelError: the texts or the model do not fit.
     """
     found = candidates(method, grid)

@@ -416,7 +416,7 @@ def test_two_methods_have_no_order_to_agree_about(classifier, tmp_path):
         ({"steps": 0}, InputError, "a curve of 0 steps is none"),
         ({"context": 0}, InputError, "context is 0; give at least 1"),
         ({"limit": 0}, InputError, "limit is 0; give at least 1"),
-        ({"target": "sad"}, TargetError, "there is no class 'sad'; pass one of 'negative', 'positive', 'mixed'"),
+        ({"target": "sad"}, TargetError, "no class 'sad'; name one of 'negative', 'positive', 'mixed' with --target$"),
         ({"text": "body"}, DataError, "has no column 'body'"),
     ],
 )
@@ -429,7 +429,7 @@ def test_labels_the_model_does_not_have(classifier, tmp_path):
     for label in ("angry", "3", "-1"):
         data = table(tmp_path, TEXTS[:2], ["positive", label])
         with pytest.raises(
-            DataError, match=rf"texts.tsv:3 has the label '{label}', which the model does not have: .*pass"
+            DataError, match=rf"texts.tsv:3 has the label '{label}', which the model does not have: .*or its number$"
         ):
             Run(Faithfulness(data), classifier, ["lrp"]).samples  # noqa: B018
     data = table(tmp_path, TEXTS[:2], ["positive", ""])

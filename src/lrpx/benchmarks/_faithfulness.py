@@ -322,8 +322,12 @@ class Faithfulness(Perturbed[TextSample]):
     text: Annotated[str, "The column of the texts."] = "text"
     label: Annotated[str, "The column of the labels, if there is one."] = "label"
     target: Annotated[str, "What is explained: predicted, label, or the name of a class or token."] = "predicted"
-    perturbation: Annotated[str, "Some of: attention-mask,zero-embedding,mask-token,unk,pad,delete."] = "attention-mask"
-    read_out: Annotated[str, "What metrics read that do not say: some of logit,probability,log-probability."] = "logit"
+    perturbation: Annotated[
+        str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
+    ] = "attention-mask"
+    read_out: Annotated[
+        str, "What metrics read that do not say: some of logit, probability, log-probability; with commas between."
+    ] = "logit"
     steps: Annotated[int, "The most steps of a curve."] = 100
     specials: Annotated[bool, "Hide special tokens, too."] = False
     context: Annotated[int | None, "Read only the first so many tokens of a text."] = None
@@ -449,15 +453,21 @@ class Faithfulness(Perturbed[TextSample]):
             size = int(getattr(model.config, "num_labels", 0)) if model.task is Task.CLASSIFICATION else 0
             if given.isdecimal() and int(given) < size:
                 return int(given)
+            mend = str(error).replace("the index of a class", "its number")
             raise DataError(
-                f"{self.data}:{row['line']} has the label {given!r}, which the model does not have: {error}"
+                f"{self.data}:{row['line']} has the label {given!r}, which the model does not have: {mend}"
             ) from error
 
     def _target(self, row: Mapping[str, Any], label: int | None, model: BoundModel) -> Logit:
         if self.target == "predicted":
             return Logit()
         if self.target != "label":
-            return Logit(model.index(self.target))
+            try:
+                return Logit(model.index(self.target))
+            except TargetError as error:
+                said, _, known = str(error).partition("; pass one of ")
+                names = f" of {known.removesuffix(', or the index of a class')}" if known else ""
+                raise TargetError(f"{said.split(';')[0]}; name one{names} with --target") from error
         if label is None:
             raise DataError(
                 f"{self.data}:{row['line']} has no label in the column {self.label!r}, which is to be explained; name "

@@ -315,8 +315,12 @@ class AnswersPerturbed(Squad, Perturbed[AnswerSample]):
         perturbation, read_out, steps, specials: as ``faithfulness`` has them.
     """
 
-    perturbation: Annotated[str, "Some of: attention-mask,zero-embedding,mask-token,unk,pad,delete."] = "attention-mask"
-    read_out: Annotated[str, "What metrics read that do not say: some of logit,probability,log-probability."] = "logit"
+    perturbation: Annotated[
+        str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
+    ] = "attention-mask"
+    read_out: Annotated[
+        str, "What metrics read that do not say: some of logit, probability, log-probability; with commas between."
+    ] = "logit"
     steps: Annotated[int, "The most steps of a curve."] = 100
     specials: Annotated[bool, "Hide special tokens, too."] = False
 
