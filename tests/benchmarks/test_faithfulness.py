@@ -425,6 +425,11 @@ def test_bad_options(options, error, match, classifier, tmp_path):
         Run(Faithfulness(table(tmp_path), **options), classifier, ["lrp"]).samples  # noqa: B018
 
 
+def test_a_target_of_several_tokens_is_told_what_this_command_takes(bundled, tmp_path):
+    with pytest.raises(TargetError, match=r"the target 'zzzqq foo' is \d tokens: .*; name one token with --target$"):
+        Run(Faithfulness(table(tmp_path), target="zzzqq foo"), bundled, ["lrp"]).samples  # noqa: B018
+
+
 def test_labels_the_model_does_not_have(classifier, tmp_path):
     for label in ("angry", "3", "-1"):
         data = table(tmp_path, TEXTS[:2], ["positive", label])

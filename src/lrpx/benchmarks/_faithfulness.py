@@ -465,9 +465,9 @@ class Faithfulness(Perturbed[TextSample]):
             try:
                 return Logit(model.index(self.target))
             except TargetError as error:
-                said, _, known = str(error).partition("; pass one of ")
-                names = f" of {known.removesuffix(', or the index of a class')}" if known else ""
-                raise TargetError(f"{said.split(';')[0]}; name one{names} with --target") from error
+                said, _, mend = str(error).partition("; ")
+                names = ["one token", mend.removeprefix("pass ").removesuffix(", or the index of a class")]
+                raise TargetError(f"{said}; name {names[model.task is Task.CLASSIFICATION]} with --target") from error
         if label is None:
             raise DataError(
                 f"{self.data}:{row['line']} has no label in the column {self.label!r}, which is to be explained; name "
