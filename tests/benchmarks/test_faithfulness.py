@@ -18,7 +18,7 @@ from lrpx.benchmarks._faithful_report import verdict
 from lrpx.benchmarks._faithful_summary import summarise
 from lrpx.benchmarks._faithfulness import Faithfulness, LeaveOneOutAgreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
-from lrpx.methods import METHODS, Found, Method
+from lrpx.methods import METHODS, Found, LeaveOneOut, Method
 from lrpx.metrics import PERTURBATION_METRICS, perturbation_metric
 from lrpx.model import BoundModel, Spec
 from lrpx.runs import Store
@@ -423,6 +423,13 @@ def test_two_methods_have_no_order_to_agree_about(classifier, tmp_path):
 def test_bad_options(options, error, match, classifier, tmp_path):
     with pytest.raises(error, match=match):
         Run(Faithfulness(table(tmp_path), **options), classifier, ["lrp"]).samples  # noqa: B018
+
+
+def test_leave_one_out_by_another_name_is_not_compared_with_itself(bundled, tmp_path):
+    method = LeaveOneOut("mine", batch_size=3)
+    with pytest.raises(MethodError, match="mine is leave-one-out by another name, which LOO Pearson would compare"):
+        Run(Faithfulness(table(tmp_path)), bundled, ["lrp", method], ["RISE", "LOO Pearson"])
+    Run(Faithfulness(table(tmp_path)), bundled, ["lrp", method, "leave-one-out"], ["RISE"])
 
 
 def test_a_target_of_several_tokens_is_told_what_this_command_takes(bundled, tmp_path):
