@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -318,6 +320,17 @@ def test_a_model_that_makes_something_else_of_embeddings():
         BoundModel(tiny.build(Scaled, config)),
         "zero-embedding",
     )
+
+
+def test_the_rounding_of_a_batch_is_no_other_embedding():
+    """What a text's value is in a padded batch may differ from the text's alone by more than a few last digits."""
+    model = BoundModel(models.tiny_llama().float())
+    questions = asked(model)
+    answers = model.ask(questions)
+    rounded = replace(answers, values=answers.values * (1 + 1e-4))
+    nothing = [np.zeros((1, len(row)), dtype=bool) for row in ROWS]
+    found = outputs(model, questions, rounded, nothing, perturbation=Perturbation("zero-embedding"))
+    np.testing.assert_allclose(np.concatenate(found)[:, 0], answers.values.numpy(), rtol=0, atol=1e-5)
 
 
 def test_sets_that_cannot_be_run(monkeypatch):

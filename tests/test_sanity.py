@@ -175,13 +175,21 @@ def test_the_other_class_of_two_is_the_other(piece_tokenizer: Any) -> None:
         ([], ["lrp"], InputError, "no texts"),
         (["the doors of", "a"], ["lrp"], InputError, "text 2 .*fewer than 3 tokens"),
         (TEXTS, ["nothing"], MethodError, "nothing"),
+        (TEXTS, [], MethodError, "the methods are none"),
+        (TEXTS, ["lrp", Backward("lrp", lrpx.ATTNLRP)], MethodError, "the methods are lrp, lrp; .* each once"),
     ],
 )
 def test_bad_input_is_refused_by_name(
-    bundled: BoundModel, texts: list[str], methods: list[str], error: type[Exception], said: str
+    bundled: BoundModel, texts: list[str], methods: list[Any], error: type[Exception], said: str
 ) -> None:
     with pytest.raises(error, match=said):
         sanity.check(bundled, texts, methods)
+
+
+def test_one_text_is_not_compared_with_itself(bundled: BoundModel) -> None:
+    (sane,) = sanity.check(bundled, TEXTS[:1], [Careless()]).methods
+    assert sane.batch is None
+    assert sane.verdicts()["batch"] is None
 
 
 def test_a_model_that_cannot_be_made_random_is_refused_by_name(bundled: BoundModel) -> None:
@@ -245,3 +253,16 @@ def test_a_file_without_a_text_is_refused(run: Any, tmp_path: Any) -> None:
     code, _, err = run("check", "--texts", tmp_path / "empty.txt")
     assert code == 2
     assert "no text" in err
+
+
+def test_a_table_of_texts_is_read_as_one(run: Any, tmp_path: Any) -> None:
+    """Not as lines of text with braces, tabs and labels in them."""
+    texts = ["The doors of the house", "The key to the cabinets is"]
+    (tmp_path / "texts.txt").write_text("\n".join(texts))
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "{text}", "label": "x"}}\n' for text in texts))
+    (tmp_path / "texts.tsv").write_text("label\ttext\n" + "".join(f"x\t{text}\n" for text in texts))
+    found = {run("check", "--texts", path, "--method", "lrp")[1] for path in sorted(tmp_path.glob("texts.*"))}
+    assert len(found) == 1
+    code, _, err = run("check", "--texts", tmp_path / "texts.html", "--method", "lrp")
+    assert code == 2
+    assert "name a file that ends in .tsv" in err

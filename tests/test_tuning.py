@@ -201,3 +201,11 @@ def test_mistakes_of_the_command(run, texts, tmp_path, monkeypatch, given, said)
     assert said in err
     assert "Traceback" not in err
     assert "no-such" not in err
+
+
+@pytest.mark.parametrize("how", [{"perturbation": "unk,delete"}, {"read_out": "logit,probability"}])
+def test_a_search_by_several_numbers_is_refused_before_it_begins(model, texts, how):
+    asked = []
+    with pytest.raises(InputError, match="a search is by one number, not by ΔA flipping"):
+        tune(model, find("faithfulness")(data=texts, **how), "rollout", {"discard": [0.0]}, done=asked.append)
+    assert not asked

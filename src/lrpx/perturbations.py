@@ -424,6 +424,7 @@ def _refuse_other_embeddings(model: BoundModel, questions: Questions, answers: A
     try:
         given = [_embeddings(model, alone.rows[0])]
         value = float(model.values(alone, embeddings=given, batch_size=batch_size)[0])
+        wanted = float(model.values(alone, batch_size=batch_size)[0])  # alone, too: a batch would round otherwise
     except (ValueError, TypeError, RuntimeError, IndexError, AttributeError) as error:
         if isinstance(error, ModelError):
             raise
@@ -431,7 +432,6 @@ def _refuse_other_embeddings(model: BoundModel, questions: Questions, answers: A
             f"{type(model.module).__name__} cannot be given embeddings ({str(error).splitlines()[0]}); use another "
             "perturbation, such as attention-mask"
         ) from error
-    wanted = float(answers.values[shortest])
     lost = torch.finfo(tasks.first_weight(model.module).dtype).eps
     size = float(answers.logits[shortest].masked_fill(answers.logits[shortest].isinf(), 0.0).abs().max())
     if abs(value - wanted) > _SAME * lost * max(size, 1.0):

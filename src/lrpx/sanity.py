@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lrpx._batching import batches
 from lrpx._modules import layer_of
-from lrpx.errors import InputError, ModelError, NonFiniteError
+from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
 from lrpx.methods import attribute_all, find
 from lrpx.metrics._perturbation import pearson, ranks
 from lrpx.metrics._statistics import interval
@@ -91,7 +91,7 @@ class Sane:
         other: rank correlation of the explanations of two logits; None where there is no other logit.
         ledger: the largest difference that a ledger misses, relative to its scale; None for a method without one.
         batch: the largest difference between a batch and each text alone, relative to the text's largest relevance;
-            None where the model takes no batch.
+            None where the model takes no batch, or there is one text alone.
         complete: the tokens' sum over the explained value, a text: their median, smallest and largest.
         tolerance: what ledger and batch may miss: half the digits of the model's precision, of float32 at most, which
             the norms of many a float64 model compute in.
@@ -157,10 +157,13 @@ def check(
     Raises:
         InputError: no texts, or one of fewer than three tokens.
         ModelError: the model cannot be copied, or its weights cannot be made random.
-        MethodError: a method that does not apply to the model.
+        MethodError: a method that does not apply to the model; none, or two of one name.
         NonFiniteError: NaN or infinity; names the random part.
     """
     chosen = [find(method) for method in methods]
+    names = [method.name for method in chosen]
+    if not names or len(set(names)) != len(names):
+        raise MethodError(f"the methods are {', '.join(names) or 'none'}; name one or more, each once")
     if model.random_part:
         raise ModelError(
             f"{model.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
@@ -360,7 +363,7 @@ class _Checking:
 
     def batch(self) -> float | None:
         """The largest difference between a batch and a text alone, relative to the text's largest relevance."""
-        if not self.model.can_batch:
+        if not self.model.can_batch or len(self.questions) == 1:
             return None
         alone = self._explained(self.model, self.questions, batch_size=1)[0]
         pairs = zip(self.relevance, alone, strict=True)

@@ -169,20 +169,25 @@ def tune(
 
     Raises:
         MethodError: there is no such method or setting, or one does not serve the model.
-        InputError: no text is left, or ``last`` is no number of them.
+        InputError: no text is left, ``last`` is no number of them, or tokens are hidden or values read in several
+            ways.
         DataError, ModelError: the texts or the model do not fit.
     """
     found = candidates(method, grid)
     if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
         raise InputError(f"last is {last!r}; pass a whole number, at least 1")
     run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size)
+    columns = [each.name for each in benchmark.variants(run.metrics)]  # type: ignore[attr-defined]
+    if len(columns) != 1:
+        raise InputError(f"a search is by one number, not by {', '.join(columns)}; name one perturbation and read-out")
     rows = run.source.rows
     others = 0 if last is None else max(len(rows) - last, 0)
     run.source = replace(run.source, rows=rows.slice(others))
     tables = [run.part(number, done).to_pylist() for number in range(run.parts)]
     every = [row for table in tables for row in table]
-    (column,) = [each.name for each in benchmark.variants(run.metrics)]  # type: ignore[attr-defined]
-    tried = [Tried(made, settings, tuple(row[f"{column}/{made.name}"] for row in every)) for settings, made in found]
+    tried = [
+        Tried(made, settings, tuple(row[f"{columns[0]}/{made.name}"] for row in every)) for settings, made in found
+    ]
     return Tuned(tuple(tried), tuple(row["id"] for row in every), others)
 
 

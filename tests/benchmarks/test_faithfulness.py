@@ -18,7 +18,7 @@ from lrpx.benchmarks._faithful_report import verdict
 from lrpx.benchmarks._faithful_summary import summarise
 from lrpx.benchmarks._faithfulness import Faithfulness, LeaveOneOutAgreement
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
-from lrpx.methods import METHODS, Found, Method
+from lrpx.methods import METHODS, Found, LeaveOneOut, Method
 from lrpx.metrics import PERTURBATION_METRICS, perturbation_metric
 from lrpx.model import BoundModel, Spec
 from lrpx.runs import Store
@@ -416,7 +416,7 @@ def test_two_methods_have_no_order_to_agree_about(classifier, tmp_path):
         ({"steps": 0}, InputError, "a curve of 0 steps is none"),
         ({"context": 0}, InputError, "context is 0; give at least 1"),
         ({"limit": 0}, InputError, "limit is 0; give at least 1"),
-        ({"target": "sad"}, TargetError, "there is no class 'sad'; pass one of 'negative', 'positive', 'mixed'"),
+        ({"target": "sad"}, TargetError, "no class 'sad'; name one of 'negative', 'positive', 'mixed' with --target$"),
         ({"text": "body"}, DataError, "has no column 'body'"),
     ],
 )
@@ -425,11 +425,23 @@ def test_bad_options(options, error, match, classifier, tmp_path):
         Run(Faithfulness(table(tmp_path), **options), classifier, ["lrp"]).samples  # noqa: B018
 
 
+def test_leave_one_out_by_another_name_is_not_compared_with_itself(bundled, tmp_path):
+    method = LeaveOneOut("mine", batch_size=3)
+    with pytest.raises(MethodError, match="mine is leave-one-out by another name, which LOO Pearson would compare"):
+        Run(Faithfulness(table(tmp_path)), bundled, ["lrp", method], ["RISE", "LOO Pearson"])
+    Run(Faithfulness(table(tmp_path)), bundled, ["lrp", method, "leave-one-out"], ["RISE"])
+
+
+def test_a_target_of_several_tokens_is_told_what_this_command_takes(bundled, tmp_path):
+    with pytest.raises(TargetError, match=r"the target 'zzzqq foo' is \d tokens: .*; name one token with --target$"):
+        Run(Faithfulness(table(tmp_path), target="zzzqq foo"), bundled, ["lrp"]).samples  # noqa: B018
+
+
 def test_labels_the_model_does_not_have(classifier, tmp_path):
     for label in ("angry", "3", "-1"):
         data = table(tmp_path, TEXTS[:2], ["positive", label])
         with pytest.raises(
-            DataError, match=rf"texts.tsv:3 has the label '{label}', which the model does not have: .*pass"
+            DataError, match=rf"texts.tsv:3 has the label '{label}', which the model does not have: .*or its number$"
         ):
             Run(Faithfulness(data), classifier, ["lrp"]).samples  # noqa: B018
     data = table(tmp_path, TEXTS[:2], ["positive", ""])

@@ -288,3 +288,23 @@ def test_an_encoder_and_decoder_is_asked_in_its_encoder(data: Any, piece_tokeniz
     sample = Answers(data=data).samples(Answers(data=data).read(), model).kept[1]
     first = piece_tokenizer("The girl", add_special_tokens=False)["input_ids"][0]
     assert sample.target == Logit(first)
+
+
+def test_a_context_with_too_few_tokens_to_hide_is_dropped_by_name(data: Any, piece_tokenizer: Any) -> None:
+    """Of no tokens and of one: a context of special tokens, and of a word."""
+    content = json.loads(data.read_text())
+    for i, context in enumerate(("[MASK]", "girl")):
+        answers = [{"text": context, "answer_start": 0}]
+        qas = [{"id": f"short{i}", "question": "Who?", "answers": answers, "is_impossible": False}]
+        content["data"][0]["paragraphs"].insert(i, {"context": context, "qas": qas})
+    data.write_text(json.dumps(content))
+    benchmark = AnswersPerturbed(data=data)
+    found = benchmark.samples(benchmark.read(), extractive(piece_tokenizer))
+    assert [each.asked.id for each in found.kept] == ["q0", "q1"]
+    assert [(each.id, each.line, each.reason) for each in found.dropped] == [
+        ("short0", 1, "has 0 tokens that may be hidden, and an order needs 2"),
+        ("short1", 2, "has 1 token that may be hidden, and an order needs 2"),
+    ]
+    model = extractive(piece_tokenizer)
+    assert len(Run(benchmark, model, ["lrp"], ["LOO Pearson"]).part(0)) == 2
+    assert len(Run(Answers(data=data), model, ["lrp"]).part(0)) == 4  # where nothing is hidden

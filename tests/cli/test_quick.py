@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_help_brings_no_torch(arguments, said):
     out, slow = imported(*arguments, env={"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"})
     assert said in out
     assert slow == set()
+
+
+def test_help_names_everything_whole_at_80_columns():
+    """No list of names is cut off where a table is narrow."""
+    wanted = {*_wanted.METHODS, "zero-embedding", "mask-token", "delete", "log-probability"}
+    for arguments in (["benchmark", "faithfulness"], ["benchmark", "qa-perturbed"], ["tune"], ["check"], ["explain"]):
+        out, _ = imported(*arguments, "--help", env={"COLUMNS": "80", "TERM": "dumb"})
+        told = {word.strip(",;.:()") for word in out.split()}
+        missing = (wanted if "benchmark" in arguments else set(_wanted.METHODS)) - told
+        assert not missing, (arguments, missing)
+        assert not re.search(r"\w…", out), arguments
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,11 @@ class _Planned:
     may: NDArray[np.int64]
 
 
+def too_few(count: int) -> str:
+    """Why a sample is left out that has fewer than :data:`FEWEST` tokens to hide."""
+    return f"has {count} token{'' if count == 1 else 's'} that may be hidden, and an order needs {FEWEST}"
+
+
 def _points(curve: Curve, values: NDArray[np.float64]) -> list[float]:
     return list(map(float, curve.points(values)))
 
@@ -317,8 +322,12 @@ class Faithfulness(Perturbed[TextSample]):
     text: Annotated[str, "The column of the texts."] = "text"
     label: Annotated[str, "The column of the labels, if there is one."] = "label"
     target: Annotated[str, "What is explained: predicted, label, or the name of a class or token."] = "predicted"
-    perturbation: Annotated[str, "Some of: attention-mask,zero-embedding,mask-token,unk,pad,delete."] = "attention-mask"
-    read_out: Annotated[str, "What metrics read that do not say: some of logit,probability,log-probability."] = "logit"
+    perturbation: Annotated[
+        str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
+    ] = "attention-mask"
+    read_out: Annotated[
+        str, "What metrics read that do not say: some of logit, probability, log-probability; with commas between."
+    ] = "logit"
     steps: Annotated[int, "The most steps of a curve."] = 100
     specials: Annotated[bool, "Hide special tokens, too."] = False
     context: Annotated[int | None, "Read only the first so many tokens of a text."] = None
@@ -406,7 +415,7 @@ class Faithfulness(Perturbed[TextSample]):
         question = Questions((made,), (Question(0, position, target),))
         may = tuple(np.flatnonzero(self.hideable(question, model)).tolist())
         if len(may) < FEWEST:
-            return f"has {len(may)} token{'' if len(may) == 1 else 's'} that may be hidden, and an order needs {FEWEST}"
+            return too_few(len(may))
         named = None if label is None else model.label(label)
         return TextSample(row["id"], made, position, label, named, target, may)
 
@@ -444,15 +453,21 @@ class Faithfulness(Perturbed[TextSample]):
             size = int(getattr(model.config, "num_labels", 0)) if model.task is Task.CLASSIFICATION else 0
             if given.isdecimal() and int(given) < size:
                 return int(given)
+            mend = str(error).replace("the index of a class", "its number")
             raise DataError(
-                f"{self.data}:{row['line']} has the label {given!r}, which the model does not have: {error}"
+                f"{self.data}:{row['line']} has the label {given!r}, which the model does not have: {mend}"
             ) from error
 
     def _target(self, row: Mapping[str, Any], label: int | None, model: BoundModel) -> Logit:
         if self.target == "predicted":
             return Logit()
         if self.target != "label":
-            return Logit(model.index(self.target))
+            try:
+                return Logit(model.index(self.target))
+            except TargetError as error:
+                said, _, mend = str(error).partition("; ")
+                names = ["one token", mend.removeprefix("pass ").removesuffix(", or the index of a class")]
+                raise TargetError(f"{said}; name {names[model.task is Task.CLASSIFICATION]} with --target") from error
         if label is None:
             raise DataError(
                 f"{self.data}:{row['line']} has no label in the column {self.label!r}, which is to be explained; name "

@@ -18,7 +18,7 @@ import torch
 from lrpx._data.agreement import Dropped
 from lrpx._data.squad import Asked, read_squad
 from lrpx.benchmarks._contract import Benchmark, Samples, Source, register
-from lrpx.benchmarks._faithfulness import POINTS, Perturbed
+from lrpx.benchmarks._faithfulness import FEWEST, POINTS, Perturbed, too_few
 from lrpx.benchmarks._ground_truth import GroundTruth, draws
 from lrpx.benchmarks._words import RANDOM, Words
 from lrpx.errors import InputError, ModelError
@@ -149,6 +149,7 @@ class Squad(Benchmark[AnswerSample]):
         for number, row in enumerate(source.rows.to_pylist(), 1):
             asked = Asked(row["id"], row["context"], row["question"], tuple((a, b) for a, b in row["answers"]))
             found = self._sample(asked, model)
+            found = self._fit(found, model) if isinstance(found, AnswerSample) else found
             if isinstance(found, AnswerSample):
                 kept.append(found)
             else:
@@ -158,6 +159,11 @@ class Squad(Benchmark[AnswerSample]):
             raise InputError(f"no question of {self.data.name} can be used, the first because it {reason}; pass others")
         lengths = [sum(each.row.lengths) for each in kept]
         return Samples(kept, tuple(dropped), {"kept": len(kept), "mean tokens": sum(lengths) / len(lengths)})
+
+    def _fit(self, sample: AnswerSample, model: BoundModel) -> AnswerSample | str:
+        """The sample as this benchmark measures it, or why it cannot."""
+        del model
+        return sample
 
     def _sample(self, asked: Asked, model: BoundModel) -> AnswerSample | str:
         """A sample, or why there is none."""
@@ -309,8 +315,12 @@ class AnswersPerturbed(Squad, Perturbed[AnswerSample]):
         perturbation, read_out, steps, specials: as ``faithfulness`` has them.
     """
 
-    perturbation: Annotated[str, "Some of: attention-mask,zero-embedding,mask-token,unk,pad,delete."] = "attention-mask"
-    read_out: Annotated[str, "What metrics read that do not say: some of logit,probability,log-probability."] = "logit"
+    perturbation: Annotated[
+        str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
+    ] = "attention-mask"
+    read_out: Annotated[
+        str, "What metrics read that do not say: some of logit, probability, log-probability; with commas between."
+    ] = "logit"
     steps: Annotated[int, "The most steps of a curve."] = 100
     specials: Annotated[bool, "Hide special tokens, too."] = False
 
@@ -323,20 +333,11 @@ class AnswersPerturbed(Squad, Perturbed[AnswerSample]):
         """Its fields, and how many steps the drawn curves have."""
         return super().settings() | {"points": POINTS}
 
-    def samples(self, source: Source, model: BoundModel) -> Samples[AnswerSample]:
-        """See :meth:`Squad.samples`; of each, the tokens of its context may be hidden.
-
-        Raises:
-            InputError: none is left.
-            ModelError: the tokenizer does not tell which characters a token is of.
-        """
-        found = super().samples(source, model)
-        kept = []
-        for sample in found.kept:
-            may = self.hideable(self.ask(sample, model), model)
-            places = [at for at in range(*sample.context) if may[at]]
-            kept.append(replace(sample, hideable=tuple(places)))
-        return replace(found, kept=kept)
+    def _fit(self, sample: AnswerSample, model: BoundModel) -> AnswerSample | str:
+        """With the tokens of its context that may be hidden, where they have an order."""
+        may = self.hideable(self.ask(sample, model), model)
+        places = [at for at in range(*sample.context) if may[at]]
+        return too_few(len(places)) if len(places) < FEWEST else replace(sample, hideable=tuple(places))
 
     def facts_of(self, sample: AnswerSample) -> dict[str, Any]:
         """Its tokens, those that may be hidden, where its logits are read, the question and the answer."""

@@ -93,7 +93,20 @@ class Run:
         self.benchmark.check_model(self.model)
         for method in self.methods:
             method.check(self.model)
+        self._refuse_itself()
         self.benchmark.columns(names, self.metrics)
+
+    def _refuse_itself(self) -> None:
+        """Refuse a method under another name that a metric is made of: it would be compared with itself."""
+        for metric in self.metrics:
+            for name in getattr(metric, "itself", ()):
+                known = find_method(name).describe()
+                other = next((each for each in self.methods if each.name != name and each.describe() == known), None)
+                if other is not None:
+                    raise MethodError(
+                        f"{other.name} is {name} by another name, which {metric.name} would compare with itself; name "
+                        f"{name} instead"
+                    )
 
     # ------------------------------------------------------------------------- spec
 

@@ -300,9 +300,13 @@ def check(
         ),
     ] = None,
     texts: Annotated[
-        Path | None, typer.Option(help="Check on the lines of this file.", show_default="a few sentences")
+        Path | None,
+        typer.Option(
+            help="Check on these texts: .tsv, .csv, .jsonl or .parquet with a column text, or .txt, a line each.",
+            show_default="a few sentences",
+        ),
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most lines that are read.")] = 32,
+    limit: Annotated[int, typer.Option(min=1, help="The most texts that are read.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights and the other class.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     dtype: Annotated[

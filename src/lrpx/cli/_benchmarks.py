@@ -144,7 +144,7 @@ def _command(face: Face) -> Callable[..., None]:
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=face.defaults.get(name, inspect.Parameter.empty),
-            annotation=Annotated[wanted, typer.Option(help=said)],
+            annotation=Annotated[wanted, typer.Option(*_flag(name, wanted, face.defaults.get(name)), help=said)],
         )
         for name, (wanted, said) in face.options.items()
     ]
@@ -159,6 +159,11 @@ def _command(face: Face) -> Callable[..., None]:
     return run
 
 
+def _flag(name: str, wanted: Any, default: Any) -> list[str]:
+    """What turns a field on that is off by default: there is nothing to turn off."""
+    return ["--" + name.replace("_", "-")] if wanted is bool and default is False else []
+
+
 def _benchmark(
     name: str,
     options: dict[str, Any],
@@ -170,13 +175,15 @@ def _benchmark(
     methods: Annotated[
         str | None,
         typer.Option(
-            help=f"Some of: {','.join(known_methods())}; or a recipe (my.json), or a script (my.py).",
+            help=f"Some of: {', '.join(known_methods())}; or a recipe (my.json), or a script (my.py); commas between.",
             show_default="those of the benchmark",
         ),
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option(help="Some of its metrics, or a script (my.py).", show_default="those of the benchmark"),
+        typer.Option(
+            help="Some of its metrics, or a script (my.py); commas between.", show_default="those of the benchmark"
+        ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="The most samples run together.")] = 32,
     part: Annotated[int, typer.Option(min=1, help="Samples in a part: a stopped run loses the part in work.")] = 512,

@@ -11,9 +11,9 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lrpx import sanity
+from lrpx._data.texts import read_texts
 from lrpx._files import write_text
-from lrpx.cli._streams import decoded, hush, progress
-from lrpx.errors import DataError, InputError
+from lrpx.cli._streams import hush, progress
 from lrpx.methods import find
 from lrpx.model import Spec
 
@@ -53,7 +53,7 @@ def check(
         LRPxError: something cannot be checked.
     """
     chosen = [find(method) for method in dict.fromkeys(methods)]
-    given = TEXTS if texts is None else _read(texts, limit)
+    given = TEXTS if texts is None else [each.text for each in read_texts(texts, label=None, limit=limit)]
     with progress("Loading the model …"):
         hush()
         bound = Spec(model, dtype, device).build()
@@ -117,20 +117,3 @@ def _mean(mean: sanity.Mean) -> str:
 
 def _range(ends: tuple[float, float, float]) -> str:
     return f"{ends[0]:.2f} ({ends[1]:.2f} to {ends[2]:.2f})".replace("-", "−")
-
-
-def _read(path: Path, limit: int) -> list[str]:
-    """The first lines of a file that are not empty.
-
-    Raises:
-        DataError: it cannot be read.
-        InputError: there is none.
-    """
-    try:
-        lines = decoded(path.read_bytes(), str(path)).splitlines()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
-    found = [line.strip() for line in lines if line.strip()][:limit]
-    if not found:
-        raise InputError(f"{path} has no text in it; name a file with a text a line")
-    return found
