@@ -53,7 +53,7 @@ def stepped(ratio: float, *, dark: bool = False) -> RGB:
     so few steps the first ones come early on white paper too, so that 6 % of the scale has another colour than none.
 
     >>> stepped(0.05), stepped(0.1), stepped(0.5), stepped(-1.0)
-    ((255, 255, 255), (255, 215, 215), (255, 135, 135), (95, 135, 255))
+    ((255, 255, 255), (255, 215, 215), (255, 175, 175), (95, 135, 255))
     """
     steps = (_STEPS_FOR if ratio > 0 else _STEPS_AGAINST)[dark]
     return steps[round(min(abs(ratio), 1.0) ** _BEND[True] * (len(steps) - 1))]

@@ -20,6 +20,7 @@ from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, as_own, carries, has_foreign, layout
+from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -28,9 +29,20 @@ if TYPE_CHECKING:
 
 def _known(run: Run, value: Any) -> None:
     """Let a tensor that a custom autograd function of a known name has made be what the table's operation makes of its
-    input, where the recipe has rules: so it is a function like others, and the gate that it is."""
+    input, where the recipe has rules: so it is a function like others, and the gate that it is.
+
+    Raises:
+        UnknownOperationError: it was made in a checkpoint, and the recipe is strict.
+    """
     name = made_by(value)
     if name is not None and run.recipe.activation is not rules.unmodified:
+        if hooks_of_saved(False) is not None:  # which would run the part again to tell its input
+            if not run.recipe.strict:
+                return
+            raise UnknownOperationError(
+                f"{run.where()} calls {name}, a custom autograd function whose input is not kept in a checkpoint; switch "
+                "gradient checkpointing off, leave recompute out, or use a recipe with strict=False"
+            )
         (x,) = value.grad_fn.saved_tensors
         torch_function = ELEMENT_WISE[name]
         made = TABLE[torch_function.__name__].handler(run, torch_function, (x,), {})

@@ -278,7 +278,7 @@ def scatter(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Something written into a tensor; a 1 at the ids of tokens among zeros, and they are one-hot."""
-    x, at, value = (*args, None, None)[:3]
+    x, at, value = arguments(args, kwargs, "input", "indices", "values")
     ids: Any = at[-1] if type(at) in (tuple, list) and at else None
     is_one_hot = (
         type(x) is Tensor and run.is_given(ids) and not x.requires_grad
