@@ -40,8 +40,8 @@ def _known(run: Run, value: Any) -> None:
             if not run.recipe.strict:
                 return
             raise UnknownOperationError(
-                f"{run.where()} calls {name}, a custom autograd function whose input is not kept in a checkpoint; switch "
-                "gradient checkpointing off, leave recompute out, or use a recipe with strict=False"
+                f"{run.where()} calls {name}, a custom autograd function whose input is not kept in a checkpoint; "
+                "switch gradient checkpointing off, leave recompute out, or use a recipe with strict=False"
             )
         (x,) = value.grad_fn.saved_tensors
         torch_function = ELEMENT_WISE[name]
