@@ -145,6 +145,10 @@ class Perturbed(Benchmark[S]):
     specials: bool
     """Whether special tokens may be hidden."""
 
+    def settings(self) -> dict[str, Any]:
+        """Its fields, and how many steps the drawn curves have."""
+        return super().settings() | {"points": POINTS}
+
     @property
     def facts(self) -> pa.Schema:
         """``id``, ``tokens``, ``hideable``, ``position`` and :attr:`more`."""
@@ -350,10 +354,6 @@ class Faithfulness(Perturbed[TextSample]):
         for name, value in (("context", self.context), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; give at least 1")
-
-    def settings(self) -> dict[str, Any]:
-        """Its fields, and how many steps the drawn curves have."""
-        return super().settings() | {"points": POINTS}
 
     def read(self) -> Source:
         """The texts of the file.

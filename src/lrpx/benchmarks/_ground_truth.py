@@ -88,16 +88,23 @@ class GroundTruth(Benchmark[S]):
         found += [pa.field(f"{metric.name}/{RANDOM}", pa.list_(pa.float64())) for metric in metrics]
         return pa.schema(found)
 
+    def judged(self, sample: S) -> slice:
+        """The tokens that metrics look at; all of them, unless a benchmark knows better."""
+        del sample
+        return slice(None)
+
     def judge(self, case: Case[S], model: BoundModel, metrics: Sequence[Metric]) -> dict[str, Any]:
         """The prediction, each method's relevance ``[T]`` and metrics, and those of the random draws."""
         facts = self.facts_of(case.sample)
+        judged = self.judged(case.sample)
         truth = np.zeros(len(facts["tokens"]), dtype=bool)
         truth[facts["ground_truth"]] = True
+        truth = truth[judged]
         relevance = {name: found[0].double().numpy() for name, found in case.relevance.items()}
         row = self.predicted(case) | {f"relevance/{method}": found.tolist() for method, found in relevance.items()}
         drawn = draws(facts["id"], len(truth))
         for metric in metrics:
-            row |= {f"{metric.name}/{method}": metric(found, truth) for method, found in relevance.items()}
+            row |= {f"{metric.name}/{method}": metric(found[judged], truth) for method, found in relevance.items()}
             row[f"{metric.name}/{RANDOM}"] = [metric(draw, truth) for draw in drawn]
         return row
 

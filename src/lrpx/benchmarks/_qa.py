@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - the fields' types are read
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
-import numpy as np
 import pyarrow as pa
 import torch
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.squad import Asked, read_squad
 from lrpx.benchmarks._contract import Benchmark, Samples, Source, register
-from lrpx.benchmarks._faithfulness import FEWEST, POINTS, Perturbed, too_few
-from lrpx.benchmarks._ground_truth import GroundTruth, draws
-from lrpx.benchmarks._words import RANDOM, Words
+from lrpx.benchmarks._faithfulness import FEWEST, Perturbed, too_few
+from lrpx.benchmarks._ground_truth import GroundTruth
+from lrpx.benchmarks._words import Words
 from lrpx.errors import InputError, ModelError
 from lrpx.metrics import ANSWERS
 from lrpx.questions import Question, Questions
@@ -291,19 +290,9 @@ class Answers(Squad, GroundTruth[AnswerSample]):
         """The answer that was explained."""
         return f"the answer “{row['answer']}” to “{row['question']}”"
 
-    def judge(self, case: Case[AnswerSample], model: BoundModel, metrics: Sequence[Metric]) -> dict[str, Any]:
-        """As every benchmark with a ground truth, by the relevance of the context's tokens alone."""
-        start, end = case.sample.context
-        truth = np.zeros(end - start, dtype=bool)
-        truth[np.array(case.sample.truth) - start] = True
-        relevance = {name: found[0].double().numpy() for name, found in case.relevance.items()}
-        row = self.predicted(case) | {f"relevance/{method}": found.tolist() for method, found in relevance.items()}
-        drawn = draws(case.sample.asked.id, end - start)
-        for metric in metrics:
-            for method, found in relevance.items():
-                row[f"{metric.name}/{method}"] = metric(found[start:end], truth)
-            row[f"{metric.name}/{RANDOM}"] = [metric(draw, truth) for draw in drawn]
-        return row
+    def judged(self, sample: AnswerSample) -> slice:
+        """The context's tokens alone."""
+        return slice(*sample.context)
 
 
 @register
@@ -328,10 +317,6 @@ class AnswersPerturbed(Squad, Perturbed[AnswerSample]):
     title: ClassVar[str] = "Which explanation of an answer is true to the model?"
     methods: ClassVar[tuple[str, ...]] = Answers.methods
     more: ClassVar[Mapping[str, pa.DataType]] = {"question": pa.string(), "answer": pa.string()}
-
-    def settings(self) -> dict[str, Any]:
-        """Its fields, and how many steps the drawn curves have."""
-        return super().settings() | {"points": POINTS}
 
     def _fit(self, sample: AnswerSample, model: BoundModel) -> AnswerSample | str:
         """With the tokens of its context that may be hidden, where they have an order."""

@@ -141,12 +141,18 @@ ELEMENT_WISE = {"SqrtBoundDerivative": torch.sqrt}
 """Custom autograd functions of one saved input that are element-wise, and what they compute."""
 
 
+def _function_of(node: Any) -> type:
+    """The custom autograd function whose node of the graph this is."""
+    function: type = getattr(node, "_forward_cls", type(node))
+    return function
+
+
 def made_by(value: Any) -> str | None:
     """The name of the custom autograd function of :data:`ELEMENT_WISE` that made a tensor."""
     node = value.grad_fn if isinstance(value, Tensor) else None
     if not isinstance(node, BackwardCFunction):
         return None
-    name = str(getattr(node, "_forward_cls", type(node)).__name__)
+    name = _function_of(node).__name__
     return name if name in ELEMENT_WISE else None
 
 
@@ -195,7 +201,7 @@ class Walk:
             if ends <= number < last:
                 continue
             if isinstance(node, BackwardCFunction):
-                function = getattr(node, "_forward_cls", type(node))
+                function = _function_of(node)
                 element_wise = ELEMENT_WISE.get(function.__name__) if has_identity else None
                 rule_modules = self.recipe.rule_modules() if rule_modules is None else rule_modules
                 unknown = element_wise or function.__module__ not in rule_modules

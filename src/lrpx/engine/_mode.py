@@ -122,10 +122,13 @@ class RuleMode(TorchFunctionMode):
         if has_hooks:
             run.meet_hooks()
         is_transformed = peek_interpreter_stack() is not None
-        if has_hooks or is_transformed or not (nodes.knows(args) and nodes.knows(kwargs.values())):
+        is_known = nodes.knows(args) and nodes.knows(kwargs.values())  # then nothing is foreign, either
+        if has_hooks or is_transformed or not is_known:
             nodes.is_sure = False
         first = nodes.first
-        is_odd = run.has_constants or has_foreign(args, first) or has_foreign(kwargs.values(), first)
+        is_odd = run.has_constants or (
+            not is_known and (has_foreign(args, first) or has_foreign(kwargs.values(), first))
+        )
         if is_odd and not is_transformed:
             args, kwargs = run.without_foreign(name, row, args, kwargs)
         # before the call, which may change its first argument

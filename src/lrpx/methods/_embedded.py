@@ -254,6 +254,11 @@ def _baselines(method: Any, model: BoundModel, embedded: Embedded) -> tuple[Tens
     return tuple(found)
 
 
+def deviations(sigma: float, inputs: Sequence[Tensor]) -> tuple[float, ...]:
+    """A share of the range ``max − min`` of each segment's embeddings."""
+    return tuple(sigma * float(each.max() - each.min()) for each in inputs)
+
+
 @contextmanager
 def seeded(seed: int, inputs: Sequence[Tensor]) -> Iterator[None]:
     """Inside, what is drawn depends on the seed alone; afterwards every generator is where it was."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Function, seeded
+from lrpx.methods._embedded import Baseline, ByCaptum, Function, deviations, seeded
 from lrpx.methods._refusals import refuse_count, refuse_number, refuse_seed
 
 if TYPE_CHECKING:
@@ -58,13 +58,13 @@ class GradientShap(ByCaptum):
 
     def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """See :class:`~lrpx.methods._embedded.ByCaptum`."""
-        deviations = tuple(self.sigma * float(each.max() - each.min()) for each in inputs)
+        noise = deviations(self.sigma, inputs)
         total = None
         done = 0
         with seeded(self.seed, inputs):
             while done < self.n_samples:  # Captum would run all points at once
                 some = min(self.batch_size, self.n_samples - done)
-                found = captum.GradientShap(function).attribute(inputs, baselines, n_samples=some, stdevs=deviations)
+                found = captum.GradientShap(function).attribute(inputs, baselines, n_samples=some, stdevs=noise)
                 sums = [some * each.sum(-1) for each in found]
                 total = sums if total is None else [a + b for a, b in zip(total, sums, strict=True)]
                 done += some

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Function, seeded
+from lrpx.methods._embedded import Baseline, ByCaptum, Function, deviations, seeded
 from lrpx.methods._refusals import refuse_count, refuse_number, refuse_other, refuse_seed
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class SmoothGrad(ByCaptum):
             found = captum.NoiseTunnel(captum.Saliency(function)).attribute(
                 inputs, nt_type="smoothgrad", nt_samples=self.n_samples,
                 nt_samples_batch_size=min(self.batch_size, self.n_samples),
-                stdevs=tuple(self.sigma * float(each.max() - each.min()) for each in inputs), abs=False,
+                stdevs=deviations(self.sigma, inputs), abs=False,
             )  # fmt: skip
         if self.score == "l1":
             return [each.abs().sum(-1) for each in found]
