@@ -112,6 +112,18 @@ def test_sentence_transformers_gives_the_same_similarity(minilm, tmp_path, kind)
     assert found.explained.value == pytest.approx(float(a @ b / (a.norm() * b.norm())), abs=1e-5)
 
 
+def test_a_text_that_sentence_transformers_would_cut_is_refused(encoder, piece_tokenizer, tmp_path):
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
+    whole = Explainer.from_pretrained(folder)
+    longest = max(len(whole.bound.reader.row(PAIR).segments[i]) for i in (0, 1))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest}))
+    assert Explainer.from_pretrained(folder)(PAIR) == whole(PAIR)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": longest - 1}))
+    with pytest.raises(InputError, match=f"context is {longest - 1}, where sentence-transformers cuts it; shorten it"):
+        Explainer.from_pretrained(folder)(PAIR)
+    assert Explainer.from_pretrained(folder, pooling="cls")(PAIR).relevance.equal(whole(PAIR).relevance)
+
+
 @pytest.mark.parametrize(
     ("pooling", "modules", "said"),
     [

@@ -82,6 +82,7 @@ def test_every_default_grid_is_made_of_settings_that_there_are():
         assert len(made) == count
         for settings, method in made:
             assert settings == {name: getattr(method, name) for name in grid}
+            assert method.label.startswith(of_class[kind].label + " ")
             if hasattr(method, "refuse"):
                 method.refuse()
 

@@ -52,7 +52,7 @@ class Named(ABC):
             how = {"decoder": "decoder" in self.task.segments}
             return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "", **how)
         if self.task.logits != "classes":
-            raise TargetError(f"the logits of a {self.task.title} have no names; pass the index instead of {text!r}")
+            raise TargetError(f"the logits of {self.task.named} have no names; pass the index instead of {text!r}")
         labels = dict(getattr(self.config, "label2id", None) or {})
         labels |= {label: index for index, label in (getattr(self.config, "id2label", None) or {}).items()}
         if text not in labels:
@@ -118,7 +118,7 @@ class Named(ABC):
         is_ours = kind.__module__ == Span.__module__
         if kind is not wanted and (kind in (Span, Similarity) or (wanted is not None and is_ours)):
             mend = "a token or a class" if wanted is None else f"{wanted.__name__}(…), or no target"
-            raise TargetError(f"a {self.task.title} has no {kind.__name__} to explain; pass {mend}")
+            raise TargetError(f"{self.task.named} has no {kind.__name__} to explain; pass {mend}")
         if kind is LogProb and self._problem in (MULTI_LABEL, "regression"):
             raise TargetError(
                 f"the logits are of a {self._problem} problem, says the model's config, and have no softmax; pass the "

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -38,6 +38,8 @@ class Pooling:
     Args:
         kind: of :data:`TITLES`.
         is_assumed: whether nobody has said so.
+        most: the most tokens of a text, where its files say so: sentence-transformers cuts the rest off, and a longer
+            text has another embedding there.
 
     >>> str(Pooling("cls")), str(Pooling(is_assumed=True))
     ('first token', 'mean of the tokens, as nothing else is said')
@@ -45,6 +47,7 @@ class Pooling:
 
     kind: Kind = "mean"
     is_assumed: bool = False
+    most: int | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return TITLES[self.kind] + (", as nothing else is said" if self.is_assumed else "")
@@ -99,7 +102,8 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
     kind = SAME.get(said[0], said[0]) if len(said) == 1 else ""
     if kind not in TITLES:
         raise ModelError(f"{name} makes its embeddings by {' and '.join(said) or 'no'} pooling, say its files; {mend}")
-    return Pooling(kind)
+    longest = (_json(name, "sentence_bert_config.json", options) or {}).get("max_seq_length")
+    return Pooling(kind, most=longest if isinstance(longest, int) and longest > 0 else None)
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:

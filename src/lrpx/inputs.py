@@ -96,11 +96,13 @@ class Reader:
         model: the user's module.
         tokenizer: its tokenizer or processor, or None.
         task: what it predicts.
+        most: the most tokens that the model's files allow, or None for as many as it has positions for.
     """
 
     model: Module
     tokenizer: Any
     task: Task
+    most: int | None = None
 
     @property
     def text_tokenizer(self) -> Any:
@@ -110,7 +112,8 @@ class Reader:
     @cached_property
     def limit(self) -> int | None:
         """The most tokens that the model takes, or None for any number."""
-        return tasks.context_length(self.model) if self.task.segments else None
+        positions = tasks.context_length(self.model) if self.task.segments else None
+        return min((each for each in (self.most, positions) if each is not None), default=None)
 
     def is_many(self, inputs: Any) -> bool:
         """Whether the input is several inputs rather than one text, pair of texts, list of ids or chat.
@@ -242,7 +245,7 @@ class Reader:
         rows = _encoded.rows_of(given)
         if len(rows) < 2 or (self.task is Task.EMBEDDINGS and len(rows) > 2):
             raise InputError(
-                f"the input is {type(given).__name__}, and a {self.task.title} takes several texts; {PAIR}, "
+                f"the input is {type(given).__name__}, and {self.task.named} takes several texts; {PAIR}, "
                 "or (text, [choice, choice]) for multiple choice; or what the tokenizer returns of all of them"
             )
         return rows
@@ -294,14 +297,14 @@ class Reader:
             return
         if all(isinstance(each, str) for each in given[1]):
             raise InputError(
-                f"the {name} is a text with choices, and a {self.task.title} has none; leave the choices out"
+                f"the {name} is a text with choices, and {self.task.named} has none; leave the choices out"
             )
 
     def _pair(self, text: str, other: str) -> dict[str, list[int]]:
         """A pair of texts in one input, which the tokenizer must keep apart."""
         if self.task in (Task.CAUSAL, Task.SEQ2SEQ, Task.SPEECH):
             raise InputError(
-                f"the input is a pair of texts, and a {self.task.title} takes one; pass a list for two inputs, or one "
+                f"the input is a pair of texts, and {self.task.named} takes one; pass a list for two inputs, or one "
                 "text that holds both"
             )
         fields = _tokens.encode(self.text_tokenizer, text, other)
@@ -327,7 +330,8 @@ class Reader:
                 "pass the model's own tokenizer"
             )
         if self.limit is not None and len(ids) > self.limit:
-            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self.limit}; shorten it")
+            cut = ", where sentence-transformers cuts it" if self.limit == self.most else ""
+            raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self.limit}{cut}; shorten it")
         others = {
             each: tuple(values)
             for each, values in fields.items()
@@ -411,12 +415,12 @@ class Reader:
     def _position(self, row: Row, position: Any) -> int | None:
         if self.task.reads != "position":
             if position is not None:
-                raise InputError(f"the logits of a {self.task.title} belong to the whole input; leave position out")
+                raise InputError(f"the logits of {self.task.named} belong to the whole input; leave position out")
             return None
         ids = row.segments[-1].tokens.ids
         if position is None and self.task.default is None:
             raise InputError(
-                f"a {self.task.title} predicts something for each token; pass position, the token that is meant"
+                f"{self.task.named} predicts something for each token; pass position, the token that is meant"
             )
         if position is None and self.task.default == "mask":
             return self._mask_position(ids)

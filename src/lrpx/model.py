@@ -170,7 +170,8 @@ class BoundModel(Named):
         self.module = module
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
-        self.reader = Reader(module, tokenizer, self.task)
+        self.pooling = self._pooling(pooling, spec)
+        self.reader = Reader(module, tokenizer, self.task, self.pooling.most)
         if self.task.segments:
             _refuse_no_tokenizer(self.reader.text_tokenizer, "convert_ids_to_tokens")
         if self.task.segments:
@@ -183,15 +184,14 @@ class BoundModel(Named):
         self.recompute = recompute
         self.spec = spec
         self.compiler = Compiler() if compile else None
-        self.pooling = self._pooling(pooling)
 
-    def _pooling(self, given: Any) -> Pooling:
+    def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
         compares = self.task.reads == "embeddings"
         if given is not None and not compares:
-            raise InputError(f"a {self.task.title} pools nothing; leave pooling out")
+            raise InputError(f"{self.task.named} pools nothing; leave pooling out")
         name = getattr(self.config, "name_or_path", None) if compares else None
         local = {"revision": self.revision, "local_files_only": True}
-        options = local if self.spec is None else dict(self.spec.options)
+        options = local if spec is None else dict(spec.options)
         return pooling_of(given, name, options)
 
     # ---------------------------------------------------------------------------- facts

@@ -132,7 +132,7 @@ class Perturbation:
         kind = type(model.module).__name__
         if model.task not in SERVED:
             served = ", ".join(task.title for task in SERVED)
-            raise ModelError(f"{kind} is a {model.task.title}; texts are perturbed of: {served}. Pass such a model")
+            raise ModelError(f"{kind} is {model.task.named}; texts are perturbed of: {served}. Pass such a model")
         pair = bool(getattr(model.config, "is_encoder_decoder", False))
         if pair and model.task is not Task.SEQ2SEQ:
             raise ModelError(

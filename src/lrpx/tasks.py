@@ -66,6 +66,11 @@ class _Facts:
     arguments: tuple[str, ...] = ("input_ids",)
     together: Literal["choices", "pairs"] | None = None
 
+    @property
+    def named(self) -> str:
+        """The title with its article: ``"an image classifier"``."""
+        return f"{'an' if self.title[0] in 'aeiou' else 'a'} {self.title}"
+
 
 class Task(_Facts, Enum):
     """What a model predicts. A class that several mappings list has the first task here."""
@@ -392,7 +397,7 @@ def _other_output(found: Any, model: Module, task: Task, wanted: str) -> str:
     elif isinstance(found, Mapping):
         told = f"{told} of {', '.join(map(str, found)) or 'nothing'}"
     return (
-        f"{type(model).__name__} returned {told}, and a {task.title} returns {wanted}; return these, as a tensor, as "
+        f"{type(model).__name__} returned {told}, and {task.named} returns {wanted}; return these, as a tensor, as "
         'the first of a tuple or as "logits", or say with task= what it predicts'
     )
 

@@ -499,6 +499,18 @@ def test_bad_input_on_the_command_line_is_one_line(run, tmp_path):
         assert match in err
         assert "Traceback" not in err
         assert len(err.strip().splitlines()) <= 3
+        assert not list(tmp_path.glob("out/rows/*"))  # before anything is explained
+
+
+def test_names_with_spaces_between_are_the_same_run(tmp_path):
+    data = plain(tmp_path)
+    close, wide = (
+        Faithfulness(
+            data, perturbation=f"attention-mask,{gap}zero-embedding", read_out=f"logit,{gap}probability"
+        ).settings()
+        for gap in ("", " ")
+    )
+    assert close == wide
 
 
 def test_a_folder_of_another_kind_is_no_run_of_this_one(tmp_path):

@@ -221,6 +221,29 @@ def test_a_run_with_a_malformed_line_goes_on_where_it_was_stopped(run, tmp_path)
     assert (code, err.count("lrpx: line ")) == (2, 2)
 
 
+def test_a_corrected_line_is_told_how_to_go_on(run, tmp_path):
+    path, found = tmp_path / "texts.jsonl", tmp_path / "found.jsonl"
+    arguments = ("explain", "--texts", path, "--json", found)
+    path.write_text('"The doors"\n{"text": \n"The key"\n')
+    assert run(*arguments)[0] == 2
+    path.write_text('"The doors"\n{"text": "The"}\n"The key"\n')
+    code, _, err = run(*arguments)
+    assert code == 2
+    assert "at line 2; where its text was corrected since, remove that line and those after it; else" in err
+    found.write_bytes(found.read_bytes().splitlines(keepends=True)[0])
+    assert run(*arguments)[0] == 0
+    assert [row["line"] for row in rows(found)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("content", ["", "\n \n"])
+def test_a_file_without_a_text_is_refused(run, tmp_path, content):
+    path, found = tmp_path / "texts.txt", tmp_path / "found.jsonl"
+    path.write_text(content)
+    code, out, err = run("explain", "--texts", path, "--json", found)
+    assert (code, out, err) == (2, "", f"lrpx: {path} has no text; write one a line\n")
+    assert not found.exists()
+
+
 def test_a_text_too_large_for_the_memory_stops_no_other(run, texts, tmp_path, monkeypatch):
     explain = lrpx.Explainer.__call__
 

@@ -81,7 +81,7 @@ def tokenise(samples: Sequence[Sample], tokenizer: PreTrainedTokenizerBase, task
     """
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if task not in {Task.CAUSAL, Task.MASKED}:
-        raise ModelError(f"a {task.title} predicts no verb in a sentence; use a causal or a masked language model")
+        raise ModelError(f"{task.named} predicts no verb in a sentence; use a causal or a masked language model")
     if not tokenizer.is_fast:
         raise ModelError(f"the tokenizer of {name} does not tell which characters a token reads; use a fast tokenizer")
     mask = tokenizer.mask_token_id

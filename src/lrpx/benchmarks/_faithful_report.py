@@ -18,9 +18,9 @@ from lrpx.benchmarks import _report
 from lrpx.benchmarks._curves import COLOURS, DASHES, HEIGHT, WIDTH, panels, picture
 from lrpx.benchmarks._faithful_summary import CHANCE, SURE, Summary, summarise
 from lrpx.benchmarks._heatmaps import pieces
+from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._report import UNTOLD, figure, p_value
 from lrpx.benchmarks._summary import select
-from lrpx.errors import InputError
 from lrpx.metrics._statistics import FLIPS
 from lrpx.runs import write_whole
 
@@ -184,12 +184,7 @@ def _score(score: Score | None) -> str:
 def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list[dict[str, Any]]:
     """The samples asked for, or the first few, as every method explains them."""
     ids = select(store, ["id"])["id"].to_list()
-    unknown = sorted(set(show) - set(ids))
-    if unknown:
-        raise InputError(
-            f"there is no sample {', '.join(map(repr, unknown))} in {store.folder}; its {len(ids)} samples have ids "
-            f"such as {ids[0]!r}"
-        )
+    check_shown(show, ids, store.folder)
     wanted = list(dict.fromkeys(show)) or ids[:SHOWN]
     columns = ["id", "tokens", "explained", "value", *(f"relevance/{method}" for method in methods)]
     rows = {row["id"]: row for row in select(store, columns, ids=wanted).iter_rows(named=True)}

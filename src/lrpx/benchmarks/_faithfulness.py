@@ -146,8 +146,9 @@ class Perturbed(Benchmark[S]):
     """Whether special tokens may be hidden."""
 
     def settings(self) -> dict[str, Any]:
-        """Its fields, and how many steps the drawn curves have."""
-        return super().settings() | {"points": POINTS}
+        """Its fields, lists of names however they are spaced, and how many steps the drawn curves have."""
+        names = {"perturbation": ",".join(way.how for way in self.ways), "read_out": ",".join(self.reads)}
+        return super().settings() | names | {"points": POINTS}
 
     @property
     def facts(self) -> pa.Schema:

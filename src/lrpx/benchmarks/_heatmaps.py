@@ -10,8 +10,8 @@ import torch
 
 from lrpx._views.picture import Piece, visible
 from lrpx.attribution import scale
+from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._summary import select
-from lrpx.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,12 +89,7 @@ def choose(
     """
     column, called = benchmark.words.value
     rows = select(store, ["id", "correct", column, *(f"{metric.name}/{method}" for method in methods)])
-    unknown = sorted(set(show) - set(rows["id"]))
-    if unknown:
-        raise InputError(
-            f"there is no sample {', '.join(map(repr, unknown))} in {store.folder}; "
-            f"its {len(rows)} samples have ids such as {rows['id'][0]!r}"
-        )
+    check_shown(show, rows["id"].to_list(), store.folder)
     mean = pl.mean_horizontal([f"{metric.name}/{method}" for method in methods])
     right = rows.filter("correct").with_columns(mean.alias("mean"), pl.col(column).abs().alias("value"))
     worst = "lowest" if metric.better == "higher" else "highest"

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from lrpx._data.agreement import Dropped
 from lrpx.benchmarks._contract import Source
+from lrpx.errors import InputError
 from lrpx.runs import Store, digest, read_table, versions, write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from lrpx.benchmarks._running import Run
@@ -90,6 +91,14 @@ class Kept:
         """What the record says of the samples: how many were read, dropped for which reason, and kept; statistics."""
         return dict(self.store.record["counts"]) | dict(self.store.record["statistics"])
 
+    def check_shown(self, show: Sequence[str]) -> None:
+        """Refuse ids of no sample, before anything is explained.
+
+        Raises:
+            InputError: names them.
+        """
+        check_shown(show, list(map(self.run.id_of, self.run.samples.kept)), self.store.folder)
+
     def explain(self, done: Callable[[int], object] = lambda _: None) -> None:
         """Make every part that is not there yet.
 
@@ -115,6 +124,20 @@ class Kept:
         found = self.store.part(name, self.run.columns)
         return found is not None and bool(
             found.select(benchmark.facts.names).equals(pa.Table.from_pylist(wanted, benchmark.facts))
+        )
+
+
+def check_shown(show: Sequence[str], ids: Sequence[str], folder: Path) -> None:
+    """Refuse ids that are of none of the samples of a folder.
+
+    Raises:
+        InputError: names them.
+    """
+    unknown = sorted(set(show) - set(ids))
+    if unknown:
+        raise InputError(
+            f"there is no sample {', '.join(map(repr, unknown))} in {folder}; its {len(ids)} samples have ids such as "
+            f"{ids[0]!r}"
         )
 
 

@@ -215,6 +215,7 @@ def _benchmark(
     with contextlib.ExitStack() as stack:
         with progress("Reading the samples …"):
             kept = stack.enter_context(keep(run, out, shlex.join(["lrpx", *sys.argv[1:]])))
+        kept.check_shown(show or ())
         for told, value in kept.numbers.items():
             print(f"{told}: {value:,.6g}")
         console = Console(stderr=True)

@@ -52,7 +52,7 @@ def explain(wanted: Wanted) -> None:
         )
     if not explainer.task.segments or explainer.task is Task.SPEECH:
         raise ModelError(
-            f"{type(explainer.model).__name__} is a {explainer.task.title}, and the command line reads texts; in "
+            f"{type(explainer.model).__name__} is {explainer.task.named}, and the command line reads texts; in "
             "Python, lrpx.Explainer explains it"
         )
     _check_names(wanted, explainer)

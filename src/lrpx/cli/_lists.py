@@ -81,7 +81,7 @@ def explain(
     """
     assert wanted.texts is not None
     about = _settings(wanted, explainer, chosen)
-    failed = 0
+    done = failed = 0
     with ExitStack() as stack:
         rows = _rows(wanted, stack)
         write: Callable[[bytes], None] | None = None
@@ -106,6 +106,10 @@ def explain(
             Progress(*columns, console=console, disable=not console.is_terminal or wanted.json == DASH)
         )
         task = bar.add_task("Explaining", total=None)
+        first = next(rows, None)
+        if first is None and not done:
+            raise DataError(f"{_name(wanted)} has no text; write one a line")
+        rows = rows if first is None else chain([first], rows)
         while some := list(islice(rows, TOGETHER)):
             right = iter(_explained(wanted, explainer, chosen, [each for each in some if each.wrong is None]))
             for given in some:
@@ -157,7 +161,7 @@ def _explained(
 def _rows(wanted: Wanted, stack: ExitStack) -> Iterator[Given]:
     """The texts, one after another as they come."""
     assert wanted.texts is not None
-    name = "standard input" if wanted.texts == DASH else str(wanted.texts)
+    name = _name(wanted)
     file = standard_input() if wanted.texts == DASH else stack.enter_context(wanted.texts.open("rb"))
     for number, content in enumerate(file, 1):
         where = f"line {number} of {name}"
@@ -168,6 +172,11 @@ def _rows(wanted: Wanted, stack: ExitStack) -> Iterator[Given]:
                 yield _given(wanted, number, found or {"text": text}, where)
         except (DataError, InputError) as error:
             yield Given(number, content, {}, error.with_traceback(None))
+
+
+def _name(wanted: Wanted) -> str:
+    """How messages call the file."""
+    return "standard input" if wanted.texts == DASH else str(wanted.texts)
 
 
 def _object(text: str, where: str) -> dict[str, Any]:
@@ -284,10 +293,11 @@ def _resumed(
         given = next(rows, None)
         for content in block:
             if given is None or not _is_of(content, given, about):
-                raise ResultFileError(
-                    f"{path} holds something else than the results of this run, at line {texts * per_text + 1}; name "
-                    "another file, or remove it"
-                )
+                at = texts * per_text + 1
+                mend = "name another file, or remove it"
+                if b'"error": ' in content and kept:
+                    mend = f"where its text was corrected since, remove that line and those after it; else {mend}"
+                raise ResultFileError(f"{path} holds something else than the results of this run, at line {at}; {mend}")
         if len(block) < per_text or not block[-1].endswith(b"\n"):
             assert given is not None
             file.truncate(kept)

@@ -116,7 +116,7 @@ class Method(ABC):
         if model.task not in self.tasks:
             served = ", ".join(task.title for task in Task if task in self.tasks)
             raise MethodError(
-                f"{self.name} does not serve {kind}, a {model.task.title}; it serves: {served}. Use attnlrp or lrp"
+                f"{self.name} does not serve {kind}, {model.task.named}; it serves: {served}. Use attnlrp or lrp"
             )
         missing = sorted(each for each in self.needs if not model.accepts(each))
         if missing:

@@ -84,7 +84,7 @@ def with_settings(method: Method, name: str, settings: dict[str, Any]) -> Method
     wrong = next((each for each in settings if each not in known), None)
     if wrong is not None:
         raise MethodError(f"{method.name} has no setting {wrong!r}; it has {', '.join(known) or 'none'}")
-    label = method.label and f"{method.label}{name.removeprefix(method.name)}"
+    label = method.label and f"{method.label} {name.removeprefix(method.name).strip()}".rstrip()
     made: Method = replace(method, name=name, label=label, **settings)  # type: ignore[type-var]
     return made
 
