@@ -19,6 +19,7 @@ INPUTS = {
     "matmul": ("a", "b"),
     "softmax": ("x",),
     "norm": ("x",),
+    "position": ("position", "signal"),
 }
 """Each kind of operation, and what its rule is called with after the operation itself."""
 
@@ -32,6 +33,7 @@ _SUGGESTED = {
     "matmul": "rules.uniform",
     "softmax": "rules.constant",
     "norm": "rules.constant",
+    "position": "rules.uniform",
 }
 
 

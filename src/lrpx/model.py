@@ -459,7 +459,7 @@ class BoundModel(Named):
             given = batch.inputs | {"positions": batch.positions(questions)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
-        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
+        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
         packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
         if self.compiler is None or not compiled:
             run = forward(given)

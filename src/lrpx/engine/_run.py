@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from lrpx.engine._graph import Nodes
     from lrpx.engine._operation import Operation
+    from lrpx.engine._positions import Positions
     from lrpx.engine._trace import Trace
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
@@ -71,6 +72,7 @@ class Run:
         has_taps_on_constants: whether a tap wants to know the constants that are added.
         has_unseen: whether something in the model was made unseen.
         has_constants: whether something was changed in place into a constant.
+        positions: what makes positions leaves, where the recipe gives them relevance.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Run:
         self._paths = paths
         self._rule = ""
         self._marked: list[Tensor] = []
+        self.positions: Positions | None = None
         self.taps = taps
         self._on_calls, self._on_rules, self._on_constants = (
             [tap for tap in taps if getattr(type(tap), part) is not getattr(Tap, part)]
@@ -415,6 +418,8 @@ class Run:
         """Mark an argument of the model that carries no relevance, such as a mask, or the ids of tokens."""
         if isinstance(value, Tensor) and not value.is_floating_point():
             self._give(value, not any(word in name for word in NO_TOKENS))
+            if self.positions is not None:
+                self.positions.given(name, value)
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)
