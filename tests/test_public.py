@@ -15,7 +15,8 @@ import lrpx
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
     "lrpx": """ATTNLRP GRADIENT LRP METHODS PA_LRP Attribution Attributions Contrast Epsilon Explainer Gamma LRPxError
-        Ledger LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
+        Ledger LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate
+        register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
@@ -37,7 +38,8 @@ PUBLIC = {
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
-    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override PA_LRP Recipe",
+    "lrpx.recipes": """ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override PA_LRP
+        Recipe""",
     "lrpx.rules": """AumannShapley Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all
         uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
