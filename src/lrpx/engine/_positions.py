@@ -185,9 +185,9 @@ class Positions(Tap):
         """A call of constants is followed by its shadow's; one of what depends on the input has leaves for constants
         that are positions."""
         args, kwargs = call.args, call.kwargs
-        if not any_carries((*args, *kwargs.values())):
+        if not any_carries(args) and not (kwargs and any_carries((*kwargs.values(),))):
             return self._of_constants(call, proceed)
-        if torch.is_grad_enabled() and call.name != "__get__":
+        if call.name != "__get__" and torch.is_grad_enabled():
             args, kwargs = self._met(call)
         return proceed(args, kwargs)
 
@@ -468,7 +468,11 @@ def _is_constant(value: Any) -> bool:
 
 def _shape_of(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape of what is made of tensors of these, element by element."""
-    return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    made = list(max(shapes, key=len))
+    for shape in shapes:
+        for i, size in enumerate(reversed(shape), 1):
+            made[-i] = max(made[-i], size) if size else 0
+    return tuple(made)
 
 
 def _rows(source: Source) -> int:

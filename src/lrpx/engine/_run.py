@@ -17,6 +17,7 @@ from lrpx._kinds import rule_name
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._observer import Observer
 from lrpx.engine._places import Source
+from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
     TRANSPOSES,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from lrpx.engine._graph import Nodes
     from lrpx.engine._operation import Operation
-    from lrpx.engine._positions import Positions
     from lrpx.engine._trace import Trace
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
@@ -88,7 +88,7 @@ class Run:
         self.recipe = recipe
         self.trace = trace
         self.nodes = trace.nodes
-        self.nodes.is_sure = recipe.is_ours() and all(isinstance(tap, Observer) for tap in taps)
+        self.nodes.is_sure = recipe.is_ours() and all(isinstance(tap, (Observer, Positions)) for tap in taps)
         self.replays: Callable[[Recipe], None] | None = None
         self._replayed: Recipe | None = None
         self.active = self.is_after = False
