@@ -283,6 +283,7 @@ SUBJECTS: dict[str, tuple[str, Callable[[Case], Subject]]] = {
     "lrpx attnlrp": ("lrpx", lrpx_explainer("attnlrp")),
     "lrpx lrp": ("lrpx", lrpx_explainer("lrp")),
     "lrpx alti-logit": ("lrpx", lrpx_explainer("alti-logit")),
+    "lrpx pa-lrp": ("lrpx", lrpx_explainer("pa-lrp")),
     "lrpx attnlrp compiled": ("lrpx", lrpx_explainer("attnlrp", compile=True)),
     "lrpx lrp compiled": ("lrpx", lrpx_explainer("lrp", compile=True)),
     "lrpx attnlrp recomputed": ("lrpx", lrpx_explainer("attnlrp", recompute=True)),

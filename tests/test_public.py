@@ -14,7 +14,7 @@ import lrpx
 
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
-    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Attributions Cell Contrast Epsilon Explainer Gamma LRPxError
+    "lrpx": """ATTNLRP GRADIENT LRP METHODS PA_LRP Attribution Attributions Cell Contrast Epsilon Explainer Gamma LRPxError
         Ledger LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate
         register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
@@ -30,16 +30,16 @@ PUBLIC = {
     "lrpx.inputs": "Reader Row Segment",
     "lrpx.ledger": "KINDS Entry Ledger",
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
-        InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
-        attribute_all find register""",
+        InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position PositionAware Random
+        Rollout SmoothGrad attribute_all find register""",
     "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
         metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
-    "lrpx.recipes": """ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe
-        ATTNLRP_VIT LRP_VIT""",
+    "lrpx.recipes": """ALTI_LOGIT ATTNLRP ATTNLRP_VIT GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA LRP_VIT Override
+        PA_LRP Recipe""",
     "lrpx.rules": """AlphaBeta AumannShapley Epsilon Flat Gamma Rule Scaled Temperature WSquare ZBox ZPlus constant
         identity ratio signal_take_all uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",

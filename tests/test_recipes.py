@@ -19,7 +19,8 @@ from lrpx.rules import Gamma
 
 
 def test_the_three_recipes_differ_where_the_papers_say() -> None:
-    assert all(getattr(GRADIENT, kind) is rules.unmodified for kind in KINDS)
+    assert all(GRADIENT.rule(kind) is rules.unmodified for kind in KINDS if kind != "position")
+    assert all(recipe.position is rules.signal_take_all for recipe in (GRADIENT, LRP, ATTNLRP))
     assert not GRADIENT.strict
     for recipe in (LRP, ATTNLRP):
         assert recipe.strict
@@ -89,8 +90,8 @@ def test_a_description_lists_every_kind_and_override_on_one_line() -> None:
 def test_it_prints_as_a_table_that_says_whose_rules_they_are() -> None:
     lines = str(LRP).splitlines()
     assert lines[:2] == ["lrp", "the rules of CP-LRP, LRP with attention weights as constants (Ali et al. 2022)"]
-    assert [line.split() for line in lines[2:9]] == [[kind, rules_of.__name__] for kind, rules_of in by_kind(LRP)]
-    assert lines[9:] == ["an operation without a rule is refused"]
+    assert [line.split() for line in lines[2:10]] == [[kind, rules_of.__name__] for kind, rules_of in by_kind(LRP)]
+    assert lines[10:] == ["an operation without a rule is refused"]
     assert "AttnLRP (Achtibat et al. 2024)" in str(ATTNLRP)
     mine = Recipe("lrp", linear=Gamma(0.25), strict=False).at("*.mlp", layers=slice(3, None), linear=rules.unmodified)
     assert "CP-LRP" not in str(mine)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lrpx.ledger import Ledger
     from lrpx.methods import METHODS, Method, register
     from lrpx.parts import Part
-    from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Recipe
+    from lrpx.recipes import ATTNLRP, GRADIENT, LRP, PA_LRP, Recipe
     from lrpx.rules import Epsilon, Gamma, ZPlus
     from lrpx.targets import Cell, Contrast, Logit, LogProb, Margin, Similarity, Span, Target
     from lrpx.tasks import Task
@@ -32,6 +32,7 @@ __all__ = [
     "GRADIENT",
     "LRP",
     "METHODS",
+    "PA_LRP",
     "Attribution",
     "Attributions",
     "Cell",
@@ -67,7 +68,7 @@ _HOMES = {
     "ledger": "Ledger",
     "methods": "METHODS Method register",
     "parts": "Part",
-    "recipes": "ATTNLRP GRADIENT LRP Recipe",
+    "recipes": "ATTNLRP GRADIENT LRP PA_LRP Recipe",
     "rules": "Epsilon Gamma ZPlus",
     "targets": "Cell Contrast Logit LogProb Margin Similarity Span Target",
     "tasks": "Task",

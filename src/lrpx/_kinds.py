@@ -19,6 +19,7 @@ INPUTS = {
     "matmul": ("a", "b"),
     "softmax": ("x",),
     "norm": ("x",),
+    "position": ("position", "signal"),
 }
 """Each kind of operation, and what its rule is called with after the operation itself."""
 
@@ -40,6 +41,7 @@ _SUGGESTED = {
     "first": "rules.Flat()",
     "input_projection": "rules.Epsilon()",
     "output_projection": "rules.Epsilon()",
+    "position": "rules.uniform",
 }
 
 

@@ -463,7 +463,7 @@ class BoundModel(Named):
         batch = self.batch(questions, apart=taps is not None)
         recompute = self.recompute and taps is None
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
-        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
+        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
         own = [Learned(len(batch.rows))] if learned and not compiled else []
         how |= {"taps": [*([] if taps is None else taps(batch)), *own]}
 

@@ -13,6 +13,7 @@ the rules of AttnLRP (Achtibat et al. 2024), and others in some modules
   matmul       uniform
   softmax      unmodified
   norm         constant
+  position     signal_take_all
   *.mlp        linear=Gamma(gamma=0.25)
 an operation without a rule is refused
 """
@@ -49,6 +50,7 @@ __all__ = [
     "LRP_DING",
     "LRP_VIT",
     "LRP_VOITA",
+    "PA_LRP",
     "Override",
     "Recipe",
 ]
@@ -130,6 +132,8 @@ class Recipe:
         matmul: matrix products of two tensors that both depend on the input.
         softmax: softmax.
         norm: the standard deviation (or root mean square, or length) that a norm divides by.
+        position: element-wise products with what is computed from the numbers of the places alone, as rotary angles
+            are; by default the signal takes all, and positions are constants.
         strict: refuse an operation that is neither known to be linear nor has a rule.
         overrides: other rules for some modules; made by :meth:`at`.
         first: the layer, linear or a convolution, whose input is the model's own, such as pixels.
@@ -149,6 +153,7 @@ class Recipe:
     matmul: Rule = rules.unmodified
     softmax: Rule = rules.unmodified
     norm: Rule = rules.unmodified
+    position: Rule = rules.signal_take_all
     strict: bool = True
     overrides: tuple[Override, ...] = ()
     first: Rule | None = None
@@ -267,11 +272,11 @@ class Recipe:
 
     def has_rules(self) -> bool:
         """Whether any kind of operation has another rule than its plain gradient."""
-        return (
-            bool(self.overrides)
-            or self.has_places()
-            or any(getattr(self, kind) is not rules.unmodified for kind in KINDS)
-        )
+        return bool(self.overrides) or self.has_places() or any(map(self._is_changed, KINDS))
+
+    def has_positions(self) -> bool:
+        """Whether positions have relevance of their own, so that they must be known."""
+        return any(rule is not rules.signal_take_all for rule in self._rules("position"))
 
     def with_rules(self, changed: tuple[tuple[str, Rule], ...]) -> Recipe:
         """The same recipe with the rules of an override everywhere; they were checked when that was made."""
@@ -282,7 +287,8 @@ class Recipe:
 
     def describe(self) -> str:
         """All rules on one line, the overrides' too; what the provenance of a result holds."""
-        rows = " ".join(_given(kind, self.rule(kind)) for kind in (*KINDS, *self._places()))
+        kinds = (kind for kind in KINDS if kind != "position" or self._is_changed(kind))
+        rows = " ".join(_given(kind, self.rule(kind)) for kind in (*kinds, *self._places()))
         return "; ".join([rows, *(override.description for override in self.overrides)])
 
     def __str__(self) -> str:
@@ -298,9 +304,12 @@ class Recipe:
         return "\n".join([self.name, *lines, f"an operation without a rule {unknown}"])
 
     def __repr__(self) -> str:
-        every = (*KINDS, *self._places())
-        changed = [_given(kind, self.rule(kind)) for kind in every if self.rule(kind) is not rules.unmodified]
+        changed = [_given(kind, self.rule(kind)) for kind in (*KINDS, *self._places()) if self._is_changed(kind)]
         return f"<Recipe {self.name!r}: {', '.join(changed) or 'plain gradient'}>"
+
+    def _is_changed(self, kind: str) -> bool:
+        """Whether a kind of operation has another rule than a plain gradient with constant positions has."""
+        return self.rule(kind) is not (rules.signal_take_all if kind == "position" else rules.unmodified)
 
     def _has_rules_of(self, other: Recipe) -> bool:
         return all(self.rule(kind) == other.rule(kind) for kind in (*KINDS, *PLACES))
@@ -388,6 +397,10 @@ ATTNLRP = Recipe(
 )
 """AttnLRP (Achtibat et al. 2024): relevance also flows to queries and keys."""
 
+PA_LRP = replace(ATTNLRP, name="pa-lrp", position=rules.uniform)
+"""PA-LRP (Bakish et al. 2025): AttnLRP, and positions are inputs too. What is multiplied with rotary angles shares with
+them by the uniform rule, so that queries and keys end at ⅛; positions that are added need no rule."""
+
 GIM = Recipe(
     "gim",
     product=rules.uniform,
@@ -465,11 +478,12 @@ LRP_VIT = replace(
 )
 """CP-LRP with the same rules for layers (Achtibat et al. 2024, App. B.4)."""
 
-_NAMED = (GRADIENT, LRP, ATTNLRP)
+_NAMED = (GRADIENT, LRP, ATTNLRP, PA_LRP)
 _FAMILIES = (
     (GRADIENT, "no rules: the plain gradient"),
     (LRP, "the rules of CP-LRP, LRP with attention weights as constants (Ali et al. 2022)"),
     (ATTNLRP, "the rules of AttnLRP (Achtibat et al. 2024)"),
+    (PA_LRP, "the rules of PA-LRP (Bakish et al. 2025)"),
 )
 """How a recipe with the same rules says what they are."""
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 class LlamaExplanation:
     """Relevance of every part of one prediction.
 
-    ``sum(tokens) + sum(biases) + sum(softmax_residue) = value``.
+    ``sum(tokens) + sum(angles) + sum(biases) + sum(softmax_residue) = value``.
     """
 
     logits: Array  # [T, V]
@@ -46,6 +46,7 @@ class LlamaExplanation:
     layers: list[Array]  # [T, d] at the input of each layer
     heads: list[Array]  # [T, H dh] at the input of each attention output projection
     neurons: list[Array]  # [T, f] at the input of each down projection
+    angles: list[Array]  # [T] of each layer's rotary angles; zero unless the recipe is "pa-lrp"
     biases: dict[str, float]  # by parameter name
     softmax_residue: dict[str, float]  # by attention module name
 
@@ -69,6 +70,28 @@ def rotate_relevance(x: Array, cos: Array, sin: Array, relevance: Array) -> Arra
     upper_first, upper_second = rules.addition([first * cos[:, :h], -second * sin[:, :h]], relevance[..., :h])
     lower_second, lower_first = rules.addition([second * cos[:, h:], first * sin[:, h:]], relevance[..., h:])
     return np.concatenate([upper_first + lower_first, upper_second + lower_second], axis=-1)
+
+
+def rotate_shared(x: Array, cos: Array, sin: Array, relevance: Array) -> tuple[Array, Array]:
+    """Relevance of ``x [H, T, dh]`` and of the angles ``[T]`` behind :func:`rotate`, product by product.
+
+    A sum of two products: each product has its share of the sum, and each of its factors half of that (the uniform
+    rule; Bakish et al. 2025, Eq. 10).
+    """
+    heads, length, width = x.shape
+    half = width // 2
+    r_x, r_places = np.zeros_like(x), np.zeros(length)
+    for head in range(heads):
+        for t in range(length):
+            for i in range(width):
+                j, sign = (i + half, -1.0) if i < half else (i - half, 1.0)
+                with_cos = x[head, t, i] * cos[t, i]
+                with_sin = sign * x[head, t, j] * sin[t, i]
+                shares = rules.addition([np.array(with_cos), np.array(with_sin)], np.array(relevance[head, t, i]))
+                r_x[head, t, i] += 0.5 * shares[0]
+                r_x[head, t, j] += 0.5 * shares[1]
+                r_places[t] += 0.5 * shares[0] + 0.5 * shares[1]
+    return r_x, r_places
 
 
 @dataclass(frozen=True)
@@ -133,8 +156,10 @@ class _Layer:
 
     def relevance(
         self, s: _Saved, relevance: Array, cos: Array, sin: Array, recipe: str, ledger: Ledger
-    ) -> tuple[Array, Array, Array]:
-        """Relevance at the layer's input, at the attention output projection and at the down projection."""
+    ) -> tuple[Array, Array, Array, Array]:
+        """Relevance at the layer's input, at the attention output projection, at the down projection, and of places."""
+        has_positions = recipe == "pa-lrp"
+        recipe = "attnlrp" if has_positions else recipe
         # second residual sum, gated MLP
         r_middle, r_mlp = rules.addition([s.middle, s.mlp_out], relevance)
         r_hidden = self.down.relevance(s.hidden, r_mlp, ledger)
@@ -149,13 +174,19 @@ class _Layer:
         r = attention_relevance(s.attention, split_heads(r_heads, self.heads), recipe)
         ledger.softmax_residue[self.name] = r.residue
         per_group = (self.groups, self.heads // self.groups, *r.k.shape[1:])
-        r_q = rotate_relevance(s.q, cos, sin, r.q)
-        r_k = rotate_relevance(s.k, cos, sin, r.k.reshape(per_group).sum(1))
+        r_places = np.zeros(len(s.x))
+        if has_positions:
+            r_q, of_q = rotate_shared(s.q, cos, sin, r.q)
+            r_k, of_k = rotate_shared(s.k, cos, sin, r.k.reshape(per_group).sum(1))
+            r_places = of_q + of_k
+        else:
+            r_q = rotate_relevance(s.q, cos, sin, r.q)
+            r_k = rotate_relevance(s.k, cos, sin, r.k.reshape(per_group).sum(1))
         r_v = r.v.reshape(per_group).sum(1)
         r_normed = self.q.relevance(s.normed, merge_heads(r_q), ledger)
         r_normed = r_normed + self.k.relevance(s.normed, merge_heads(r_k), ledger)
         r_normed = r_normed + self.v.relevance(s.normed, merge_heads(r_v), ledger)
-        return r_x + self.norm_1.relevance(s.x, r_normed), r_heads, r_hidden
+        return r_x + self.norm_1.relevance(s.x, r_normed), r_heads, r_hidden, r_places
 
 
 def rotary_constants(model: LlamaForCausalLM, positions: np.ndarray) -> tuple[Array, Array]:
@@ -178,8 +209,8 @@ def explain(
     attention_mask: Any = None,
     position_ids: Any = None,
 ) -> LlamaExplanation:
-    """Explain ``logits[position] @ weights`` with ``recipe`` "lrp" (CP-LRP) or "attnlrp"."""
-    check_recipe(recipe)
+    """Explain ``logits[position] @ weights`` with ``recipe`` "lrp" (CP-LRP), "attnlrp" or "pa-lrp"."""
+    check_recipe("attnlrp" if recipe == "pa-lrp" else recipe)
     tokens = ids(token_ids)
     positions = np.arange(len(tokens)) if position_ids is None else ids(position_ids)
     cos, sin = rotary_constants(model, positions)
@@ -199,12 +230,13 @@ def explain(
     ledger = Ledger()
     value, r_logits = seed(logits, position, weights)
     relevance = final.relevance(x, head.relevance(normed, r_logits, ledger))
-    at_layers, at_heads, at_neurons = [], [], []
+    at_layers, at_heads, at_neurons, at_places = [], [], [], []
     for layer, activations in zip(reversed(layers), reversed(saved), strict=True):
-        relevance, r_heads, r_neurons = layer.relevance(activations, relevance, cos, sin, recipe, ledger)
+        relevance, r_heads, r_neurons, r_places = layer.relevance(activations, relevance, cos, sin, recipe, ledger)
         at_layers.insert(0, relevance)
         at_heads.insert(0, r_heads)
         at_neurons.insert(0, r_neurons)
+        at_places.insert(0, r_places)
     return LlamaExplanation(
         logits=logits,
         value=value,
@@ -213,6 +245,7 @@ def explain(
         layers=at_layers,
         heads=at_heads,
         neurons=at_neurons,
+        angles=at_places,
         biases=ledger.biases,
         softmax_residue=ledger.softmax_residue,
     )

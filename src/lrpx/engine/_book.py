@@ -64,7 +64,7 @@ class Book(Tap):
         self._model = model
         self._names: dict[int, tuple[bool, str]] = {}
         for is_parameter, named in ((False, model.named_buffers()), (True, model.named_parameters())):
-            self._names |= {_storage(tensor): (is_parameter, path) for path, tensor in named}
+            self._names |= {storage_of(tensor): (is_parameter, path) for path, tensor in named}
         self._names.pop(0, None)
         self._leaves: list[tuple[Line, Tensor]] = []
         self._unsummed: dict[int, Tensor] = {}
@@ -232,7 +232,7 @@ class Book(Tap):
         return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._run.where()}")
 
     def _known(self, value: Any) -> tuple[bool, str] | None:
-        known = getattr(value, NAME, None) or self._names.get(_storage(value))
+        known = getattr(value, NAME, None) or self._names.get(storage_of(value))
         if known is None and isinstance(value, Parameter):  # loaded for this call only, as where a model is offloaded
             known = next(((True, path) for path, each in self._model.named_parameters() if each is value), None)
         return known
@@ -338,6 +338,7 @@ class Book(Tap):
         sources: Iterable[tuple[Source, Tensor]],
         gradients: Mapping[int, Tensor],
         tokens: Collection[str],
+        positions: Sequence[tuple[Line, Tensor]] = (),
     ) -> Ledger:
         """The ledger, entries of one kind and name summed, where the model first reached them.
 
@@ -348,12 +349,13 @@ class Book(Tap):
             sources: each source with its relevance.
             gradients: the gradient of each leaf, by ``id``.
             tokens: the paths of the token embeddings, if known.
+            positions: leaves that are positions.
         """
         lines = [
             (Line((number, 0), _kind_of_source(source, tokens), source.paths[0]), r.double().sum(), torch.zeros(()))
             for number, (source, r) in enumerate(sources, 1)
         ]
-        for line, leaf in self._leaves:
+        for line, leaf in (*self._leaves, *positions):
             if id(leaf) in gradients:
                 gradient = gradients[id(leaf)]
                 error = self._unsummed.get(id(leaf))
@@ -465,7 +467,7 @@ def _apart(value: Any) -> Any:
     return value.view_as(value) if seen else value
 
 
-def _storage(tensor: Any) -> int:
+def storage_of(tensor: Any) -> int:
     """The address of a tensor's memory, by which a slice of a parameter still has the parameter's name."""
     if not isinstance(tensor, Tensor) or tensor.device.type == "meta":
         return 0

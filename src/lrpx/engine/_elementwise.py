@@ -48,6 +48,10 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return softmax
     a_carries, b_carries = carries(a), carries(b)
     if not (a_carries and b_carries):
+        if run.positions is not None and (a_carries or b_carries):
+            shared = run.positions.product(func, a, b)
+            if shared is not None:
+                return shared
         out = func(a, b)
         if a_carries:
             _functions.scaled(out, a, lambda a: func(a, b))

@@ -181,6 +181,8 @@ def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
 def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
     if carries(a) and carries(b):
         return _factors.matmul(run, op, a, b)
+    if run.positions is not None:
+        run.positions.refuse_product(a, b)
     if carries(a) and run.is_weight(b):
         return run.apply("linear", _with_bias(op), a, b, None)
     if carries(b) and run.is_weight(a):

@@ -18,6 +18,7 @@ from lrpx.engine import _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._observer import Observer
 from lrpx.engine._places import Source
+from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
     TRANSPOSES,
@@ -72,6 +73,7 @@ class Run:
         has_taps_on_constants: whether a tap wants to know the constants that are added.
         has_unseen: whether something in the model was made unseen.
         has_constants: whether something was changed in place into a constant.
+        positions: what makes positions leaves, where the recipe gives them relevance.
     """
 
     def __init__(
@@ -87,7 +89,7 @@ class Run:
         self.recipe = recipe
         self.trace = trace
         self.nodes = trace.nodes
-        self.nodes.is_sure = recipe.is_ours() and all(isinstance(tap, Observer) for tap in taps)
+        self.nodes.is_sure = recipe.is_ours() and all(isinstance(tap, (Observer, Positions)) for tap in taps)
         self.replays: Callable[[Recipe], None] | None = None
         self._replayed: Recipe | None = None
         self.active = self.is_after = False
@@ -105,6 +107,7 @@ class Run:
         self._paths = paths
         self._rule = ""
         self._marked: list[Tensor] = []
+        self.positions: Positions | None = None
         self.taps = taps
         self._on_calls, self._on_rules, self._on_constants = (
             [tap for tap in taps if getattr(type(tap), part) is not getattr(Tap, part)]
@@ -418,6 +421,8 @@ class Run:
         """Mark an argument of the model that carries no relevance, such as a mask, or the ids of tokens."""
         if isinstance(value, Tensor) and not value.is_floating_point():
             self._give(value, not any(word in name for word in NO_TOKENS))
+            if self.positions is not None:
+                self.positions.given(name, value)
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)

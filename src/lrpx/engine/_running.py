@@ -26,6 +26,7 @@ from lrpx.engine._heads import Heads
 from lrpx.engine._mode import RuleMode
 from lrpx.engine._observer import Observer, first_tensor
 from lrpx.engine._places import Source
+from lrpx.engine._positions import Positions
 from lrpx.engine._recompute import Layer
 from lrpx.engine._run import Run
 from lrpx.engine._taps import Tap
@@ -136,6 +137,7 @@ def propagate(
     embeddings = [(path, module) for path, module in modules.items() if type(module) in lookups]
     trace.taps = [
         *([Heads()] if heads else []),
+        *([Positions(model)] if recipe.has_positions() else []),
         *([Book(model)] if ledger else []),
         *([Observer(observe, trace.places)] if observe else []),
         *taps,

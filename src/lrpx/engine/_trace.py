@@ -15,6 +15,7 @@ from lrpx.engine._book import Book
 from lrpx.engine._graph import Nodes, Walk
 from lrpx.engine._heads import Heads
 from lrpx.engine._places import Ran, Source
+from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Tap
 from lrpx.errors import NonFiniteError, TraceError
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from lrpx.engine._places import Place, Side
+    from lrpx.engine._positions import Kept
     from lrpx.engine._stream import Write
     from lrpx.ledger import Ledger
     from lrpx.recipes import Recipe
@@ -286,7 +288,23 @@ class Trace:
         if self._gradients is None or self._explained is None:
             raise TraceError("nothing was explained yet; call trace.explain(value) first")
         sources = [(source, self.source_relevance(source)) for source in self.sources]
-        return book.close(float(self._explained.double().sum()), sources, self._gradients, tokens)
+        positions = self.tap(Positions)
+        lines = () if positions is None else positions.lines()
+        return book.close(float(self._explained.double().sum()), sources, self._gradients, tokens, lines)
+
+    def positions(self) -> list[Kept]:
+        """The relevance of positions, layer by layer: where a model adds or multiplies them, or biases attention by
+        them, under a recipe that gives them some (:data:`lrpx.recipes.PA_LRP`).
+
+        Raises:
+            TraceError: nothing was explained yet, or the recipe takes positions for constants.
+        """
+        tap = self.tap(Positions)
+        if tap is None:
+            raise TraceError("positions are constants under this recipe; use lrpx.PA_LRP, or position=rules.uniform")
+        if self._gradients is None:
+            raise TraceError("nothing was explained yet; call trace.explain(value) first")
+        return tap.kept(self._gradients)
 
     def source_relevance(self, source: Source) -> Tensor:
         """``x ⊙ ∂x`` of one of :attr:`sources`."""

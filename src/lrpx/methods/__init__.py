@@ -17,6 +17,7 @@ from lrpx.methods._integrated_gradients import IntegratedGradients
 from lrpx.methods._kernel_shap import KernelShap
 from lrpx.methods._leave_one_out import LeaveOneOut
 from lrpx.methods._occlusion import Occlusion
+from lrpx.methods._pa_lrp import PositionAware
 from lrpx.methods._position import Position
 from lrpx.methods._random import Random
 from lrpx.methods._rollout import Rollout
@@ -39,6 +40,7 @@ __all__ = [
     "Method",
     "Occlusion",
     "Position",
+    "PositionAware",
     "Random",
     "Rollout",
     "SmoothGrad",

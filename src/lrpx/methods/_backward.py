@@ -79,7 +79,7 @@ class Backward(Method):
     ) -> list[Found]:
         """What methods of one recipe find, in one pass for all of them; see :meth:`attribute`."""
         for method in methods:
-            if ledger and method.reduce is not value_times_gradient:
+            if ledger and not method.has_ledger:
                 raise MethodError(
                     f"{method.name} does not measure in the units of the explained value, so no ledger can add up to "
                     "it; leave ledger out, or use attnlrp, lrp or gradient-x-input"
@@ -90,6 +90,10 @@ class Backward(Method):
             # once more, watching every module, so that the error can name the first one
             return self._found(methods, model, questions, ledger=ledger, observe=("*",), plain=True)
 
+    def read(self, ran: Pass, chosen: Sequence[int]) -> tuple[list[Tensor], dict[str, list[Part]]]:
+        """What a round of the pass tells of the chosen questions: ``[T]`` for each, and other parts by name."""
+        return of_tokens(ran, chosen, self.reduce), {}
+
     def _found(
         self, methods: Sequence[Backward], model: BoundModel, questions: Questions, *, ledger: bool, **how: Any
     ) -> list[Found]:
@@ -99,9 +103,15 @@ class Backward(Method):
         pictured = model.task.pictures
         with model.traced(questions, self.recipe, ledger=ledger, learned=pictured, **how) as ran:
             for chosen in ran.explained():
-                for method, mine in zip(methods, relevance, strict=True):
-                    for i, found in zip(chosen, _of_tokens(ran, chosen, method.reduce), strict=True):
+                for at, (method, mine) in enumerate(zip(methods, relevance, strict=True)):
+                    scores, others = method.read(ran, chosen)
+                    for i, found in zip(chosen, scores, strict=True):
                         mine[i] = found
+                    for name, each in others.items():
+                        places = parts.setdefault(name, [[] for _ in methods])[at]
+                        places += each[:1] * (len(questions) - len(places))
+                        for i, part in zip(chosen, each, strict=True):
+                            places[i] = part
                 ledgers += [ran.trace.ledger(ran.paths if ran.batch.arguments else ())] if ledger else []
                 _of_arguments(ran, chosen, methods, parts, tasks.pixel_argument(model.module, model.task))
                 _of_learned(ran, chosen, methods, parts)
@@ -119,7 +129,7 @@ class Backward(Method):
         ]
 
 
-def _of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+def of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
     """``[T]`` for each of the chosen questions."""
     if not ran.batch.arguments:
         return [torch.empty(0)] * len(chosen)

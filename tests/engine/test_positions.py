@@ -1,0 +1,223 @@
+"""Positions as inputs (PA-LRP): against slow twins with explicit rules, in every spelling, and what must not change."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from numpy.testing import assert_allclose
+from transformers.models.bloom import modeling_bloom
+
+from lrpx import ATTNLRP, LRP, PA_LRP, rules
+from lrpx.engine import propagate
+from lrpx.errors import MethodError, TraceError
+from tests import tiny
+from tests.reference import bert, bloom, gpt2, llama, models, t5
+
+if TYPE_CHECKING:
+    from lrpx.engine import Trace
+
+RNG = np.random.default_rng(2)
+TOKENS, SOURCE = RNG.integers(3, 31, 9), RNG.integers(3, 31, 12)
+POSITION = 6
+CONTRAST = np.eye(31)[5] - np.eye(31)[9]
+
+
+def run(model: Any, recipe: Any = PA_LRP, *, weights: Any = CONTRAST, ledger: bool = True, **inputs: Any) -> Trace:
+    batch = {name: torch.as_tensor(value) for name, value in inputs.items()}
+    batch = {name: value[None] if value.ndim == 1 else value for name, value in batch.items()}
+    with torch.no_grad():
+        plain = model(**batch).logits
+    with propagate(model, recipe, observe=(), ledger=ledger) as trace:
+        logits = model(**batch).logits
+    assert_allclose(logits.detach(), plain, rtol=0, atol=1e-12 if model.config.model_type == "t5" else 0)
+    trace.explain(logits[0, POSITION] @ torch.as_tensor(weights, dtype=logits.dtype))
+    return trace
+
+
+def tokens_of(trace: Trace) -> np.ndarray:
+    return trace.source_relevance(trace.sources[0])[0].sum(-1).numpy()
+
+
+def positions_of(trace: Trace) -> dict[str, np.ndarray]:
+    return {kept.layer: kept.relevance[0].numpy() for kept in trace.positions()}
+
+
+def near(found: Any, expected: Any, atol: float = 1e-9) -> None:
+    assert np.abs(expected).max() > 1e-6
+    assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+# ------------------------------------------------------------------------------- slow twins
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_llama_is_its_twin(implementation: str) -> None:
+    model = models.tiny_llama(implementation)
+    trace = run(model, input_ids=TOKENS)
+    want = llama.explain(model, TOKENS, POSITION, CONTRAST, "pa-lrp")
+    tolerance = 1e-9 if implementation == "sdpa" else 1e-6  # transformers' eager Llama takes its softmax in float32
+    near(tokens_of(trace), want.tokens, tolerance)
+    for layer, expected in enumerate(want.angles):
+        near(positions_of(trace)[f"model.layers.{layer}"], expected, tolerance)
+    ledger = trace.ledger()
+    assert ledger.closes(1e-9 if implementation == "sdpa" else 1e-6)
+    assert abs(ledger.by_kind()["positions"] - sum(each.sum() for each in want.angles)) < tolerance
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_learned_positions_are_the_twins(name: str) -> None:
+    build, twin = {"gpt2": (models.tiny_gpt2, gpt2), "bert": (models.tiny_bert, bert)}[name]
+    extra = {"token_type_ids": np.array([0, 0, 0, 0, 1, 1, 1, 1, 1])} if name == "bert" else {}
+    trace = run(build(), input_ids=TOKENS, **extra)
+    want: Any = twin.explain(build(), TOKENS, POSITION, CONTRAST, "attnlrp", **extra)
+    near(tokens_of(trace), want.tokens)
+    assert list(positions_of(trace)) == ["input"]
+    near(positions_of(trace)["input"], want.positions)
+    assert trace.ledger().closes(1e-9)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("length", [5, 9])  # 5: encoder and decoder are as long as each other
+def test_t5_is_its_twin(implementation: str, length: int) -> None:
+    model = models.tiny_t5(implementation)
+    source, target = (SOURCE[:5], TOKENS[:5]) if length == 5 else (SOURCE, TOKENS)
+    weights = np.eye(31)[7]
+    with propagate(model, PA_LRP, observe=()) as trace:
+        logits = model(input_ids=torch.tensor(source)[None], decoder_input_ids=torch.tensor(target)[None]).logits
+    trace.explain(logits[0, 4, 7])
+    want = t5.explain(model, source, target, 4, weights, "attnlrp")
+    near(tokens_of(trace), want.source_tokens)
+    found = trace.positions()
+    assert [kept.relevance.shape[1] for kept in found] == [len(source)] * 2 + [len(target)] * 2
+    assert [kept.source is trace.sources[stack] for kept, stack in zip(found, (0, 0, 1, 1), strict=True)] == [True] * 4
+    for kept in found:
+        (bias,) = (part for name, part in want.position_bias.items() if name.startswith(kept.layer + "."))
+        near(kept.relevance[0], bias.sum((0, 1)))
+
+
+@pytest.fixture
+def lifted_bloom(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """BLOOM without its cast to float32 in the softmax."""
+    functions = SimpleNamespace(
+        softmax=lambda x, dim, dtype: torch.softmax(x, dim), dropout=torch.nn.functional.dropout
+    )
+    monkeypatch.setattr(modeling_bloom, "F", functions)
+    return tiny.bloom()
+
+
+def test_bloom_is_its_twin(lifted_bloom: Any) -> None:
+    trace = run(lifted_bloom, input_ids=TOKENS)
+    want = bloom.explain(lifted_bloom, TOKENS, POSITION, CONTRAST)
+    near(tokens_of(trace), want.tokens)
+    for layer, expected in enumerate(want.positions):
+        near(positions_of(trace)[f"transformer.h.{layer}"], expected)
+    assert trace.ledger().closes(1e-9)
+    own = sum(map(np.sum, want.positions)) + want.tokens.sum() + sum(want.biases.values())
+    assert abs(own + sum(want.softmax_residue.values()) - want.value) < 1e-9
+
+
+# ------------------------------------------------------------------- what must not change
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
+def test_other_recipes_take_positions_for_constants(recipe: Any) -> None:
+    trace = run(models.tiny_llama(), recipe, input_ids=TOKENS)
+    with pytest.raises(TraceError, match="constants under this recipe"):
+        trace.positions()
+
+
+def test_a_rule_that_gives_positions_nothing_is_attnlrp_bit_for_bit() -> None:
+    model = models.tiny_llama()
+    plain = run(model, ATTNLRP, input_ids=TOKENS, ledger=False)
+    # in another layer, where no module is: the tap listens, and changes nothing
+    apart = run(model, ATTNLRP.at("model.norm", position=rules.uniform), input_ids=TOKENS, ledger=False)
+    assert torch.equal(apart.source_relevance(apart.sources[0]), plain.source_relevance(plain.sources[0]))
+    assert apart.positions() == []
+
+
+def test_layers_of_their_own() -> None:
+    trace = run(models.tiny_llama(), ATTNLRP.at(layers=1, position=rules.uniform), input_ids=TOKENS)
+    assert list(positions_of(trace)) == ["model.layers.1"]
+    assert trace.ledger().closes(1e-9)
+
+
+# -------------------------------------------------------------------------------- spellings
+
+SIZES = {
+    "vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+KV = {"num_key_value_heads": 2}
+YARN = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 4, "rope_theta": 10000.0}
+
+
+def gptj() -> Any:
+    return tiny.build(tf.GPTJForCausalLM, tf.GPTJConfig(**tiny.GPT2_SIZES, rotary_dim=4), "eager")
+
+
+def mpt() -> Any:
+    return tiny.build(tf.MptForCausalLM, tf.MptConfig(vocab_size=31, d_model=16, n_layers=2, n_heads=4), "eager")
+
+
+def falcon(**settings: Any) -> Any:
+    sizes = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return tiny.build(tf.FalconForCausalLM, tf.FalconConfig(**sizes, **settings))
+
+
+def llama4() -> Any:
+    sizes = SIZES | KV | {"head_dim": 4, "intermediate_size_mlp": 24, "num_local_experts": 2, "pad_token_id": 0}
+    return tiny.build(tf.Llama4ForCausalLM, tf.Llama4TextConfig(**sizes))
+
+
+SPELLINGS = {
+    "rotate-half": (models.tiny_llama, 2),
+    "heads as wide as the text": (lambda: models.tiny_llama(head_dim=8, num_attention_heads=8), 2),
+    "partial": (tiny.neox, 2),
+    "interleaved": (gptj, 2),
+    "codegen": (tiny.codegen, 2),
+    "YaRN": (lambda: models.tiny_llama(rope_parameters=YARN), 2),
+    "dynamic": (lambda: models.tiny_llama(rope_parameters=DYNAMIC), 2),
+    "complex": (llama4, 2),
+    "ALiBi by baddbmm": (tiny.bloom, 2),
+    "ALiBi from a longer table": (mpt, 2),
+    "ALiBi in a mask": (lambda: falcon(alibi=True), 2),
+    "learned": (models.tiny_gpt2, 1),
+    "learned, by the mask": (tiny.opt, 1),
+    "learned, by the ids": (tiny.roberta, 1),
+}
+
+
+@pytest.mark.parametrize(("build", "count"), SPELLINGS.values(), ids=SPELLINGS)
+@pytest.mark.parametrize("length", [8, 4, 2])  # as many as heads, and as wide as they are
+def test_every_spelling_is_met(build: Any, count: int, length: int) -> None:
+    model = build()
+    ids = torch.tensor(np.tile(TOKENS[:length], (3, 1)))
+    ids[1] = ids[1].flip(0)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        logits = model(input_ids=ids).logits
+    trace.explain(logits[:, -1, 5].sum())
+    found = trace.positions()
+    assert len(found) == count
+    assert all(kept.relevance.shape == (3, length) for kept in found)
+    assert trace.ledger().closes(1e-6)
+    rows = []
+    for row in ids:
+        with propagate(model, PA_LRP, observe=()) as alone:
+            value = model(input_ids=row[None]).logits[0, -1, 5]
+        alone.explain(value)
+        rows.append([kept.relevance[0] for kept in alone.positions()])
+    for at, kept in enumerate(found):
+        assert_allclose(kept.relevance, torch.stack([row[at] for row in rows]), rtol=0, atol=1e-7)
+        assert (kept.relevance[:, -2:].abs() > 1e-12).any()
+
+
+def test_distances_are_refused_by_name() -> None:
+    model = tiny.xlnet()
+    with pytest.raises(MethodError, match="position=uniform cannot be applied"), propagate(model, PA_LRP):
+        model(input_ids=torch.tensor(TOKENS)[None])
