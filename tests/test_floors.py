@@ -31,6 +31,7 @@ FLOORS = {
     "pictures": 1,
     "progress": 1,
     "metrics": 2,
+    "ranking": 3,
     "recipes": 2,
     "attribution": 2,
     "tasks": 2,
@@ -38,7 +39,7 @@ FLOORS = {
     "recipe_files": 3,
     "attributions": 3,
     "saving": 3,
-    "views": 3,
+    "views": 4,
     "data": 3,
     "engine": 3,
     "inputs": 3,
@@ -51,6 +52,7 @@ FLOORS = {
     "model": 7,
     "perturbations": 8,
     "methods": 9,
+    "neurons": 8,
     "explainer": 10,
     "runs": 10,
     "benchmarks": 11,
@@ -63,6 +65,7 @@ ENTRANCES = {
     "attribution": {"saving", "views"},
     "attributions": {"views"},
     "pictures": {"files", "views"},
+    "ranking": {"views"},
     "recipes": {"recipe_files"},
 }
 """Imports upwards, or across, inside a function, so that a value can show and save itself: of a module, to these."""

@@ -34,9 +34,11 @@ PUBLIC = {
     "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
         metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
+    "lrpx.neurons": "relevance_of_units",
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
+    "lrpx.ranking": "MeanUnit Ranking Unit",
     "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
     "lrpx.rules": """AumannShapley Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all
         uniform uniform_bias unmodified with_gradient_of""",
