@@ -35,17 +35,20 @@ PUBLIC = {
     "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
         metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
+    "lrpx.neurons": "relevance_of_units",
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
-    "lrpx.recipes": """ALTI_LOGIT ATTNLRP ATTNLRP_VIT GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA LRP_VIT Override
-        PA_LRP Recipe""",
+    "lrpx.ranking": "MeanUnit Ranking Unit",
+    "lrpx.recipes": """ALTI_LOGIT ATTNLRP ATTNLRP_VIT GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VIT LRP_VOITA
+        Override PA_LRP Recipe""",
     "lrpx.rules": """AlphaBeta AumannShapley Epsilon Flat Gamma Rule Scaled Temperature WSquare ZBox ZPlus constant
         identity ratio signal_take_all uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
     "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Cell Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
+    "lrpx.units": "KINDS Kind Place Reading places",
     "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
 }
 """Every public name. A change here is a change of what users may rely on, and stands in the changelog."""
