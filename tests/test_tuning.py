@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -11,7 +14,7 @@ import torch
 import lrpx
 from lrpx import Explainer
 from lrpx.benchmarks import Run, find
-from lrpx.errors import DataError, InputError, MethodError
+from lrpx.errors import DataError, InputError, MethodError, ResultFileError
 from lrpx.methods import METHODS, Backward, IntegratedGradients, Rollout, SmoothGrad
 from lrpx.methods import find as find_method
 from lrpx.methods._method_files import write
@@ -46,7 +49,7 @@ def benchmark(texts, **how):
 def test_scores_are_the_benchmarks(model, texts):
     grid = {"discard": [0.0, 0.9]}
     done = []
-    found = tune(model, benchmark(texts), "rollout", grid, last=3, done=done.append)
+    found = tune(model, benchmark(texts, last=3), "rollout", grid, done=done.append)
     assert found.others == 2
     assert sum(done) == 3
     assert found.ids == ("texts:3", "texts:4", "texts:5")
@@ -90,7 +93,7 @@ def test_every_default_grid_is_made_of_settings_that_there_are():
 def test_gamma_of_a_recipe(model, texts, tmp_path):
     recipe = lrpx.ATTNLRP.at("*.mlp", linear=lrpx.Gamma(0.25))
     recipe.save(tmp_path / "mine.json")
-    found = tune(model, benchmark(texts), str(tmp_path / "mine.json"), {"gamma": [0.0, 1.0]}, last=2)
+    found = tune(model, benchmark(texts, last=2), str(tmp_path / "mine.json"), {"gamma": [0.0, 1.0]})
     for tried, gamma in zip(found.tried, (0.0, 1.0), strict=True):
         (override,) = tried.method.recipe.overrides
         assert dict(override.rules) == {"linear": lrpx.Gamma(gamma)}
@@ -161,8 +164,8 @@ def test_what_is_refused(model, texts, tmp_path):
         candidates("rollout", {"sigma": [1]})
     with pytest.raises(MethodError, match="has a value twice"):
         candidates("rollout", {"discard": [0.5, 0.5]})
-    with pytest.raises(InputError, match="last is 0; pass a whole number, at least 1"):
-        tune(model, benchmark(texts), "rollout", last=0)
+    with pytest.raises(InputError, match="last is 0; give at least 1"):
+        tune(model, benchmark(texts, last=0), "rollout")
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(DataError, match="there is no text"):
         tune(model, benchmark(tmp_path / "empty.txt"), "rollout")
@@ -174,15 +177,73 @@ def test_what_is_refused(model, texts, tmp_path):
 def test_the_command(run, texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     how = ["--data", str(texts), "--last", "2", "--context", "6", "--grid", "discard=0,0.9"]
-    code, out, err = run("tune", "--method", "rollout", *how, "--out", "best.json")
+    code, out, err = run("tune", "--method", "rollout", *how, "--out", "found")
     assert code == 0, err
     assert "searched on 2 of the last 2 texts" in out
-    assert "lrpx benchmark faithfulness --limit 3 --methods best.json" in out
-    assert out.strip().endswith("best.json")
-    assert find_method(str(tmp_path / "best.json")).name.startswith("rollout discard=")
-    code, out, _ = run("explain", "The doors of the house", "--method", "best.json")
+    assert "lrpx benchmark faithfulness --limit 3 --methods found/best.json" in out
+    assert out.strip().endswith("found/best.json")
+    assert find_method(str(tmp_path / "found" / "best.json")).name.startswith("rollout discard=")
+    code, out, _ = run("explain", "The doors of the house", "--method", "found/best.json")
     assert code == 0
     assert "rollout discard=" in out
+    code, _, err = run("tune", "--method", "ifr", *how[:-1], "threshold=0,0.1", "--out", "found")
+    assert code == 2
+    assert "found holds a run with another setting: methods was" in err
+
+
+def test_a_search_that_is_stopped_goes_on(model, texts, tmp_path):
+    grid = {"discard": [0.0, 0.9]}
+    whole = tune(model, benchmark(texts), "rollout", grid, part=1)
+    seen = []
+
+    def stop(more):
+        seen.append(more)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(model, benchmark(texts), "rollout", grid, folder=tmp_path / "found", part=1, done=stop)
+    before = parts(tmp_path / "found")
+    assert len(before) == 2  # the third was in work
+    made = []
+    again = tune(model, benchmark(texts), "rollout", grid, folder=tmp_path / "found", part=1, done=made.append)
+    assert len(made) == len(TEXTS)
+    assert again == whole
+    after = parts(tmp_path / "found")
+    assert len(after) == len(TEXTS)
+    assert {name: after[name] for name in before} == before
+    with pytest.raises(ResultFileError, match="another setting: last was null and is 2 now"):
+        tune(model, benchmark(texts, last=2), "rollout", grid, folder=tmp_path / "found", part=1)
+
+
+def parts(folder):
+    """The files of the parts, and when each was written."""
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (folder / "rows").glob("part-*")}
+
+
+def test_a_search_that_is_killed_goes_on(run, texts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    long = tmp_path / "long.txt"
+    long.write_text("\n".join(f"{text} {number}" for number in range(40) for text in TEXTS))
+    command = ["tune", "--method", "rollout", "--data", str(long), "--last", "60", "--part", "1"]
+    command += ["--grid", "discard=0,0.9"]
+    code = "import sys, torch; torch.set_num_threads(1); from lrpx.cli import main; main()"
+    child = subprocess.Popen([sys.executable, "-c", code, *command, "--out", "killed"])
+    while not (before := parts(tmp_path / "killed")):
+        assert child.poll() is None
+        time.sleep(0.01)
+    child.kill()
+    child.wait()
+    before = parts(tmp_path / "killed")
+    assert 1 <= len(before) < 60
+    assert not (tmp_path / "killed" / "best.json").exists()
+    code, out, err = run(*command, "--out", "killed")
+    assert code == 0, err
+    assert {name: at for name, at in parts(tmp_path / "killed").items() if name in before} == before
+    code, other, _ = run(*command, "--out", "whole")
+    assert out.replace("killed", "whole") == other
+    best = [(tmp_path / folder / "best.json").read_bytes() for folder in ("killed", "whole")]
+    assert best[0] == best[1]
 
 
 @pytest.mark.parametrize(
@@ -191,17 +252,17 @@ def test_the_command(run, texts, tmp_path, monkeypatch):
         (["--grid", "sigma"], "write a setting and its values once, such as --grid sigma=0.1,0.2"),
         (["--grid", "sigma=1"], "rollout has no setting 'sigma'"),
         (["--perturbation", "magic"], "there is no perturbation 'magic'"),
-        (["--out", "missing/best.json"], "missing"),
     ],
 )
 def test_mistakes_of_the_command(run, texts, tmp_path, monkeypatch, given, said):
     monkeypatch.chdir(tmp_path)
     chosen = ["--method", "rollout", "--data", str(texts), "--model", "no-such/model"]
-    code, out, err = run("tune", *chosen, *([] if "--out" in given else ["--out", "b.json"]), *given)
+    code, out, err = run("tune", *chosen, "--out", "found", *given)
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
     assert "no-such" not in err
+    assert not (tmp_path / "found").exists()
 
 
 @pytest.mark.parametrize("how", [{"perturbation": "unk,delete"}, {"read_out": "logit,probability"}])

@@ -3,6 +3,9 @@
 As Achtibat et al. 2024, App. B.3: every combination of the grid explains the same values of the same texts, and the one
 with the largest mean ``ΔA = A_LeRF − A_MoRF`` wins. It must then be measured on other texts, for the best of many
 numbers is too good on those that it was chosen by.
+
+A search is a run of the benchmark ``faithfulness`` whose methods are the combinations, so it is kept in a folder, and
+goes on there, as any run is.
 """
 
 from __future__ import annotations
@@ -10,10 +13,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Final
 
-from lrpx.benchmarks import Run
+import pyarrow.parquet as pq
+
+from lrpx.benchmarks import Run, keep
 from lrpx.errors import InputError, MethodError
 from lrpx.methods import (
     AtMan,
@@ -32,7 +38,8 @@ from lrpx.rules import Gamma
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+
+    import pyarrow as pa
 
     from lrpx.benchmarks import Benchmark
     from lrpx.methods import Method
@@ -43,6 +50,8 @@ __all__ = ["GRIDS", "Tried", "Tuned", "candidates", "tune"]
 
 METRIC: Final = "ΔA flipping"
 """What is searched by (Achtibat et al. 2024, App. B.2, B.3)."""
+PART: Final = 8
+"""Texts in a part, each of which is explained with every combination."""
 
 _DISCARD: Final = {"discard": (0.0, 0.5, 0.8, 0.9, 0.95), "outliers": ("lowest", "highest")}
 GRIDS: Final[Mapping[type, Mapping[str, Sequence[Any]]]] = {
@@ -91,7 +100,7 @@ class Tuned:
     Args:
         tried: every combination, in the order of the grid.
         ids: the texts that it was searched on.
-        others: how many texts stand before them, which were not read.
+        others: how many texts stand before them, which were not asked about.
     """
 
     tried: tuple[Tried, ...]
@@ -152,43 +161,52 @@ def tune(
     method: Any,
     grid: Mapping[str, Sequence[Any]] | None = None,
     *,
-    last: int | None = None,
+    folder: str | Path | None = None,
+    command: str = "",
     batch_size: int = 32,
+    part: int = PART,
     done: Callable[[int], object] = lambda _: None,
 ) -> Tuned:
     """Search a grid of settings for the largest mean ΔA.
 
     Args:
         model: the model.
-        benchmark: the texts, and how their tokens are hidden: ``lrpx.benchmarks.find("faithfulness")(data=path)``.
+        benchmark: the texts, and how their tokens are hidden: ``lrpx.benchmarks.find("faithfulness")(data=path,
+            last=64)`` searches on the last 64, so that the others are there to measure by.
         method: as :func:`lrpx.methods.find` takes it.
         grid: for each setting the values that are tried; that of :data:`GRIDS` when None.
-        last: search on the last so many texts, so that the first are there to measure by; on all when None.
+        folder: keep everything there; a search that was stopped goes on there. Nothing is kept when None.
+        command: how the search was asked for, for the folder's record.
         batch_size: the most texts that run together.
+        part: texts in a part; a search that is stopped loses the part in work.
         done: called with how many more texts are done.
 
     Raises:
         MethodError: there is no such method or setting, or one does not serve the model.
-        InputError: no text is left, ``last`` is no number of them, or tokens are hidden or values read in several
-            ways.
+        InputError: no text is left, or tokens are hidden or values read in several ways.
         DataError, ModelError: the texts or the model do not fit.
+        ResultFileError: the folder cannot be written, or holds another search.
     """
     found = candidates(method, grid)
-    if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
-        raise InputError(f"last is {last!r}; pass a whole number, at least 1")
-    run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size)
+    run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size, part=part)
     columns = [each.name for each in benchmark.variants(run.metrics)]  # type: ignore[attr-defined]
     if len(columns) != 1:
         raise InputError(f"a search is by one number, not by {', '.join(columns)}; name one perturbation and read-out")
-    rows = run.source.rows
-    others = 0 if last is None else max(len(rows) - last, 0)
-    run.source = replace(run.source, rows=rows.slice(others))
-    tables = [run.part(number, done).to_pylist() for number in range(run.parts)]
-    every = [row for table in tables for row in table]
+    every = [row for table in _tables(run, folder, command, done) for row in table.to_pylist()]
     tried = [
         Tried(made, settings, tuple(row[f"{columns[0]}/{made.name}"] for row in every)) for settings, made in found
     ]
+    others = run.source.notes["counts"]["texts"] - len(run.source.rows)
     return Tuned(tuple(tried), tuple(row["id"] for row in every), others)
+
+
+def _tables(run: Run, folder: str | Path | None, command: str, done: Callable[[int], object]) -> list[pa.Table]:
+    """The rows of all parts, those that a folder has taken from there."""
+    if folder is None:
+        return [run.part(number, done) for number in range(run.parts)]
+    with keep(run, Path(folder), command) as kept:
+        kept.explain(done)
+        return [pq.ParquetFile(path).read() for path in kept.store.checked_parts()]
 
 
 def _with_gamma(method: Backward, name: str, settings: Mapping[str, Any]) -> Method:

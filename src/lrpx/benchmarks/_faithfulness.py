@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 S = TypeVar("S")
 
 POINTS: Final = 20
-"""Steps of the curves that a report draws: every twentieth of the tokens."""
+"""Steps of the curves that a report draws, every twentieth of the tokens; fewer where a run takes fewer."""
 FEWEST: Final = 2
 """Tokens that may be hidden in a text; one alone has no order."""
 AGAIN: Final = frozenset(
@@ -148,7 +148,12 @@ class Perturbed(Benchmark[S]):
     def settings(self) -> dict[str, Any]:
         """Its fields, lists of names however they are spaced, and how many steps the drawn curves have."""
         names = {"perturbation": ",".join(way.how for way in self.ways), "read_out": ",".join(self.reads)}
-        return super().settings() | names | {"points": POINTS}
+        return super().settings() | names | {"points": self.points}
+
+    @property
+    def points(self) -> int:
+        """Steps of the curves that the report draws, the same of every text, so that their mean can be taken."""
+        return min(POINTS, self.steps)
 
     @property
     def facts(self) -> pa.Schema:
@@ -284,7 +289,7 @@ class Perturbed(Benchmark[S]):
         """What is run for a case in one way: the metrics' plans, and the curves that are drawn, of one reading."""
         facts = self.facts_of(case.sample)
         may = np.array(facts["hideable"])
-        points = [(2 * at * len(may) + POINTS) // (2 * POINTS) for at in range(POINTS + 1)]
+        points = [(2 * at * len(may) + self.points) // (2 * self.points) for at in range(self.points + 1)]
         found = []
         for method, relevance in case.relevance.items():
             given = Given(relevance[0].double().numpy()[may], 0.0, self.steps, str(facts["id"]))
@@ -321,6 +326,7 @@ class Faithfulness(Perturbed[TextSample]):
         specials: whether special tokens are hidden too.
         context: read so many tokens of each text at most.
         limit: take the first so many texts.
+        last: of these take the last so many.
     """
 
     data: Annotated[Path, "Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt, a line each."]
@@ -337,6 +343,7 @@ class Faithfulness(Perturbed[TextSample]):
     specials: Annotated[bool, "Hide special tokens, too."] = False
     context: Annotated[int | None, "Read only the first so many tokens of a text."] = None
     limit: Annotated[int | None, "Take the first so many texts."] = None
+    last: Annotated[int | None, "Of these take the last so many."] = None
 
     name: ClassVar[str] = "faithfulness"
     tasks: ClassVar[frozenset[Task]] = frozenset({Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION})
@@ -352,7 +359,7 @@ class Faithfulness(Perturbed[TextSample]):
     def check(self) -> None:
         """See the class."""
         super().check()
-        for name, value in (("context", self.context), ("limit", self.limit)):
+        for name, value in (("context", self.context), ("limit", self.limit), ("last", self.last)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; give at least 1")
 
@@ -367,7 +374,9 @@ class Faithfulness(Perturbed[TextSample]):
             {"id": f"{self.data.stem}:{each.line}", "line": each.line, "text": each.text, "label": each.label}
             for each in texts
         ]
-        return Source(pa.Table.from_pylist(rows, self.source), (), {"counts": {"texts": len(rows)}})
+        before = 0 if self.last is None else max(len(rows) - self.last, 0)
+        counts = {"texts": len(rows)} | ({"not of the last": before} if before else {})
+        return Source(pa.Table.from_pylist(rows[before:], self.source), (), {"counts": counts})
 
     def samples(self, source: Source, model: BoundModel) -> Samples[TextSample]:
         """The texts as the model reads them, less those that are too long or too short.

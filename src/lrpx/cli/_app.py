@@ -215,7 +215,10 @@ def tune(
         str, typer.Option(help=f"The method: {', '.join(methods())}; or a recipe with γ rules (my.json), or a script.")
     ],
     data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
-    out: Annotated[Path, typer.Option(help="Write the best settings to this JSON file, for --method.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="Keep everything in this folder, the winner in best.json; started again, it goes on there."),
+    ],
     grid: Annotated[
         list[str] | None,
         typer.Option(
@@ -235,20 +238,20 @@ def tune(
     steps: Annotated[int, typer.Option(min=1, help="The most steps of a curve.")] = 100,
     context: Annotated[int | None, typer.Option(min=1, help="Read only the first so many tokens of a text.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="The most texts run together.")] = 32,
+    part: Annotated[int, typer.Option(min=1, help="Texts in a part: a stopped search loses the part in work.")] = 8,
     dtype: Annotated[
         str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
     ] = "auto",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
 ) -> None:
     """Search the settings of a method (σ, steps, quantile, suppression, γ) that are most faithful on held-out texts."""
-    refuse_unwritable(out)
     from lrpx.cli import _tuning
 
     options = {
         "data": data, "text": text, "label": label, "target": target, "perturbation": perturbation, "steps": steps,
-        "context": context,
+        "context": context, "last": last,
     }  # fmt: skip
-    search = _tuning.Search(method, tuple(grid or ()), model, dtype, device, last, batch_size, out)
+    search = _tuning.Search(method, tuple(grid or ()), model, dtype, device, batch_size, part, out)
     _tuning.tune(search, options)
 
 

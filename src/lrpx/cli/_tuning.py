@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.progress import Progress
@@ -17,18 +19,21 @@ from lrpx.errors import MethodError
 if TYPE_CHECKING:
     from pathlib import Path
 
+BEST: Final = "best.json"
+"""The winner's file in the folder of a search."""
+
 
 @dataclass(frozen=True)
 class Search:
-    """The options of ``lrpx tune``, but for the data's: the model's, the method's, and where the winner is written."""
+    """The options of ``lrpx tune``, but for the data's: the model's, the method's, and the folder."""
 
     method: str
     grid: tuple[str, ...]
     model: str | None
     dtype: str
     device: str | None
-    last: int
     batch_size: int
+    part: int
     out: Path
 
 
@@ -72,19 +77,20 @@ def tune(search: Search, options: dict[str, Any]) -> None:
     with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(f"Trying {count} settings", total=None)
         found = searched(
-            model, benchmark, search.method, grid, last=search.last, batch_size=search.batch_size,
-            done=lambda more: bar.advance(task, more),
+            model, benchmark, search.method, grid, folder=search.out, command=shlex.join(["lrpx", *sys.argv[1:]]),
+            batch_size=search.batch_size, part=search.part, done=lambda more: bar.advance(task, more),
         )  # fmt: skip
     best = found.best
-    found.save(search.out)
+    path = search.out / BEST
+    found.save(path)
     table = Table("settings", METRIC, "± standard error")
     for each in sorted(found.tried, key=lambda each: -each.mean):
         told = ", ".join(f"{name}={value}" for name, value in each.settings.items())
         table.add_row(Text(told), f"{each.mean:.4f}", f"{each.error:.4f}", style="bold" if each is best else "")
     Console().print(table)
-    print(f"searched on {len(found.ids)} of the last {search.last} texts")
+    print(f"searched on {len(found.ids)} of the last {options['last']} texts")
     if found.others:
-        print(f"measure it on the others: lrpx benchmark faithfulness --limit {found.others} --methods {search.out} …")
+        print(f"measure it on the others: lrpx benchmark faithfulness --limit {found.others} --methods {path} …")
     else:
         print("no other text is left to measure it on; the number above is too good")
-    print(search.out)
+    print(path)
