@@ -8,12 +8,12 @@
 The photographs' folder has classes.tsv with the columns ``file`` and ``group``; every fifth row of a group is tested
 and not trained on. The npz files have ``x`` (uint8, ``[N, height, width, 3]``) and ``y``.
 
-The backbone is not changed; the head is a logistic regression, with a squared penalty, on what
-``Dinov2ForImageClassification`` gives its head: the class token beside the mean of the patches. The strength of the
-penalty is chosen by the accuracy on a fifth of the rows that are trained on. Printed are the accuracy on the test rows,
-the mean of the classes' accuracies, and the share of the largest class. The features are scaled for the fit only: the
-scale is part of the head's weights. Of photographs, test.csv has the test images and their groups, as ``lrpx benchmark
-pixels`` reads them.
+The backbone is not changed, but perhaps cut: the head is a logistic regression, with a squared penalty, on what
+``Dinov2ForImageClassification`` gives its head, the class token beside the mean of the patches, after as many blocks as
+are best. Their number and the strength of the penalty are chosen by the accuracy on a fifth of the rows that are
+trained on; ``--blocks`` sets the number. Printed are the accuracy on the test rows, the mean of the classes'
+accuracies, and the share of the largest class. The features are scaled for the fit only: the scale is part of the
+head's weights. Of photographs, test.csv has the test images and their groups, as ``lrpx benchmark pixels`` reads them.
 """
 
 from __future__ import annotations
@@ -54,17 +54,20 @@ def photographs(folder: Path) -> tuple[list[Path], list[str], np.ndarray]:
 
 
 @torch.no_grad()
-def features(model: Dinov2Model, processor: ViTImageProcessorPil, images: Sequence[Image.Image | Path]) -> torch.Tensor:
-    """Class token and mean of the patches, ``[N, 2D]``."""
+def features(
+    model: Dinov2Model, processor: ViTImageProcessorPil, images: Sequence[Image.Image | Path]
+) -> dict[int, torch.Tensor]:
+    """By the number of blocks, class token and mean of the patches, ``[N, 2D]``."""
     found = []
     for start in range(0, len(images), BATCH):
         batch = [
             Image.open(each).convert("RGB") if isinstance(each, Path) else each
             for each in images[start : start + BATCH]
         ]
-        states = model(**processor(batch, return_tensors="pt")).last_hidden_state
-        found.append(torch.cat([states[:, 0], states[:, 1:].mean(1)], 1))
-    return torch.cat(found)
+        every = model(**processor(batch, return_tensors="pt"), output_hidden_states=True).hidden_states
+        states = [model.layernorm(each) for each in every[1:]]
+        found.append([torch.cat([each[:, 0], each[:, 1:].mean(1)], 1) for each in states])
+    return {i: torch.cat(each) for i, each in enumerate(zip(*found, strict=True), 1)}
 
 
 def fit(x: torch.Tensor, y: torch.Tensor, classes: int, penalty: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,6 +96,7 @@ def main() -> None:
     parser.add_argument("--train", type=Path, metavar="NPZ")
     parser.add_argument("--test", type=Path, metavar="NPZ")
     parser.add_argument("--side", type=int, default=224, help="of an image in pixels, a multiple of 14 (default 224)")
+    parser.add_argument("--blocks", type=int, help="of the backbone; the best number of them if it is left out")
     parser.add_argument("--out", type=Path, required=True, help="write the model and its log into this folder")
     options = parser.parse_args()
     if (options.photographs is None) == (options.train is None) or (options.train is None) != (options.test is None):
@@ -116,25 +120,32 @@ def main() -> None:
     )
     backbone = Dinov2Model.from_pretrained(options.backbone).eval()
     x = features(backbone, processor, images)
-    train_x, train_y, test_x, test_y = x[~tested], y[~tested], x[tested], y[tested]
+    x = x if options.blocks is None else {options.blocks: x[options.blocks]}
+    train_y, test_y = y[~tested], y[tested]
     order = torch.from_numpy(np.random.default_rng(SEED).permutation(len(train_y)))
     held, rest = order[: len(order) // 5], order[len(order) // 5 :]
     tried = {}
-    for penalty in PENALTIES:
-        weight, bias = fit(train_x[rest], train_y[rest], len(names), penalty)
-        right = (train_x[held] @ weight.T + bias).argmax(1) == train_y[held]
-        tried[penalty] = float(right.float().mean())
-    penalty = max(PENALTIES, key=tried.__getitem__)
-    weight, bias = fit(train_x, train_y, len(names), penalty)
+    for blocks, each in x.items():
+        for penalty in PENALTIES:
+            rows = each[~tested]
+            weight, bias = fit(rows[rest], train_y[rest], len(names), penalty)
+            right = (rows[held] @ weight.T + bias).argmax(1) == train_y[held]
+            tried[blocks, penalty] = float(right.float().mean())
+    blocks, penalty = max(tried, key=tried.__getitem__)
+    weight, bias = fit(x[blocks][~tested], train_y, len(names), penalty)
 
     config = Dinov2Config.from_pretrained(
         options.backbone,
+        out_features=None,
+        out_indices=None,
+        num_hidden_layers=blocks,
         num_labels=len(names),
         id2label=dict(enumerate(names)),
         label2id={name: i for i, name in enumerate(names)},
     )
     model = Dinov2ForImageClassification(config).eval()
-    model.dinov2.load_state_dict(backbone.state_dict())
+    kept = model.dinov2.state_dict()
+    model.dinov2.load_state_dict({name: value for name, value in backbone.state_dict().items() if name in kept})
     model.classifier.load_state_dict({"weight": weight, "bias": bias})
     options.out.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(options.out)
@@ -146,14 +157,15 @@ def main() -> None:
             writer.writerow(["image", "label"])
             pairs = zip(held_out, test_y.tolist(), strict=True)
             writer.writerows((image.resolve(), names[label]) for image, label in pairs)
-    right = ((test_x @ weight.T + bias).argmax(1) == test_y).float()
+    right = ((x[blocks][tested] @ weight.T + bias).argmax(1) == test_y).float()
     each = {name: round(float(right[test_y == i].mean()), 4) for i, name in enumerate(names)}
     entry = {
         "rows": len(train_y),
         "test_rows": len(test_y),
         "side": options.side,
-        "penalties": tried,
+        "blocks": blocks,
         "penalty": penalty,
+        "held_out": {str(depth): max(each for key, each in tried.items() if key[0] == depth) for depth in x},
         "accuracy": round(float(right.mean()), 4),
         "mean_of_classes": round(float(np.mean(list(each.values()))), 4),
         "largest_class": round(float(test_y.bincount().max() / len(test_y)), 4),

@@ -13,8 +13,8 @@ stay as they are, which saves a third of the work.
 Images are shifted by up to 4 pixels, mirrored, and changed in brightness and contrast; in half of them a rectangle is
 set to the mean colour, so that an image with parts at the mean is nothing new to the model.
 
-The npz files have ``x`` (uint8, ``[N, 32, 32, 3]``) and ``y``. log.jsonl has the loss, and after each epoch the accuracy
-on the test file, which chooses nothing: the weights of the last step are kept.
+The npz files have ``x`` (uint8, ``[N, 32, 32, 3]``) and ``y``. log.jsonl has the loss, and after each epoch the
+accuracy on the test file, which chooses nothing: the weights of the last step are kept.
 """
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ sums.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -34,6 +33,9 @@ from lrpx.metrics._perturbation import (
     trapezoid,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
 STEPS: Final = 10
 """Steps of the curves: tenths of the cells."""
 COUNTS: Final = ("inside", "outside", "missed", "free")
@@ -54,6 +56,12 @@ class SetMetric(Metric):
     """
 
     counts: Callable[[Numbers, Sets], Numbers] = field(default=lambda *_: np.zeros(0), compare=False, repr=False)
+
+    def describe(self) -> dict[str, Any]:
+        """See :meth:`Metric.describe <lrpx.metrics.Metric.describe>`."""
+        plain = super().describe()
+        del plain["counts"]
+        return plain
 
 
 # --------------------------------------------------------------------------------- perturbation
