@@ -172,19 +172,19 @@ def written(tmp_path, fields, **tensors):
 @pytest.mark.parametrize("version", [FORMAT + 1, 10**40, "2", None, [2], True, 2.0])
 def test_a_newer_format_says_so(tmp_path, version):
     path = written(tmp_path, metadata(KEYS) | {"format": version})
-    with pytest.raises(ResultFileError, match=r"has result format .*reads format 4; upgrade lrpx"):
+    with pytest.raises(ResultFileError, match=r"has result format .*reads format 5; upgrade lrpx"):
         lrpx.Attribution.load(path)
 
 
 def test_an_older_format_says_so(tmp_path):
     save_file({"relevance": torch.ones(4)}, tmp_path / "a", {"lrpx": json.dumps({"format": 1, "tokens": ["a"] * 4})})
-    with pytest.raises(ResultFileError, match=r"has result format 1, this lrpx reads format 4; make it again"):
+    with pytest.raises(ResultFileError, match=r"has result format 1, this lrpx reads format 5; make it again"):
         lrpx.Attribution.load(tmp_path / "a")
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 4}', '{"format": 4, "tokens": null}'],
+    ["", "null", "7", "[]", '"text"', "{", "[" * 100_000, "9" * 5000, '{"format": 5}', '{"format": 5, "tokens": null}'],
 )
 def test_hostile_json_is_refused(tmp_path, text):
     with pytest.raises(ResultFileError):

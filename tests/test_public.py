@@ -14,8 +14,8 @@ import lrpx
 
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
-    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Attributions Contrast Epsilon Explainer Gamma LRPxError Ledger
-        LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
+    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Attributions Cell Contrast Epsilon Explainer Gamma LRPxError
+        Ledger LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
@@ -42,7 +42,7 @@ PUBLIC = {
         uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
     "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
-    "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
+    "lrpx.targets": "Cell Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
     "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
 }

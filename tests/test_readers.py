@@ -383,7 +383,7 @@ def test_pixels_of_an_image():
         part = found.parts["pixels"]
         assert part.axes == ("channel", "row", "column")
         torch.testing.assert_close(part.values.clone(), expected, rtol=0, atol=1e-12)
-        assert found.tokens == ()
+        assert found.tokens == ("0,0", "0,1", "1,0", "1,1")
         assert found.explained.value == pytest.approx(float(value), abs=1e-12)
     others = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     many = explain(torch.stack([image, *others]), 2, method="lrp")

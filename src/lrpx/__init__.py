@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lrpx.parts import Part
     from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Recipe
     from lrpx.rules import Epsilon, Gamma, ZPlus
-    from lrpx.targets import Contrast, Logit, LogProb, Margin, Similarity, Span, Target
+    from lrpx.targets import Cell, Contrast, Logit, LogProb, Margin, Similarity, Span, Target
     from lrpx.tasks import Task
 
 __version__ = "0.1.0"
@@ -34,6 +34,7 @@ __all__ = [
     "METHODS",
     "Attribution",
     "Attributions",
+    "Cell",
     "Contrast",
     "Epsilon",
     "Explainer",
@@ -68,7 +69,7 @@ _HOMES = {
     "parts": "Part",
     "recipes": "ATTNLRP GRADIENT LRP Recipe",
     "rules": "Epsilon Gamma ZPlus",
-    "targets": "Contrast Logit LogProb Margin Similarity Span Target",
+    "targets": "Cell Contrast Logit LogProb Margin Similarity Span Target",
     "tasks": "Task",
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names.split()}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import _tokens
 from lrpx.errors import InputError, TargetError
-from lrpx.targets import Logit, LogProb, Similarity, Span
+from lrpx.targets import Cell, Logit, LogProb, Similarity, Span
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Named(ABC):
     def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
         """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its
         probability; of an answer, its place and the index of its start. None where nothing is predicted."""
-        if self.task.reads == "embeddings" or logits.numel() == 1:  # a reranker's score, say
+        if self.task.reads in ("embeddings", "similarity", "map") or logits.numel() == 1:  # a reranker's score, say
             return None
         if self._problem == "regression":
             return None
@@ -93,6 +93,8 @@ class Named(ABC):
 
     def describe(self, target: Target) -> str:
         """How an explained value reads; of two embeddings, how they are made too."""
+        if self.task.reads == "similarity" and isinstance(target, Similarity):
+            return f"{target.name} of the image and the text"
         made = f" ({self.pooling})" if self.task.reads == "embeddings" else ""
         return target.describe(self.label) + made
 
@@ -103,8 +105,10 @@ class Named(ABC):
 
     def default_target(self) -> Target:
         """What is explained when nobody says: the model's own prediction."""
-        if self.task.reads == "embeddings":
+        if self.task.reads in ("embeddings", "similarity"):
             return Similarity()
+        if self.task.reads == "map":
+            return Cell()
         return Span() if self.task.reads == "span" else Logit()
 
     def refuse_other(self, target: Target) -> None:
@@ -113,10 +117,11 @@ class Named(ABC):
         Raises:
             TargetError: it is one.
         """
-        wanted = {"span": Span, "embeddings": Similarity}.get(self.task.reads)
+        kinds: dict[str, type[Target]] = {"span": Span, "embeddings": Similarity, "similarity": Similarity, "map": Cell}
+        wanted = kinds.get(self.task.reads)
         kind = type(target)
         is_ours = kind.__module__ == Span.__module__
-        if kind is not wanted and (kind in (Span, Similarity) or (wanted is not None and is_ours)):
+        if kind is not wanted and (kind in (Span, Similarity, Cell) or (wanted is not None and is_ours)):
             mend = "a token or a class" if wanted is None else f"{wanted.__name__}(…), or no target"
             raise TargetError(f"a {self.task.title} has no {kind.__name__} to explain; pass {mend}")
         if kind is LogProb and self._problem in (MULTI_LABEL, "regression"):

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-FORMAT = 4
+FORMAT = 5
+IMAGE = "_image"
+"""The name of the tensor that holds the image as shown; no part can be called so."""
 CHECKSUM = "sha256"
 """The name of the metadata that holds the checksum."""
 ROUNDING = 1e-3
@@ -42,6 +44,7 @@ def write(a: Attribution, path: str | Path) -> None:
         ResultFileError: the folder is missing or cannot be written to.
     """
     tensors = {name: part.values.clone().contiguous() for name, part in a.parts.items()}
+    tensors |= {} if a.image is None else {IMAGE: a.image.clone().contiguous()}
     text = json.dumps(metadata(a))
     write_whole(path, safetensors.torch.save(tensors, {"lrpx": text, CHECKSUM: checksum(text, tensors)}))
 
@@ -95,6 +98,7 @@ def metadata(a: Attribution) -> dict[str, Any]:
     for name in ("explained", "prediction", "provenance", "ledger"):
         plain[name] = None if plain[name] is None else asdict(plain[name])
     plain["provenance"]["versions"] = dict(a.provenance.versions)
+    plain["image"] = a.image is not None
     plain["parts"] = {name: {"axes": part.axes, "labels": dict(part.labels)} for name, part in a.parts.items()}
     return {"format": FORMAT} | plain
 
@@ -108,7 +112,13 @@ def _from_fields(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> At
     """
     tokens = _typed(fields["tokens"], str)
     count = len(tokens)
-    parts = _parts(fields["parts"], tensors)
+    image = tensors.get(IMAGE)
+    if _typed([fields["image"]], bool) != (image is not None,):
+        raise ValueError("the image is not that of the tensors")
+    parts = _parts(fields["parts"], {name: values for name, values in tensors.items() if name != IMAGE})
+    patch = None if fields["patch"] is None else _typed(fields["patch"], int)
+    if patch is not None and (len(patch) != 2 or min(patch) < 1):
+        raise ValueError(f"a patch is {patch} pixels")
     spans = _ranges(fields["word_spans"], count)
     words = _typed(fields["word_texts"], str)
     ids, special = _typed(fields["ids"], int), _typed(fields["special"], bool)
@@ -136,7 +146,7 @@ def _from_fields(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> At
     if len(words) != len(spans) or len(ids) not in (0, count) or len(special) not in (0, count):
         raise ValueError("the lists differ in length")
     made = (tokens, parts, explained, prediction, provenance, ids, spans, words, special, segments, ledger)
-    return Attribution(*made, is_decomposition)
+    return Attribution(*made, is_decomposition, image, patch)
 
 
 def _parts(described: dict[str, Any], tensors: Mapping[str, Tensor]) -> Parts:

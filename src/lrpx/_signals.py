@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lrpx._images import open_image
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
     Args:
         model: the model.
         processor: what reads images for it; None where there is nothing.
-        given: the image or the sound.
+        given: the image, or the path of one, or the sound.
         argument: the model's, that takes it.
         is_image: whether it is an image.
 
@@ -36,21 +38,26 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
             f"the sound is {type(given).__name__}; pass what the model's processor returned, or {argument} as the "
             "model takes them, a float tensor of one sound"
         )
+    channels = getattr(getattr(model, "config", None), "num_channels", None)
+    if isinstance(given, (str, os.PathLike)):
+        given = open_image(given, channels)
+    processor = getattr(processor, "image_processor", processor)
     if processor is None or not (hasattr(given, "ndim") or hasattr(given, "convert")):
         raise InputError(
             f"the image is {type(given).__name__}; pass pixel_values as the model takes them, a float tensor "
             "[channels, rows, columns], or an image together with the model's processor as tokenizer"
         )
     try:
-        made = processor(images=given, return_tensors="pt")
-    except (TypeError, ValueError) as error:
+        made = dict(processor(images=given, return_tensors="pt"))
+    except (TypeError, ValueError, OSError) as error:
         told = " ".join(str(error).split())[:120]
         raise InputError(
             f"the processor cannot read the image, which is {_told(given)}: {told}; pass one of as many colours as "
             "the model was trained with, such as image.convert('RGB'), or pixel_values"
         ) from error
-    _refuse_channels(model, made[argument], given)
-    return {argument: made[argument]}
+    pixels = made["pixel_values"]
+    _refuse_channels(model, pixels, given)
+    return {argument: pixels}
 
 
 def _refuse_channels(model: Module, pixels: Any, given: Any) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lrpx._files import write_text
+from lrpx._images import Patches
 from lrpx._pictures import Pictures
 from lrpx.errors import InputError, MissingExtraError, ResultError
-from lrpx.parts import Parts
+from lrpx.parts import Parts, frozen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,9 @@ __all__ = ["Attribution", "Explained", "Prediction", "Provenance", "Token"]
 
 TOKEN = "token"
 """The name of the axis that the tokens of an attribution lie along."""
+
+PIXELS = ("channel", "row", "column")
+"""The axes of the relevance of pixels."""
 
 _SHORT = 50
 
@@ -132,6 +136,10 @@ class Attribution(Pictures):
         ledger: where every unit of the explained value went, or None when it was not asked for.
         is_decomposition: whether a token's relevance is a part of the explained value, as LRP's is, and so a share of
             it; not the norm of a gradient, say, or a difference.
+        image: where an image was explained, it as shown: ``[row, column, 3]``, ``uint8``, in the size that the model
+            was given. The tokens are then its patches in reading order, ``"0,0"``, ``"0,1"``, …, where there is no text
+            beside it; the part ``"pixels"`` has the axes ("channel", "row", "column"), ``"patches"`` ("row", "column").
+        patch: how many pixels high and wide a patch is; None where there are none.
 
     Raises:
         ResultError: there is no part of the tokens, or a part has another number of tokens.
@@ -149,6 +157,8 @@ class Attribution(Pictures):
     segments: tuple[tuple[str, int, int], ...] = ()
     ledger: Ledger | None = None
     is_decomposition: bool = True
+    image: Tensor | None = None
+    patch: tuple[int, int] | None = None
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -160,11 +170,46 @@ class Attribution(Pictures):
         for part in self.parts.values():
             if part.shape.get(TOKEN, len(self.tokens)) != len(self.tokens):
                 raise ResultError(f"the part {part} does not fit {len(self.tokens)} tokens; give it a number for each")
+        if self.image is not None:
+            shape = self.image.shape
+            if self.image.dtype != torch.uint8 or len(shape) != 3 or shape[-1] != 3 or 0 in shape:
+                raise ResultError("the image is no tensor [row, column, 3] of uint8; pass one, or None")
+            for part in self.parts.values():
+                if part.axes == PIXELS and part.values.shape[1:] != shape[:2]:
+                    raise ResultError(f"the part {part} does not fit an image of {list(shape[:2])} pixels")
+            object.__setattr__(self, "image", frozen(self.image))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Attribution):
+            return NotImplemented
+        if any(getattr(self, f.name) != getattr(other, f.name) for f in fields(self) if f.name != "image"):
+            return False
+        if self.image is None or other.image is None:
+            return self.image is other.image
+        return torch.equal(self.image, other.image)
 
     @property
     def relevance(self) -> Tensor:
         """``[T]``: the relevance of the tokens, the values of the part of that name; not to be written into."""
         return self.parts["tokens"].values
+
+    def by_pixel(self) -> Tensor:
+        """``[row, column]``: the relevance of each pixel of an image, summed over the channels; of a method that knows
+        only patches, a patch's evenly over its pixels.
+
+        Raises:
+            ResultError: no image was explained.
+        """
+        if self.image is None:
+            raise ResultError("this result is of no image; a.relevance has the numbers of its tokens")
+        if "pixels" in self.parts:
+            return self.parts["pixels"].values.clone().sum(0)
+        values = self.parts["patches"].values.clone()
+        if self.patch is None:
+            raise ResultError("this result does not say how large a patch is; make it again")
+        rows, columns = values.shape
+        height, width, _ = self.image.shape
+        return Patches(rows, columns, *self.patch).spread(values, height, width)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lrpx import _progress
+from lrpx import _progress, tasks
 from lrpx._batching import batches, filled
+from lrpx._images import as_shown
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.attributions import Attributions
 from lrpx.errors import InputError, ModelError, TargetError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from torch import Tensor
     from torch.nn import Module
     from transformers import PreTrainedTokenizerBase
 
@@ -312,10 +314,20 @@ class Explainer:
             for segment, start in zip(row.segments, ends, strict=False)
             for name, a, b in segment.parts or ((segment.name, 0, len(segment)),)
         ]
-        parts = [Part("tokens", found.relevance[i], ("token",)), *(each[i] for each in found.parts.values())]
+        parts = [each[i] for each in found.parts.values()]
+        tokens, relevance, image, patch = described.pieces, found.relevance[i], None, None
+        if self.task.pictures:
+            image, patch, parts = self._pictured(row, parts)
+            if not self.task.segments:
+                segments = []
+            if patch is not None and not self.task.segments:
+                patches = next(part for part in parts if part.name == "patches")
+                rows, columns = patches.shape.values()
+                tokens = tuple(f"{row},{column}" for row in range(rows) for column in range(columns))
+                relevance = patches.values.clone().flatten()
         return Attribution(
-            tokens=described.pieces,
-            parts=Parts(parts),
+            tokens=tokens,
+            parts=Parts([Part("tokens", relevance, ("token",)), *parts]),
             explained=Explained(
                 self.bound.describe(found.answers.targets[i]), float(found.answers.values[i]), question.position
             ),
@@ -328,7 +340,25 @@ class Explainer:
             segments=tuple(segments),
             ledger=None if found.ledgers is None else found.ledgers[i],
             is_decomposition=method.has_ledger,
+            image=image,
+            patch=patch,
         )
+
+    def _pictured(self, row: Row, parts: list[Part]) -> tuple[Tensor | None, tuple[int, int] | None, list[Part]]:
+        """The image of a row as shown, how large its patches are, and the parts with those of the patches."""
+        name = tasks.pixel_argument(self.model, self.task)
+        pixels = None if name is None else row.arguments.get(name)
+        if pixels is None or pixels.ndim != 4 or len(pixels) != 1:
+            return None, None, parts
+        image = as_shown(pixels[0], self.tokenizer)
+        grid = self.bound.patches(row)
+        if grid is None:
+            return image, None, parts
+        named = {part.name: part for part in parts}
+        if "patches" not in named and "pixels" in named:
+            summed = Part("patches", grid.summed(named["pixels"].values.clone()), ("row", "column"))
+            parts = [summed, *parts]
+        return image, (grid.height, grid.width), parts
 
     def _provenance(self, method: Method) -> Provenance:
         bound = self.bound

@@ -122,10 +122,12 @@ class Reader:
         """
         if isinstance(inputs, Mapping):
             return self.task is not Task.EMBEDDINGS and _encoded.rows_in(inputs, self._rank) > 1
-        if self.task is Task.IMAGE_CLASSIFICATION and getattr(inputs, "ndim", 0) == 2:
+        if self.task.pictures and getattr(inputs, "ndim", 0) == 2:
             return False  # one image in grey
         if not isinstance(inputs, tuple) or not inputs:
             return is_many(inputs)
+        if self.task is Task.IMAGE_TEXT and len(inputs) == 2:
+            return isinstance(inputs[1], tuple)
         texts = all(isinstance(each, str) for each in inputs)
         if texts and len(inputs) != 2:
             raise InputError(
@@ -221,9 +223,21 @@ class Reader:
             return self._processed(given, name)
         if self.task.arguments[0] != "input_ids":
             argument = tasks.signal_argument(self.model, self.task)
-            is_image = self.task is Task.IMAGE_CLASSIFICATION
-            return (), signal(self.model, self.tokenizer, given, argument, is_image=is_image)
+            return (), signal(self.model, self.tokenizer, given, argument, is_image=self.task.pictures)
+        if self.task is Task.IMAGE_TEXT:
+            return self._image_and_text(given, name)
         return (self._plain(given, name),), {}
+
+    def _image_and_text(self, given: Any, name: str) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
+        """An image, and the text that it is compared with."""
+        if not (isinstance(given, tuple) and len(given) == 2):
+            raise InputError(
+                f"the input is {type(given).__name__}, and a {self.task.title} compares an image with a text; pass "
+                "them as a tuple: (image, text)"
+            )
+        image, text = given
+        pixels = signal(self.model, self.tokenizer, image, "pixel_values", is_image=True)
+        return (self._plain(text, name),), pixels
 
     def _texts_together(self, given: Any) -> Sequence[Any]:
         """The two inputs to compare, or each choice beside its text."""

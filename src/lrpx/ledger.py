@@ -13,6 +13,7 @@ __all__ = ["KINDS", "Entry", "Ledger"]
 KINDS = (
     "tokens",
     "positions",
+    "class token",
     "token types",
     "inputs",
     "attention",
@@ -24,9 +25,10 @@ KINDS = (
 )
 """What an entry may be, in the order they are shown.
 
-tokens, positions, token types: the embeddings of that name; inputs: floating-point inputs of the model;
+tokens, positions, token types: the embeddings of that name; class token: learned tokens that are joined to those of an
+image (class, distillation, registers); inputs: floating-point inputs of the model;
 attention, MLPs: what these parts of a layer write into the residual stream, where a method ends there (ALTI-Logit);
-biases: parameters that are added (biases, class tokens); constants: buffers and numbers that are added;
+biases: parameters that are added; constants: buffers and numbers that are added;
 softmax residue: relevance that a softmax neither passes on nor had from its inputs; rule residue: the same of any
 other rule that does not conserve.
 """

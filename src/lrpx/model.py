@@ -23,12 +23,14 @@ from lrpx._loading import load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
 from lrpx._passes import Pass
+from lrpx._patches import patches_of
 from lrpx._pooling import Pooling, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
+from lrpx.engine._learned import Learned
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
-from lrpx.questions import Answers
+from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
 from lrpx.tasks import Task
 
@@ -38,9 +40,9 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
+    from lrpx._images import Patches
     from lrpx.engine import Tap, Trace
     from lrpx.inputs import Row
-    from lrpx.questions import Questions
     from lrpx.recipes import Recipe
     from lrpx.targets import Target
 
@@ -184,6 +186,7 @@ class BoundModel(Named):
         self.spec = spec
         self.compiler = Compiler() if compile else None
         self.pooling = self._pooling(pooling)
+        self._patches: dict[torch.Size, Patches | None] = {}
 
     def _pooling(self, given: Any) -> Pooling:
         compares = self.task.reads == "embeddings"
@@ -335,6 +338,18 @@ class BoundModel(Named):
         for kind in kinds.values():
             yield from ([kind[i] for i in group] for group in batches([rows[i] for i in kind], batch_size))
 
+    def patches(self, row: Row) -> Patches | None:
+        """Into which patches the model cuts the image of a row; None where it does not, where they overlap, and where
+        there is no image. Found once for each size."""
+        name = tasks.pixel_argument(self.module, self.task)
+        pixels = None if name is None else row.arguments.get(name)
+        if name is None or pixels is None or pixels.ndim != 4 or len(pixels) != 1:
+            return None
+        if pixels.shape not in self._patches:
+            batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
+            self._patches[pixels.shape] = patches_of(self.module, batch.inputs, name)
+        return self._patches[pixels.shape]
+
     # -------------------------------------------------------------------------- running
 
     def ask(self, questions: Questions) -> Answers:
@@ -425,6 +440,7 @@ class BoundModel(Named):
         ledger: bool = False,
         heads: bool = False,
         plain: bool = False,
+        learned: bool = False,
         taps: Callable[[Batch], Sequence[Tap]] | None = None,
     ) -> Iterator[Pass]:
         """One forward pass under a recipe, ready to be explained: ``for round in ran.explained(): …``.
@@ -434,6 +450,8 @@ class BoundModel(Named):
             recipe: the rules.
             observe, ledger, heads: as :func:`~lrpx.propagate` takes them.
             plain: whether to run without compiled code, whatever the model was bound with.
+            learned: whether learned tokens and positions are leaves (:class:`~lrpx.engine._learned.Learned`); compiled
+                code has none.
             taps: from the batch to what else listens to the run, or writes into it; it is then neither compiled nor
                 are its layers recomputed.
 
@@ -445,7 +463,9 @@ class BoundModel(Named):
         batch = self.batch(questions, apart=taps is not None)
         recompute = self.recompute and taps is None
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
-        how |= {} if taps is None else {"taps": taps(batch)}
+        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
+        own = [Learned(len(batch.rows))] if learned and not compiled else []
+        how |= {"taps": [*([] if taps is None else taps(batch)), *own]}
 
         @contextmanager
         def forward(given: Mapping[str, Any]) -> Iterator[tuple[Trace, Tensor]]:
@@ -459,7 +479,6 @@ class BoundModel(Named):
             given = batch.inputs | {"positions": batch.positions(questions)}
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
-        compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
         packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
         if self.compiler is None or not compiled:
             run = forward(given)
@@ -467,7 +486,8 @@ class BoundModel(Named):
             run = self.compiler.run(self.module, forward, given, paths, recipe)
         with run as (trace, logits):
             trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
-            self._refuse_probabilities(logits.detach())
+            if self.task.reads != "map":
+                self._refuse_probabilities(logits.detach())
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
             yield Pass(questions, batch, trace, answers, paths, packs)
 

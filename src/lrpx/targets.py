@@ -22,7 +22,7 @@ from lrpx.errors import TargetError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Contrast", "LogProb", "Logit", "Margin", "Preferred", "Similarity", "Span", "Target"]
+__all__ = ["Cell", "Contrast", "LogProb", "Logit", "Margin", "Preferred", "Similarity", "Span", "Target"]
 
 
 @dataclass(frozen=True)
@@ -241,6 +241,60 @@ class Similarity(Target):
     def describe(self, names: Callable[[int], str]) -> str:
         """``similarity of the two texts``."""
         return f"{self.name} of the two texts"
+
+
+@dataclass(frozen=True)
+class Cell(Target):
+    """One place of a map that a model makes of an image, such as a segmentation or a saliency map: ``z_{k,r,c}``.
+
+    Args:
+        token: the class ``k``, by its index or its label; the one that is largest at the place when None.
+        row: from 0 at the top, negative from the bottom.
+        column: from 0 at the left, negative from the right.
+
+    Without a row and a column it is the place of the largest logit, of the class if one is given. The logits are
+    ``[K, R, C]``.
+
+    >>> Cell(row=0).resolved(int, torch.tensor([[[1.0, 2.0], [5.0, 0.0]]]))
+    Cell(token=0, row=0, column=1)
+    """
+
+    row: int | None = None
+    column: int | None = None
+    name: ClassVar[str] = "logit"
+
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """The cell with its class and its place."""
+        wanted = torch.ones_like(logits, dtype=torch.bool)
+        for axis, (given, what) in enumerate(((self.token, "class"), (self.row, "row"), (self.column, "column"))):
+            if given is None:
+                continue
+            size = logits.shape[axis]
+            at = lookup(given) if isinstance(given, str) and not axis else whole_number(given)
+            if at is None:
+                raise TargetError(f"the {what} is {type(given).__name__}; pass a whole number")
+            if not -size * (axis > 0) <= at < size:
+                raise TargetError(f"{what} {at} is outside the map, {_size(logits)}; pass 0 to {size - 1}")
+            chosen = torch.arange(size, device=logits.device) == at % size
+            wanted = wanted & chosen.reshape([-1 if i == axis else 1 for i in range(3)])
+        best = int(logits.masked_fill(~wanted, -torch.inf).argmax())
+        _, rows, columns = logits.shape
+        return Cell(best // (rows * columns), best // columns % rows, best % columns)
+
+    def value(self, logits: Tensor) -> Tensor:
+        """``z_{k,r,c}``."""
+        assert self.row is not None
+        assert self.column is not None
+        return logits[self._id, self.row, self.column]
+
+    def describe(self, names: Callable[[int], str]) -> str:
+        """For example ``logit of 'sky' at row 3, column 4``."""
+        return f"{self.name} of {names(self._id)!r} at row {self.row}, column {self.column}"
+
+
+def _size(logits: Tensor) -> str:
+    classes, rows, columns = logits.shape
+    return f"{classes} classes × {rows} rows × {columns} columns"
 
 
 def whole_number(value: Any) -> int | None:

@@ -46,7 +46,8 @@ class _Facts:
         mappings: transformers' auto mappings that list such models, without ``MODEL_FOR_`` and ``_MAPPING_NAMES``.
         suffix: how classes that no mapping lists are called.
         reads: where the logits are: a row at a ``"position"``; one row for the ``"whole"`` input; a start and an end
-            among the positions (``"span"``); nowhere, the hidden states of two texts are compared (``"embeddings"``).
+            among the positions (``"span"``); at each place of a ``"map"``; nowhere, the hidden states of two texts are
+            compared (``"embeddings"``), or what the model makes of an image and of a text (``"similarity"``).
         default: the position that is meant when none is given: the ``"last"``, the ``"mask"``, or none.
         logits: what the logits are of: ``"tokens"``, ``"classes"``, ``"choices"``, ``"places"`` in the text, or
             nothing that has a name.
@@ -54,17 +55,19 @@ class _Facts:
         arguments: the model's arguments that take the parts; relevance ends at their embeddings.
         together: whether the parts are rows of one argument: ``[B, C, T]`` (``"choices"``), ``[2B, T]``
             (``"pairs"``), or each in an argument of its own.
+        pictures: whether an image is explained.
     """
 
     title: str
     mappings: tuple[str, ...]
     suffix: str | None
-    reads: Literal["position", "whole", "span", "embeddings"]
+    reads: Literal["position", "whole", "span", "embeddings", "map", "similarity"]
     default: Literal["last", "mask"] | None
     logits: Literal["tokens", "classes", "choices", "places"] | None
     segments: tuple[str, ...] = ("input",)
     arguments: tuple[str, ...] = ("input_ids",)
     together: Literal["choices", "pairs"] | None = None
+    pictures: bool = False
 
 
 class Task(_Facts, Enum):
@@ -89,7 +92,15 @@ class Task(_Facts, Enum):
     )  # fmt: skip
     IMAGE_CLASSIFICATION = (
         "image classifier", ("IMAGE_CLASSIFICATION",), "ForImageClassification", "whole", None, "classes",
-        (), ("pixel_values",),
+        (), ("pixel_values",), None, True,
+    )  # fmt: skip
+    IMAGE_MAP = (
+        "image segmenter", ("SEMANTIC_SEGMENTATION",), "ForSemanticSegmentation", "map", None, "classes",
+        (), ("pixel_values",), None, True,
+    )  # fmt: skip
+    IMAGE_TEXT = (
+        "model of images and texts", ("ZERO_SHOT_IMAGE_CLASSIFICATION",), None, "similarity", None, None,
+        ("text",), ("input_ids",), None, True,
     )  # fmt: skip
     AUDIO_CLASSIFICATION = (
         "audio classifier", ("AUDIO_CLASSIFICATION",), "ForAudioClassification", "whole", None, "classes",
@@ -232,8 +243,18 @@ def source_paths(model: Module, task: Task) -> set[str]:
 
 
 def signal_argument(model: Module, task: Task) -> str:
-    """The argument that takes an image or a sound: what the model says itself, else the task's."""
-    return str(getattr(model, "main_input_name", None) or task.arguments[0])
+    """The argument that takes an image or a sound: what the model says itself, else the task's, and else the first of a
+    module of one's own."""
+    name = str(getattr(model, "main_input_name", None) or task.arguments[0])
+    return name if accepts(model, name) else next(iter(inspect.signature(model.forward).parameters), name)
+
+
+def pixel_argument(model: Module, task: Task) -> str | None:
+    """The argument that takes the pixels of an image, or None for a task without images; beside texts, where it may be
+    left out, it is called as transformers calls it."""
+    if task.segments:
+        return "pixel_values"
+    return signal_argument(model, task) if task.pictures else None
 
 
 def input_device(model: Module) -> torch.device:
@@ -348,6 +369,10 @@ def reading(
         yield lambda output: _span(output, mask, model, task)
     elif task.reads == "embeddings":
         yield lambda output: _embedded(output, mask, model, task, pooling)
+    elif task.reads == "similarity":
+        yield lambda output: _compared(output, model, task)
+    elif task.reads == "map":
+        yield lambda output: _map(output, model, task)
     else:
         first = next((value for value in inputs.values() if isinstance(value, Tensor)), None)
         yield lambda output: _logits(output, model, task, None if first is None else len(first)).unsqueeze(1)
@@ -428,6 +453,31 @@ def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task, pooli
     weights = pooling.weights(kept, hidden.dtype)
     pooled = torch.einsum("bt,btd->bd", weights, hidden)
     return pooled.reshape(len(hidden) // 2, 1, -1)
+
+
+def _map(output: Any, model: Module, task: Task) -> Tensor:
+    """``[B, 1, K, R, C]``: the logits of each class at each place; of one class where there is no dimension of them.
+
+    Raises:
+        ModelError: the model returned something else.
+    """
+    found = _named(output, "logits")
+    if not (isinstance(found, Tensor) and found.ndim in (3, 4) and found.is_floating_point()):
+        raise ModelError(_other_output(found, model, task, "a map [B, K, R, C] or [B, R, C]"))
+    return found.unsqueeze(1) if found.ndim == 4 else found[:, None, None]
+
+
+def _compared(output: Any, model: Module, task: Task) -> Tensor:
+    """``[1, 1, 2d]``: the embedding of an image, then that of a text.
+
+    Raises:
+        ModelError: the model returned something else.
+    """
+    names = ("image_embeds", "text_embeds")
+    found = [output[name] if isinstance(output, Mapping) and name in output else None for name in names]
+    if not all(isinstance(each, Tensor) and each.ndim == 2 for each in found):
+        raise ModelError(_other_output(output, model, task, "image_embeds and text_embeds [B, d]"))
+    return torch.cat([each for each in found if each is not None], -1).unsqueeze(1)
 
 
 @contextmanager

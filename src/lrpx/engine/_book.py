@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine._factors import CONSTANT
+from lrpx.engine._learned import JOINS
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, carries, first, is_in_place
 from lrpx.ledger import Entry, Ledger
@@ -200,7 +201,8 @@ class Book(Tap):
         if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)
-        kind = _kind(name, "biases" if is_parameter else "constants")
+        joined = operation in JOINS and any(source.ids is None for source in self._sources)
+        kind = _kind(name, "class token" if joined else "biases" if is_parameter else "constants")
         self._leaves.append((self._line(kind, name), leaf))
         self._fresh.append(leaf)
         return leaf

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from lrpx import recipes
+from lrpx import recipes, tasks
+from lrpx.engine._learned import Learned
 from lrpx.errors import MethodError, NonFiniteError
 from lrpx.methods._contract import Found, Method, register
 from lrpx.parts import Part
@@ -95,13 +96,15 @@ class Backward(Method):
         relevance: list[list[Tensor]] = [[torch.empty(0)] * len(questions) for _ in methods]
         parts: dict[str, list[list[Part]]] = {}
         ledgers: list[Ledger] = []
-        with model.traced(questions, self.recipe, ledger=ledger, **how) as ran:
+        pictured = model.task.pictures
+        with model.traced(questions, self.recipe, ledger=ledger, learned=pictured, **how) as ran:
             for chosen in ran.explained():
                 for method, mine in zip(methods, relevance, strict=True):
                     for i, found in zip(chosen, _of_tokens(ran, chosen, method.reduce), strict=True):
                         mine[i] = found
                 ledgers += [ran.trace.ledger(ran.paths if ran.batch.arguments else ())] if ledger else []
-                _of_arguments(ran, chosen, methods, parts)
+                _of_arguments(ran, chosen, methods, parts, tasks.pixel_argument(model.module, model.task))
+                _of_learned(ran, chosen, methods, parts)
         answers = ran.answers.detached()
         if ledger:  # a round has one question then, the first of them first
             assert len(questions.rows) == 1
@@ -140,7 +143,11 @@ def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tenso
 
 
 def _of_arguments(
-    ran: Pass, chosen: Sequence[int], methods: Sequence[Backward], parts: dict[str, list[list[Part]]]
+    ran: Pass,
+    chosen: Sequence[int],
+    methods: Sequence[Backward],
+    parts: dict[str, list[list[Part]]],
+    pixels: str | None,
 ) -> None:
     """The relevance of inputs that are no tokens, such as pixels, as parts: ``parts[name][method][question]``."""
     for source in ran.trace.sources:
@@ -149,7 +156,7 @@ def _of_arguments(
             continue
         gradient = ran.trace.source_gradient(source)
         for at, method in enumerate(methods):
-            called = "pixels" if name == "pixel_values" else name
+            called = "pixels" if name == pixels else name
             mine = parts.setdefault(called, [[] for _ in methods])[at]
             mine += [Part(called, torch.empty(0), ("place",))] * (len(ran.questions) - len(mine))
             # a number is its own embedding: the reduction over a dimension of size one
@@ -159,6 +166,22 @@ def _of_arguments(
                 values = scores[row]
                 values = values[0] if isinstance(row, slice) and len(values) == 1 else values
                 mine[i] = Part(called, values, _axes(called, values.ndim))
+
+
+def _of_learned(
+    ran: Pass, chosen: Sequence[int], methods: Sequence[Backward], parts: dict[str, list[list[Part]]]
+) -> None:
+    """The relevance of learned tokens and of positions, as parts like those of :func:`_of_arguments`."""
+    tap = ran.trace.tap(Learned)
+    lessons = [] if tap is None else tap.found
+    for kind, axis in (("class token", "learned token"), ("positions", "place")):
+        pairs = [(each.leaf.detach(), ran.trace.gradient_of(each.leaf)) for each in lessons if each.kind == kind]
+        for at, method in enumerate(methods if pairs else ()):
+            scores = torch.cat([method.reduce(*pair).flatten(1).cpu() for pair in pairs], 1)
+            mine = parts.setdefault(kind, [[] for _ in methods])[at]
+            mine += [Part(kind, torch.empty(0), (axis,))] * (len(ran.questions) - len(mine))
+            for i in chosen:
+                mine[i] = Part(kind, scores[ran.questions.asked[i].row], (axis,))
 
 
 def _axes(name: str, count: int) -> tuple[str, ...]:

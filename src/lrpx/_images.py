@@ -1,0 +1,131 @@
+"""Images: read from files, and the pixels of a model as a person sees them."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lrpx.errors import InputError, MissingExtraError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def open_image(path: str | os.PathLike[str], channels: int | None) -> Any:
+    """A PIL image from a file, turned as its camera says, in the colours that the model takes.
+
+    Args:
+        path: the file.
+        channels: how many channels the model takes: 1 is read as grey, all else as red, green and blue.
+
+    Raises:
+        InputError: there is no such file, it is no image, or it is cut short.
+        MissingExtraError: Pillow is not installed.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise MissingExtraError("reading an image needs Pillow: pip install 'lrpx[images]'") from error
+    file = Path(path)
+    shown = repr(os.fsdecode(path)[:200])
+    mend = "pass pixel_values, a PIL image, or the path of a file that is one"
+    try:
+        if not file.is_file():
+            raise InputError(f"the image is {shown}, and there is no such file; {mend}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file) as opened:
+                return ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+    except InputError:
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise InputError(f"the image is {shown}, which has too many pixels to be read; {mend}, made smaller") from None
+    except (OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow says of broken files
+        told = "no image" if type(error).__name__ == "UnidentifiedImageError" else f"no whole image ({error})"
+        told = " ".join(told.split())
+        raise InputError(f"the image is {shown}, a file that holds {told[:200]}; {mend}") from None
+
+
+def as_shown(pixels: Tensor, processor: Any = None) -> Tensor:
+    """What a model was given, as a person sees it: ``[row, column, 3]``, ``uint8``.
+
+    The processor's own normalisation is undone; without one, the least number is black and the largest white.
+
+    Args:
+        pixels: ``[channel, row, column]``.
+        processor: of the model, or None.
+
+    >>> as_shown(torch.tensor([[[0.0, 1.0]]])).tolist()
+    [[[0, 0, 0], [255, 255, 255]]]
+    """
+    values = pixels.detach().to("cpu", torch.float64)
+    reader = getattr(processor, "image_processor", processor)
+    rescaled = getattr(reader, "do_rescale", False) or getattr(reader, "do_normalize", False)
+    if rescaled:
+        if getattr(reader, "do_normalize", False):
+            mean, std = (_by_channel(getattr(reader, name, None), len(values)) for name in ("image_mean", "image_std"))
+            values = values * std[:, None, None] + mean[:, None, None]
+        factor = getattr(reader, "rescale_factor", None) if getattr(reader, "do_rescale", False) else 1.0
+        values = values / (255 * float(factor or 1 / 255))
+    else:
+        low, high = float(values.min()), float(values.max())
+        values = (values - low) / ((high - low) or 1.0)
+    if len(values) != 3:
+        values = values.mean(0, keepdim=True).expand(3, -1, -1)
+    return (values.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+
+
+def _by_channel(given: Sequence[float] | float | None, channels: int) -> Tensor:
+    numbers = torch.tensor(0.5 if given is None else given, dtype=torch.float64).flatten()
+    return numbers if len(numbers) == channels else numbers.mean().expand(channels)
+
+
+@dataclass(frozen=True)
+class Patches:
+    """A grid of patches, from the image's upper left corner.
+
+    Args:
+        rows: of the grid.
+        columns: of the grid.
+        height: of a patch, in pixels.
+        width: of a patch, in pixels.
+
+    >>> Patches(1, 2, 2, 2).summed(torch.ones(2, 5))
+    tensor([[4., 4.]])
+    """
+
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    def __len__(self) -> int:
+        return self.rows * self.columns
+
+    def places(self, height: int, width: int) -> Tensor:
+        """``[R, C]``: of each pixel of an image the number of its patch, in reading order; −1 where it is in none."""
+        row, column = torch.arange(height) // self.height, torch.arange(width) // self.width
+        inside = (row < self.rows)[:, None] & (column < self.columns)
+        return torch.where(inside, row[:, None] * self.columns + column, -1)
+
+    def summed(self, values: Tensor) -> Tensor:
+        """``[rows, columns]`` from ``[…, R, C]``: the sum over the pixels of each patch, and all dimensions before."""
+        values = values.reshape(-1, *values.shape[-2:]).sum(0)
+        place = self.places(*values.shape)
+        sums = values.new_zeros(len(self)).index_add_(0, place[place >= 0], values[place >= 0])
+        return sums.reshape(self.rows, self.columns)
+
+    def spread(self, values: Tensor, height: int, width: int) -> Tensor:
+        """``[R, C]`` from ``[rows, columns]``: each number evenly over the pixels of its patch, 0 beside them."""
+        place = self.places(height, width)
+        inside = place >= 0
+        sizes = place[inside].bincount(minlength=len(self)).to(values.dtype)
+        spread = values.new_zeros(height, width)
+        spread[inside] = (values.flatten() / sizes.clamp(min=1))[place[inside]]
+        return spread

@@ -1,0 +1,135 @@
+"""Into which patches a model cuts its images, found by what it does."""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lrpx._images import Patches
+from lrpx.engine import Tap, propagate
+from lrpx.engine._tensors import any_carries, arguments, carries
+from lrpx.recipes import GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.nn import Module
+
+    from lrpx.engine._taps import Call, Running
+
+
+def patches_of(model: Module, inputs: Mapping[str, Any], argument: str) -> Patches | None:
+    """The patches that a model cuts an image into; None where it does not, or where they overlap.
+
+    It runs up to the first operation with a weight that depends on the pixels.
+
+    Args:
+        model: the model.
+        inputs: of one image.
+        argument: the one that takes its pixels ``[1, channel, row, column]``.
+    """
+    tap = _FirstWeight(argument)
+    with suppress(_Met), torch.inference_mode(False), propagate(model, GRADIENT, (), taps=[tap]):
+        model(**inputs)
+    pixels = inputs[argument]
+    return None if tap.places is None else _regular(tap.places, *pixels.shape[-2:])
+
+
+class _Met(Exception):  # noqa: N818 - it is no error
+    """The first weight was met, and the rest of the model need not run."""
+
+
+class _FirstWeight(Tap):
+    """Stops a run at its first operation with a weight that depends on the pixels, and asks which pixel goes where."""
+
+    def __init__(self, argument: str) -> None:
+        self._run: Running
+        self._argument = argument
+        self.places: Tensor | None = None
+
+    def begin(self, run: Running) -> None:
+        """The run begins."""
+        self._run = weakref.proxy(run)  # which holds this
+
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """One call of a torch function."""
+        name = call.name
+        x: Any = None
+        if name in ("conv2d", "linear"):
+            x, weight = arguments(call.args, call.kwargs, "input", "weight")
+            if carries(x) and not any_carries(weight):
+                op = _placed_conv(call, weight) if name == "conv2d" else lambda x: x.sum(-1)
+                self._look(x, op)
+        elif name in ("matmul", "__matmul__", "addmm", "einsum", "bmm", "mm", "conv1d", "conv3d"):
+            x = next((each for each in call.args if any_carries(each) and isinstance(each, Tensor)), None)
+            if x is not None:
+                self._look(x, None if name.startswith(("conv", "einsum")) else lambda x: x.sum(-1))
+        return proceed(call.args, call.kwargs)
+
+    def _look(self, x: Tensor, op: Callable[[Tensor], Tensor] | None) -> None:
+        """Find the places ``[R, C]`` that pixels go to, if ``x`` is made of pixels.
+
+        Raises:
+            _Met: it is.
+        """
+        leaf = next((source.value for source in self._run.sources if source.paths == (self._argument,)), None)
+        if leaf is None:
+            return
+        with torch._C.DisableTorchFunction():
+            any_way: Any = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)[0]
+            if any_way is None:
+                return
+            if op is not None and x.ndim > 2 and len(x) == 1:
+                self.places = _places(op(x)[0], leaf)
+        raise _Met
+
+
+def _placed_conv(call: Call, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """The convolution with weights of ones, summed over its channels."""
+    rest = call.args[3:]
+    named = {key: value for key, value in call.kwargs.items() if key not in ("input", "weight", "bias")}
+    ones = torch.ones_like(weight)
+    return lambda x: torch.nn.functional.conv2d(x, ones, None, *rest, **named).sum(1)
+
+
+def _places(out: Tensor, leaf: Tensor) -> Tensor | None:
+    """``[R, C]``: the place in ``out`` that each pixel of the leaf ``[1, C, R, C]`` goes to, −1 for none; None where
+    one goes to several."""
+    total = out.numel()
+    number = torch.arange(total, device=out.device).reshape(out.shape)
+
+    def arrived(code: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad((out * code).sum(), leaf, retain_graph=True)
+        return gradient[0]
+
+    whole = arrived(torch.ones_like(out))
+    goes = whole != 0
+    found = torch.zeros_like(whole, dtype=torch.int64)
+    for bit in count():
+        if 1 << bit >= total:
+            break
+        # a pixel that goes to two places has, for a bit that these differ in, less than the whole
+        half = arrived(torch.where((number >> bit) % 2 == 1, 1.0, -1.0).to(out.dtype))
+        if not torch.equal(half.abs(), whole.abs()):
+            return None
+        found += ((half * whole) > 0).to(torch.int64) << bit
+    found = torch.where(goes, found, -1)
+    return found[0].cpu() if bool((found == found[:1]).all()) else None
+
+
+def _regular(places: Tensor, height: int, width: int) -> Patches | None:
+    """The places as a regular grid in reading order, if they are one of several patches of several pixels."""
+    if places.shape != (height, width) or int(places[0, 0]) != 0:
+        return None
+    patch_height, patch_width = int((places[:, 0] == 0).sum()), int((places[0] == 0).sum())
+    columns = int(places[0].max()) + 1
+    rows = (int(places.max()) + 1) // columns
+    found = Patches(rows, columns, patch_height, patch_width)
+    if len(found) < 2 or patch_height * patch_width < 2:
+        return None
+    return found if torch.equal(found.places(height, width), places) else None
