@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lrpx import tasks
+from lrpx._images import Patches
 from lrpx.errors import InputError, ModelError
 from lrpx.model import AT_A_TIME
 from lrpx.perturbations import READS, _different, check_reads
@@ -40,44 +41,12 @@ _SLAB: Final = 4
 """So many batches of covered images are made at a time."""
 
 
-@dataclass(frozen=True, eq=False)
-class Cells:
-    """What of an image is covered at once.
-
-    Args:
-        rows, columns: how many cells there are, in reading order.
-        of_pixel: ``[R, C]``, the cell of each pixel, −1 for a pixel in none, which is never covered.
-    """
-
-    rows: int
-    columns: int
-    of_pixel: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, model: BoundModel, row: Row, kind: str) -> Cells | None:
-        """The patches that the model cuts the image of a row into, None where it does not; or the pixels of it."""
-        rows, columns = pixels_of(model, row).shape[-2:]
-        if kind == "pixels":
-            return cls(rows, columns, np.arange(rows * columns).reshape(rows, columns))
-        found = model.patches(row)
-        return None if found is None else cls(found.rows, found.columns, found.places(rows, columns).numpy())
-
-    def __len__(self) -> int:
-        return self.rows * self.columns
-
-    def summed(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """``[N]`` from numbers of the pixels ``[R, C]``."""
-        return np.bincount(self.of_pixel.ravel() + 1, values.ravel(), minlength=len(self) + 1)[1:]
-
-    def spread(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """``[R, C]`` from numbers of the cells ``[N]``, each evenly over its pixels: the sum stays."""
-        sizes = np.bincount(self.of_pixel.ravel() + 1, minlength=len(self) + 1)[1:]
-        return np.append(values / sizes, 0.0)[self.of_pixel]
-
-    def chosen(self, cells: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """``[R, C]``: the pixels of some cells ``[N]``."""
-        found: NDArray[np.bool_] = np.append(cells, False)[self.of_pixel]
-        return found
+def cells_of(model: BoundModel, row: Row, kind: str) -> Patches | None:
+    """The patches that the model cuts the image of a row into, None where it does not; or its pixels, each alone."""
+    if kind == "patches":
+        return model.patches(row)
+    rows, columns = pixels_of(model, row).shape[-2:]
+    return Patches(rows, columns, 1, 1)
 
 
 def pixels_of(model: BoundModel, row: Row) -> Tensor:
@@ -92,7 +61,7 @@ def pixels_of(model: BoundModel, row: Row) -> Tensor:
     return found
 
 
-def by_pixel(parts: Mapping[str, Part], patches: Cells | None, method: str) -> NDArray[np.float64]:
+def by_pixel(parts: Mapping[str, Part], patches: Patches | None, shape: tuple[int, int], method: str) -> Tensor:
     """``[R, C]``: the relevance of pixels summed over their channels, or where a method knows only patches, theirs
     spread over their pixels.
 
@@ -100,10 +69,9 @@ def by_pixel(parts: Mapping[str, Part], patches: Cells | None, method: str) -> N
         InputError: the method found neither.
     """
     if "pixels" in parts:
-        values = parts["pixels"].values.double().numpy()
-        return np.asarray(values.sum(0) if values.ndim == 3 else values)
+        return parts["pixels"].values.double().reshape(-1, *shape).sum(0)
     if "patches" in parts and patches is not None:
-        return patches.spread(parts["patches"].values.double().numpy().ravel())
+        return patches.spread(parts["patches"].values.double(), *shape)
     raise InputError(f"{method} found no relevance of pixels or patches; use another method, such as attnlrp")
 
 
@@ -112,7 +80,7 @@ def outputs(
     questions: Questions,
     answers: Answers,
     covered: Sequence[NDArray[np.bool_]],
-    cells: Sequence[Cells],
+    cells: Sequence[Patches],
     reads: Sequence[str],
     fill: str = "zero",
     batch_size: int = AT_A_TIME,
@@ -140,6 +108,8 @@ def outputs(
     check_reads(model, [each for each in reads if each != FIRST], answers.targets)
     resolved = questions.with_targets(answers.targets)
     argument = tasks.signal_argument(model.module, model.task)
+    shapes = [pixels_of(model, resolved.row_of(i)).shape[-2:] for i in range(len(resolved))]
+    grids = [each.places(*shape) for each, shape in zip(cells, shapes, strict=True)]
     filled = [_fill(resolved.row_of(i).arguments[argument], fill) for i in range(len(resolved))]
     places, jobs = _different(covered)
     found = np.empty((len(jobs), len(reads)))
@@ -147,7 +117,7 @@ def outputs(
         chosen = range(start, min(start + batch_size * _SLAB, len(jobs)))
         some = resolved.alone(jobs[job][0] for job in chosen)
         rows = tuple(
-            _covered(row, argument, filled[jobs[job][0]], cells[jobs[job][0]], jobs[job][1])
+            _covered(row, argument, filled[jobs[job][0]], grids[jobs[job][0]], jobs[job][1])
             for row, job in zip(some.rows, chosen, strict=True)
         )
         said = model.values(
@@ -171,8 +141,9 @@ def _reader(answers: Answers, jobs: Sequence[tuple[int, Any]], chosen: range, re
     return read
 
 
-def _covered(row: Row, argument: str, filled: Tensor, cells: Cells, chosen: NDArray[np.bool_]) -> Row:
-    hidden = torch.from_numpy(cells.chosen(chosen))
+def _covered(row: Row, argument: str, filled: Tensor, grid: Tensor, chosen: NDArray[np.bool_]) -> Row:
+    """A row with another image, which is covered where ``chosen`` says so of the cells; no cell is −1."""
+    hidden = torch.from_numpy(np.append(chosen, False))[grid]
     pixels = row.arguments[argument]
     changed = torch.where(hidden.to(pixels.device), filled, pixels)
     return replace(row, arguments={**row.arguments, argument: changed}, where="")

@@ -6,7 +6,6 @@ import hashlib
 import zipfile
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -16,6 +15,8 @@ from lrpx._images import open_image
 from lrpx.errors import DataError, InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
     from PIL.Image import Image
 
@@ -70,7 +71,9 @@ class Pictures:
             elif self.path.suffix in TABLES and self.path.suffix != ".parquet":
                 found = self._in_table()
             else:
-                raise DataError(f"{self.path} is no folder of images; name one, an .npz file, or a .tsv, .csv or .jsonl")
+                raise DataError(
+                    f"{self.path} is no folder of images; name one, an .npz file, or a .tsv, .csv or .jsonl"
+                )
         except UnicodeDecodeError as error:
             raise DataError(f"{self.path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
         except OSError as error:

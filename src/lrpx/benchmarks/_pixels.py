@@ -2,9 +2,9 @@
 the objects, and by mosaics of four images.
 
 ``pixels`` covers the most or the least relevant cells, tenth by tenth, and measures what the model says then
-(:mod:`lrpx.metrics._images`; Achtibat et al. 2024, App. B.2; Chefer et al. 2021); where the data have masks, it measures
-the relevance against them. ``mosaics`` puts four images of different classes into one, and asks where the relevance of
-each class is: a ground truth without masks.
+(:mod:`lrpx.metrics._images`; Achtibat et al. 2024, App. B.2; Chefer et al. 2021); where the data have masks, it can
+measure the relevance against them. ``mosaics`` puts four images of different classes into one, and asks where the
+relevance of each class is: a ground truth without masks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from lrpx._covering import CELLS, FILLS, FIRST, Cells, by_pixel, outputs, pixels_of
+from lrpx._covering import CELLS, FILLS, FIRST, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
-from lrpx._images import as_shown
+from lrpx._images import Patches, as_shown
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, register
 from lrpx.benchmarks._pixel_report import terminal, write_reports
 from lrpx.errors import DataError, InputError, ModelError, TargetError
@@ -189,26 +189,29 @@ class Pictured(Benchmark[S]):
     def correct(self, case: Case[S]) -> bool | None:
         """Whether the model predicts what it should; None where nobody says."""
 
+    def maps(self, case: Case[S], model: BoundModel, patches: Patches | None, question: int) -> dict[str, torch.Tensor]:
+        """``[R, C]`` of each method, of one question."""
+        rows, columns = pixels_of(model, case.questions.rows[0]).shape[-2:]
+        return {
+            name: by_pixel(parts[question], patches, (rows, columns), name) for name, parts in case.parts.items()
+        }  # fmt: skip
+
     def shown(
-        self, case: Case[S], model: BoundModel, relevance: Mapping[str, NDArray[np.float64]], patches: Cells | None
+        self, case: Case[S], model: BoundModel, relevance: Mapping[str, torch.Tensor], patches: Patches | None
     ) -> dict[str, Any]:
         """What a row has of a case but for metrics: relevance ``[R, C]`` of each method as its heatmap shows it."""
         pixels = pixels_of(model, case.questions.rows[0])
-        rows, columns = next(iter(relevance.values())).shape
-        if patches is not None:
-            heat = {name: patches.summed(values) for name, values in relevance.items()}
-            rows, columns = patches.rows, patches.columns
-        else:
+        rows, columns = pixels.shape[-2:]
+        if patches is None:
             step = -(-max(rows, columns) // SHOWN)
-            heat = {name: _summed(values, step) for name, values in relevance.items()}
-            rows, columns = -(-rows // step), -(-columns // step)
+            patches = Patches(-(-rows // step), -(-columns // step), step, step)
         return {
             "explained": "; ".join(each.describe(model.label) for each in case.answers.targets),
             "value": float(case.answers.values[0]),
             "correct": self.correct(case),
             "image": _png(pixels, model),
-            "grid": [rows, columns],
-        } | {f"relevance/{name}": values.ravel().tolist() for name, values in heat.items()}
+            "grid": [patches.rows, patches.columns],
+        } | {f"relevance/{name}": patches.summed(values).flatten().tolist() for name, values in relevance.items()}
 
     def report(self, store: Store, show: Sequence[str] = ()) -> RenderableType:
         """Write ``table.md``, ``report.html`` and, of curves, ``curves.png``; see
@@ -339,14 +342,14 @@ class Pixels(Pictured[ImageSample]):
         reads = list(dict.fromkeys([self.read_out, "probability", FIRST]))
         cells, rows, maps = [], [], []
         for case in cases:
-            patches = Cells.of(model, case.questions.rows[0], "patches")
-            mine = Cells.of(model, case.questions.rows[0], self.cells)
-            if mine is None:
+            (image,) = case.questions.rows
+            patches, grid = cells_of(model, image, "patches"), cells_of(model, image, self.cells)
+            if grid is None:
                 kind = type(model.module).__name__
                 raise ModelError(f"{kind} does not cut images into patches; cover --cells pixels instead")
-            found = {name: by_pixel(case.parts[name][0], patches, name) for name in case.relevance}
+            found = self.maps(case, model, patches, 0)
             rows.append(self.shown(case, model, found, patches))
-            cells.append(mine)
+            cells.append(grid)
             maps.append(found)
         nothing = [np.zeros((1, len(each)), dtype=bool) for each in cells]
         full = outputs(model, together, answers, nothing, cells, reads, self.fill, batch_size)
@@ -371,15 +374,15 @@ class Pixels(Pictured[ImageSample]):
     def _planned(
         self,
         case: Case[ImageSample],
-        cells: Cells,
-        found: Mapping[str, NDArray[np.float64]],
+        cells: Patches,
+        found: Mapping[str, torch.Tensor],
         metrics: Sequence[Metric],
         full: Mapping[str, float],
     ) -> list[tuple[str, NDArray[np.bool_], str, Callable[[NDArray[np.float64]], Any]]]:
         """What is run for a case: the column, the covered sets, what is read, and what is made of it."""
         plans: list[tuple[str, NDArray[np.bool_], str, Callable[[NDArray[np.float64]], Any]]] = []
         for method, values in found.items():
-            given = Given(cells.summed(values), 0.0, STEPS, case.sample.picture.id)
+            given = Given(cells.summed(values).flatten().numpy(), 0.0, STEPS, case.sample.picture.id)
             for each in metrics:
                 if isinstance(each, PerturbationMetric):
                     read = each.reads or self.read_out
@@ -395,7 +398,7 @@ class Pixels(Pictured[ImageSample]):
         self,
         case: Case[ImageSample],
         model: BoundModel,
-        found: Mapping[str, NDArray[np.float64]],
+        found: Mapping[str, torch.Tensor],
         metrics: Sequence[SetMetric],
     ) -> dict[str, Any]:
         mask = self.pictures.open_mask(case.sample.picture)
@@ -411,7 +414,7 @@ class Pixels(Pictured[ImageSample]):
                 "image out"
             )
         return {
-            f"{each.name}/{method}": each.counts(values.ravel(), seen.ravel()).tolist()
+            f"{each.name}/{method}": each.counts(values.flatten().numpy(), seen.ravel()).tolist()
             for method, values in found.items()
             for each in metrics
         }
@@ -459,7 +462,9 @@ class Mosaics(Pictured[Mosaic]):
         found = self.pictures.listed(self.limit)
         wrong = next((each for each in found if each.label is None), None)
         if wrong is not None:
-            raise DataError(f"{self.data}:{wrong.line} has no label, which a mosaic needs; name its column with --label")
+            raise DataError(
+                f"{self.data}:{wrong.line} has no label, which a mosaic needs; name its column with --label"
+            )
         return self.listed([replace(each, mask=None) for each in found])
 
     def samples(self, source: Source, model: BoundModel) -> Samples[Mosaic]:
@@ -509,14 +514,12 @@ class Mosaics(Pictured[Mosaic]):
         del batch_size
         rows = []
         for case in cases:
-            patches = Cells.of(model, case.questions.rows[0], "patches")
-            every = {
-                name: [by_pixel(parts, patches, name) for parts in found] for name, found in case.parts.items()
-            }  # fmt: skip
-            row = self.shown(case, model, {name: found[0] for name, found in every.items()}, patches)
-            for name, found in every.items():
+            patches = cells_of(model, case.questions.rows[0], "patches")
+            every = [self.maps(case, model, patches, i) for i in range(4)]
+            row = self.shown(case, model, every[0], patches)
+            for name in case.relevance:
                 for metric in metrics:
-                    scores = [metric(*in_quadrants(values, i)) for i, values in enumerate(found)]
+                    scores = [metric(*in_quadrants(found[name].numpy(), i)) for i, found in enumerate(every)]
                     row[f"{metric.name}/{name}"] = float(np.mean(scores))
             rows.append(row)
         return rows
@@ -552,15 +555,6 @@ def _points(curve: Curve) -> Callable[[NDArray[np.float64]], list[float]]:
     return lambda values: list(map(float, curve.points(values)))
 
 
-def _summed(values: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-    """Sums over squares of so many pixels."""
-    rows, columns = (-(-size // step) * step for size in values.shape)
-    padded = np.zeros((rows, columns))
-    padded[: values.shape[0], : values.shape[1]] = values
-    found: NDArray[np.float64] = padded.reshape(rows // step, step, columns // step, step).sum((1, 3))
-    return found
-
-
 def _png(pixels: torch.Tensor, model: BoundModel) -> bytes:
     """What the model was given, as a person sees it."""
     from PIL import Image
@@ -582,7 +576,7 @@ def _as_seen(mask: NDArray[np.bool_], model: BoundModel) -> NDArray[np.bool_]:
     from PIL import Image
 
     processor = getattr(model.tokenizer, "image_processor", model.tokenizer)
-    grey = Image.fromarray((mask * np.uint8(255))).convert("RGB")
+    grey = Image.fromarray(mask * np.uint8(255)).convert("RGB")
     made = processor(images=grey, return_tensors="pt", do_normalize=False, do_rescale=False)
     found: NDArray[np.bool_] = made["pixel_values"][0].float().mean(0).numpy() > 127
     return found
