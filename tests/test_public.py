@@ -15,7 +15,8 @@ import lrpx
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
     "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Attributions Cell Contrast Epsilon Explainer Gamma LRPxError
-        Ledger LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
+        Ledger LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate
+        register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
@@ -37,9 +38,10 @@ PUBLIC = {
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
-    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
-    "lrpx.rules": """AumannShapley Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all
-        uniform uniform_bias unmodified with_gradient_of""",
+    "lrpx.recipes": """ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe
+        ATTNLRP_VIT LRP_VIT""",
+    "lrpx.rules": """AlphaBeta AumannShapley Epsilon Flat Gamma Rule Scaled Temperature WSquare ZBox ZPlus constant
+        identity ratio signal_take_all uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
     "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Cell Contrast LogProb Logit Margin Preferred Similarity Span Target",

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrpx import rules
-from lrpx._kinds import INPUTS, KINDS, rule_name
+from lrpx._kinds import INPUTS, KINDS, PLACES, rule_name
 from lrpx.errors import LRPxError, MethodError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP, Override, Recipe
 from lrpx.rules import Gamma
@@ -36,7 +36,7 @@ def test_a_recipe_is_frozen_hashable_and_equal_by_value() -> None:
         LRP.linear = Gamma()  # type: ignore[misc]
     assert Recipe("a", linear=Gamma(0.1)) == Recipe("a", linear=Gamma(0.1))
     assert len({ATTNLRP, LRP, GRADIENT, Recipe("a"), Recipe("a")}) == 4
-    assert {field.name for field in fields(Recipe)} == {"name", *KINDS, "strict", "overrides"}
+    assert {field.name for field in fields(Recipe)} == {"name", *KINDS, *PLACES, "strict", "overrides"}
 
 
 def test_at_leaves_the_recipe_alone_and_adds_in_order() -> None:

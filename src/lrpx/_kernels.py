@@ -36,6 +36,23 @@ class _GradientOf(Function):
         return dy, None
 
 
+def either(first: Tensor, second: Tensor) -> Tensor:
+    """``first``, with its gradient or, once its node is told so (``node.is_second = True``), with that of ``second``,
+    which has the same value."""
+    return _Either.apply(first, second)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Either(Function):
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        ctx.is_second = False
+        return first.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        return (None, dy) if ctx.is_second else (dy, None)
+
+
 def scale_gradient(x: Tensor, factor: float) -> Tensor:
     """``factor·x + (1 − factor)·[x]detach``, as a view of ``x``."""
     return _on_entry(x.view_as(x), factor) if x.requires_grad else x

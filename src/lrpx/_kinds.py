@@ -24,6 +24,11 @@ INPUTS = {
 
 KINDS = tuple(INPUTS)
 
+PLACES = ("first", "input_projection", "output_projection")
+"""What a layer may be to the model, where it has a rule of its own; without one it is as its kind."""
+
+INPUTS |= dict.fromkeys(PLACES, ("x", "weight", "bias"))
+
 _SUGGESTED = {
     "linear": "rules.Gamma(0.25)",
     "convolution": "rules.Gamma(0.25)",
@@ -32,6 +37,9 @@ _SUGGESTED = {
     "matmul": "rules.uniform",
     "softmax": "rules.constant",
     "norm": "rules.constant",
+    "first": "rules.Flat()",
+    "input_projection": "rules.Epsilon()",
+    "output_projection": "rules.Epsilon()",
 }
 
 
@@ -41,8 +49,10 @@ def check_rule(kind: Any, rule: Any) -> None:
     Raises:
         MethodError: there is no such kind, or the rule is not called as :data:`INPUTS` has it.
     """
-    if kind not in KINDS:
-        raise MethodError(f"no kind of operation is called {kind!r}; the kinds are {', '.join(KINDS)}")
+    if kind not in INPUTS:
+        raise MethodError(f"no kind of operation is called {kind!r}; the kinds are {', '.join(INPUTS)}")
+    if rule is None and kind in PLACES:
+        return
     if isinstance(rule, type):
         raise MethodError(f"the rule for {kind} is the class {rule.__name__}; pass one of it: {rule.__name__}(…)")
     if not callable(rule):
@@ -86,8 +96,10 @@ def unwrapped(rule: Any) -> Any:
     return unwrapped(rule.func) if isinstance(rule, partial) else rule
 
 
-def shown(rule: Callable[..., Any]) -> str:
+def shown(rule: Callable[..., Any] | None) -> str:
     """A rule with all its parameters, a partial's too."""
+    if rule is None:
+        return "as its kind"
     if not isinstance(rule, partial):
         return rule_name(rule)
     given = [*map(repr, rule.args), *(f"{name}={value!r}" for name, value in rule.keywords.items())]

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import rules
 from lrpx._files import write_text
-from lrpx._kinds import KINDS, rule_name
+from lrpx._kinds import KINDS, PLACES, rule_name
 from lrpx.errors import MethodError
 from lrpx.recipes import Override, Recipe
 
@@ -54,6 +54,10 @@ BUILT_IN: dict[str, Any] = {
         rules.Epsilon,
         rules.ZPlus,
         rules.Gamma,
+        rules.AlphaBeta,
+        rules.Flat,
+        rules.WSquare,
+        rules.ZBox,
         rules.Scaled,
         rules.Temperature,
         rules.uniform_bias,
@@ -76,7 +80,11 @@ def write(recipe: Recipe, path: str | Path) -> None:
     plain = {
         _FORMAT_KEY: FORMAT,
         "name": recipe.name,
-        "rules": {kind: _written_rule(kind, recipe.rule(kind)) for kind in KINDS},
+        "rules": {
+            kind: _written_rule(kind, recipe.rule(kind))
+            for kind in (*KINDS, *PLACES)
+            if kind in KINDS or recipe.rule(kind) is not None
+        },
         "strict": recipe.strict,
         "overrides": [
             {
@@ -90,8 +98,10 @@ def write(recipe: Recipe, path: str | Path) -> None:
     write_text(path, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
 
 
-def _written_rule(kind: str, rule: Rule) -> str | dict[str, Any]:
-    """A rule as JSON: its name, with its parameters where it has any."""
+def _written_rule(kind: str, rule: Rule | None) -> str | dict[str, Any] | None:
+    """A rule as JSON: its name, with its parameters where it has any; null for a place that is as its kind."""
+    if rule is None:
+        return None
     if inspect.isfunction(rule):
         return _name(kind, rule, rule)
     if isinstance(rule, partial):
@@ -101,7 +111,7 @@ def _written_rule(kind: str, rule: Rule) -> str | dict[str, Any]:
     name = _name(kind, rule, type(rule))
     given = {field.name: getattr(rule, field.name) for field in fields(rule) if field.init}
     for parameter, value in given.items():
-        if not _is_plain(value):
+        if not _is_plain(value) and not (isinstance(rule, rules.ZBox) and _is_numbers(value)):
             raise _unwritable(kind, rule, f"its {parameter} is {value!r}; pass a text or a finite number")
     return {"rule": name} | given if given else name
 
@@ -127,6 +137,14 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, int):
         return abs(value) <= _LARGEST
     return value is None or isinstance(value, str) or (isinstance(value, float) and math.isfinite(value))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and _is_plain(value)
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, (tuple, list)) and bool(value) and all(map(_is_number, value))
 
 
 def _written_layers(override: Override) -> str | list[int] | None:
@@ -221,11 +239,13 @@ def _slice(text: str) -> Any:
 
 
 def _rules(found: Any, known: dict[str, Any]) -> dict[str, Rule]:
-    _only(found, "the rules", *KINDS)
+    _only(found, "the rules", *KINDS, *PLACES)
     return {kind: _rule(kind, given, known) for kind, given in found.items()}
 
 
 def _rule(kind: str, given: Any, known: dict[str, Any]) -> Rule:
+    if given is None and kind in PLACES:
+        return None  # type: ignore[return-value]
     parameters = dict(given) if isinstance(given, dict) else {"rule": given}
     name = parameters.pop("rule", None)
     if not isinstance(name, str):
@@ -246,11 +266,12 @@ def _rule(kind: str, given: Any, known: dict[str, Any]) -> Rule:
         raise MethodError(f"the rule {name} is a class that is no dataclass; make it a @dataclass(frozen=True)")
     _only(parameters, f"the rule {name}", *(field.name for field in fields(rule) if field.init))
     for parameter, value in parameters.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not _is_plain(value) or (name in BUILT_IN and not number):
+        is_bounds = rule is rules.ZBox and _is_numbers(value)
+        if not is_bounds and (not _is_plain(value) or (name in BUILT_IN and not _is_number(value))):
             raise MethodError(f"{parameter} of the rule {name} is {_short(value)}; write a finite number")
+    made = {key: tuple(value) if isinstance(value, list) else value for key, value in parameters.items()}
     try:
-        return rule(**parameters)  # type: ignore[return-value]
+        return rule(**made)  # type: ignore[return-value]
     except TypeError as error:
         raise MethodError(f"the rule {name} cannot be made ({error}); write all its parameters") from error
 

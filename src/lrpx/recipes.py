@@ -27,7 +27,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from lrpx import _kernels, rules
-from lrpx._kinds import KINDS, check_rule, shown, unwrapped
+from lrpx._kinds import KINDS, PLACES, check_rule, shown, unwrapped
 from lrpx.errors import MethodError
 from lrpx.targets import whole_number
 
@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 __all__ = [
     "ALTI_LOGIT",
     "ATTNLRP",
+    "ATTNLRP_VIT",
     "GIM",
     "GRADIENT",
     "LIBRAGRAD",
     "LRP",
     "LRP_CHEFER",
     "LRP_DING",
+    "LRP_VIT",
     "LRP_VOITA",
     "Override",
     "Recipe",
@@ -83,7 +85,8 @@ class Override:
             check_rule(kind, rule)
         if not chosen:
             raise MethodError("nothing to change: pass use=RECIPE or a rule by kind, such as softmax=rules.constant")
-        object.__setattr__(self, "rules", tuple((kind, chosen[kind]) for kind in KINDS if kind in chosen))
+        order = (*KINDS, *PLACES)
+        object.__setattr__(self, "rules", tuple((kind, chosen[kind]) for kind in order if kind in chosen))
         object.__setattr__(self, "layers", _listed(self.layers))
 
     @property
@@ -96,7 +99,7 @@ class Override:
     def what(self) -> str:
         """The rules; of all kinds, by the named recipe that is nearest: ``"lrp, linear=Gamma(gamma=0.25)"``."""
         chosen = dict(self.rules)
-        if len(chosen) < len(KINDS):
+        if not chosen.keys() >= set(KINDS):
             return ", ".join(_given(kind, rule) for kind, rule in self.rules)
         near = min(_NAMED, key=lambda recipe: sum(recipe.rule(kind) != chosen[kind] for kind in KINDS))
         others = [_given(kind, rule) for kind, rule in self.rules if rule != near.rule(kind)]
@@ -129,6 +132,10 @@ class Recipe:
         norm: the standard deviation (or root mean square, or length) that a norm divides by.
         strict: refuse an operation that is neither known to be linear nor has a rule.
         overrides: other rules for some modules; made by :meth:`at`.
+        first: the layer, linear or a convolution, whose input is the model's own, such as pixels.
+        input_projection: linear layers whose outputs are the queries, keys or values of attention.
+        output_projection: linear layers whose input is what attention gives. Without a rule, None, these three are as
+            ``linear`` or ``convolution``.
 
     Raises:
         MethodError: a rule that cannot be called as :data:`lrpx._kinds.INPUTS` has it, or another field that is none.
@@ -144,10 +151,13 @@ class Recipe:
     norm: Rule = rules.unmodified
     strict: bool = True
     overrides: tuple[Override, ...] = ()
+    first: Rule | None = None
+    input_projection: Rule | None = None
+    output_projection: Rule | None = None
 
     def __post_init__(self) -> None:
         _check_name(self.name, "the name of a recipe", "'my-recipe'")
-        for kind in KINDS:
+        for kind in (*KINDS, *PLACES):
             check_rule(kind, self.rule(kind))
         if not isinstance(self.strict, bool):
             raise MethodError(f"strict is {self.strict!r}; pass True or False")
@@ -155,8 +165,20 @@ class Recipe:
             raise MethodError("the overrides are no tuple of them; make them by .at(path, softmax=rules.constant)")
 
     def rule(self, kind: str) -> Rule:
-        """The rule of a kind of operation, where no override covers it."""
+        """The rule of a kind of operation, where no override covers it; None for a place without one."""
         return getattr(self, kind)  # type: ignore[no-any-return]
+
+    def has_places(self) -> bool:
+        """Whether layers have other rules by what they are to the model, where no override covers them."""
+        return not (self.first is self.input_projection is self.output_projection is None)
+
+    def _places(self, other: Recipe | None = None) -> tuple[str, ...]:
+        """The places that this recipe, or another, has rules for."""
+        return tuple(
+            place
+            for place in PLACES
+            if self.rule(place) is not None or (other is not None and other.rule(place) is not None)
+        )
 
     def at(
         self,
@@ -179,7 +201,7 @@ class Recipe:
         """
         if use is not None and not isinstance(use, Recipe):
             raise MethodError(f"use is {type(use).__name__}; pass a recipe, such as lrpx.LRP")
-        taken = {} if use is None else {kind: use.rule(kind) for kind in KINDS}
+        taken = {} if use is None else {kind: use.rule(kind) for kind in (*KINDS, *self._places(use))}
         override = Override(path, layers, tuple((taken | kinds).items()))  # type: ignore[arg-type]
         return replace(self, name=f"{self.name}, {override.description}", overrides=(*self.overrides, override))
 
@@ -216,7 +238,7 @@ class Recipe:
     def rule_modules(self) -> frozenset[str]:
         """The Python modules whose autograd functions are rules: where the recipe's rules come from, and packages of
         quantised linears where these need no rule."""
-        mine = [rule for kind in KINDS for rule in self._rules(kind)]
+        mine = [rule for kind in (*KINDS, *PLACES) for rule in self._rules(kind)]
         quantised = QUANTISED_LINEARS if all(r is rules.unmodified for r in self._rules("linear")) else frozenset()
         ours = {rules.__name__, _kernels.__name__}
         return frozenset(ours | {unwrapped(rule).__module__ for rule in mine}) | quantised
@@ -227,20 +249,29 @@ class Recipe:
 
     def has_rules_for_linear(self) -> bool:
         """Whether a linear layer has another rule than its plain gradient, so that its weight must be known."""
-        return any(rule is not rules.unmodified for rule in self._rules("linear"))
+        return any(rule is not rules.unmodified for kind in ("linear", *PLACES) for rule in self._rules(kind))
+
+    def has_rule_for_first(self) -> bool:
+        """Whether the layer that sees the model's input has a rule of its own, somewhere."""
+        return bool(self._rules("first"))
 
     def _rules(self, kind: str) -> list[Rule]:
         """The rules of one kind of operation, the overrides' too."""
-        return [getattr(self, kind), *(rule for o in self.overrides for each, rule in o.rules if each == kind)]
+        found = [getattr(self, kind), *(rule for o in self.overrides for each, rule in o.rules if each == kind)]
+        return [rule for rule in found if rule is not None]
 
     def is_ours(self) -> bool:
         """Whether every rule is one of this package's."""
-        every = [rule for kind in KINDS for rule in self._rules(kind)]
+        every = [rule for kind in (*KINDS, *PLACES) for rule in self._rules(kind)]
         return all(unwrapped(rule).__module__ == rules.__name__ for rule in every)
 
     def has_rules(self) -> bool:
         """Whether any kind of operation has another rule than its plain gradient."""
-        return bool(self.overrides) or any(getattr(self, kind) is not rules.unmodified for kind in KINDS)
+        return (
+            bool(self.overrides)
+            or self.has_places()
+            or any(getattr(self, kind) is not rules.unmodified for kind in KINDS)
+        )
 
     def with_rules(self, changed: tuple[tuple[str, Rule], ...]) -> Recipe:
         """The same recipe with the rules of an override everywhere; they were checked when that was made."""
@@ -251,7 +282,7 @@ class Recipe:
 
     def describe(self) -> str:
         """All rules on one line, the overrides' too; what the provenance of a result holds."""
-        rows = " ".join(_given(kind, self.rule(kind)) for kind in KINDS)
+        rows = " ".join(_given(kind, self.rule(kind)) for kind in (*KINDS, *self._places()))
         return "; ".join([rows, *(override.description for override in self.overrides)])
 
     def __str__(self) -> str:
@@ -259,7 +290,7 @@ class Recipe:
         lines = [] if family is None else [family]
         if self.overrides:
             lines = [f"{line}, and others in some modules" for line in lines]
-        rows = {kind: shown(self.rule(kind)) for kind in KINDS}
+        rows = {kind: shown(self.rule(kind)) for kind in (*KINDS, *self._places())}
         table = [*rows.items(), *((each.where, each.what) for each in self.overrides)]
         width = max(len(name) for name, _ in table)
         lines += [f"  {name:{width}}  {what}" for name, what in table]
@@ -267,11 +298,12 @@ class Recipe:
         return "\n".join([self.name, *lines, f"an operation without a rule {unknown}"])
 
     def __repr__(self) -> str:
-        changed = [_given(kind, self.rule(kind)) for kind in KINDS if self.rule(kind) is not rules.unmodified]
+        every = (*KINDS, *self._places())
+        changed = [_given(kind, self.rule(kind)) for kind in every if self.rule(kind) is not rules.unmodified]
         return f"<Recipe {self.name!r}: {', '.join(changed) or 'plain gradient'}>"
 
     def _has_rules_of(self, other: Recipe) -> bool:
-        return all(self.rule(kind) == other.rule(kind) for kind in KINDS)
+        return all(self.rule(kind) == other.rule(kind) for kind in (*KINDS, *PLACES))
 
 
 def _given(kind: str, rule: Rule) -> str:
@@ -411,6 +443,27 @@ LRP_CHEFER = Recipe(
 """The rules of Chefer et al. (2021b), as Achtibat et al. (2024, Table 3) have them: the identity rule at the softmax,
 which is unstable, and for a matrix product LRP-0 divided by the sums of absolute values of its factors' relevance,
 which are the same, so that each has half."""
+
+ATTNLRP_VIT = replace(
+    ATTNLRP,
+    name="attnlrp-vit",
+    linear=rules.Gamma(0.05),
+    convolution=rules.Gamma(0.25),
+    input_projection=rules.Epsilon(),
+    output_projection=rules.Epsilon(),
+)
+"""AttnLRP for vision transformers (Achtibat et al. 2024, Table 4): the γ rule at convolutions and at linear layers, and
+ε at the projections into attention and out of it. Which γ is best depends on the model (App. B.4 searches for it)."""
+
+LRP_VIT = replace(
+    LRP,
+    name="lrp-vit",
+    linear=rules.Gamma(0.05),
+    convolution=rules.Gamma(0.25),
+    input_projection=rules.Epsilon(),
+    output_projection=rules.Epsilon(),
+)
+"""CP-LRP with the same rules for layers (Achtibat et al. 2024, App. B.4)."""
 
 _NAMED = (GRADIENT, LRP, ATTNLRP)
 _FAMILIES = (

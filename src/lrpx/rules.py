@@ -35,12 +35,16 @@ if TYPE_CHECKING:
     Operation = Callable[..., Tensor]
 
 __all__ = [
+    "AlphaBeta",
     "AumannShapley",
     "Epsilon",
+    "Flat",
     "Gamma",
     "Rule",
     "Scaled",
     "Temperature",
+    "WSquare",
+    "ZBox",
     "ZPlus",
     "constant",
     "identity",
@@ -351,6 +355,138 @@ class Gamma:
         positive, negative = _signed_parts(op, x, weight, bias)
         favoured = z + self.gamma * torch.where(z.detach() >= 0, positive, negative)
         return with_gradient_of(z, favoured * ratio(z.detach(), favoured.detach()).to(z.dtype))
+
+
+@dataclass(frozen=True)
+class AlphaBeta:
+    """LRP-αβ: ``R_i = Σ_j (α (x_i w_ij)⁺ / z_j⁺ − β (x_i w_ij)⁻ / z_j⁻) · R_j`` with ``z⁺ = Σ (x w)⁺ + b⁺`` and ``z⁻``
+    likewise, ``α − β = 1`` (Bach 2015, Eq. 60; Achtibat et al. 2024, App. B.4 with α = 2, β = 1). Where one of the two
+    sums is 0 its part is not propagated.
+
+    Raises:
+        MethodError: α or β is no finite number from 0, or their difference is not 1.
+    """
+
+    alpha: float = 2.0
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        _refuse_negative("alpha", self.alpha)
+        _refuse_negative("beta", self.beta)
+        if abs(self.alpha - self.beta - 1) > 1e-9:
+            raise MethodError(f"alpha is {self.alpha!r} and beta {self.beta!r}; pass two whose difference is 1")
+
+    def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``z`` with the gradient of ``α z⁺ · [z / z⁺]detach − β z⁻ · [z / z⁻]detach``."""
+        z = op(x, weight, bias)
+        positive, negative = _signed_parts(op, x, weight, bias)
+        still = z.detach()
+        favoured = self.alpha * positive * ratio(still, positive.detach()).to(z.dtype)
+        return with_gradient_of(z, favoured - self.beta * negative * ratio(still, negative.detach()).to(z.dtype))
+
+
+# ------------------------------------------------------------------------ the first layer
+#
+# Rules for the layer that sees the pixels hand on relevance whatever the pixel is, also where it is 0, and there no
+# gradient could: R = x ⊙ ∂x. So where a recipe has such a rule, the leaf that stands for the input has ``nudge`` in the
+# place of 0, which the model does not see, and these rules know it.
+
+
+def nudge(dtype: torch.dtype) -> float:
+    """What stands for 0 in the leaf of an input whose layer has a rule of its own: the root of the least number."""
+    return float(torch.finfo(dtype).tiny ** 0.5)
+
+
+def _units(x: Tensor) -> Tensor:
+    """``x / [x]detach``, with 0 nudged: the gradient of what it is multiplied with is relevance."""
+    still = x.detach()
+    return x / torch.where(still == 0, nudge(x.dtype), still)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """LRP-flat: every input that a layer's output sees has an even share, ``R_i = Σ_j R_j / n_j`` (Lapuschkin et al.
+    2019). Only for the first layer, ``Recipe(first=Flat())``.
+    """
+
+    def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``z`` with the gradient of ``Σ_i u_i · [z / n]detach``, ``u = x / [x]detach``."""
+        z = op(x, weight, bias)
+        ones = torch.ones_like(dequantised(weight))
+        count = op(torch.ones_like(x.detach()), ones, None)
+        return with_gradient_of(z, op(_units(x), ones, None) * ratio(z.detach(), count).to(z.dtype))
+
+
+@dataclass(frozen=True)
+class WSquare:
+    """LRP-w²: ``R_i = Σ_j w_ij² / Σ_k w_kj² · R_j`` (Montavon et al. 2017, Eq. 12). Only for the first layer."""
+
+    def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``z`` with the gradient of ``Σ_i u_i w_i² · [z / Σ w²]detach``, ``u = x / [x]detach``."""
+        z = op(x, weight, bias)
+        square = dequantised(weight).square()
+        total = op(torch.ones_like(x.detach()), square, None)
+        return with_gradient_of(z, op(_units(x), square, None) * ratio(z.detach(), total).to(z.dtype))
+
+
+@dataclass(frozen=True)
+class ZBox:
+    """LRP-z^B, for inputs between two bounds: ``R_i = Σ_j c_ij / Σ_k c_kj · R_j`` with
+    ``c_ij = x_i w_ij − l_i w_ij⁺ − h_i w_ij⁻`` (Montavon et al. 2017, Eq. 14). Only for the first layer.
+
+    Args:
+        low: ``l``, what the least pixel is after normalisation: a number, or one for each channel, ``(−2.12, …)``, for
+            convolutions.
+        high: ``h``, what the largest is.
+
+    Raises:
+        MethodError: the bounds are no numbers, or the lower is not below the higher.
+    """
+
+    low: float | tuple[float, ...] = 0.0
+    high: float | tuple[float, ...] = 1.0
+
+    def __post_init__(self) -> None:
+        low, high = (each if isinstance(each, tuple) else (each,) for each in (self.low, self.high))
+        right = all(isinstance(each, int | float) and math.isfinite(each) for each in (*low, *high))
+        if not right or len(low) != len(high) or not low or not all(a < b for a, b in zip(low, high, strict=True)):
+            raise MethodError(
+                f"the bounds are {self.low!r} and {self.high!r}; pass two numbers, or a tuple of one for each channel "
+                "twice, the lower first"
+            )
+
+    def __call__(self, op: Operation, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """``z`` with the gradient of ``Σ_i u_i c_i · [z / Σ c]detach``, ``u = x / [x]detach``.
+
+        Raises:
+            MethodError: other bounds than there are channels, or an input outside of them.
+        """
+        z = op(x, weight, bias)
+        still, weight = x.detach(), dequantised(weight)
+        low, high = (self._bound(each, still) for each in (self.low, self.high))
+        slack = 1e-3 * (high - low)
+        if bool(((still < low - slack) | (still > high + slack)).any()):
+            raise MethodError(
+                f"the pixels reach from {float(still.min()):.3g} to {float(still.max()):.3g}, outside of the bounds of "
+                f"ZBox, {self.low} and {self.high}; pass those that normalised pixels may have"
+            )
+        plus, minus = weight.clamp(min=0), weight.clamp(max=0)
+
+        def shared(by: Tensor | float) -> Tensor:
+            return op(still * by, weight, None) - op(low * by, plus, None) - op(high * by, minus, None)
+
+        total = shared(1.0).detach()
+        return with_gradient_of(z, shared(_units(x)) * ratio(z.detach(), total).to(z.dtype))
+
+    @staticmethod
+    def _bound(bound: float | tuple[float, ...], x: Tensor) -> Tensor:
+        if not isinstance(bound, tuple) or len(bound) == 1:
+            return torch.full_like(x, bound[0] if isinstance(bound, tuple) else bound)
+        if x.ndim != 4 or x.shape[1] != len(bound):
+            raise MethodError(
+                f"ZBox has bounds for {len(bound)} channels, and the first layer sees {list(x.shape)}; pass two numbers"
+            )
+        return torch.tensor(bound, dtype=x.dtype, device=x.device).reshape(1, -1, 1, 1).expand_as(x)
 
 
 def _refuse_negative(name: str, value: Any) -> None:

@@ -71,6 +71,18 @@ def shares_gamma(z_ij: Array, b_j: Array, gamma: float) -> Shares:
     return ratio(numerator, denominator[..., None]), ratio(bias, denominator)
 
 
+def shares_alpha_beta(z_ij: Array, b_j: Array, alpha: float, beta: float) -> Shares:
+    """alpha-beta: ``s_ij = alpha (z_ij)+ / z_j_pos - beta (z_ij)- / z_j_neg`` (Bach 2015, Eq. 60).
+
+    The bias is among the terms. Where one of the two sums is 0 its part is not handed back.
+    """
+    positive, bias_positive = np.maximum(z_ij, 0.0), np.maximum(b_j, 0.0)
+    negative, bias_negative = np.minimum(z_ij, 0.0), np.minimum(b_j, 0.0)
+    z_pos, z_neg = positive.sum(-1) + bias_positive, negative.sum(-1) + bias_negative
+    s_ij = alpha * ratio(positive, z_pos[..., None]) - beta * ratio(negative, z_neg[..., None])
+    return s_ij, alpha * ratio(bias_positive, z_pos) - beta * ratio(bias_negative, z_neg)
+
+
 # --- linear layers: x [..., in], weight [out, in], bias [out] or None, relevance [..., out] ---------------
 
 
@@ -106,6 +118,33 @@ def linear_z_plus(x: Array, weight: Array, bias: Array | None, relevance: Array)
 def linear_gamma(x: Array, weight: Array, bias: Array | None, relevance: Array, gamma: float) -> Shares:
     """Generalised gamma of a linear layer (Achtibat 2024, Eq. 24). Returns (R_x, R_b [..., out])."""
     return _linear(x, weight, bias, relevance, lambda z, b: shares_gamma(z, b, gamma))
+
+
+def linear_alpha_beta(
+    x: Array, weight: Array, bias: Array | None, relevance: Array, alpha: float, beta: float
+) -> Shares:
+    """alpha-beta of a linear layer (Bach 2015, Eq. 60). Returns (R_x, R_b [..., out])."""
+    return _linear(x, weight, bias, relevance, lambda z, b: shares_alpha_beta(z, b, alpha, beta))
+
+
+def linear_flat(x: Array, weight: Array, relevance: Array) -> Array:
+    """``R_i = sum_j R_j / n``: all of the n inputs of an output alike (Lapuschkin et al. 2019)."""
+    return np.broadcast_to(relevance.sum(-1, keepdims=True) / weight.shape[1], x.shape).copy()
+
+
+def linear_w_square(weight: Array, relevance: Array) -> Array:
+    """``R_i = sum_j w_ij^2 / sum_k w_kj^2 R_j`` (Montavon et al. 2017, Eq. 12)."""
+    square = weight**2
+    return np.einsum("ji,...j->...i", ratio(square, square.sum(-1, keepdims=True)), relevance)
+
+
+def linear_z_box(x: Array, weight: Array, relevance: Array, low: Array, high: Array) -> Array:
+    """``R_i = sum_j c_ij / sum_k c_kj R_j`` with ``c_ij = x_i w_ij - l_i w_ij+ - h_i w_ij-``.
+
+    Montavon et al. 2017, Eq. 14.
+    """
+    c_ij = x[..., None, :] * weight - low * np.maximum(weight, 0.0) - high * np.minimum(weight, 0.0)
+    return np.einsum("...ji,...j->...i", ratio(c_ij, c_ij.sum(-1, keepdims=True)), relevance)
 
 
 # --- 2-D convolutions: x [N, C, H, W], weight [O, C, kh, kw], bias [O] or None, relevance [N, O, H', W'] --

@@ -9,7 +9,7 @@ import torch
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _factors, _functions
+from lrpx.engine import _factors, _functions, _roles
 from lrpx.engine._gates import mark_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
@@ -29,7 +29,8 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     _refuse_block(run, func)
-    return mark_gate(run.recipe, "softmax", run.apply("softmax", lambda x: func(x, *rest, **settings), x))
+    out = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+    return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out))
 
 
 def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -90,6 +91,10 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
+    return _roles.attend(run, _ruled(run, func, args, kwargs), *arguments(args, kwargs, *NAMES[:3]))
+
+
+def _ruled(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     q, k, v, mask = arguments(args, kwargs, *NAMES[:4])
     rest = {name: value for name, value in kwargs.items() if name not in NAMES[:4]}
     softmax, matmul, linear = run.recipe.softmax, run.recipe.matmul, run.recipe.linear

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine import _factors, _functions
+from lrpx.engine import _factors, _functions, _roles
 from lrpx.engine._elementwise import product
 from lrpx.engine._gates import keep_gate
 from lrpx.engine._operation import Operation, beside_a_constant
@@ -173,6 +173,12 @@ def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
     """A product ``op(a, b)``, linear in each."""
+    if _roles.is_weights(run, a):
+        return _roles.attend(run, _product_of_two(run, op, a, b), a, b)
+    return _product_of_two(run, op, a, b)
+
+
+def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
     if carries(a) and carries(b):
         return _factors.matmul(run, op, a, b)
     if carries(a) and run.is_weight(b):

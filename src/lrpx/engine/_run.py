@@ -14,6 +14,7 @@ from torch.nn import Module
 
 from lrpx import rules
 from lrpx._kinds import rule_name
+from lrpx.engine import _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._observer import Observer
 from lrpx.engine._places import Source
@@ -218,6 +219,8 @@ class Run:
         if self.trace.ran is not None:
             self._rule = called or rule_name(getattr(self.recipe, kind, rules.unmodified))
         if rule is None:
+            if kind in ("linear", "convolution") and self.recipe.has_places():
+                return _roles.layer(self, kind, op, inputs)
             rule = getattr(self.recipe, kind)
         if conserves or not self._on_rules:
             return rule(op, *inputs)

@@ -401,9 +401,13 @@ class _Seams:
         if not isinstance(value, Tensor) or not value.is_floating_point() or "label" in name or _is_mask(name, value):
             self.run.mark_input(value, name)
             return value
-        leaf = value.detach().requires_grad_()
+        has_own_rule = self.recipe.has_rule_for_first()
+        leaf = (_nudged(value) if has_own_rule else value.detach()).requires_grad_()
         self.run.trace.sources.append(Source((name,), leaf))
-        return leaf.clone()
+        given = leaf.clone()
+        if has_own_rule:
+            given.data.copy_(value)
+        return given
 
     def _override(self, recipe: Recipe) -> tuple[Callable[..., Any], ...]:
         return lambda *_: self.run.enter(recipe), lambda *_: self.run.leave()
@@ -476,6 +480,11 @@ class _Seams:
             return None if other is None else _with(output, value, other)
 
         return before, after
+
+
+def _nudged(value: Tensor) -> Tensor:
+    """An input as the leaf of a layer with a rule of its own: ``rules.nudge`` in the place of 0."""
+    return torch.where(value.detach() == 0, rules.nudge(value.dtype), value.detach())
 
 
 def _is_mask(name: str, value: Tensor) -> bool:

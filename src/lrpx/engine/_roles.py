@@ -1,0 +1,151 @@
+"""What a layer is to the model: the first, which sees the pixels, or a projection into attention or out of it.
+
+Nobody's names say so, but the graph does. A layer is the first where its input is the model's own, reshaped at most. It
+is an output projection where its input is what attention has given, reshaped at most. That a layer is an input
+projection is known only later, when its output has become queries, keys or values; so under a recipe with a rule of its
+own for these, a linear layer has both gradients, and attention, when it is met, says which (:func:`_kernels.either`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lrpx import _kernels, rules
+from lrpx.engine._nodes import COPY, OWN, SCALES, SHAPES, SUMS, kind
+from lrpx.errors import MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from lrpx.engine._run import Run
+    from lrpx.rules import Rule
+
+ATTENDED = "lrpx attended"
+"""What the node of the graph is marked with that made what attention gives."""
+WEIGHTS = "lrpx attention weights"
+"""What the node of the graph is marked with that made a softmax."""
+
+LEAF = "AccumulateGrad"
+MOVES = SHAPES | frozenset(
+    "ConstantPadNd Pad ReflectionPad2d ReplicationPad2d Slice Select Index IndexSelect Narrow Im2Col Unfold".split()
+)
+"""Nodes whose result is some of the numbers of what they are made of, in another shape."""
+LAYERS = frozenset(
+    """Convolution ConvolutionOverrideable MkldnnConvolution Addmm Mm Bmm Baddbmm Addmv Mv Linear Dot Addbmm
+    ScaledDotProductFlashAttentionForCpu ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
+    _ForSparseGradients _Either""".split()
+)
+"""Nodes of layers, behind which a way back ends."""
+FARTHEST = 1024
+"""Nodes that are looked at on a way back."""
+
+
+def layer(run: Run, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """``op(*inputs)``, a linear layer or a convolution (``what``), under the rule for what it is to the model."""
+    recipe, x = run.recipe, inputs[0]
+    if recipe.first is not None and _sees_the_input(run, x):
+        # what these hand on where the input is 0, the leaf alone shows: a ledger would look for it here in vain
+        conserves = isinstance(recipe.first, (rules.Flat, rules.WSquare, rules.ZBox))
+        return run.apply(what, op, *inputs, rule=recipe.first, conserves=conserves)
+    if what != "linear":
+        return run.apply(what, op, *inputs, rule=getattr(recipe, what))
+    if recipe.output_projection is not None and _reaches(x, ATTENDED):
+        return run.apply(what, op, *inputs, rule=recipe.output_projection)
+    plain = run.apply(what, op, *inputs, rule=recipe.linear)
+    rule: Rule | None = recipe.input_projection
+    if rule is None or rule == recipe.linear:
+        return plain
+    return _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+
+
+def attend(run: Run, out: Any, *factors: Any) -> Any:
+    """``out``, what attention gives; the layers that gave its factors (queries, keys, values, or the weights that were
+    made of them) are told."""
+    if run.recipe.has_places():
+        if getattr(out, "grad_fn", None) is not None:
+            out.grad_fn.metadata[ATTENDED] = True
+        for factor in factors:
+            if getattr(factor, "grad_fn", None) is not None:
+                _tell(factor.grad_fn)
+    return out
+
+
+def mark_weights(run: Run, out: Any) -> Any:
+    """``out``, the result of a softmax."""
+    if run.recipe.has_places() and getattr(out, "grad_fn", None) is not None:
+        out.grad_fn.metadata[WEIGHTS] = True
+    return out
+
+
+def is_weights(run: Run, x: Tensor) -> bool:
+    """Whether a factor of a product is attention weights: a softmax, or a constant that was made of the input."""
+    if not run.recipe.has_places():
+        return False
+    return _reaches(x, WEIGHTS) if x.requires_grad else not run.is_weight(x)
+
+
+def _reaches(x: Tensor, mark: str) -> bool:
+    """Whether a tensor is what a marked node has made, in another shape or another precision, or scaled."""
+    node, allowed = x.grad_fn, MOVES | SCALES | {OWN, COPY, "NativeDropout", "Cat", "MaskedFill", "Where"}
+    for _ in range(FARTHEST):
+        if node is None:
+            return False
+        if mark in node.metadata:
+            return True
+        made_of: list[Any] = [child for child, _ in node.next_functions if child is not None]
+        if kind(node) not in allowed or not made_of:
+            return False
+        node = made_of[0]
+    return False
+
+
+def _sees_the_input(run: Run, x: Tensor) -> bool:
+    """Whether a layer's input is the model's own, such as pixels.
+
+    Raises:
+        MethodError: it is, but not as it was given.
+    """
+    leaves = {id(source.value) for source in run.sources if source.ids is None}
+    waiting: list[tuple[Any, str]] = [(x.grad_fn, "")]
+    for _ in range(FARTHEST):
+        if not waiting:
+            return False
+        node, changed = waiting.pop()
+        if node is None or kind(node) in LAYERS or ATTENDED in node.metadata:
+            continue
+        if kind(node) == LEAF:
+            if id(node.variable) not in leaves:
+                continue
+            if changed:
+                raise MethodError(
+                    f"{run.where()} is the first layer, and the model changes its input before it ({changed}), so no "
+                    "rule for the first layer can tell what the input has; leave first= out, or pass the model "
+                    "without that and normalise the pixels yourself"
+                )
+            return True
+        changed = changed if kind(node) in MOVES or changed else kind(node)
+        waiting += [(child, changed) for child, _ in node.next_functions]
+    return False
+
+
+def _tell(node: Any) -> None:
+    for each in _layers_behind(node, [FARTHEST]):
+        each.is_second = True
+
+
+def _layers_behind(node: Any, left: list[int]) -> set[Any]:
+    """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
+    residual stream; but a rotation is a sum of what one layer gave."""
+    left[0] -= 1
+    if node is None or left[0] < 0 or ATTENDED in node.metadata:
+        return set()
+    name = kind(node)
+    if name == "_Either":
+        return {node}
+    found = [_layers_behind(child, left) for child, _ in node.next_functions]
+    together = set().union(*found)
+    if name in SUMS and len(together) > 1 and sum(map(bool, found)) > 1:
+        return set()
+    return together
