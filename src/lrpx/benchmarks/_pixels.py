@@ -232,6 +232,7 @@ class Pixels(Pictured[ImageSample]):
         fill: what stands in the place of what is covered.
         read_out: what the areas are under.
         limit: take the first so many images.
+        last: take the last so many of these.
     """
 
     data: Annotated[Path, "Images: a folder (of folders named by class), .npz, or a table: .tsv, .csv, .jsonl."]
@@ -243,6 +244,7 @@ class Pixels(Pictured[ImageSample]):
     fill: Annotated[str, "What covers it: zero (the mean colour), mean (the image's own) or blur."] = "zero"
     read_out: Annotated[str, "What ΔA and its parts read: logit, probability or log-probability."] = "logit"
     limit: Annotated[int | None, "Take the first so many images."] = None
+    last: Annotated[int | None, "Take the last so many of these."] = None
 
     name: ClassVar[str] = "pixels"
     title: ClassVar[str] = "Which explanation of an image is true to the model?"
@@ -251,6 +253,8 @@ class Pixels(Pictured[ImageSample]):
     def check(self) -> None:
         """See the class."""
         super().check()
+        if self.last is not None and self.last < 1:
+            raise InputError(f"last is {self.last}; give at least 1")
         reads = ("logit", "probability", "log-probability")
         for name, known in (("cells", CELLS), ("fill", tuple(FILLS)), ("read_out", reads)):
             if getattr(self, name) not in known:
@@ -267,7 +271,9 @@ class Pixels(Pictured[ImageSample]):
         Raises:
             DataError: there is none, one cannot be read, or a mask has another size than its image.
         """
-        return self.listed(self.pictures.listed(self.limit))
+        every = self.pictures.listed(self.limit)
+        found = self.listed(every if self.last is None else every[-self.last :])
+        return replace(found, notes={"counts": {"images": len(every)}})
 
     def samples(self, source: Source, model: BoundModel) -> Samples[ImageSample]:
         """The images, each with what is explained.
