@@ -12,6 +12,7 @@ from lrpx._data.agreement import Dropped
 from lrpx.benchmarks import _agreement as _agreement
 from lrpx.benchmarks import _faithfulness as _faithfulness
 from lrpx.benchmarks import _layers as _layers
+from lrpx.benchmarks import _pixels as _pixels
 from lrpx.benchmarks import _qa as _qa
 from lrpx.benchmarks._contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
 from lrpx.benchmarks._faithfulness import Perturbed

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from lrpx.methods import Method
     from lrpx.metrics import Metric
     from lrpx.model import BoundModel
+    from lrpx.parts import Part
     from lrpx.questions import Answers, Questions
     from lrpx.runs import Store
     from lrpx.tasks import Task
@@ -77,12 +78,14 @@ class Case(Generic[S]):
         questions: those of this sample alone, about its one row.
         answers: logits ``[K, V]``, targets, values ``[K]``.
         relevance: for each method, for each question ``[T]``, on the CPU.
+        parts: for each method, for each question, the other parts of its relevance by name, such as ``"pixels"``.
     """
 
     sample: S
     questions: Questions
     answers: Answers
     relevance: Mapping[str, tuple[Tensor, ...]]
+    parts: Mapping[str, tuple[Mapping[str, Part], ...]] = field(default_factory=dict)
 
 
 class Benchmark(ABC, Generic[S]):

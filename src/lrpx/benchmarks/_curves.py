@@ -22,7 +22,7 @@ COLOURS: Final = (
 )  # fmt: skip
 """Of the methods, light and dark; then again, with the line broken."""
 DASHES: Final = ("", "8 4", "2 4", "10 3 2 3")
-TITLES: Final = {"most": "Most relevant tokens hidden first", "least": "Least relevant tokens hidden first"}
+TITLES: Final = {"most": "Most relevant {} hidden first", "least": "Least relevant {} hidden first"}
 GOOD: Final = {"most": "a line that falls early is good", "least": "a line that stays up is good"}
 
 
@@ -60,8 +60,10 @@ class Panel:
     high: float
 
 
-def panels(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Panel]:
-    """The curves ``[order][method]`` as lines, both panels on one scale."""
+def panels(curves: Mapping[str, Mapping[str, Sequence[float]]], noun: str = "tokens") -> list[Panel]:
+    """The curves ``[order][method]`` as lines, both panels on one scale; none where there are none."""
+    if not curves:
+        return []
     every = [value for table in curves.values() for line in table.values() for value in line]
     low, high = min(every), max(every)
     size = high - low or 1.0
@@ -77,12 +79,16 @@ def panels(curves: Mapping[str, Mapping[str, Sequence[float]]]) -> list[Panel]:
             )
             path = " ".join(f"{x:g},{y:g}" for x, y, _, _ in points)
             lines.append(Line(method, number, path, points))
-        found.append(Panel(TITLES[order], GOOD[order], tuple(lines), low, high))
+        found.append(Panel(TITLES[order].format(noun), GOOD[order], tuple(lines), low, high))
     return found
 
 
 def picture(
-    curves: Mapping[str, Mapping[str, Sequence[float]]], labels: Mapping[str, str], value: str, title: str
+    curves: Mapping[str, Mapping[str, Sequence[float]]],
+    labels: Mapping[str, str],
+    value: str,
+    title: str,
+    noun: str = "tokens",
 ) -> bytes:
     """The same as a PNG file, whatever matplotlib's settings are; no text in it is read as mathematics.
 
@@ -91,6 +97,7 @@ def picture(
         labels: how the methods are spelled.
         value: what the axis is of.
         title: of the picture.
+        noun: what is hidden.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -113,8 +120,8 @@ def picture(
                 name = labels[method]
                 shown = name if not name.startswith("_") else f" {name}"  # which matplotlib would leave out
                 panel.plot(shares, values, style, color=COLOURS[number % len(COLOURS)][0], label=shown, linewidth=1.4)
-            panel.set_title(f"{TITLES[order]}\n{GOOD[order]}", color=hexadecimal(INK[False]), fontsize=9)
-            panel.set_xlabel("hidden tokens, %", color=hexadecimal(QUIET[False]))
+            panel.set_title(f"{TITLES[order].format(noun)}\n{GOOD[order]}", color=hexadecimal(INK[False]), fontsize=9)
+            panel.set_xlabel(f"hidden {noun}, %", color=hexadecimal(QUIET[False]))
             panel.spines[["top", "right"]].set_visible(False)
             panel.grid(alpha=0.25, linewidth=0.5)
         axes[0].set_ylabel(value, color=hexadecimal(QUIET[False]))

@@ -141,7 +141,7 @@ def _cell(found: Summary, variant: str, method: str) -> Text:
     return Text(figure(score.mean), style="" if place else "bold")
 
 
-def _context(found: Summary, record: Mapping[str, Any], title: str) -> dict[str, Any]:
+def _context(found: Summary, record: Mapping[str, Any], title: str, noun: str = "tokens") -> dict[str, Any]:
     """What the templates read; plain text throughout, their environments do the escaping."""
     told = {name: value for name, value in record.items() if name not in UNTOLD}
     told["settings"] = {name: value for name, value in record["settings"].items() if name != "metrics"}
@@ -161,7 +161,8 @@ def _context(found: Summary, record: Mapping[str, Any], title: str) -> dict[str,
         "agreement": _agree(found),
         "pairs": pairs,
         "least": min(1.0, pairs / (FLIPS + 1)),
-        "panels": panels(found.curves),
+        "panels": panels(found.curves, noun),
+        "noun": noun,
         "curve_value": f"mean {read}, by {way}",
         "colours": [
             (number, COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)])

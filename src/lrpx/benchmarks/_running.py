@@ -317,7 +317,11 @@ class Run:
                 answers, logits=answers.logits[own], targets=answers.targets[own], values=answers.values[own]
             )
             relevance = {name: one.relevance[own] for name, one in found.items()}
-            cases.append(Case(sample, each, mine, relevance))
+            parts = {
+                name: tuple(dict(zip(one.parts, some, strict=True)) for some in zip(*one.parts.values(), strict=True))
+                for name, one in found.items()
+            }
+            cases.append(Case(sample, each, mine, relevance, {name: every[own] for name, every in parts.items()}))
         return cases
 
 

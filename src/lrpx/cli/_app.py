@@ -214,7 +214,7 @@ def tune(
     method: Annotated[
         str, typer.Option(help=f"The method: {', '.join(methods())}; or a recipe with γ rules (my.json), or a script.")
     ],
-    data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
+    data: Annotated[Path, typer.Option(help="Texts (.tsv, .csv, .jsonl, .parquet, .txt), or images (a folder, .npz).")],
     out: Annotated[
         Path,
         typer.Option(help="Keep everything in this folder, the winner in best.json; started again, it goes on there."),
@@ -237,6 +237,7 @@ def tune(
     perturbation: Annotated[str, typer.Option(help="How tokens are hidden.")] = "zero-embedding",
     steps: Annotated[int, typer.Option(min=1, help="The most steps of a curve.")] = 100,
     context: Annotated[int | None, typer.Option(min=1, help="Read only the first so many tokens of a text.")] = None,
+    cells: Annotated[str, typer.Option(help="What of an image is covered at once: pixels or patches.")] = "pixels",
     batch_size: Annotated[int, typer.Option(min=1, help="The most texts run together.")] = 32,
     part: Annotated[int, typer.Option(min=1, help="Texts in a part: a stopped search loses the part in work.")] = 8,
     dtype: Annotated[
@@ -245,8 +246,13 @@ def tune(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
 ) -> None:
     """Search the settings of a method (σ, steps, quantile, suppression, γ) that are most faithful on held-out texts."""
-    from lrpx.cli import _tuning
+    from lrpx.cli import _composites, _tuning
 
+    if _composites.are_images(data, text):
+        of_images = {"data": data, "label": label, "target": target, "last": last, "cells": cells}
+        where: dict[str, str | None] = {"name": model, "dtype": dtype, "device": device}
+        _composites.tune(of_images, method, tuple(grid or ()), out, batch_size, **where)
+        return
     options = {
         "data": data, "text": text, "label": label, "target": target, "perturbation": perturbation, "steps": steps,
         "context": context, "last": last,

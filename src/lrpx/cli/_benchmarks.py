@@ -33,6 +33,8 @@ OURS: Final = {
     "faithfulness": ("_faithfulness.py",),
     "loo": ("_faithfulness.py",),
     "layers": ("_layers.py", "_faithfulness.py"),
+    "pixels": ("_pixels.py",),
+    "mosaics": ("_pixels.py",),
     "qa": ("_qa.py",),
     "qa-perturbed": ("_qa.py",),
 }
@@ -237,7 +239,7 @@ def _refuse_missing_files(*values: Any) -> None:
     """Refuse files that cannot be read, before the work begins."""
     for path in [each for value in values for each in (value if isinstance(value, list) else [value])]:
         try:
-            if isinstance(path, Path):
+            if isinstance(path, Path) and not path.is_dir():
                 path.open("rb").close()
         except OSError as error:
             raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error

@@ -1,0 +1,220 @@
+"""The numbers and the reports of a run about images: tables, curves, and one page with heatmaps over the images."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from markupsafe import Markup
+
+from lrpx._views import html
+from lrpx._views.colour import colour
+from lrpx._views.picture import one_line
+from lrpx.benchmarks import _report
+from lrpx.benchmarks._curves import picture
+from lrpx.benchmarks._faithful_report import SHOWN, _context, terminal
+from lrpx.benchmarks._faithful_summary import ORDERS, Summary, Variant, _agreement, _judged, _p_values, _score
+from lrpx.benchmarks._summary import Score, select
+from lrpx.errors import InputError, ResultFileError
+from lrpx.metrics import Metric, PerturbationMetric, SetMetric
+from lrpx.metrics._statistics import RESAMPLES
+from lrpx.runs import write_whole
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from lrpx.runs import Store
+
+__all__ = ["summarise", "terminal", "write_reports"]
+
+CELLS: Final = "{cells}"
+"""In a caption, what is covered."""
+_VEIL: Final = 0.25
+"""How much of the image is seen through a heatmap's zero."""
+_SIDE: Final = 224
+"""Of a heatmap in pixels, at least."""
+
+
+def summarise(store: Store, known: Mapping[str, Metric]) -> Summary:
+    """Read a run's rows and compute its tables.
+
+    Args:
+        store: the run's folder.
+        known: the benchmark's metrics, for those that are of a whole set.
+
+    Raises:
+        ResultFileError: the folder holds no readable run of this kind, or no rows.
+    """
+    model, methods, found = _described(store, known)
+    curves = "cells" in store.settings
+    columns = [f"{each.name}/{method}" for each in found for method in methods]
+    drawn = [f"curve {order}/{method}" for order in ORDERS for method in methods] if curves else []
+    rows = select(store, ["correct", *columns, *drawn])
+    right = rows["correct"].drop_nulls()
+    values: dict[str, dict[str, NDArray[np.float64] | None]] = {}
+    scores: dict[str, dict[str, Score | None]] = {}
+    for each in found:
+        table = {method: rows[f"{each.name}/{method}"] for method in methods}
+        metric = each.metric
+        if isinstance(metric, SetMetric):
+            counts = {method: np.array(column.to_list()) for method, column in table.items()}
+            values[each.name] = {m: np.array([metric(row) for row in every]) for m, every in counts.items()}
+            scores[each.name] = {m: of_set(metric, every) for m, every in counts.items()}
+        else:
+            values[each.name] = {method: column.to_numpy() for method, column in table.items()}
+            scores[each.name] = {m: _score(every) for m, every in values[each.name].items()}
+    made = Summary(
+        model=model,
+        methods=methods,
+        labels={name: str(store.record.get("labels", {}).get(name, name)) for name in methods},
+        variants=found,
+        samples=len(rows),
+        correct=(int(right.sum() or 0), len(right)),
+        scores=scores,
+        p_values={name: _p_values(table) for name, table in values.items()},
+        agreement={a.name: {b.name: _agreement(values[a.name], values[b.name], a, b) for b in found} for a in found},
+        curves={
+            order: {m: tuple(np.array(rows[f"curve {order}/{m}"].to_list()).mean(0).tolist()) for m in methods}
+            for order in (ORDERS if curves else ())
+        },
+        curve_of=(str(store.settings.get("fill", "")), str(store.settings.get("read_out", ""))),
+        verdict=None,
+    )
+    return made if len(methods) == 1 else _judged(made)
+
+
+def of_set(metric: SetMetric, counts: NDArray[np.float64]) -> Score:
+    """A metric of counts ``[N, K]`` summed over the set, with the percentile bootstrap over its images.
+
+    >>> from lrpx.metrics import IMAGE_METRICS
+    >>> of_set(IMAGE_METRICS["pixel accuracy"], np.array([[1.0, 1.0, 0.0, 2.0]] * 3))
+    Score(mean=0.75, low=0.75, high=0.75)
+    """
+    draw = np.random.default_rng(0)
+    drawn = [metric(counts[draw.integers(len(counts), size=len(counts))].sum(0)) for _ in range(RESAMPLES)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Score(metric(counts.sum(0)), float(low), float(high))
+
+
+def write_reports(store: Store, title: str, known: Mapping[str, Metric], *, show: Sequence[str] = ()) -> Summary:
+    """Write ``table.md``, ``report.html`` and, where there are curves, ``curves.png``, each as a whole.
+
+    Args:
+        store: the run's folder.
+        title: the headline.
+        known: the benchmark's metrics.
+        show: ids of samples to show as heatmaps; the first few where none is given.
+
+    Raises:
+        InputError: an id is of no sample.
+        ResultFileError: the folder holds no readable run, or a file cannot be written.
+        MissingExtraError: matplotlib is not installed.
+    """
+    found = summarise(store, known)
+    noun = str(store.settings.get("cells", "pixels"))
+    context = _context(found, store.record, title, noun) | {"heatmaps": _heatmaps(store, found.methods, show)}
+    context["captions"] = [(name, caption.replace(CELLS, noun)) for name, caption in context["captions"]]
+    environment = _report._html()
+    sheet = html.style([], whole_page=True) + environment.get_template("report.css.j2").render()
+    sheet += environment.get_template("faithfulness.css.j2").render(context)
+    sheet += environment.get_template("pixels.css.j2").render()
+    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    page = environment.get_template("pixels.html.j2").render(context, style=Markup(sheet), style_hash=digest)
+    files = {
+        "table.md": _report._markdown().get_template("faithfulness.md.j2").render(context).encode(),
+        "report.html": page.encode(),
+    }
+    if found.curves:
+        headline = f"{one_line(found.model)}: {title}"
+        files["curves.png"] = picture(found.curves, context["labels"], context["curve_value"], headline, noun)
+    for name, content in files.items():
+        write_whole(store.folder / name, content)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ below: pieces
+
+
+def _described(store: Store, known: Mapping[str, Metric]) -> tuple[str, tuple[str, ...], tuple[Variant, ...]]:
+    try:
+        settings = store.settings
+        model, methods = settings["model"], settings["methods"]
+        found = []
+        for each in settings["metrics"]:
+            mine = known.get(each["name"])
+            metric = mine if isinstance(mine, SetMetric) else PerturbationMetric.read(each)
+            way = f"{settings['cells']} covered by {settings['fill']}" if each.get("reads") is not None else "as it is"
+            read = each.get("reads") or settings.get("read_out", "relevance")
+            found.append(Variant(metric.name, metric, way, str(read if "reads" in each else "relevance")))  # type: ignore[arg-type]
+        if not found or not methods or not all(isinstance(name, str) for name in (model, *methods)):
+            raise ValueError("it names no methods, or no metrics")
+    except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
+        raise ResultFileError(
+            f"{store.folder} does not hold a run about images ({type(error).__name__}: {error}); run it into a new "
+            "folder"
+        ) from error
+    return model, tuple(methods), tuple(found)
+
+
+def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list[dict[str, Any]]:
+    """The samples asked for, or the first few, as every method explains them."""
+    ids = select(store, ["id"])["id"].to_list()
+    unknown = sorted(set(show) - set(ids))
+    if unknown:
+        raise InputError(
+            f"there is no sample {', '.join(map(repr, unknown))} in {store.folder}; its {len(ids)} samples have ids "
+            f"such as {ids[0]!r}"
+        )
+    wanted = list(dict.fromkeys(show)) or ids[:SHOWN]
+    columns = ["id", "explained", "value", "image", "grid", *(f"relevance/{method}" for method in methods)]
+    rows = {row["id"]: row for row in select(store, columns, ids=wanted).iter_rows(named=True)}
+    return [
+        {
+            "id": name,
+            "told": rows[name]["explained"].split("; ")[0],
+            "value": rows[name]["value"],
+            "image": _address(rows[name]["image"]),
+            "maps": [
+                (method, _address(overlay(rows[name]["image"], rows[name][f"relevance/{method}"], rows[name]["grid"])))
+                for method in methods
+            ],
+        }
+        for name in wanted
+    ]
+
+
+def overlay(image: bytes, relevance: Sequence[float], grid: Sequence[int]) -> bytes:
+    """A heatmap ``[row, column]`` over an image, as a PNG: its colours at full strength, and between them the image in
+    grey."""
+    from PIL import Image
+
+    behind = Image.open(io.BytesIO(image)).convert("L")
+    values = np.array(relevance, dtype=np.float64).reshape(tuple(grid))
+    limit = float(np.abs(values).max()) or 1.0
+    colours = np.array([colour(value / limit) for value in values.ravel()], dtype=np.float64).reshape(*values.shape, 3)
+    strength = (_VEIL + (1 - _VEIL) * np.abs(values) / limit)[..., None]
+    factor = max(1, -(-_SIDE // max(behind.size)))
+    size = (behind.size[0] * factor, behind.size[1] * factor)
+    layers = [_enlarged(each, size) for each in (colours, np.repeat(strength * 255, 3, -1))]
+    below = np.asarray(behind.resize(size, Image.Resampling.BICUBIC).convert("RGB"), dtype=np.float64)
+    share = layers[1] / 255
+    mixed = below * (1 - share) + layers[0] * share
+    file = io.BytesIO()
+    Image.fromarray(mixed.round().clip(0, 255).astype(np.uint8)).save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def _enlarged(values: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
+    from PIL import Image
+
+    small = Image.fromarray(values.round().astype(np.uint8))
+    return np.asarray(small.resize(size, Image.Resampling.NEAREST), dtype=np.float64)
+
+
+def _address(image: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(image).decode()

@@ -1,0 +1,122 @@
+"""``lrpx tune`` where the data are images: the search over composites of rules."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from lrpx.cli._streams import hush, progress
+from lrpx.errors import InputError, MethodError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from lrpx.tuning import Tuned
+
+BEST: Final = "best.json"
+SHOWN: Final = 20
+"""Lines of the table on the terminal; the file has all."""
+
+
+def are_images(data: Path, text: str) -> bool:
+    """Whether the data are images: a folder, an npz file, or a table with a column ``image`` and none of the texts."""
+    if data.is_dir() or data.suffix == ".npz":
+        return True
+    if data.suffix not in (".csv", ".tsv") or not data.is_file():
+        return False
+    with data.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        head = next(csv.reader(file, delimiter="\t" if data.suffix == ".tsv" else ","), [])
+    return "image" in head and text not in head
+
+
+def grid_of(given: tuple[str, ...]) -> dict[str, list[str]] | None:
+    """``("linear=epsilon,gamma:0.25",)`` as a grid.
+
+    Raises:
+        MethodError: a part is no such thing, or a kind stands twice.
+    """
+    found: dict[str, list[str]] = {}
+    for each in given:
+        kind, equals, rules = each.partition("=")
+        if not equals or not kind or not rules or kind in found:
+            raise MethodError(
+                f"--grid is {each!r}; write a kind of layer and its rules once, such as "
+                "--grid linear=epsilon,gamma:0.25,zplus"
+            )
+        found[kind] = [rule.strip() for rule in rules.split(",")]
+    return found or None
+
+
+def tune(
+    options: dict[str, Any], method: str, grid: tuple[str, ...], out: Path, batch_size: int, **model: str | None
+) -> None:
+    """Search, show what was tried, and write the winner, the table and the plot into the folder.
+
+    Args:
+        options: of the benchmark ``pixels``.
+        method, grid: as the command line has them.
+        out: the folder.
+        batch_size: the most images that run together.
+        model: what :class:`lrpx.model.Spec` takes.
+    """
+    if out.suffix == ".json" or out.is_file():
+        raise InputError(f"--out is {out}, and a search over images is kept in a folder; name a folder")
+    from lrpx._files import write_text
+    from lrpx._views.picture import one_line
+    from lrpx.benchmarks import find
+    from lrpx.composites import METRIC, composites, plotted, search
+    from lrpx.model import Spec
+    from lrpx.runs import write_whole
+
+    benchmark = find("pixels")(**options)
+    benchmark.check()
+    wanted = grid_of(grid)
+    count = len(composites(method, wanted))  # before a model is loaded
+    with progress("Loading the model …"):
+        hush()
+        bound = Spec(**model).build()  # type: ignore[arg-type]
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"Trying {count} composites", total=None)
+        found = search(
+            bound, benchmark, method, wanted, folder=out, command=shlex.join(["lrpx", *sys.argv[1:]]),
+            batch_size=batch_size, done=lambda more: bar.advance(task, more),
+        )  # fmt: skip
+    found.save(out / BEST)
+    write_text(out / "grid.csv", _csv(found))
+    write_whole(out / "grid.png", plotted(found, f"{one_line(bound.name)}: {method}, {len(found.ids)} images"))
+    kinds = list(found.tried[0].settings)
+    table = Table(*kinds, METRIC, "± standard error")
+    ranked = sorted(found.tried, key=lambda each: -each.mean)
+    for each in ranked[:SHOWN]:
+        cells = [Text(each.settings[kind]) for kind in kinds]
+        table.add_row(
+            *cells, f"{each.mean:.4f}", f"{each.error:.4f}", style="bold" if each is found.best else ""
+        )  # fmt: skip
+    Console().print(table)
+    if len(ranked) > SHOWN:
+        print(f"the best {SHOWN} of {len(ranked)} composites; all are in {out / 'grid.csv'}")
+    print(f"searched on {len(found.ids)} images")
+    if found.others:
+        print(f"measure it on the others: lrpx benchmark pixels --limit {found.others} --methods {out / BEST} …")
+    else:
+        print("no other image is left to measure it on; the number above is too good")
+    print(out / BEST)
+
+
+def _csv(found: Tuned) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    kinds = list(found.tried[0].settings)
+    writer.writerow([*kinds, "mean", "standard error"])
+    for each in found.tried:
+        writer.writerow([*(each.settings[kind] for kind in kinds), repr(each.mean), repr(each.error)])
+    return file.getvalue()
