@@ -44,6 +44,7 @@ FLOORS = {
     "inputs": 3,
     "loading": 3,
     "naming": 4,
+    "units": 4,
     "questions": 4,
     "batching": 5,
     "passes": 6,

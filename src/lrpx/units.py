@@ -1,0 +1,564 @@
+"""The units of a model: its latent neurons, heads, keys, values, branches and layers, and where each can be read.
+
+They are found by what they do and not by a module's name. The model is run once, on a few tokens, and a tap follows
+what its torch functions make: what a non-linearity gives and a second matrix takes back to the width of the layer are
+latent neurons; what softmax attention gives, head beside head, to an output projection are heads.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lrpx import tasks
+from lrpx._modules import layer_of, named_modules
+from lrpx.engine import Tap, propagate
+from lrpx.engine._tensors import carries
+from lrpx.errors import LRPxError, MethodError, ModelError, TraceError
+from lrpx.recipes import GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch.nn import Module
+
+    from lrpx.engine import Call, Running
+    from lrpx.engine._places import Side
+    from lrpx.rules import Rule
+
+__all__ = ["KINDS", "Kind", "Place", "Reading", "places"]
+
+Kind = Literal["neurons", "heads", "keys", "values", "attention", "mlp", "residual"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""``"neurons"``: the input of an MLP's second matrix, also of a gated one, or of a state-space mixer's last;
+``"heads"``: what each attention head has read, before the output projection; ``"keys"``, ``"values"``: the features of
+what attention reads; ``"attention"``, ``"mlp"``: what each branch gives to the residual stream; ``"residual"``: the
+stream behind each layer."""
+
+TITLES: dict[Kind, str] = {
+    **{kind: kind for kind in KINDS},
+    "attention": "attention branches",
+    "mlp": "MLPs",
+    "residual": "layers",
+}
+"""How messages and tables call them."""
+
+LENGTH = 5
+"""On so many tokens a model is run to find its units."""
+
+REARRANGES = frozenset(
+    """chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unbind narrow select repeat repeat_interleave
+    tile flip roll __getitem__ slice broadcast_to cat concat concatenate stack""".split()
+)
+"""Torch functions that put numbers elsewhere and change none, beside those that move the mark of a gate."""
+CASTS = frozenset("type float half bfloat16 double clone contiguous to type_as dropout".split())
+"""Of these, those that leave them where they are."""
+PRODUCTS = ("matmul", "baddbmm", "grouped_mm")
+RANKS = ("heads", "weights", "scores", "neurons", "linear")
+"""Of two marks that meet in a product, the first here goes on."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where units of one kind can be read and written: the input or output of a module of the model, ``[B, T, n]``.
+
+    Unit ``i`` is ``size`` features of the ``n``, one after another: ``columns[i * size : (i + 1) * size]``.
+
+    Args:
+        layer: the number of the layer, from 0; where one module is run as several layers, of the run.
+        path: the module.
+        side: ``"input"`` or ``"output"``.
+        kind: what they are.
+        width: how many units there are.
+        size: of how many features each is: 1 for a neuron, the width of a head for a head.
+        columns: which of the module's features they are; None for all of them in order.
+        call: which call of the module, from 0, in one forward pass.
+    """
+
+    layer: int
+    path: str
+    side: Side
+    kind: Kind
+    width: int
+    size: int = 1
+    columns: tuple[int, ...] | None = None
+    call: int = 0
+
+    def of(self, value: Tensor) -> Tensor:
+        """``[…, width]``, each a sum over its features, or the feature itself; from ``[…, n]``."""
+        if self.columns is not None:
+            value = value[..., torch.tensor(self.columns, device=value.device)]
+        return value if self.size == 1 else value.reshape(*value.shape[:-1], self.width, self.size).sum(-1)
+
+    def features(self, unit: int) -> tuple[int, ...]:
+        """The module's features that a unit is.
+
+        Raises:
+            MethodError: there is no such unit.
+        """
+        if not 0 <= unit < self.width:
+            raise MethodError(f"{self.path} has {self.width} {self.kind}; {unit} is none of them, count from 0")
+        chosen = range(unit * self.size, (unit + 1) * self.size)
+        return tuple(chosen) if self.columns is None else tuple(self.columns[i] for i in chosen)
+
+
+def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
+    """The places of all units of a kind, in the order of the forward pass.
+
+    The model is run once, under no recipe; what was found is kept with it.
+
+    Args:
+        model: a model in eval mode.
+        kind: one of :data:`KINDS`.
+        inputs: an example of what its forward pass takes; a few tokens by default, or an empty image.
+
+    Raises:
+        MethodError: there are none, or the model computes them inside a module (experts in one tensor), where nothing
+            can be read or written.
+        ModelError: it is in training mode, or nobody knows what it takes.
+
+    >>> from lrpx.model import Spec
+    >>> found = places(Spec().build().module, "neurons")
+    >>> len(found), found[0].path, found[0].width
+    (6, 'model.layers.0.mlp.down_proj', 704)
+    """
+    if kind not in KINDS:
+        raise MethodError(f"there are no units called {kind!r}; pass one of {', '.join(KINDS)}")
+    found = _found(model, inputs)
+    chosen = tuple(place for place in found.places if place.kind == kind)
+    if not chosen:
+        inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)
+        name = type(model).__name__
+        if inside:
+            raise MethodError(
+                f"{name} computes its {TITLES[kind]} inside {inside}, where no module takes or gives them for all "
+                "tokens, as with experts whose weights are one tensor; ask for other units"
+            )
+        raise MethodError(
+            f"no {TITLES[kind]} were found in {name}: none of its modules does what makes them (lrpx.units); ask for "
+            "other units"
+        )
+    return chosen
+
+
+class Reading(Tap):
+    """What stands at some places in one run, in its graph.
+
+    Args:
+        places: where to look.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self.places = tuple(places)
+        self.patterns = tuple({place.path: None for place in places})
+        self._wanted = {(place.path, place.side, place.call) for place in places}
+        self._run: Running
+        self._calls: Counter[tuple[str, Side]]
+        self._values: dict[tuple[str, Side, int], tuple[Tensor, int]]
+
+    def begin(self, run: Running) -> None:
+        """A new run."""
+        self._run = weakref.proxy(run)
+        self._calls, self._values = Counter(), {}
+
+    def module(self, path: str, side: Side, value: Tensor) -> None:
+        """What enters or leaves a module."""
+        if self._run.replaying:
+            return
+        key = path, side, self._calls[path, side]
+        self._calls[path, side] += 1
+        if key in self._wanted:
+            self._values[key] = value, value._version
+
+    def leaves(self) -> list[Tensor]:
+        """What was there."""
+        return [value for value, _ in self._values.values()]
+
+    def value(self, place: Place) -> Tensor:
+        """``[B, T, n]``: what stood there, every feature of the module's input or output.
+
+        Raises:
+            TraceError: the model did not come there, or has changed it in place since.
+        """
+        value, version = self._values.get((place.path, place.side, place.call), (None, 0))
+        if value is None:
+            raise TraceError(f"{place.path} was not called, or less than {place.call + 1} times; choose other units")
+        if value._version != version:
+            raise TraceError(f"the {place.side} of {place.path} was changed in place later; choose other units")
+        return value
+
+
+# ------------------------------------------------------------------------------ looking
+
+
+@dataclass(frozen=True)
+class _Found:
+    modules: tuple[str, ...]
+    places: tuple[Place, ...]
+    inside: dict[str, str]
+
+
+_known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
+_looking = threading.local()
+
+
+def is_looking() -> bool:
+    """Whether this thread runs a model to find its units, and not for its user."""
+    return getattr(_looking, "now", False)
+
+
+def _found(model: Module, inputs: Mapping[str, Any] | None) -> _Found:
+    modules = tuple(f"{path} {type(module).__name__}" for path, module in named_modules(model))
+    known = _known.get(model)
+    if known is None or known.modules != modules:
+        if model.training or tasks.active_dropout(model):
+            raise ModelError(f"{type(model).__name__} is in training mode; call model.eval()")
+        _known[model] = known = _look(model, modules, _example(model) if inputs is None else inputs)
+    return known
+
+
+def _example(model: Module) -> dict[str, Any]:
+    """A short input.
+
+    Raises:
+        ModelError: nobody knows what the model takes.
+    """
+    config: Any = getattr(model, "config", None)
+    weight = tasks.first_weight(model)
+    device = tasks.input_device(model)
+    names = getattr(model, "main_input_name", None) or "input_ids"
+    if names == "pixel_values" and isinstance(side := getattr(config, "image_size", None), (int, list, tuple)):
+        size = (side, side) if isinstance(side, int) else tuple(side)
+        shape = 1, getattr(config, "num_channels", 3), *size
+        numbers = torch.linspace(-1, 1, shape[1] * size[0] * size[1], device=device)
+        return {"pixel_values": numbers.reshape(shape).to(weight.dtype)}
+    if names != "input_ids" or not tasks.accepts(model, "input_ids"):
+        raise ModelError(
+            f"nobody knows what {type(model).__name__} takes; pass an example, places(model, kind, inputs={{…}})"
+        )
+    ids = torch.arange(LENGTH, device=device)[None] % len(weight)  # that of the token embedding
+    end = tasks.end_read(model, tasks.Task.CLASSIFICATION)
+    if end is not None:  # which a classifier reads, and at one place
+        ids = torch.where(ids == end, end - 1 if end else 1, ids)
+        ids[0, -1] = end
+    found: dict[str, Any] = {"input_ids": ids}
+    if getattr(config, "is_encoder_decoder", False) and "SequenceClassification" not in type(model).__name__:
+        found["decoder_input_ids"] = ids[:, :-1]
+    if tasks.accepts(model, "use_cache"):
+        found["use_cache"] = False
+    return found
+
+
+def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) -> _Found:
+    follower = _Follower()
+    with _now_looking(), torch.random.fork_rng(devices=[]), propagate(model, GRADIENT, (), taps=[follower]):
+        try:
+            model(**inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, LRPxError):
+                raise
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ModelError(
+                f"{type(model).__name__} cannot be run to find its units ({first}); pass an example of what it takes, "
+                "places(model, kind, inputs={…})"
+            ) from error
+    return _Found(modules, tuple(follower.found()), follower.inside)
+
+
+@contextmanager
+def _now_looking() -> Iterator[None]:
+    _looking.now = True
+    try:
+        yield
+    finally:
+        _looking.now = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Mark:
+    """What is known of a tensor that is on its way.
+
+    Args:
+        kind: one of :data:`RANKS`.
+        index: of the tensor's own shape: which feature of a linear layer, which head or which neuron stands where.
+        path: the linear layer's module.
+        keys: of attention's scores and weights: the keys they were made of.
+    """
+
+    kind: str
+    index: Tensor
+    path: str = ""
+    keys: _Mark | None = None
+
+
+ATTRIBUTE = "_lrpx_unit"
+
+
+def _mark_of(x: Any) -> _Mark | None:
+    mark, version = vars(x).get(ATTRIBUTE, (None, 0)) if isinstance(x, Tensor) else (None, 0)
+    return mark if mark is not None and x._version == version and mark.index.shape == x.shape else None
+
+
+def _with(x: Tensor, mark: _Mark | None) -> Tensor:
+    if mark is not None and mark.index.shape == x.shape:
+        setattr(x, ATTRIBUTE, (mark, x._version))
+    return x
+
+
+def _along(x: Tensor, dim: int) -> Tensor:
+    """Numbers along one dimension, in the shape of ``x``."""
+    count = torch.arange(x.shape[dim], device=x.device).reshape(-1, *(1,) * (-dim - 1))
+    return torch.empty_like(x, dtype=torch.int64, requires_grad=False).copy_(count.expand(x.shape))  # lying as x does
+
+
+class _Follower(Tap):
+    """Follows what torch functions make, through one forward pass."""
+
+    patterns = ("*",)
+
+    def __init__(self) -> None:
+        self._run: Running
+        self._calls: Counter[str] = Counter()
+        self._entered: dict[str, Tensor] = {}
+        self._made: dict[str, Tensor] = {}
+        self._gives: set[str] = set()
+        self._rows: dict[tuple[str, int], torch.Size] = {}
+        self._seen: list[tuple[Place, int, int]] = []
+        self.inside: dict[str, str] = {}
+
+    def begin(self, run: Running) -> None:
+        self._run = weakref.proxy(run)
+
+    # ------------------------------------------------------------------- modules
+
+    def module(self, path: str, side: Side, value: Tensor) -> None:
+        if side == "input":
+            self._entered[path] = value
+            return
+        made = self._made.get(path)
+        if made is not None and _is_same(made, value):
+            self._gives.add(path)
+        layer = layer_of(path)
+        if layer is not None and layer.path == path:
+            call = self._calls[f"{path} output"]
+            self._rows[path, call] = value.shape
+            self._seen.append((Place(0, path, "output", "residual", 1, value.shape[-1], call=call), 0, 0))
+        self._calls[f"{path} output"] += 1
+
+    # ---------------------------------------------------------------- operations
+
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        args, row = call.args, call.operation
+        name = call.name if row is None else row.name
+        marks = [_mark_of(x) for x in args]  # before what is changed in place
+        lists = [_mark_of(x) for x in args[0] if x.numel()] if _is_list(args[:1]) else []  # a cache may be empty
+        out = proceed(args, call.kwargs)
+        if row is None or not args:
+            return out
+        if name == "attention":
+            return self._attention(args, call.kwargs, out)
+        if not isinstance(out, Tensor):
+            return self._rearranged(call, name, marks, out, proceed)
+        if name in ("linear", "addmm") or (name == "matmul" and _is_weight(args[1])):
+            return self._linear(args[1] if name == "addmm" else args[0] if args else None, marks[name == "addmm"], out)
+        if name in PRODUCTS:
+            two = [*args, *call.kwargs.values()][name == "baddbmm" :][:2]
+            return self._product(two, [_mark_of(x) for x in two], out)
+        if name == "softmax":
+            keys = None if marks[0] is None else marks[0].keys
+            return _with(out, _Mark("weights", _along(out, -1), keys=keys)) if carries(out) else out
+        if row.kind == "activation":
+            if marks[0] is not None and marks[0].kind == "scores":  # as where they are kept between bounds
+                return _with(out, marks[0])
+            return self._activated(args[0], marks[0], out)
+        if row.gate == "moves" or call.name in REARRANGES:
+            if call.name in CASTS:
+                return _with(out, marks[0])
+            if lists:
+                return self._joined(lists, call, out, proceed)
+            return self._rearranged(call, name, marks, out, proceed)
+        if row.kind in ("plain", "norm", "product") and name != "cumsum":
+            return self._kept(name, args, marks, out)
+        return out
+
+    def rule(
+        self, kind: str, rule: Rule, op: Callable[..., Any], inputs: Sequence[Any], proceed: Callable[..., Any]
+    ) -> Any:
+        """An activation that is run as one function is seen here alone."""
+        out = proceed(*inputs)
+        return self._activated(inputs[0], _mark_of(inputs[0]), out) if kind == "activation" else out
+
+    @staticmethod
+    def _activated(x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
+        is_one = carries(out) and out.ndim > 1 and isinstance(x, Tensor) and out.shape == x.shape
+        if not is_one:
+            return out
+        return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
+
+    def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
+        given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        self._features("keys", _mark_of(given["key"]))
+        self._features("values", _mark_of(given["value"]))
+        return _with(out, _Mark("heads", _along(out, -3))) if out.ndim == 4 else out
+
+    def _product(self, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
+        """A product of two that depend on the input: scores, or what attention reads."""
+        left, right = marks
+        if not all(map(carries, args)):
+            if left is not None and left.kind == "neurons":  # the weights of all experts in one tensor
+                self.inside.setdefault("neurons", self._run.where())
+            return out
+        if left is not None and left.kind == "weights" and out.ndim > 2:
+            self._features("keys", left.keys)
+            self._features("values", right)
+            heads = _along(out, -3)
+            if out.ndim == 3:  # the heads of each row of the batch, one row after another
+                heads = heads % (len(out) // self._run.sources[0].value.shape[0])
+            return _with(out, _Mark("heads", heads))
+        if left is not None and right is not None and {left.kind, right.kind} == {"linear"}:
+            return _with(out, _Mark("scores", _along(out, -1), keys=right))
+        return out
+
+    def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
+        path = self._run.where()
+        self._made[path] = out
+        if mark is not None and mark.kind in ("neurons", "heads"):
+            self._second(path, x, mark, out)
+        return _with(out, _Mark("linear", _along(out, -1), path))
+
+    def _second(self, path: str, x: Tensor, mark: _Mark, out: Tensor) -> None:
+        """A linear layer of latent neurons, or of heads side by side."""
+        if layer_of(path) is None:
+            return
+        index = mark.index.reshape(-1, x.shape[-1])
+        entered = self._entered.get(path)
+        kind: Any = mark.kind
+        size, first = 1, index[0]
+        if kind == "heads":
+            size = max(int((first == 0).sum()), 1)
+            first = torch.arange(len(first), device=index.device) // size  # one head after another
+        if entered is None or not _is_same(x, entered):
+            self.inside.setdefault(kind, path)
+        elif torch.equal(index, first.expand_as(index)):
+            call = self._calls[f"{path} output"]
+            place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=call)
+            self._seen.append((place, out.shape[-1], x.shape.numel() // x.shape[-1]))
+
+    def _features(self, kind: Kind, mark: _Mark | None) -> None:
+        if mark is None or mark.kind != "linear" or layer_of(mark.path) is None:
+            return
+        made = self._made[mark.path]
+        columns = tuple(sorted(set(mark.index.flatten().tolist())))
+        all_of_them = len(columns) == made.shape[-1]
+        call = self._calls[f"{mark.path} output"] - 1  # it has given its output
+        place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, max(call, 0))
+        self._seen.append((place, 0, 0))
+
+    def _rearranged(
+        self, call: Call, name: str, marks: list[_Mark | None], out: Any, proceed: Callable[..., Any]
+    ) -> Any:
+        mark = marks[0] if marks else None
+        several = isinstance(out, (tuple, list))
+        if mark is None or not (several or isinstance(out, Tensor)) or not (name in REARRANGES or call.operation.gate):  # type: ignore[union-attr]
+            return out
+        index = self._moved(mark.index, call, proceed)
+        if index is None:
+            return out
+        pairs = zip(out, index, strict=True) if several else [(out, index)]
+        for each, its in pairs:
+            if isinstance(its, Tensor):
+                _with(each, _Mark(mark.kind, its, mark.path, mark.keys))
+        return out
+
+    def _joined(self, marks: list[_Mark | None], call: Call, out: Tensor, proceed: Callable[..., Any]) -> Tensor:
+        known = [mark for mark in marks if mark is not None]
+        if len(known) < len(marks) or len({(mark.kind, mark.path) for mark in known}) > 1:
+            return out
+        index = self._moved([mark.index for mark in known], call, proceed)
+        return out if index is None else _with(out, _Mark(known[0].kind, index, known[0].path, known[0].keys))
+
+    @staticmethod
+    def _moved(index: Any, call: Call, proceed: Callable[..., Any]) -> Any:
+        """The numbers where the call puts them; None where it cannot take them."""
+        try:
+            return proceed((index, *call.args[1:]), call.kwargs)
+        except RuntimeError:  # as a view of what lies otherwise in memory
+            return None
+
+    @staticmethod
+    def _kept(name: str, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
+        """The mark that goes on where numbers stay in their places."""
+        known = [mark for mark in marks if mark is not None and mark.index.shape == out.shape]
+        if not known:
+            return out
+        best = min(known, key=lambda mark: RANKS.index(mark.kind))
+        ends = ("add", "sub", "rsub")
+        others = any(
+            carries(x) and (mark is None or (mark.kind, mark.path) != (best.kind, best.path))
+            for x, mark in zip(args, marks, strict=True)
+        )
+        if name in ends and others and best.kind != "scores":  # to which a bias that is learned may be added
+            return out
+        return _with(out, best)
+
+    # -------------------------------------------------------------------- result
+
+    def found(self) -> Iterator[Place]:
+        """The places, those of no layer and of another width than their layer's left out."""
+        shared = {path for path, call in self._rows if call > 0}
+        whole = {path for place, *_ in self._seen if place.kind != "residual" for path in [_layer(place.path)]}
+        done = set()
+        for place, wide, rows in self._seen:
+            layer = layer_of(place.path)
+            assert layer is not None
+            key = layer.path, place.call if layer.path in shared else 0
+            shape = self._rows.get(key)
+            if shape is None or (place.kind == "residual" and layer.path not in whole):
+                continue
+            if wide and wide != shape[-1]:
+                continue
+            if rows and rows != shape.numel() // shape[-1]:  # as of an expert, which is given some of the tokens
+                self.inside.setdefault(place.kind, place.path)
+                continue
+            if place.side == "output" and place.kind != "residual" and place.path not in self._gives:
+                self.inside.setdefault(place.kind, place.path)
+                continue
+            number = place.call if layer.path in shared else layer.number
+            each = [_numbered(place, number)]
+            if place.kind in ("neurons", "heads"):
+                branch: Kind = "mlp" if place.kind == "neurons" else "attention"
+                each.append(Place(number, place.path, "output", branch, 1, wide, call=place.call))
+            for one in each:
+                if one not in done:  # keys that several heads read
+                    done.add(one)
+                    yield one
+
+
+def _numbered(place: Place, layer: int) -> Place:
+    values = {name: getattr(place, name) for name in ("path", "side", "kind", "width", "size", "columns", "call")}
+    return Place(layer, **values)
+
+
+def _layer(path: str) -> str:
+    layer = layer_of(path)
+    return path if layer is None else layer.path
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two are one, but for how many dimensions there are before the last."""
+    return one.numel() == other.numel() and one.shape[-1] == other.shape[-1] and one.data_ptr() == other.data_ptr()
+
+
+def _is_list(args: Sequence[Any]) -> bool:
+    return bool(args) and isinstance(args[0], (list, tuple)) and all(isinstance(x, Tensor) for x in args[0])
+
+
+def _is_weight(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim == 2 and not carries(x)

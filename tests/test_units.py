@@ -1,0 +1,206 @@
+"""Units: found by what they do, in models whose modules have every kind of name; and what is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lrpx.engine import propagate
+from lrpx.errors import MethodError, ModelError
+from lrpx.recipes import ATTNLRP
+from lrpx.units import KINDS, Place, Reading, places
+from tests import tiny
+from tests.engine.samples import SAMPLES, token_ids
+
+NEURONS = {
+    "llama": ("model.layers.{}.mlp.down_proj", 24),
+    "gemma3": ("model.layers.{}.mlp.down_proj", 24),
+    "phi": ("model.layers.{}.mlp.fc2", 24),
+    "falcon": ("transformer.h.{}.mlp.dense_4h_to_h", 64),
+    "bloom": ("transformer.h.{}.mlp.dense_4h_to_h", 64),
+    "opt": ("model.decoder.layers.{}.fc2", 24),
+    "gpt2": ("transformer.h.{}.mlp.c_proj", 64),
+    "gpt_neox": ("gpt_neox.layers.{}.mlp.dense_4h_to_h", 24),
+    "bert": ("bert.encoder.layer.{}.output.dense", 24),
+    "modernbert": ("model.layers.{}.mlp.Wo", 24),
+    "vit": ("vit.layers.{}.mlp.fc2", 24),
+    "mamba": ("backbone.layers.{}.mixer.out_proj", 24),
+}
+HEADS = {
+    "llama": ("model.layers.{}.self_attn.o_proj", "sdpa eager"),
+    "gemma2": ("model.layers.{}.self_attn.o_proj", "eager"),
+    "falcon": ("transformer.h.{}.self_attention.dense", "sdpa eager"),
+    "falcon alibi": ("transformer.h.{}.self_attention.dense", "eager"),
+    "bloom": ("transformer.h.{}.self_attention.dense", "eager"),
+    "gpt2": ("transformer.h.{}.attn.c_proj", "sdpa eager"),
+    "bert": ("bert.encoder.layer.{}.attention.output.dense", "sdpa eager"),
+    "mixtral": ("model.layers.{}.self_attn.o_proj", "sdpa"),
+}
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_neurons_are_the_input_of_the_second_matrix(name):
+    path, width = NEURONS[name]
+    found = places(SAMPLES[name].build(), "neurons")
+    assert found == tuple(Place(i, path.format(i), "input", "neurons", width) for i in range(2))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_are_side_by_side_at_the_output_projection(name):
+    path, ways = HEADS[name]
+    for attention in ways.split():
+        found = places(SAMPLES[name].build(torch.float32, attn_implementation=attention), "heads")
+        assert found == tuple(Place(i, path.format(i), "input", "heads", 4, 4) for i in range(2))
+
+
+def entered(model: nn.Module, path: str) -> Tensor:
+    """What enters a module."""
+    seen: list[Tensor] = []
+    handle = model.get_submodule(path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(input_ids=token_ids())
+    handle.remove()
+    return seen[0]
+
+
+def test_a_head_is_what_its_values_make():
+    model = SAMPLES["llama"].build()
+    (place, *_) = places(model, "heads")
+    before = place.of(entered(model, place.path)), entered(model, place.path)
+    values = model.get_submodule("model.layers.0.self_attn.v_proj").weight
+    with torch.no_grad():
+        values[4:] += 1  # the second of two groups, which heads 2 and 3 read
+    after = entered(model, place.path)
+    changed = (after != before[1]).any(0).any(0)
+    assert [int(i) for i in changed.nonzero()] == [*place.features(2), *place.features(3)]
+    assert torch.allclose(place.of(after), after.unflatten(-1, (4, 4)).sum(-1))
+    assert not torch.equal(place.of(after), before[0])
+
+
+def test_reading_has_what_the_trace_has():
+    model = SAMPLES["llama"].build()
+    found = [place for kind in ("neurons", "heads", "keys", "residual") for place in places(model, kind)]
+    tap = Reading(found)
+    with propagate(model, ATTNLRP, taps=[tap]) as trace:
+        value = model(input_ids=token_ids()).logits[0, -1, 3]
+    trace.explain(value)
+    for place in found:
+        assert torch.equal(trace.relevance_of(tap.value(place)), trace.relevance(place.path, of=place.side))
+
+
+def test_keys_and_values_of_one_matrix_are_told_apart():
+    (first, _) = places(SAMPLES["gpt2"].build(), "keys")
+    assert first == Place(0, "transformer.h.0.attn.c_attn", "output", "keys", 16, 1, tuple(range(16, 32)))
+    (first, _) = places(SAMPLES["gpt2"].build(), "values")
+    assert first.columns == tuple(range(32, 48))
+    assert first.features(3) == (35,)
+    (first, _) = places(SAMPLES["gpt_neox"].build(), "keys")  # head after head, each with its query, key and value
+    assert first.columns == tuple(head * 12 + 4 + i for head in range(4) for i in range(4))
+    assert torch.equal(first.of(torch.arange(48)), torch.tensor(first.columns))
+    (first, _) = places(SAMPLES["llama"].build(), "values")
+    assert first == Place(0, "model.layers.0.self_attn.v_proj", "output", "values", 8)
+
+
+def test_one_module_run_as_several_layers_has_a_place_for_each():
+    found = places(SAMPLES["albert"].build(), "neurons")
+    path = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn_output"
+    assert found == tuple(Place(i, path, "input", "neurons", 24, call=i) for i in range(2))
+    model, tap = SAMPLES["albert"].build(), Reading(found)
+    with propagate(model, ATTNLRP, taps=[tap]) as trace:
+        value = model(input_ids=token_ids()).logits[0, -1, 3]
+    trace.explain(value)
+    for place in found:
+        assert torch.equal(trace.relevance_of(tap.value(place)), trace.relevance(path, of="input", call=place.call))
+
+
+def test_encoder_and_decoder_have_their_own():
+    found = [(place.layer, place.path) for place in places(SAMPLES["bart"].build(), "heads")]
+    encoder = [(i, f"model.encoder.layers.{i}.self_attn.out_proj") for i in range(2)]
+    kinds = ("self_attn", "encoder_attn")
+    assert found == encoder + [(i, f"model.decoder.layers.{i}.{kind}.out_proj") for i in range(2) for kind in kinds]
+    assert len(places(SAMPLES["t5"].build(), "neurons")) == 4
+    assert len(places(SAMPLES["bart"].build(), "residual")) == 4
+
+
+def test_branches_and_layers():
+    model = SAMPLES["qwen3"].build()
+    assert places(model, "attention")[1] == Place(1, "model.layers.1.self_attn.o_proj", "output", "attention", 1, 16)
+    assert places(model, "mlp")[0] == Place(0, "model.layers.0.mlp.down_proj", "output", "mlp", 1, 16)
+    assert places(model, "residual")[1] == Place(1, "model.layers.1", "output", "residual", 1, 16)
+
+
+def test_looking_leaves_the_model_as_it_was():
+    model = SAMPLES["llama"].build()
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    hooks = {path: (len(m._forward_hooks), len(m._forward_pre_hooks)) for path, m in model.named_modules()}
+    grads = [p.requires_grad for p in model.parameters()]
+    places(model, "neurons")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert hooks == {path: (len(m._forward_hooks), len(m._forward_pre_hooks)) for path, m in model.named_modules()}
+    assert grads == [p.requires_grad for p in model.parameters()]
+
+
+def test_a_model_is_run_once_and_again_after_it_has_changed():
+    model = SAMPLES["llama"].build()
+    calls: list[int] = []
+    model.register_forward_pre_hook(lambda *_: calls.append(1))
+    for kind in KINDS:
+        places(model, kind)
+    assert len(calls) == 1
+    model.model.layers[0].mlp.act_fn = nn.Tanh()
+    assert len(places(model, "neurons")) == 2
+    assert len(calls) == 2
+
+
+class Written(nn.Module):
+    """An MLP whose second matrix is a parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12), nn.Parameter(torch.randn(8, 12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.linear(self.first(x).relu(), self.second)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layers, self.head = nn.Embedding(9, 8), nn.ModuleList([Written()]), nn.Linear(8, 9)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.tanh())  # which is in no layer
+
+
+def test_what_is_computed_inside_a_module_is_refused_by_its_name():
+    with pytest.raises(MethodError, match=r"Own computes its neurons inside layers\.0, where"):
+        places(Own().eval(), "neurons")
+    with pytest.raises(MethodError, match=r"Mixtral.* computes its neurons inside model\.layers\.0\.mlp\.experts"):
+        places(SAMPLES["mixtral"].build(torch.float32), "neurons")
+
+
+def test_what_there_is_not():
+    with pytest.raises(MethodError, match="no heads were found in MambaForCausalLM"):
+        places(SAMPLES["mamba"].build(), "heads")
+    with pytest.raises(MethodError, match="no units called 'nerves'; pass one of neurons, heads"):
+        places(SAMPLES["llama"].build(), "nerves")  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match=r"is in training mode; call model\.eval\(\)"):
+        places(SAMPLES["llama"].build().train(), "neurons")
+    with pytest.raises(ModelError, match="nobody knows what Wav2Vec2ForCTC takes"):
+        places(SAMPLES["wav2vec2"].build(), "neurons")
+    assert len(places(SAMPLES["wav2vec2"].build(), "neurons", SAMPLES["wav2vec2"].batch())) == 2
+    with pytest.raises(MethodError, match="has 24 neurons; 24 is none of them"):
+        places(SAMPLES["llama"].build(), "neurons")[0].features(24)
+
+
+@pytest.mark.parametrize("name", ["bert_classifier", "gpt2_classifier", "codegen", "longformer", "marian", "xlnet"])
+def test_other_families(name):
+    assert len(places(getattr(tiny, name)(), "neurons")) == (4 if name == "marian" else 2)
