@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from lrpx._data.texts import stream_texts
 from lrpx._files import write_text
+from lrpx.cards._corpus import read_lines, read_row
 from lrpx.cards._explaining import explain_units
 from lrpx.cards._lens import Lens
 from lrpx.cards._references import OCTAVES, edges
-from lrpx.errors import DataError, MethodError, ModelError
+from lrpx.errors import MethodError, ModelError
 from lrpx.units import Place, places
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from lrpx.attribution import Attribution
     from lrpx.cards._reading import Passage, References
+    from lrpx.cards._terminal import CardView
     from lrpx.model import BoundModel
 
 SHOWN: Final = 8
@@ -71,8 +72,8 @@ class Card:
         passages: by what they were ranked by, its reference passages, best first, each explained.
         top, bottom: the tokens that its row raises and lowers most; empty where the model has no vocabulary to read it
             with, and ``note`` says why.
-        histogram: ``(from, to, tokens)``: of how many of the tokens looked at its activation was in each range; the outer
-            two are open.
+        histogram: ``(from, to, tokens)``: of how many of the tokens that were looked at its activation was in each
+            range; the outer two are open.
         peaks: ``(first, last, texts)``: in how many texts it was highest at which positions, from 0.
         relevant_for: ``(token, passages, relevance)``: what the model predicted in the passages of highest relevance.
         note: why there is no vocabulary, or empty.
@@ -106,10 +107,10 @@ class Card:
 
         write_text(path, page(self))
 
-    def __rich__(self) -> Any:
-        from lrpx.cards._terminal import shown
+    def __rich__(self) -> CardView:
+        from lrpx.cards._terminal import CardView
 
-        return shown(self)
+        return CardView(self)
 
 
 def card(
@@ -143,16 +144,17 @@ def card(
     bound = references.model() if model is None else references.check(model)
     place = place_of(bound, layer)
     chosen = {name: references.passages(layer, unit, name)[:passages] for name in references.measures}
-    texts = read_lines(references, {each.line for some in chosen.values() for each in some}, corpus)
+    path = None if corpus is None else Path(corpus)
+    texts = read_lines(references, {each.line for some in chosen.values() for each in some}, path)
     shown = {name: _shown(references, bound, place, unit, some, texts) for name, some in chosen.items()}
     top, bottom, note = _written(bound, place, unit, words, lens)
     seen = sum(references.peaks(layer, unit))
     predicted: Counter[int] = Counter()
-    relevance: Counter[int] = Counter()
+    relevance: dict[int, float] = {}
     for each in references.passages(layer, unit, "relevance") if "relevance" in references.measures else ():
         assert each.predicted is not None
         predicted[each.predicted] += 1
-        relevance[each.predicted] += each.value
+        relevance[each.predicted] = relevance.get(each.predicted, 0.0) + each.value
     ranges = pairwise([-inf, *edges(), inf])
     return Card(
         model=bound.name,
@@ -185,53 +187,19 @@ def place_of(model: BoundModel, layer: int) -> Place:
     return found
 
 
-def read_lines(references: References, lines: Collection[int], corpus: str | Path | None = None) -> dict[int, str]:
-    """The texts of some lines of the corpus.
-
-    Raises:
-        DataError: it cannot be read, or is another than the one that was collected.
-    """
-    path = references.corpus if corpus is None else Path(corpus)
-    check_corpus(references, path)
-    wanted = set(lines)
-    found: dict[int, str] = {}
-    for each in stream_texts(path, references.settings["text"], None):
-        if len(found) == len(wanted):
-            break
-        if each.line in wanted:
-            found[each.line] = each.text
-    return found
-
-
-def check_corpus(references: References, path: Path) -> None:
-    """Refuse another file than the one that was collected.
-
-    Raises:
-        DataError: it is one, or cannot be read.
-    """
-    import hashlib
-
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; name the corpus with corpus=") from error
-    if digest != references.settings["corpus"]["sha256"]:
-        raise DataError(f"{path} is another file than the one that was collected; name the corpus with corpus=")
-
-
 def _shown(
-    references: References, model: BoundModel, place: Place, unit: int, chosen: Sequence[Passage], texts: Mapping[int, str]
+    references: References,
+    model: BoundModel,
+    place: Place,
+    unit: int,
+    chosen: Sequence[Passage],
+    texts: Mapping[int, str],
 ) -> list[Shown]:
     if not chosen:
         return []
     limit = references.settings["context"]
-    rows = []
-    for each in chosen:
-        found = model.reader.text_tokenizer(texts[each.line], **({} if limit is None else {"truncation": True, "max_length": limit}))
-        rows.append(model.reader.row(dict(found)))
-    each_alone = [[i] for i in range(len(rows))]
-    groups = [list(range(len(rows)))] if model.can_batch else each_alone
+    rows = [read_row(model, texts[each.line], limit) for each in chosen]
+    groups = [list(range(len(rows)))] if model.can_batch else [[i] for i in range(len(rows))]
     made: dict[int, Attribution] = {}
     for group in groups:
         attributions = explain_units(

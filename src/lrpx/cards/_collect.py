@@ -1,18 +1,17 @@
 """One pass over a corpus: the passages in which each latent neuron of a model is highest (ActMax, RelMax).
 
-Activation maximisation (Nguyen et al. 2016) over real texts, and its counterpart by relevance (Achtibat et al. 2023 and
-2024, §3.4): of each text a neuron has one value, the highest of its tokens, and each neuron keeps the k texts where that
-is largest. Relevance is the neuron's own in an AttnLRP pass of what the model itself predicts next: at the last token of
-each text, or at one in its second half that is drawn by the text's ids.
+Activation maximisation (Nguyen et al. 2016) over real texts, and its counterpart by relevance (Achtibat et al. 2023):
+of each text a neuron has one value, the highest of its tokens, and each neuron keeps the k texts where that is largest.
+Relevance is the neuron's own, in an AttnLRP pass from the logit of what the model itself predicts next: after the last
+token of each text, or after one in its second half that is drawn by the text's ids. Tokens behind it have none.
 
-A part is so many texts of the corpus, one after another. It is the same whichever process makes it, and parts are merged
-in any order to the same bytes.
+A part is so many texts of the corpus, one after another. It is the same whichever process makes it, and parts are
+merged in any order to the same bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from glob import escape
@@ -25,21 +24,21 @@ from torch import Tensor
 
 from lrpx._batching import batches
 from lrpx._data.texts import stream_texts
-from lrpx._tokens import encode
 from lrpx.cards._best import keys
-from lrpx.cards._references import BINS, FACTS, OCTAVES, Kept, bins, from_table, octave, octaves, schema, to_table
+from lrpx.cards._corpus import digest_of, length, read_row
 from lrpx.cards._reading import KIND, REFERENCES, References
+from lrpx.cards._references import BINS, FACTS, OCTAVES, Kept, bins, from_table, octave, octaves, schema, to_table
 from lrpx.engine import Tap
 from lrpx.errors import DataError, InputError, ModelError, NonFiniteError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
-from lrpx.runs import Store, digest, versions, write_table
+from lrpx.runs import Store, versions, write_table
 from lrpx.targets import Logit, whole_number
 from lrpx.tasks import Task
 from lrpx.units import Place, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -61,9 +60,9 @@ class Collection:
 
     Args:
         model: a model of transformers that takes texts, in one argument.
-        corpus: ``.txt`` (a text a line), ``.tsv``, ``.csv``, ``.jsonl`` or ``.parquet``; of any size, for it is streamed.
-        measures: by what units are ranked: ``"activation"``, ``"negative activation"`` (the lowest, as those of gated MLPs
-            may mean the opposite), ``"relevance"``, which costs a backward pass a batch.
+        corpus: ``.txt`` (a text a line), ``.tsv``, ``.csv``, ``.jsonl`` or ``.parquet``; of any size.
+        measures: by what units are ranked: ``"activation"``, ``"negative activation"`` (the lowest ones: where an
+            MLP is gated they write the opposite), ``"relevance"``, which costs a backward pass a batch.
         k: passages kept of each unit.
         text: the column of the texts.
         context: the most tokens of a text; the model's own limit when None.
@@ -109,7 +108,9 @@ class Collection:
         if task.arguments != ("input_ids",) or task.together is not None:
             raise ModelError(f"{type(model.module).__name__} does not take one text; collect a model that does")
         if model.padding_side != "right":
-            raise ModelError('units are collected with padding_side="right", where places count from each text\'s start')
+            raise ModelError(
+                'units are collected with padding_side="right", where places count from each text\'s start'
+            )
         if "relevance" in self.measures and not (task is Task.CAUSAL or task.reads == "whole"):
             raise ModelError(
                 f"a {task.title} predicts nothing of a text without a place that is asked for; rank by activation"
@@ -126,18 +127,13 @@ class Collection:
         Raises:
             DataError: the corpus cannot be read.
         """
-        try:
-            with self.corpus.open("rb") as file:
-                corpus = {"file": self.corpus.name, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-        except OSError as error:
-            raise DataError(f"cannot read {self.corpus}: {error.strerror}; name another file") from error
         model = self.model
         return {
             "model": model.name,
             "weights": model.fingerprint(),
             "dtype": model.dtype,
             "places": [[place.layer, place.path, place.width] for place in self.places],
-            "corpus": corpus,
+            "corpus": {"file": self.corpus.name, "sha256": digest_of(self.corpus)},
             "text": self.text,
             "context": self.limit,
             "long": self.long,
@@ -179,22 +175,13 @@ class Collection:
         for each in self.texts():
             count += 1
             if self.long == "refuse" and self.limit is not None:
-                self._fields(each)
+                size = length(self.model, each.text)
+                if size > self.limit:
+                    raise DataError(
+                        f"{self.corpus}:{each.line} has {size:,} tokens, more than {self.limit:,}; cut such texts with "
+                        "long='cut', or leave them out"
+                    )
         return count
-
-    def _fields(self, text: Text) -> dict[str, list[int]]:
-        """The ids of a text, and what else the tokenizer says of each."""
-        found = encode(self.model.reader.text_tokenizer, text.text)
-        size = len(found["input_ids"])
-        if self.limit is None or size <= self.limit:
-            return found
-        if self.long == "refuse":
-            raise DataError(
-                f"{self.corpus}:{text.line} has {size:,} tokens, more than {self.limit:,}; cut such texts with "
-                "long='cut', or leave them out"
-            )
-        cut = self.model.reader.text_tokenizer(text.text, truncation=True, max_length=self.limit)
-        return {name: list(values) for name, values in cut.items() if len(values) == len(cut["input_ids"])}
 
     def row(self, text: Text) -> Row:
         """A text as the model takes it.
@@ -202,9 +189,8 @@ class Collection:
         Raises:
             DataError: the model cannot take it.
         """
-        fields = self._fields(text)
         try:
-            return self.model.reader.row(fields | {"attention_mask": [1] * len(fields["input_ids"])})
+            return read_row(self.model, text.text, self.limit)
         except InputError as error:
             raise DataError(f"{self.corpus}:{text.line}: {error}") from error
 
@@ -257,11 +243,13 @@ class Collection:
             listening.append(_Listening(self, kept, batch, lines))
             return list(listening)
 
+        rows = [each.row for each in questions.asked]  # one question a row, in another order than the rows
+        order = sorted(range(len(rows)), key=rows.__getitem__)
+        positions = [questions.asked[i].position for i in order]
         with self.model.traced(questions, ATTNLRP, taps=taps) as ran:
-            for _ in ran.explained():  # one round: one question a row
-                (tap,) = listening
-                predicted = torch.tensor([getattr(target, "token", -1) for target in ran.answers.targets])
-                tap.rank_relevance(ran.trace.relevance_of, predicted, [each.position for each in questions.asked])
+            predicted = torch.tensor([getattr(ran.answers.targets[i], "token", -1) for i in order])
+            for _ in ran.explained():  # one round
+                listening[0].rank_relevance(ran.trace.relevance_of, predicted, positions)
 
 
 class _Listening(Tap):
@@ -295,8 +283,8 @@ class _Listening(Tap):
             return
         if value.shape[:-1] != self._real.shape:
             raise ModelError(
-                f"{path} has values of shape {list(value.shape)} for {list(self._real.shape)} tokens; units are collected "
-                "where each token has one"
+                f"{path} has values of shape {list(value.shape)} for {list(self._real.shape)} tokens; units are "
+                "collected where each token has one"
             )
         kept, measures = self._kept[place], self._collection.measures
         if "relevance" in measures:
@@ -377,7 +365,9 @@ def collect(
     with Store.begin(folder, KIND, collection.settings, versions(PACKAGES)) as store:
         model = collection.model
         spec = None if model.spec is None else model.spec.to_dict()
-        store.note(spec=spec, corpus=str(collection.corpus.resolve()), texts=total, command=command, device=model.device)
+        store.note(
+            spec=spec, corpus=str(collection.corpus.resolve()), texts=total, command=command, device=model.device
+        )
         merged: dict[Place, Kept] | None = None
         texts, number = collection.texts(), 0
         while chunk := list(islice(texts, collection.part)):

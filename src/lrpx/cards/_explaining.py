@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from glob import escape
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -10,20 +9,18 @@ import torch
 from torch import Tensor
 
 from lrpx.attribution import Attribution, Explained, Provenance
-from lrpx.engine import Tap
 from lrpx.errors import InputError
 from lrpx.parts import Part, Parts
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.targets import Logit
+from lrpx.units import Place, Reading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lrpx.engine._places import Side
     from lrpx.inputs import Row
     from lrpx.model import BoundModel
-    from lrpx.units import Place
 
 
 def explain_units(
@@ -48,11 +45,11 @@ def explain_units(
     for row, position in zip(rows, positions, strict=True):
         if not 0 <= position < row.lengths[0]:
             raise InputError(f"position {position} of a text of {row.lengths[0]} tokens; pass one of them")
-    inner = _Inner(place)
+    reading = Reading([place])
     last = [row.lengths[0] - 1 if model.task.reads == "position" else None for row in rows]
     questions = Questions(tuple(rows), tuple(Question(i, each, Logit(0)) for i, each in enumerate(last)))
-    with model.traced(questions, ATTNLRP, taps=lambda _: [inner]) as ran:
-        (value,) = inner.values
+    with model.traced(questions, ATTNLRP, taps=lambda _: [reading]) as ran:
+        value = place.of(reading.value(place))
         at = ran.batch.starts[0] + torch.tensor(positions)
         asked = value[torch.arange(len(rows)), at.to(value.device), torch.tensor(units, device=value.device)]
         values = ran.trace.explain(asked).tolist()
@@ -61,9 +58,7 @@ def explain_units(
         ]
         scores = [each.cpu() for each in ran.by_token(per_source)]
         found = [ran.batch.of_row(i, scores).clone() for i in range(len(rows))]
-    return [
-        _attribution(model, row, found[i], place, units[i], positions[i], values[i]) for i, row in enumerate(rows)
-    ]
+    return [_attribution(model, row, found[i], place, units[i], positions[i], values[i]) for i, row in enumerate(rows)]
 
 
 def _attribution(
@@ -90,19 +85,3 @@ def _attribution(
         special=tokens.special,
         segments=((row.segments[0].name, 0, len(tokens.ids)),),
     )
-
-
-class _Inner(Tap):
-    """Keeps the values of one place, in the graph."""
-
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._calls = 0
-        self.patterns = (escape(place.path),)
-        self.values: list[Tensor] = []
-
-    def module(self, path: str, side: Side, value: Tensor) -> None:
-        if side == self._place.side:
-            if self._calls == self._place.call:
-                self.values.append(self._place.of(value))
-            self._calls += 1

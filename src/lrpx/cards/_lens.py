@@ -1,9 +1,9 @@
 """What a neuron writes: its row of the MLP's second matrix, read as if it stood before the head (Geva et al. 2022).
 
-``logits(w) = U (γ ⊙ w)``, with the scale ``γ`` of the final norm, and ``w − mean(w)`` for ``w`` where that norm takes the
-mean off, as LayerNorm does. The norm's deviation, which depends on the text, scales all of them alike and is left out,
-as are the biases, which are no neuron's. Where a norm stands between the MLP and the residual stream, as in Gemma 3, its
-scale comes first.
+``logits(w) = U (γ ⊙ w)``, with the scale ``γ`` of the final norm, and ``w − mean(w)`` for ``w`` where that norm takes
+the mean off, as LayerNorm does. The norm's deviation, which depends on the text, scales all of them alike and is left
+out, as are the biases, which are no neuron's. Where a norm stands between the MLP and the residual stream, as in
+Gemma 3, its scale comes first.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ class Lens:
         modules = dict(named_modules(model.module))
         path = next((path for path, module in modules.items() if module is head), "")
         seen = _Seen(modules, path, [place.path for place in places])
-        _, embedding = tasks.input_embedding(model.module)
         weight = tasks.first_weight(model.module)
         ids = torch.arange(3, device=tasks.input_device(model.module))[None] % weight.shape[0]
         with propagate(model.module, GRADIENT, (), taps=[seen]), torch.no_grad():
@@ -106,7 +105,7 @@ class Lens:
         if isinstance(module, torch.nn.Linear):
             rows = module.weight.detach().T
         elif type(module).__name__ == "Conv1D":  # of transformers
-            rows = module.weight.detach()  # type: ignore[union-attr, operator]
+            rows = module.weight.detach()  # type: ignore[operator]
         else:
             raise ModelError(f"{path} is {type(module).__name__}, and not a linear layer whose rows could be read")
         found = rows.float()
@@ -165,7 +164,7 @@ def _scale(norm: Module, path: str) -> Scale:
     Raises:
         ModelError: it does something else.
     """
-    weight: Tensor = norm.weight.detach()  # type: ignore[union-attr, operator]
+    weight: Tensor = norm.weight.detach()  # type: ignore[operator]
     size = len(weight)
     probe = torch.tensor([1.0, -1.0]).repeat(size // 2 + 1)[:size]
     if size % 2 and size > 2:
@@ -179,4 +178,6 @@ def _scale(norm: Module, path: str) -> Scale:
     for candidate in (wide, 1 + wide):
         if bool(((gain - candidate).abs() <= lost * candidate.abs().max()).all()):
             return Scale(candidate, bool(((moved - plus).abs() <= lost * plus.abs().max()).all()))
-    raise ModelError(f"{path} is {type(norm).__name__}, and scales by neither w nor 1 + w; a neuron's row cannot be read")
+    raise ModelError(
+        f"{path} is {type(norm).__name__}, and scales by neither w nor 1 + w; a neuron's row cannot be read"
+    )

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from lrpx.cards._references import FACTS, schema
-from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError
+from lrpx.errors import InputError, MethodError, ModelError, ResultFileError
 from lrpx.model import Spec
 from lrpx.runs import Store, read_table
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     import pyarrow as pa
 
@@ -123,7 +123,9 @@ class References:
             InputError: units were not ranked by this.
         """
         if measure not in self.measures:
-            raise InputError(f"the units were ranked by {', '.join(self.measures)}, not by {measure}; collect them again")
+            raise InputError(
+                f"the units were ranked by {', '.join(self.measures)}, not by {measure}; collect them again"
+            )
         row = self.row(layer, unit)
         columns = [self.table[f"{measure} {part}"][row].as_py() for part in ("value", "line", *FACTS[measure])]
         sign = -1 if measure.startswith("negative") else 1

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 import torch
 
-from lrpx._data.texts import stream_texts
-from lrpx.cards._card import check_corpus
+from lrpx.cards._corpus import texts_of
 from lrpx.cards._lens import Lens
 from lrpx.errors import InputError
 from lrpx.units import places
@@ -56,8 +55,9 @@ def search(
     Args:
         references: what was collected.
         text: one token, for ``"writes"``; else any text, whatever its case.
-        by: ``"writes"``: the token stands out, raised or lowered, in what the neuron's row writes; ``"peaks"``: the token
-            at which it is highest in a passage is this one, white space aside; ``"passages"``: the passage contains it.
+        by: ``"writes"``: the token stands out, raised or lowered, in what the neuron's row writes; ``"peaks"``: the
+            token at which it is highest in a passage is this one, white space aside; ``"passages"``: the passage
+            contains it.
         model: the model; loaded as it was collected by default.
         measure: by which ranking the passages were kept.
         top: how many.
@@ -74,16 +74,16 @@ def search(
     if not text.strip():
         raise InputError("the text to search for is empty; pass a word")
     if by != "writes" and measure not in references.measures:
-        raise InputError(f"the units were ranked by {', '.join(references.measures)}, not by {measure}; collect them again")
+        raise InputError(
+            f"the units were ranked by {', '.join(references.measures)}, not by {measure}; collect them again"
+        )
     if by == "passages":
-        path = references.corpus if corpus is None else corpus
-        check_corpus(references, path)
         wanted = text.casefold()
-        lines = [each.line for each in stream_texts(path, references.settings["text"], None) if wanted in each.text.casefold()]
+        lines = [each.line for each in texts_of(references, corpus) if wanted in each.text.casefold()]
         return _counted(references, f"{measure} line", np.array(lines, dtype=np.int64), top)
     bound = references.model() if model is None else references.check(model)
     if by == "peaks":
-        rows, tokens = references.flat(f"{measure} token")
+        _, tokens = references.flat(f"{measure} token")
         wanted = text.strip().casefold()
         ids = [int(each) for each in np.unique(tokens) if bound.label(int(each)).strip().casefold() == wanted]
         return _counted(references, f"{measure} token", np.array(ids, dtype=np.int64), top)
@@ -91,10 +91,7 @@ def search(
     found = places(bound.module, "neurons")
     lens = Lens.of(bound, found)
     scores = torch.cat(
-        [
-            lens.scores(lens.directions(bound.module.get_submodule(place.path), place.path), token)
-            for place in found
-        ]
+        [lens.scores(lens.directions(bound.module.get_submodule(place.path), place.path), token) for place in found]
     )
     order = scores.abs().argsort(descending=True, stable=True)[:top]
     return [Hit(*references.name(i), float(scores[i])) for i in order.tolist()]
