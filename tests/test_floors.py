@@ -58,6 +58,7 @@ FLOORS = {
     "explainer": 10,
     "runs": 10,
     "benchmarks": 11,
+    "cards": 11,
     "coverage": 11,
     "sanity": 11,
     "tuning": 12,

@@ -21,6 +21,8 @@ PUBLIC = {
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
         find keep register""",
+    "lrpx.cards": """Card Collection Hit Kept Lens Passage References Scale Shown Written card collect explain_units
+        from_table index_page merge page search to_table""",
     "lrpx.cli": "main",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
     "lrpx.engine": "Call Ran Running Source Tap Trace propagate",

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from lrpx.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 PLAIN: Final = (".txt", "")
@@ -47,14 +47,23 @@ def read_texts(path: Path, text: str = "text", label: str | None = "label", limi
     Raises:
         DataError: the file cannot be read, has no such column or no text, or a line is not as the others.
     """
+    found = list(islice(stream_texts(path, text, label), limit))
+    if not found:
+        raise DataError(f"there is no text in {path}; name a file that holds some")
+    return found
+
+
+def stream_texts(path: Path, text: str = "text", label: str | None = "label") -> Iterator[Text]:
+    """The same one by one, of a file of any size; none where there is none.
+
+    Raises:
+        DataError: as :func:`read_texts` does, when the line is reached.
+    """
     if path.suffix not in PLAIN + TABLES:
         raise DataError(f"{path} ends in {path.suffix!r}; name a file that ends in {', '.join(TABLES)} or .txt")
+    number = 0
     try:
-        rows = _parquet(path, text, label) if path.suffix == ".parquet" else _lines(path, text)
-        found: list[Text] = []
-        for number, row in rows:
-            if limit is not None and len(found) == limit:
-                break
+        for number, row in _parquet(path, text, label) if path.suffix == ".parquet" else _lines(path, text):
             if text not in row:
                 raise DataError(
                     f"{path}:{number} has no column {text!r}, only {', '.join(map(repr, row)) or 'none'}; name the "
@@ -64,14 +73,11 @@ def read_texts(path: Path, text: str = "text", label: str | None = "label", limi
             if given is not None and not isinstance(given, str):
                 raise DataError(f"{path}:{number}: the column {text!r} holds {type(given).__name__}; give texts")
             if given is not None and given.strip():
-                found.append(Text(number, given.strip(), None if label is None else _label(row.get(label))))
+                yield Text(number, given.strip(), None if label is None else _label(row.get(label)))
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+        raise DataError(f"{path} is not UTF-8 ({error.reason}, after line {number}); convert it") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; name another file") from error
-    if not found:
-        raise DataError(f"there is no text in {path}; name a file that holds some")
-    return found
 
 
 def _label(value: Any) -> str | None:
@@ -82,27 +88,23 @@ def _label(value: Any) -> str | None:
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    content = path.read_text(encoding="utf-8-sig")
-    if path.suffix == ".csv":
-        yield from _comma(path, content)
-        return
-    lines = content.split("\n")
-    if path.suffix == ".jsonl":
-        yield from _json(path, lines)
-        return
-    if path.suffix in PLAIN:
-        yield from ((number, {text: line}) for number, line in enumerate(lines, 1))
-        return
-    head = lines[0].rstrip("\r").split("\t")
-    for number, line in enumerate(lines[1:], 2):
-        cells = line.rstrip("\r").split("\t")
-        if cells == [""]:
-            continue
-        yield number, _row(path, number, head, cells, "tabs")
+    with path.open(encoding="utf-8-sig") as file:
+        if path.suffix == ".csv":
+            yield from _comma(path, file)
+        elif path.suffix == ".jsonl":
+            yield from _json(path, file)
+        elif path.suffix in PLAIN:
+            yield from ((number, {text: line}) for number, line in enumerate(file, 1))
+        else:
+            head = next(file, "").rstrip("\n").split("\t")
+            for number, line in enumerate(file, 2):
+                cells = line.rstrip("\n").split("\t")
+                if cells != [""]:
+                    yield number, _row(path, number, head, cells, "tabs")
 
 
-def _comma(path: Path, content: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    reader = csv.reader(io.StringIO(content, newline=""), strict=True)
+def _comma(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    reader = csv.reader(lines, strict=True)
     try:
         head = next(reader, [])
         for cells in reader:
@@ -120,7 +122,7 @@ def _row(path: Path, number: int, head: list[str], cells: list[str], between: st
     return dict(zip(head, cells, strict=True))
 
 
-def _json(path: Path, lines: list[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -1,0 +1,183 @@
+"""What a neuron writes: its row of the MLP's second matrix, read as if it stood before the head (Geva et al. 2022).
+
+``logits(w) = U (γ ⊙ w)``, with the scale ``γ`` of the final norm, and ``w − mean(w)`` for ``w`` where that norm takes
+the mean off, as LayerNorm does. The norm's deviation, which depends on the text, scales all of them alike and is left
+out, as are the biases, which are no neuron's. Where a norm stands between the MLP and the residual stream, as in
+Gemma 3, its scale comes first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from lrpx import tasks
+from lrpx._modules import named_modules
+from lrpx.engine import Tap, propagate
+from lrpx.errors import ModelError
+from lrpx.recipes import GRADIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.nn import Module
+
+    from lrpx.engine._places import Side
+    from lrpx.model import BoundModel
+    from lrpx.units import Place
+
+PROBE: Final = 1000.0
+"""The size of what norms are tried with, so that their ε is nothing beside it."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a norm does to a direction, its deviation aside.
+
+    Args:
+        weight: ``[d]``, the scale.
+        centred: whether the mean is taken off.
+    """
+
+    weight: Tensor
+    centred: bool
+
+    def __call__(self, w: Tensor) -> Tensor:
+        """``γ ⊙ w`` or ``γ ⊙ (w − mean w)``, over the last dimension."""
+        return self.weight * (w - w.mean(-1, keepdim=True) if self.centred else w)
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Reads directions of the residual stream as tokens.
+
+    Args:
+        unembedding: ``[V, d]``, the head's matrix.
+        final: the norm before the head.
+        branch: for the path of an MLP's second matrix, the norm between it and the residual stream.
+    """
+
+    unembedding: Tensor
+    final: Scale
+    branch: dict[str, Scale] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: BoundModel, places: Sequence[Place] = ()) -> Lens:
+        """The lens of a model, for units at some places.
+
+        Raises:
+            ModelError: it has no head over a vocabulary, or something else than a norm before it.
+        """
+        name = type(model.module).__name__
+        head: Any = getattr(model.module, "get_output_embeddings", lambda: None)()
+        if head is None or model.task.logits != "tokens":
+            raise ModelError(f"{name} has no head over a vocabulary to read neurons with; use a language model")
+        modules = dict(named_modules(model.module))
+        path = next((path for path, module in modules.items() if module is head), "")
+        seen = _Seen(modules, path, [place.path for place in places])
+        weight = tasks.first_weight(model.module)
+        ids = torch.arange(3, device=tasks.input_device(model.module))[None] % weight.shape[0]
+        with propagate(model.module, GRADIENT, (), taps=[seen]), torch.no_grad():
+            model.module(input_ids=ids)
+        before = next((norm for norm, value in seen.gave.items() if _is_same(value, seen.head)), None)
+        if before is None:
+            raise ModelError(
+                f"what enters the head of {name} is not the output of a norm with a scale, so a neuron's row has no "
+                "vocabulary of its own there; leave the vocabulary out"
+            )
+        branch = {
+            place: _scale(modules[norm], norm)
+            for place, made in seen.made.items()
+            for norm, value in seen.took.items()
+            if _is_same(made, value)
+        }
+        return cls(head.weight.detach().float(), _scale(modules[before], before), branch)
+
+    def directions(self, module: Module, path: str) -> Tensor:
+        """``[n, d]`` float32: what each of the ``n`` inputs of a linear layer writes, as the head would read it.
+
+        Raises:
+            ModelError: the layer keeps its matrix in no way known.
+        """
+        if isinstance(module, torch.nn.Linear):
+            rows = module.weight.detach().T
+        elif type(module).__name__ == "Conv1D":  # of transformers
+            rows = module.weight.detach()  # type: ignore[operator]
+        else:
+            raise ModelError(f"{path} is {type(module).__name__}, and not a linear layer whose rows could be read")
+        found = rows.float()
+        if path in self.branch:
+            found = self.branch[path](found)
+        return self.final(found)
+
+    def logits(self, directions: Tensor) -> Tensor:
+        """``[…, V]``, from ``[…, d]``."""
+        return directions @ self.unembedding.T
+
+    def scores(self, directions: Tensor, token: int) -> Tensor:
+        """``[n]``: the logit of one token for each direction ``[n, d]``, standardised over the direction's own logits:
+        how many standard deviations it lies above their mean. No more is computed than this token needs."""
+        mean = self.unembedding.mean(0)
+        centred = self.unembedding - mean
+        covariance = centred.T @ centred / len(centred)
+        spread = ((directions @ covariance) * directions).sum(-1).clamp(min=0).sqrt()
+        return (directions @ (self.unembedding[token] - mean)) / spread.clamp(min=torch.finfo(spread.dtype).tiny)
+
+
+class _Seen(Tap):
+    """Keeps what norms, the head and the second matrices take and give, in one short run."""
+
+    patterns = ("*",)
+
+    def __init__(self, modules: dict[str, Module], head: str, made: Sequence[str]) -> None:
+        self._norms = {path for path, module in modules.items() if _is_norm(module)}
+        self._head, self._made = head, set(made)
+        self.gave: dict[str, Tensor] = {}
+        self.took: dict[str, Tensor] = {}
+        self.made: dict[str, Tensor] = {}
+        self.head = torch.empty(0)
+
+    def module(self, path: str, side: Side, value: Tensor) -> None:
+        if path in self._norms:
+            (self.took if side == "input" else self.gave)[path] = value
+        elif path == self._head and side == "input":
+            self.head = value
+        elif path in self._made and side == "output":
+            self.made[path] = value
+
+
+def _is_norm(module: Module) -> bool:
+    weight = getattr(module, "weight", None)
+    return not module._modules and isinstance(weight, Tensor) and weight.ndim == 1
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    return one.numel() > 0 and one.shape == other.shape and one.data_ptr() == other.data_ptr()
+
+
+def _scale(norm: Module, path: str) -> Scale:
+    """The scale of a norm, and whether it takes the mean off, as trying it out shows.
+
+    Raises:
+        ModelError: it does something else.
+    """
+    weight: Tensor = norm.weight.detach()  # type: ignore[operator]
+    size = len(weight)
+    probe = torch.tensor([1.0, -1.0]).repeat(size // 2 + 1)[:size]
+    if size % 2 and size > 2:
+        probe[-3:] = torch.tensor([1.0, 1.0, -2.0])  # the mean is zero
+    x = (PROBE * probe).to(weight)
+    with torch.no_grad():
+        plus, minus, moved = (norm(each).float() for each in (x, -x, x + PROBE))
+    wide, x = weight.float(), x.float()
+    gain = (plus - minus) / (2 * x) * x.square().mean().sqrt()
+    lost = 16 * torch.finfo(weight.dtype).eps ** 0.75
+    for candidate in (wide, 1 + wide):
+        if bool(((gain - candidate).abs() <= lost * candidate.abs().max()).all()):
+            return Scale(candidate, bool(((moved - plus).abs() <= lost * plus.abs().max()).all()))
+    raise ModelError(
+        f"{path} is {type(norm).__name__}, and scales by neither w nor 1 + w; a neuron's row cannot be read"
+    )

@@ -1,0 +1,197 @@
+"""``lrpx neurons collect``, ``card`` and ``search``: what neurons stand for."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from lrpx.cli._streams import hush, progress, refuse_unwritable
+from lrpx.errors import DataError, InputError, MethodError
+
+if TYPE_CHECKING:
+    from lrpx.model import BoundModel
+
+MEASURES: Final = ("activation", "negative activation", "relevance")
+WAYS: Final = ("writes", "peaks", "passages")
+
+neurons = typer.Typer(help="What do a model's neurons stand for?", no_args_is_help=True)
+
+Folder = Annotated[Path, typer.Argument(help="The folder that lrpx neurons collect has written.")]
+Corpus = Annotated[
+    Path | None, typer.Option(help="The file of the passages, where it has moved.", show_default="where it was")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
+
+
+@neurons.command()
+def collect(
+    data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
+    out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
+    model: Annotated[
+        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
+    ] = None,
+    measure: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"By what passages are ranked: {', '.join(MEASURES)}; once for each.", show_default="activation"
+        ),
+    ] = None,
+    k: Annotated[int, typer.Option("--k", min=1, help="Passages kept of each neuron.")] = 16,
+    text: Annotated[str, typer.Option(help="The column of the texts.")] = "text",
+    context: Annotated[
+        int | None, typer.Option(min=1, help="The most tokens of a text.", show_default="the model's own limit")
+    ] = None,
+    long: Annotated[str, typer.Option(help="What becomes of longer texts: refuse, or cut.")] = "refuse",
+    at: Annotated[
+        str,
+        typer.Option(help="Where the prediction is read whose relevance is asked for: drawn in each text, or last."),
+    ] = "drawn",
+    skip: Annotated[int, typer.Option(min=0, help="Leave out the first so many tokens of each text.")] = 0,
+    part: Annotated[int, typer.Option(min=1, help="Texts in a part: a stopped run loses the part in work.")] = 2048,
+    batch_size: Annotated[int, typer.Option(min=1, help="The most texts run together.")] = 32,
+    dtype: Annotated[
+        str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
+    ] = "auto",
+    device: Device = None,
+) -> None:
+    """Find the passages in which each neuron of a model is highest, for all neurons in one pass over a corpus."""
+    _refuse_missing(data)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from lrpx.cards import Collection
+    from lrpx.cards import collect as collected
+    from lrpx.model import Spec
+
+    with progress("Loading the model …"):
+        hush()
+        bound = Spec(model, dtype, device).build()
+    options: dict[str, Any] = {"k": k, "text": text, "context": context, "long": long, "at": at, "skip": skip}
+    collection = Collection(bound, data, tuple(measure or MEASURES[:1]), part=part, batch_size=batch_size, **options)
+    console = Console(stderr=True)
+    with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("Reading the corpus", total=None)
+
+        def done(more: int, total: int) -> None:
+            bar.update(task, description="Collecting", total=total, advance=more)
+
+        found = collected(collection, out, shlex.join(["lrpx", *sys.argv[1:]]), done)
+    units, layers = found.table.num_rows, len(found.layers)
+    print(f"{units:,} neurons of {layers} layers, {found.record['texts']:,} texts")
+    print(f"a card: lrpx neurons card {shlex.quote(str(out))} {next(iter(found.layers))}:0")
+
+
+@neurons.command()
+def card(
+    folder: Folder,
+    unit: Annotated[
+        str | None, typer.Argument(help="The neuron: its layer and its number, such as 17:3948.", show_default=False)
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the card to this HTML file, too.")] = None,
+    index: Annotated[Path | None, typer.Option(help="Write a page to search all neurons in to this HTML file.")] = None,
+    passages: Annotated[int, typer.Option(min=1, help="Passages of each ranking that are explained.")] = 8,
+    words: Annotated[int, typer.Option(min=1, help="Tokens on either side of the vocabulary.")] = 12,
+    corpus: Corpus = None,
+    device: Device = None,
+) -> None:
+    """Show what a neuron stands for: its passages as heatmaps, what it writes, how active it is and where."""
+    refuse_unwritable(html, index)
+    if unit is None and index is None:
+        raise InputError("no neuron was named; write its layer and number, such as 17:3948, or --index FILE for all")
+    if unit is None and html is not None:
+        raise InputError("--html is the page of one neuron; name it, such as 17:3948, or use --index FILE for all")
+    which = None if unit is None else _unit(unit)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from lrpx._files import write_text
+    from lrpx.cards import References, index_page
+    from lrpx.cards import card as made
+
+    references = References.read(folder)
+    if which is not None:
+        references.row(*which)  # before a model is loaded
+    bound = _loaded(references, device)
+    if which is not None:
+        found = made(references, *which, bound, corpus=corpus, passages=passages, words=words)
+        Console().print(found)
+        if html is not None:
+            found.to_html(html)
+            print(html)
+    if index is not None:
+        console = Console(stderr=True)
+        with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
+            task = bar.add_task("Reading the neurons", total=references.table.num_rows)
+            page = index_page(references, bound, done=lambda more: bar.advance(task, more))
+        write_text(index, page)
+        print(index)
+
+
+@neurons.command()
+def search(
+    folder: Folder,
+    text: Annotated[str, typer.Argument(help="A token, such as ' Paris'; or any text, with --by passages.")],
+    by: Annotated[
+        str,
+        typer.Option(
+            help="writes: the token stands out in what the neuron writes; peaks: the neuron is highest at it; "
+            "passages: its passages contain the text."
+        ),
+    ] = WAYS[0],
+    measure: Annotated[str, typer.Option(help="By which ranking the passages were kept.")] = MEASURES[0],
+    top: Annotated[int, typer.Option(min=1, help="How many neurons.")] = 20,
+    corpus: Corpus = None,
+    device: Device = None,
+) -> None:
+    """Find the neurons that have to do with a word."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from lrpx.cards import References
+    from lrpx.cards import search as found
+
+    references = References.read(folder)
+    bound = None if by == "passages" else _loaded(references, device)
+    hits = found(references, text, by, bound, measure=measure, top=top, corpus=corpus)  # type: ignore[arg-type]
+    if not hits:
+        print("no neuron was found")
+        return
+    table = Table("neuron", "standard deviations" if by == "writes" else "passages")
+    for each in hits:
+        score = f"{each.score:+.1f}" if by == "writes" else f"{each.score:.0f} of {each.of}"
+        table.add_row(f"{each.layer}:{each.unit}", score)
+    Console().print(table)
+
+
+def _loaded(references: Any, device: str | None) -> BoundModel:
+    with progress("Loading the model …"):
+        hush()
+        bound: BoundModel = references.model(device)
+    return bound
+
+
+def _unit(text: str) -> tuple[int, int]:
+    """A layer and a number.
+
+    Raises:
+        MethodError: it is written in another way.
+
+    >>> _unit("17:3948")
+    (17, 3948)
+    """
+    found = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text.strip())
+    if found is None:
+        raise MethodError(f"{text!r} names no neuron; write its layer and its number, such as 17:3948")
+    return int(found[1]), int(found[2])
+
+
+def _refuse_missing(path: Path) -> None:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
