@@ -79,7 +79,7 @@ def wiring_of(model: BoundModel, questions: Questions) -> Wiring:
         ModelError: it has no layers in a list, or no residual stream that each layer is given and adds to.
         MethodError: it has no attentions or no MLPs that are seen.
     """
-    branches = {each.path: each for kind in ("attention", "mlp") for each in places(model.module, kind)}  # type: ignore[arg-type]
+    branches = {each.path: each for kind in ("attention", "mlp") for each in places(model.module, kind)}
     heads = {each.path: each for each in places(model.module, "heads")}
     watch = _Watch(branches)
     model.values(questions.alone([0]), taps=lambda *_: [watch])

@@ -38,7 +38,7 @@ from lrpx.targets import Contrast, Target
 from lrpx.units import Place, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from lrpx._batching import Batch
     from lrpx.engine._places import Side
@@ -152,7 +152,9 @@ def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
         raise InputError(f"there is no kind of parts {kind!r}; the kinds are {', '.join(KINDS)}")
     found = places(model.module, kind)  # type: ignore[arg-type]
     if any(each.call for each in found):
-        raise MethodError(f"{found[0].path} is run several times in one pass, so its parts cannot be patched one by one")
+        raise MethodError(
+            f"{found[0].path} is run several times in one pass, so its parts cannot be patched one by one"
+        )
     if len({each.width for each in found}) > 1:
         raise MethodError(f"the layers have {kind} of unequal number, and no table holds them; ask for other parts")
     return found

@@ -1,8 +1,8 @@
 """Indirect object identification (Wang et al. 2023): "When Mary and John went to the store, John gave a drink to" →
 " Mary". The templates, names, places and objects are written here.
 
-Two names are introduced in either order, and the one that is named again, the subject, gives something to the other, the
-indirect object. The corrupt prompt differs in one word alone, the second mention of the subject:
+Two names are introduced in either order, and the one that is named again, the subject, gives something to the other,
+the indirect object. The corrupt prompt differs in one word alone, the second mention of the subject:
 
 - ``"swap"``: it is the other name, so that the answer is turned round (Nanda's attribution patching; Jafari et al.
   2025);

@@ -76,13 +76,15 @@ class Case(Generic[S]):
         sample: the sample.
         questions: those of this sample alone, about its one row.
         answers: logits ``[K, V]``, targets, values ``[K]``.
-        relevance: for each method, for each question ``[T]``, on the CPU.
+        relevance: for each method, for each question ``[T]``, on the CPU; empty where a benchmark does not ask for it.
+        methods: the methods, by name.
     """
 
     sample: S
     questions: Questions
     answers: Answers
     relevance: Mapping[str, tuple[Tensor, ...]]
+    methods: Mapping[str, Method] = field(default_factory=dict)
 
 
 class Benchmark(ABC, Generic[S]):
@@ -96,6 +98,8 @@ class Benchmark(ABC, Generic[S]):
     """Of its command, and of its runs' kind."""
     methods: ClassVar[tuple[str, ...]] = ()
     """The methods that are measured when none are named; all that are registered, if it is empty."""
+    explains: ClassVar[bool] = True
+    """Whether the methods explain each sample's tokens first; if not, its judgement asks them what it needs."""
     tasks: ClassVar[frozenset[Task]]
     """What the models predict that it can be asked of."""
     metrics: ClassVar[Mapping[str, Metric]]
@@ -124,6 +128,14 @@ class Benchmark(ABC, Generic[S]):
         """
         del model
         return ()
+
+    def check_methods(self, methods: Sequence[Method]) -> None:
+        """Refuse methods that it cannot measure, before any work.
+
+        Raises:
+            MethodError: says why.
+        """
+        del methods
 
     def settings(self) -> dict[str, Any]:
         """What its fields are, as plain JSON values that are the same wherever the same data lie: a file is its name,
