@@ -51,6 +51,7 @@ __all__ = [
     "LRP_VIT",
     "LRP_VOITA",
     "PA_LRP",
+    "RELP",
     "Override",
     "Recipe",
 ]
@@ -410,6 +411,17 @@ GIM = Recipe(
 )
 """GIM (Edin et al. 2025): the softmax's gradient at temperature 2, norms as constants, and the gradients of products
 divided among their factors: ¼ at queries and keys, ½ at values. Activations keep their plain gradient."""
+
+RELP = Recipe(
+    "relp",
+    activation=rules.identity,
+    product=rules.uniform,
+    matmul=rules.uniform,
+    softmax=rules.constant,
+    norm=rules.constant,
+)
+"""RelP (Jafari et al. 2025): norms and attention weights as constants, the identity rule, and half of a gated product
+to each of its factors. Where there are no gates it is :data:`LRP`."""
 
 LIBRAGRAD = Recipe(
     "libragrad",

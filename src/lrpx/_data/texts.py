@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from lrpx.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 PLAIN: Final = (".txt", "")
@@ -78,6 +78,39 @@ def stream_texts(path: Path, text: str = "text", label: str | None = "label") ->
         raise DataError(f"{path} is not UTF-8 ({error.reason}, after line {number}); convert it") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; name another file") from error
+
+
+def read_columns(path: Path, columns: Sequence[str], limit: int | None = None) -> list[tuple[int, dict[str, str]]]:
+    """Some columns of a table, each with the number of its line.
+
+    Args:
+        path: ``.tsv`` (tabs, no quotes), ``.csv`` or ``.jsonl``, with named columns.
+        columns: which, all of them texts.
+        limit: take the first so many.
+
+    Raises:
+        DataError: the file cannot be read, lacks a column, holds something else than a text, or is empty.
+    """
+    kinds = [each for each in TABLES if each != ".parquet"]
+    if path.suffix not in kinds:
+        raise DataError(f"{path} ends in {path.suffix!r}; name a file that ends in {', '.join(kinds)}")
+    found: list[tuple[int, dict[str, str]]] = []
+    try:
+        for number, row in _lines(path, columns[0]):
+            if limit is not None and len(found) == limit:
+                break
+            wrong = next((name for name in columns if not isinstance(row.get(name), str)), None)
+            if wrong is not None:
+                what = f"holds {type(row[wrong]).__name__}" if wrong in row else "is missing"
+                raise DataError(f"{path}:{number}: the column {wrong!r} {what}; give texts in {', '.join(columns)}")
+            found.append((number, {name: row[name] for name in columns}))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}); convert it") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; name another file") from error
+    if not found:
+        raise DataError(f"there is no line in {path}; name a file that holds some")
+    return found
 
 
 def _label(value: Any) -> str | None:

@@ -10,8 +10,10 @@ except ImportError as error:
 
 from lrpx._data.agreement import Dropped
 from lrpx.benchmarks import _agreement as _agreement
+from lrpx.benchmarks import _circuits as _circuits
 from lrpx.benchmarks import _faithfulness as _faithfulness
 from lrpx.benchmarks import _layers as _layers
+from lrpx.benchmarks import _patching as _patching
 from lrpx.benchmarks import _pixels as _pixels
 from lrpx.benchmarks import _qa as _qa
 from lrpx.benchmarks._contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register

@@ -77,8 +77,9 @@ class Case(Generic[S]):
         sample: the sample.
         questions: those of this sample alone, about its one row.
         answers: logits ``[K, V]``, targets, values ``[K]``.
-        relevance: for each method, for each question ``[T]``, on the CPU.
+        relevance: for each method, for each question ``[T]``, on the CPU; empty where a benchmark does not ask for it.
         parts: for each method, for each question, the other parts of its relevance by name, such as ``"pixels"``.
+        methods: the methods, by name.
     """
 
     sample: S
@@ -86,6 +87,7 @@ class Case(Generic[S]):
     answers: Answers
     relevance: Mapping[str, tuple[Tensor, ...]]
     parts: Mapping[str, tuple[Mapping[str, Part], ...]] = field(default_factory=dict)
+    methods: Mapping[str, Method] = field(default_factory=dict)
 
 
 class Benchmark(ABC, Generic[S]):
@@ -99,6 +101,8 @@ class Benchmark(ABC, Generic[S]):
     """Of its command, and of its runs' kind."""
     methods: ClassVar[tuple[str, ...]] = ()
     """The methods that are measured when none are named; all that are registered, if it is empty."""
+    explains: ClassVar[bool] = True
+    """Whether the methods explain each sample's tokens first; if not, its judgement asks them what it needs."""
     tasks: ClassVar[frozenset[Task]]
     """What the models predict that it can be asked of."""
     metrics: ClassVar[Mapping[str, Metric]]
@@ -127,6 +131,14 @@ class Benchmark(ABC, Generic[S]):
         """
         del model
         return ()
+
+    def check_methods(self, methods: Sequence[Method]) -> None:
+        """Refuse methods that it cannot measure, before any work.
+
+        Raises:
+            MethodError: says why.
+        """
+        del methods
 
     def settings(self) -> dict[str, Any]:
         """What its fields are, as plain JSON values that are the same wherever the same data lie: a file is its name,

@@ -91,6 +91,7 @@ class Run:
                 raise InputError(f"{name} is {value!r}; pass a whole number, at least 1")
         self.benchmark.check()
         self.benchmark.check_model(self.model)
+        self.benchmark.check_methods(self.methods)
         for method in self.methods:
             method.check(self.model)
         self._refuse_itself()
@@ -301,14 +302,14 @@ class Run:
             tuple(replace(question, row=i) for i, each in enumerate(asked) for question in each.asked),
         )
         try:
-            found = attribute_all(self.methods, self.model, together)
+            explained = attribute_all(self.methods, self.model, together) if self.benchmark.explains else {}
+            answers = explained[self.methods[0].name].answers if explained else self.model.ask(together)
         except NonFiniteError as error:
             if len(samples) == 1:
                 raise NonFiniteError(f"sample {self.id_of(samples[0])}: {error}") from error
             for sample, each in zip(samples, asked, strict=True):
                 self._explained([sample], [each])
             raise
-        answers = found[self.methods[0].name].answers
         cases, start = [], 0
         for sample, each in zip(samples, asked, strict=True):
             own = slice(start, start + len(each))
@@ -316,12 +317,13 @@ class Run:
             mine = replace(
                 answers, logits=answers.logits[own], targets=answers.targets[own], values=answers.values[own]
             )
-            relevance = {name: one.relevance[own] for name, one in found.items()}
+            relevance = {name: one.relevance[own] for name, one in explained.items()}
             parts = {
                 name: tuple(dict(zip(one.parts, some, strict=True)) for some in zip(*one.parts.values(), strict=True))
-                for name, one in found.items()
+                for name, one in explained.items()
             }
-            cases.append(Case(sample, each, mine, relevance, {name: every[own] for name, every in parts.items()}))
+            own_parts = {name: every[own] for name, every in parts.items()}
+            cases.append(Case(sample, each, mine, relevance, own_parts, {each.name: each for each in self.methods}))
         return cases
 
 

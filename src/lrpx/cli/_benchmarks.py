@@ -30,11 +30,13 @@ if TYPE_CHECKING:
 
 OURS: Final = {
     "sva": ("_agreement.py",),
+    "circuits": ("_circuits.py", "_pairs.py"),
     "faithfulness": ("_faithfulness.py",),
     "loo": ("_faithfulness.py",),
     "layers": ("_layers.py", "_faithfulness.py"),
     "pixels": ("_pixels.py",),
     "mosaics": ("_pixels.py",),
+    "patching": ("_patching.py", "_pairs.py"),
     "qa": ("_qa.py",),
     "qa-perturbed": ("_qa.py",),
 }
@@ -199,14 +201,14 @@ def _benchmark(
     from rich.console import Console
     from rich.progress import Progress
 
-    from lrpx.benchmarks import Run, find, keep
+    from lrpx.benchmarks import Benchmark, Run, find, keep
     from lrpx.benchmarks._running import find_metric
     from lrpx.methods import find as find_method
     from lrpx.model import Spec
 
     measured = find(name)(**options)
     measured.check()
-    for each in _listed(methods) or ():
+    for each in (_listed(methods) or ()) if type(measured).of_model is Benchmark.of_model else ():
         find_method(each)  # before a model is loaded
     for each in _listed(metrics) or ():
         find_metric(each, measured.metrics)

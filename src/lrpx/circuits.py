@@ -1,0 +1,280 @@
+"""Circuits: the edges between what writes into the residual stream and what reads it, and what is left without some.
+
+Each attention head, each MLP and the embeddings write into the stream; each norm before an attention or an MLP, and the
+one before the head, reads the sum. An **edge** is the part that one writer has in what one reader is given. A reader
+before an attention gives the same to its queries, keys and values, so these are one reader here; MIB (Mueller et al.
+2025) tells them apart.
+
+**Scores** of all edges come from two forward passes and a backward pass: ``Σ (a_corrupt − a_clean) · ∂̃``, with the
+writer's values and the coefficients at the reader (EAP: Syed et al. 2023; EAP-IG: Hanna et al. 2024), under any recipe.
+A **circuit** is run by giving each reader its own mix: the writers of its edges as they are in this run, all others as
+they were in the corrupt run.
+
+>>> from lrpx.model import Spec
+>>> from lrpx.patching import pair_of
+>>> model = Spec().build()
+>>> pair = pair_of(model, "The doors of the old house", "The door of the old house", " are", " is")
+>>> graph = graph_of(model, pair)
+>>> len(graph.writers), len(graph.readers), graph.count
+(55, 13, 385)
+>>> values = run(model, pair, graph, torch.stack([graph.edges, torch.zeros_like(graph.edges)]))
+>>> torch.allclose(values, model.values(pair.questions), atol=1e-3)
+True
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lrpx._wiring import Wiring, wiring_of
+from lrpx.engine import Tap
+from lrpx.errors import InputError, MethodError
+from lrpx.patching import beginning, between, by_row, coefficients
+from lrpx.units import Place
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lrpx._batching import Batch
+    from lrpx.engine._places import Side
+    from lrpx.model import BoundModel
+    from lrpx.patching import Pair
+    from lrpx.recipes import Recipe
+
+__all__ = ["Graph", "chosen", "exact_edges", "graph_of", "run", "scores"]
+
+AT_A_TIME = 16
+"""The most circuits that run together."""
+CLOSES = 1e-3
+"""By how much of the difference between both inputs a run of the whole graph, or of no edge, may miss their values."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The writers, the readers and the edges of a model.
+
+    Args:
+        wiring: the modules that read and write.
+    """
+
+    wiring: Wiring
+
+    @cached_property
+    def writers(self) -> tuple[str, ...]:
+        """What each writer is called, in the order in which they write."""
+        found = ["embeddings"]
+        for each in self.wiring.writers:
+            layer = each.branch.layer
+            if each.heads is None:
+                found.append(f"{each.branch.kind} {layer}")
+            else:
+                found += [f"head {layer}.{head}" for head in range(each.heads.width)]
+        return tuple(found)
+
+    @cached_property
+    def readers(self) -> tuple[str, ...]:
+        """The path of each reader, in the order in which they read."""
+        return tuple(each.path for each in self.wiring.readers)
+
+    @cached_property
+    def edges(self) -> Tensor:
+        """``[readers, writers]``: whether there is an edge."""
+        counts = [1, *(1 if each.heads is None else each.heads.width for each in self.wiring.writers)]
+        ends = torch.tensor(counts).cumsum(0)
+        upto = ends[torch.tensor([each.after for each in self.wiring.readers])]
+        return torch.arange(int(ends[-1]))[None] < upto[:, None]
+
+    @property
+    def count(self) -> int:
+        """How many edges there are."""
+        return int(self.edges.sum())
+
+    def slots(self) -> list[slice]:
+        """Which of the writers each writing module is."""
+        found, start = [], 1
+        for each in self.wiring.writers:
+            width = 1 if each.heads is None else each.heads.width
+            found.append(slice(start, start + width))
+            start += width
+        return found
+
+
+def graph_of(model: BoundModel, pair: Pair) -> Graph:
+    """The graph of a model, seen in one run.
+
+    Raises:
+        ModelError, MethodError: it has no residual stream that each layer is given and adds to.
+    """
+    return Graph(wiring_of(model, pair.questions))
+
+
+def scores(model: BoundModel, pair: Pair, graph: Graph, recipe: Recipe, *, steps: int = 1) -> Tensor:
+    """``[readers, writers]``: ``Σ (a_corrupt − a_clean) · ∂̃`` of each edge, 0 where there is none.
+
+    Args:
+        model: the model.
+        pair: the two inputs.
+        graph: of the model.
+        recipe: the rules of the backward pass.
+        steps: how many points on the way from the corrupt to the clean embeddings the gradient is the mean of.
+    """
+    written = _written(model, pair, graph)
+    start = beginning(model)
+    readers = [Place(0, path, "input", "residual", 1) for path in graph.readers]
+    inputs = None if steps == 1 else between(written[:, 0], steps)
+    found = coefficients(model, pair, recipe, [start, *readers], inputs)
+    gradients = torch.stack([found[each] for each in readers])
+    difference = (written[1] - written[0]).to(gradients.dtype)
+    return torch.einsum("utd,rtd->ru", difference, gradients) * graph.edges.to(difference)
+
+
+def run(model: BoundModel, pair: Pair, graph: Graph, circuits: Tensor, *, batch_size: int = AT_A_TIME) -> Tensor:
+    """``[n]``: the explained value of the clean input in each of ``n`` circuits.
+
+    Args:
+        model: the model.
+        pair: the two inputs.
+        graph: of the model.
+        circuits: ``[n, readers, writers]``, whether each edge is in it; all others are patched with the corrupt run.
+        batch_size: the most that run together.
+
+    Raises:
+        InputError: the circuits are of another shape.
+    """
+    if circuits.shape[1:] != graph.edges.shape:
+        shape = list(graph.edges.shape)
+        raise InputError(f"the circuits have shape {list(circuits.shape)}; pass [n, {shape[0]}, {shape[1]}]")
+    corrupt = _written(model, pair, graph)[1]
+
+    def mix(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+        return [_Mixed(model, graph, len(rows), corrupt, circuits[list(rows)])]
+
+    return model.values(pair.questions.alone([0] * len(circuits)), taps=mix, batch_size=batch_size)
+
+
+def exact_edges(model: BoundModel, pair: Pair, graph: Graph, *, batch_size: int = AT_A_TIME) -> Tensor:
+    """``[readers, writers]``: how the explained value moves when one edge alone is patched; 0 where there is none."""
+    places = graph.edges.nonzero()
+    without = graph.edges.expand(len(places) + 1, -1, -1).clone()
+    without[torch.arange(len(places)), places[:, 0], places[:, 1]] = False
+    values = run(model, pair, graph, without, batch_size=batch_size).double()
+    found = torch.zeros(graph.edges.shape, dtype=torch.float64)
+    found[places[:, 0], places[:, 1]] = values[:-1] - values[-1]
+    return found
+
+
+def chosen(graph: Graph, scores: Tensor, count: int) -> Tensor:
+    """``[readers, writers]``: the circuit of the edges with the largest absolute scores; of equal ones the first."""
+    places = graph.edges.nonzero()
+    order = scores[places[:, 0], places[:, 1]].abs().argsort(descending=True, stable=True)[:count]
+    found = torch.zeros_like(graph.edges)
+    found[places[order, 0], places[order, 1]] = True
+    return found
+
+
+def check_closes(model: BoundModel, pair: Pair, graph: Graph) -> None:
+    """Refuse a model in which something else than the known edges joins the layers.
+
+    Raises:
+        MethodError: the whole graph does not give the clean value, or no edge the corrupt one.
+    """
+    both = run(model, pair, graph, torch.stack([graph.edges, torch.zeros_like(graph.edges)]))
+    wanted = model.values(pair.questions)
+    if float((both - wanted).abs().max()) > CLOSES * max(float((wanted[0] - wanted[1]).abs()), 1.0):
+        raise MethodError(
+            f"the edges that are seen in {type(model.module).__name__} are not all that joins its layers: without any "
+            f"the value is {float(both[1]):.6g} and not {float(wanted[1]):.6g}; use the benchmark patching"
+        )
+
+
+def _written(model: BoundModel, pair: Pair, graph: Graph) -> Tensor:
+    """``[2, writers, T, d]``: what each writer writes in the clean and the corrupt run."""
+    found: dict[int, Tensor] = {}
+    taps: list[tuple[Sequence[int], _Mixed]] = []
+
+    def record(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+        taps.append((list(rows), _Mixed(model, graph, len(rows))))
+        return [taps[-1][1]]
+
+    model.values(pair.questions, taps=record)
+    for rows, tap in taps:
+        found.update(zip(rows, tap.written, strict=True))
+    return torch.stack([found[0], found[1]])
+
+
+class _Mixed(Tap):
+    """Knows what each writer writes, and gives each reader its own mix.
+
+    Args:
+        model: the model.
+        graph: its graph.
+        rows: how many run together.
+        corrupt: ``[writers, T, d]``, what the writers of missing edges have written; None where nothing is patched.
+        circuits: ``[B, readers, writers]``, which edges are in each row's circuit.
+    """
+
+    def __init__(
+        self,
+        model: BoundModel,
+        graph: Graph,
+        rows: int,
+        corrupt: Tensor | None = None,
+        circuits: Tensor | None = None,
+    ) -> None:
+        self._model = model
+        self._graph = graph
+        self._rows = rows
+        self._corrupt = corrupt
+        self._missing = None if circuits is None else (graph.edges & ~circuits).to(corrupt)
+        self._writers = dict(zip((each.path for each in graph.wiring.writers), self._parts(), strict=True))
+        self._matrices = {each.branch.path for each in graph.wiring.writers}
+        self._readers = {path: i for i, path in enumerate(graph.readers)}
+        self._at: dict[tuple[str, Side], Tensor] = {}
+        self.written = torch.empty(0)
+        self.patterns = tuple(
+            {graph.wiring.begin: None, **self._writers, **dict.fromkeys(self._matrices), **self._readers}
+        )
+
+    def _parts(self) -> list[tuple[slice, Any]]:
+        return list(zip(self._graph.slots(), self._graph.wiring.writers, strict=True))
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        """A writer has written, or a reader is given what it reads."""
+        if side == "input" and path == self._graph.wiring.begin:
+            first = by_row(value, self._rows)
+            self.written = first.new_zeros(len(first), len(self._graph.writers), *first.shape[1:])
+            self.written[:, 0] = first
+        if path in self._matrices:
+            self._at[path, side] = value
+        if side == "output" and path in self._writers:
+            slot, writer = self._writers[path]
+            self.written[:, slot] = self._heads(writer, value) if writer.heads else by_row(value, self._rows)[:, None]
+        if side == "input" and path in self._readers and self._missing is not None and self._corrupt is not None:
+            missing = self._missing[:, self._readers[path]]
+            upto = int(self._graph.edges[self._readers[path]].sum())
+            other = self._corrupt[:upto] - self.written[:, :upto]
+            mixed = by_row(value, self._rows) + torch.einsum("bu,butd->btd", missing[:, :upto], other)
+            return mixed.reshape(value.shape)
+        return None
+
+    def _heads(self, writer: Any, value: Tensor) -> Tensor:
+        """``[B, H, T, d]``: what each head writes; a norm behind them is a factor, that of this run."""
+        place = writer.heads
+        matrix = self._model.module.get_submodule(place.path)
+        given, made = by_row(self._at[place.path, "input"], self._rows), self._at[place.path, "output"]
+        alone = given.new_zeros(len(given), place.width, *given.shape[1:])
+        for head in range(place.width):
+            features = place.features(head)
+            alone[:, head][..., features] = given[..., features]
+        with torch._C.DisableTorchFunction():  # it is the model's own matrix, once more
+            parts: Tensor = matrix.forward(alone) - matrix.forward(torch.zeros_like(alone[:1, :1, :1]))
+        if writer.path != place.path:
+            total, scaled = by_row(made, self._rows), by_row(value, self._rows)
+            ratio = torch.where(total == 0, torch.zeros_like(total), scaled / total)
+            parts = parts * ratio[:, None]
+        return parts

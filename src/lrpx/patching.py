@@ -1,0 +1,394 @@
+"""Activation patching, and what approximates it: which parts of a model make the difference between two inputs?
+
+Two inputs of the same length, a clean and a corrupt one, are run. **Exact** patching puts one part's value of the
+corrupt run into the clean run, one part at a time, and measures how the explained value moves. **Attribution** scores
+all parts at once, ``Σ (a_corrupt − a_clean) · ∂̃``, where ``∂̃`` is the gradient of the clean run under a recipe:
+
+- no rules: attribution patching (Nanda 2023; Syed et al. 2023);
+- ``recipes.RELP``: relevance patching (Jafari et al. 2025); ``recipes.GIM``, ``ATTNLRP`` and ``LRP`` likewise;
+- no rules, and the mean gradient of several points on the way from the corrupt to the clean embeddings: EAP-IG's
+  (Hanna et al. 2024).
+
+Parts are positions of the residual stream behind a layer and of what an attention or an MLP gives to it, and whole
+heads and neurons, at all positions together. Where these are is known from :mod:`lrpx.units`.
+
+>>> from lrpx.model import Spec
+>>> from lrpx.recipes import RELP
+>>> model = Spec().build()
+>>> pair = pair_of(model, "The doors of the old house", "The door of the old house", " are", " is")
+>>> truth = exact(model, pair, "mlp")
+>>> truth.shape == attributed(model, pair, RELP, ["mlp"])["mlp"].shape == (6, len(pair))
+True
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from lrpx.engine import Tap
+from lrpx.errors import InputError, MethodError, TargetError
+from lrpx.questions import Question, Questions
+from lrpx.targets import Contrast, Target
+from lrpx.units import Place, places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from lrpx._batching import Batch
+    from lrpx.engine._places import Side
+    from lrpx.inputs import Row
+    from lrpx.model import BoundModel
+    from lrpx.recipes import Recipe
+
+__all__ = ["KINDS", "Pair", "Write", "attributed", "exact", "pair_of", "parts_of", "patched"]
+
+KINDS: Final[dict[str, str]] = {
+    "residual": "residual stream behind a layer, by position",
+    "attention": "output of an attention, by position",
+    "mlp": "output of an MLP, by position",
+    "heads": "attention heads, at all positions",
+    "neurons": "neurons of the MLPs, at all positions",
+}
+"""The kinds of parts."""
+AT_A_TIME: Final = 32
+"""The most patched copies that run together."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two inputs of as many tokens, and what is asked of both.
+
+    Args:
+        clean: the input that the model is right about.
+        corrupt: the other.
+        position: where the logits are read; None where they belong to the whole input.
+        target: the explained value, with its tokens resolved.
+    """
+
+    clean: Row
+    corrupt: Row
+    position: int | None
+    target: Target
+
+    def __len__(self) -> int:
+        """How many tokens each of the two has."""
+        return self.clean.lengths[0]
+
+    @cached_property
+    def questions(self) -> Questions:
+        """The same question about the clean and the corrupt input."""
+        asked = tuple(Question(row, self.position, self.target) for row in (0, 1))
+        return Questions((self.clean, self.corrupt), asked)
+
+    @cached_property
+    def first(self) -> int:
+        """The first position at which the two inputs differ."""
+        ids = zip(self.clean.tokens.ids, self.corrupt.tokens.ids, strict=True)
+        return next(at for at, (a, b) in enumerate(ids) if a != b)
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """What is put into the place of a value.
+
+    Args:
+        path: of a module.
+        side: whether what enters or what leaves it.
+        value: what is written, of a shape that fits ``[T, w]`` at the positions and the units.
+        positions: which positions.
+        units: which of the features.
+    """
+
+    path: str
+    side: Side
+    value: Tensor | float
+    positions: slice = field(default_factory=lambda: slice(None))
+    units: slice | Sequence[int] = field(default_factory=lambda: slice(None))
+
+
+def pair_of(model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong: str | int) -> Pair:
+    """A pair, explained by the logit of the right token less that of the wrong one, at the last position.
+
+    Args:
+        model: what will be asked.
+        clean, corrupt: texts, or anything else that the model reads as one segment of tokens.
+        right, wrong: a token of the model's vocabulary each, such as ``" Mary"``, or a class.
+
+    Raises:
+        InputError: the two are of unequal length in tokens, the same, or not of one segment of tokens.
+        TargetError: ``right`` or ``wrong`` is no single token, or they are the same.
+    """
+    rows = [model.reader.row(each) for each in (clean, corrupt)]
+    if any(len(row.segments) != 1 or row.arguments for row in rows):
+        raise InputError(f"a {model.task.title} is given more than one text at once; patching takes one; pass another")
+    lengths = [row.lengths[0] for row in rows]
+    if lengths[0] != lengths[1]:
+        raise InputError(
+            f"the clean text has {lengths[0]} tokens and the corrupt one {lengths[1]}; patching needs as many, so "
+            "that each position has its counterpart; choose words of as many tokens"
+        )
+    if rows[0].tokens.ids == rows[1].tokens.ids:
+        raise InputError("the clean and the corrupt text are the same tokens; pass two that differ")
+    found = [model.index(each) if isinstance(each, str) else each for each in (right, wrong)]
+    if found[0] == found[1]:
+        raise TargetError(f"the right and the wrong answer are the same token, {right!r}; pass two that differ")
+    return Pair(rows[0], rows[1], model.reader.position(rows[0]), Contrast(*found))
+
+
+def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
+    """Where the parts of a kind are, layer after layer: of ``width`` 1 where each position is a part.
+
+    Raises:
+        InputError: there is no such kind.
+        MethodError: the model has no parts of that kind that are seen, or runs one module as several layers.
+    """
+    if kind not in KINDS:
+        raise InputError(f"there is no kind of parts {kind!r}; the kinds are {', '.join(KINDS)}")
+    found = places(model.module, kind)  # type: ignore[arg-type]
+    if any(each.call for each in found):
+        raise MethodError(
+            f"{found[0].path} is run several times in one pass, so its parts cannot be patched one by one"
+        )
+    if len({each.width for each in found}) > 1:
+        raise MethodError(f"the layers have {kind} of unequal number, and no table holds them; ask for other parts")
+    return found
+
+
+def recorded(model: BoundModel, pair: Pair, at: Sequence[Place]) -> dict[Place, Tensor]:
+    """``[2, T, w]`` for each place: its values in the clean and in the corrupt run."""
+    taps: list[tuple[Sequence[int], _Recorded]] = []
+
+    def record(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+        taps.append((list(rows), _Recorded(at, len(rows))))
+        return [taps[-1][1]]
+
+    model.values(pair.questions, taps=record)
+    by_row = {row: (tap, at) for rows, tap in taps for at, row in enumerate(rows)}
+    return {
+        each: torch.stack([by_row[row][0].values[each.path, each.side][by_row[row][1], : len(pair)] for row in (0, 1)])
+        for each in at
+    }
+
+
+def attributed(
+    model: BoundModel,
+    pair: Pair,
+    recipe: Recipe,
+    kinds: Sequence[str] = tuple(KINDS),
+    *,
+    steps: int = 1,
+) -> dict[str, Tensor]:
+    """``Σ (a_corrupt − a_clean) · ∂̃`` of every part, in two forward passes and a backward pass.
+
+    Args:
+        model: the model.
+        pair: the two inputs.
+        recipe: the rules of the backward pass.
+        kinds: of which parts.
+        steps: how many points on the way from the corrupt to the clean embeddings the gradient is the mean of; one is
+            the clean input alone.
+
+    Returns:
+        For each kind ``[L, T]`` by layer and position, or ``[L, units]``; in float32 at least.
+
+    Raises:
+        MethodError, InputError: as :func:`parts_of`; or a number of steps that is none.
+        UnknownOperationError, NonFiniteError: as any explanation.
+    """
+    if steps < 1:
+        raise InputError(f"steps is {steps}; pass at least 1")
+    chosen = {kind: parts_of(model, kind) for kind in kinds}
+    start = beginning(model)
+    every = list(dict.fromkeys([start, *(each for some in chosen.values() for each in some)]))
+    values = recorded(model, pair, every)
+    gradients = coefficients(model, pair, recipe, every, None if steps == 1 else between(values[start], steps))
+    return {
+        kind: torch.stack([_summed(values[each], gradients[each], each) for each in some])
+        for kind, some in chosen.items()
+    }
+
+
+def beginning(model: BoundModel) -> Place:
+    """What the first layer is given."""
+    return replace(places(model.module, "residual")[0], side="input")
+
+
+def between(values: Tensor, steps: int) -> Tensor:
+    """``[steps, T, w]``: the points ``a_corrupt + k/steps · (a_clean − a_corrupt)``, ``k = 1, …, steps``."""
+    shares = torch.arange(1, steps + 1, dtype=values.dtype, device=values.device) / steps
+    return values[1] + shares[:, None, None] * (values[0] - values[1])
+
+
+def coefficients(
+    model: BoundModel, pair: Pair, recipe: Recipe, at: Sequence[Place], inputs: Tensor | None = None
+) -> dict[Place, Tensor]:
+    """``∂̃`` at each place of the clean run ``[T, w]``, or its mean over the inputs of the first layer ``[n, T, d]``."""
+    count = 1 if inputs is None else len(inputs)
+    found: dict[Place, Tensor] = {}
+    start = None if inputs is None else inputs.detach()
+    questions = pair.questions.alone([0] * count)
+    taps: list[_Leaves] = []
+
+    def listen(_: Batch) -> Sequence[Tap]:
+        taps.append(_Leaves(at, count, start))
+        return taps
+
+    with model.traced(questions, recipe, taps=listen) as ran:
+        for _ in ran.explained():
+            for each in at:
+                gradient = ran.trace.gradient_of(taps[-1].found[each.path, each.side])
+                found[each] = gradient[:, : len(pair)].mean(0)
+    return found
+
+
+def exact(
+    model: BoundModel,
+    pair: Pair,
+    kind: str,
+    *,
+    which: Sequence[tuple[int, int]] | None = None,
+    batch_size: int = AT_A_TIME,
+) -> Tensor:
+    """How the explained value moves when one part has its value of the corrupt run, one part at a time.
+
+    Args:
+        model: the model.
+        pair: the two inputs.
+        kind: of which parts.
+        which: the parts to patch, each by its layer and its position or unit; all when None.
+        batch_size: the most patched copies that run together.
+
+    Returns:
+        ``[L, T]`` or ``[L, units]``; NaN for parts that were not patched.
+
+    Raises:
+        MethodError, InputError: as :func:`parts_of`, or a part that there is not.
+    """
+    chosen = parts_of(model, kind)
+    values = recorded(model, pair, chosen)
+    width = len(pair) if chosen[0].width == 1 else chosen[0].width
+    asked = [(i, at) for i in range(len(chosen)) for at in range(width)] if which is None else list(which)
+    wrong = next(((i, at) for i, at in asked if not (0 <= i < len(chosen) and 0 <= at < width)), None)
+    if wrong is not None:
+        raise InputError(f"there is no part {wrong[1]} of layer {wrong[0]}; {kind} has {len(chosen)} × {width}")
+    writes = [[_write(chosen[i], values[chosen[i]][1], at)] for i, at in asked]
+    before = float(model.values(pair.questions.alone([0]))[0])
+    found = torch.full((len(chosen), width), torch.nan, dtype=torch.float64)
+    if writes:
+        after = patched(model, pair.questions.alone([0]), writes, batch_size=batch_size).double()
+        rows, columns = zip(*asked, strict=True)
+        found[list(rows), list(columns)] = after - before
+    return found
+
+
+def patched(
+    model: BoundModel,
+    question: Questions,
+    runs: Sequence[Sequence[Write]],
+    *,
+    batch_size: int = AT_A_TIME,
+    read: Callable[[int, Target, Tensor], Tensor] | None = None,
+) -> Tensor:
+    """``[n]``: the value of one question, with the model's inner values changed as each of ``n`` runs says.
+
+    Args:
+        model: the model.
+        question: about one row, its target resolved.
+        runs: what is written in each run.
+        batch_size: the most runs together.
+        read: what else is read at the output, as :meth:`BoundModel.values <lrpx.model.BoundModel.values>` takes it.
+    """
+
+    def write(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+        return [_Written([runs[row] for row in rows])]
+
+    return model.values(question.alone([0] * len(runs)), taps=write, batch_size=batch_size, read=read)
+
+
+def _write(place: Place, corrupt: Tensor, at: int) -> Write:
+    """What patches one part."""
+    if place.width == 1:
+        return Write(place.path, place.side, corrupt[at : at + 1], positions=slice(at, at + 1))
+    features = place.features(at)
+    return Write(place.path, place.side, corrupt[:, features], units=features)
+
+
+def _summed(values: Tensor, gradient: Tensor, place: Place) -> Tensor:
+    """``Σ (a_corrupt − a_clean) · ∂`` by position, or by unit."""
+    product = (values[1] - values[0]).to(gradient.dtype) * gradient
+    return product.sum(-1) if place.width == 1 else place.of(product).sum(0)
+
+
+class _Recorded(Tap):
+    """Values ``[B, T, w]`` at some places."""
+
+    def __init__(self, at: Sequence[Place], rows: int) -> None:
+        self._places = {(each.path, each.side) for each in at}
+        self._rows = rows
+        self.patterns = tuple({each.path: None for each in at})
+        self.values: dict[tuple[str, Side], Tensor] = {}
+
+    def module(self, path: str, side: Side, value: Tensor) -> None:
+        """Kept, if it is one of the places."""
+        if (path, side) in self._places:
+            self.values[path, side] = by_row(value.detach().clone(), self._rows)
+
+
+class _Leaves(Tap):
+    """Values ``[B, T, w]`` at some places as leaves, and perhaps other inputs ``[B, T, d]`` of the first of them."""
+
+    def __init__(self, at: Sequence[Place], rows: int, start: Tensor | None) -> None:
+        self._places = {(each.path, each.side) for each in at}
+        self._first = (at[0].path, at[0].side)
+        self._rows = rows
+        self._start = start
+        self.patterns = tuple({each.path: None for each in at})
+        self.found: dict[tuple[str, Side], Tensor] = {}
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        """The same value, with a leaf that all after it is computed from; what is before goes on in the graph."""
+        if (path, side) not in self._places:
+            return None
+        leaf = by_row(value.detach().clone(), self._rows)
+        if self._start is not None and (path, side) == self._first:
+            leaf[:, : self._start.shape[1]] = self._start
+        self.found[path, side] = leaf.requires_grad_()
+        return leaf.reshape(value.shape) + (value - value.detach())
+
+    def leaves(self) -> list[Tensor]:
+        """What was found."""
+        return list(self.found.values())
+
+
+class _Written(Tap):
+    """Writes into each row of a batch what is due there."""
+
+    def __init__(self, rows: Sequence[Sequence[Write]]) -> None:
+        self._rows = len(rows)
+        self._due: dict[tuple[str, Side], list[tuple[int, Write]]] = defaultdict(list)
+        for at, writes in enumerate(rows):
+            for each in writes:
+                self._due[each.path, each.side].append((at, each))
+        self.patterns = tuple({path: None for path, _ in self._due})
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        """The value with what is due in it."""
+        due = self._due.get((path, side))
+        if not due:
+            return None
+        changed = value.clone()
+        rows = by_row(changed, self._rows)
+        for row, write in due:
+            rows[row][write.positions, write.units] = write.value
+        return rows.reshape(value.shape)
+
+
+def by_row(value: Tensor, rows: int) -> Tensor:
+    """``[B, T, w]`` also where a module is given all tokens one after another."""
+    return value if value.ndim == 3 else value.reshape(rows, -1, value.shape[-1])
