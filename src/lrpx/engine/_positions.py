@@ -31,7 +31,7 @@ from lrpx._modules import layer_of
 from lrpx.engine._book import Line, relevance, storage_of
 from lrpx.engine._factors import CONSTANT
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, arguments, carries, is_in_place
+from lrpx.engine._tensors import any_carries, arguments, is_in_place
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -184,7 +184,9 @@ class Positions(Tap):
         that are positions."""
         args, kwargs = call.args, call.kwargs
         row = call.operation
-        takes_shape = row is not None and not row.has_summands and row.kind == "plain" and args and not carries(args[0])
+        takes_shape = (
+            row is not None and not row.has_summands and row.kind == "plain" and args and not any_carries(args[0])
+        )
         if takes_shape or not any_carries((*args, *kwargs.values())):
             return self._of_constants(call, proceed)
         if call.name == "__get__" or not torch.is_grad_enabled():
@@ -310,17 +312,19 @@ class Positions(Tap):
             return ((*args[:3], added, *args[4:]), kwargs) if len(args) > 3 else (args, kwargs | {"attn_mask": added})
         if name in ADDING and args:
             factors = [each for each in (*args[1:], *kwargs.values()) if _is_tensor(each)]
-            is_scores = not name.startswith("addc") and all(map(carries, factors))  # else it is a layer, and its bias
+            is_scores = not name.startswith("addc") and all(
+                map(any_carries, factors)
+            )  # else it is a layer, and its bias
             shape = _shape_of_sum(name, args[0], factors)
-            dtype = next(each.dtype for each in (*args, *kwargs.values()) if carries(each))
+            dtype = next(each.dtype for each in (*args, *kwargs.values()) if any_carries(each))
             return (self._added(args[0], shape, dtype, is_scores=is_scores), *args[1:]), kwargs
         if name in BESIDE and args and type(args[0]) in (tuple, list):
-            dtype = next((each.dtype for each in args[0] if carries(each)), torch.get_default_dtype())
+            dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
             return ([self._added(each, each.shape, dtype) for each in args[0]], *args[1:]), kwargs
         if call.operation is not None and (call.operation.kind in PRODUCTS or name in DIVISIONS):
             return args, kwargs  # products ask by themselves; a divisor is a normaliser
         for each in (*args, *kwargs.values()):
-            if _is_tensor(each) and each.is_floating_point() and not carries(each) and self._varies(each):
+            if _is_tensor(each) and each.is_floating_point() and not any_carries(each) and self._varies(each):
                 raise self._refusal(f"positions go into torch's {name!r}, which is neither a sum nor a product")
         return args, kwargs
 
@@ -332,7 +336,7 @@ class Positions(Tap):
             call.args, call.kwargs, "input", "dim", "index" if call.name == "gather" else "indices"
         )
         dim, index = (index, dim) if isinstance(index, int) else (dim, index)
-        if self._run.recipe.position is rules.signal_take_all or not carries(x) or not self._varies(index):
+        if self._run.recipe.position is rules.signal_take_all or not any_carries(x) or not self._varies(index):
             return out
         if dim % x.ndim != x.ndim - 1 or out.shape[-1] not in self._lengths:
             return out
@@ -353,10 +357,10 @@ class Positions(Tap):
     def _summed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = list(call.args), dict(call.kwargs)
         given = [each for each in (*args, *kwargs.values()) if _is_tensor(each)]
-        if len(given) < 2 or all(map(carries, given)):
+        if len(given) < 2 or all(map(any_carries, given)):
             return call.args, call.kwargs
         shape = _shape_of(*(each.shape for each in given))
-        dtype = next(each.dtype for each in given if carries(each))
+        dtype = next(each.dtype for each in given if any_carries(each))
         for at, value in enumerate(args):
             if _is_constant(value) and not (at == 0 and is_in_place(call.name)):
                 args[at] = self._added(value, shape, dtype)
@@ -374,7 +378,7 @@ class Positions(Tap):
     def product(self, func: Callable[..., Any], a: Any, b: Any) -> Any:
         """``func(a, b)`` under the recipe's rule for positions, if one depends on the input and the other is positions,
         and the rule gives them some; else None."""
-        constant, x = (b, a) if carries(a) else (a, b)
+        constant, x = (b, a) if any_carries(a) else (a, b)
         if self._run.recipe.position is rules.signal_take_all or not _is_tensor(constant):
             return None
         shape = _shape_of(constant.shape, x.shape)
@@ -391,7 +395,7 @@ class Positions(Tap):
         Raises:
             MethodError: one depends on the input, and the other is positions, under a rule that gives them some.
         """
-        constant = b if carries(a) else a
+        constant = b if any_carries(a) else a
         if self._run.recipe.position is not rules.signal_take_all and _is_tensor(constant) and self._varies(constant):
             raise self._refusal("positions are a factor of a matrix product, whose rows are no tokens'")
 
