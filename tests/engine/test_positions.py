@@ -196,7 +196,7 @@ SPELLINGS = {
 @pytest.mark.parametrize(("build", "count"), SPELLINGS.values(), ids=SPELLINGS)
 @pytest.mark.parametrize("length", [8, 4, 2])  # as many as heads, and as wide as they are
 def test_every_spelling_is_met(build: Any, count: int, length: int) -> None:
-    model = build()
+    model = build().requires_grad_()  # as users' models are
     ids = torch.tensor(np.tile(TOKENS[:length], (3, 1)))
     ids[1] = ids[1].flip(0)
     with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
@@ -215,6 +215,87 @@ def test_every_spelling_is_met(build: Any, count: int, length: int) -> None:
     for at, kept in enumerate(found):
         assert_allclose(kept.relevance, torch.stack([row[at] for row in rows]), rtol=0, atol=1e-7)
         assert (kept.relevance[:, -2:].abs() > 1e-12).any()
+
+
+PIXELS = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+VIT = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "image_size": 8,
+    "patch_size": 2, "num_labels": 3,
+}  # fmt: skip
+SWIN = {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [2, 1], "num_heads": [2, 2], "window_size": 2}
+IMAGES = {
+    "ViT": (lambda: tiny.build(tf.ViTForImageClassification, tf.ViTConfig(**VIT)), {"input": 17}),
+    "DeiT": (lambda: tiny.build(tf.DeiTForImageClassification, tf.DeiTConfig(**VIT)), {"input": 18}),
+    "BEiT": (
+        lambda: tiny.build(tf.BeitForImageClassification, tf.BeitConfig(**VIT, use_relative_position_bias=True)),
+        {"beit.layers.0": 17, "beit.layers.1": 17},
+    ),
+    "Swin": (  # positions inside a window of 2 × 2, all windows together
+        lambda: tiny.build(tf.SwinForImageClassification, tf.SwinConfig(**SWIN, num_labels=3)),
+        {"swin.encoder.layers.0": 4, "swin.encoder.layers.1": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize(("build", "places"), IMAGES.values(), ids=IMAGES)
+def test_images_have_positions(build: Any, places: dict[str, int]) -> None:
+    model = build().requires_grad_()
+    for _ in range(2):  # BEiT keeps what it has computed from positions
+        with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+            logits = model(pixel_values=PIXELS).logits
+        trace.explain(logits[:, 1].sum())
+        found = trace.positions()
+        assert {kept.layer: kept.relevance.shape for kept in found} == {
+            layer: (2, count) for layer, count in places.items()
+        }
+        assert trace.ledger().closes(1e-9)
+    with propagate(model, PA_LRP, observe=()) as alone:
+        value = model(pixel_values=PIXELS[1:]).logits[0, 1]
+    alone.explain(value)
+    for mine, one in zip(found, alone.positions(), strict=True):
+        near(mine.relevance[1].numpy(), one.relevance[0].numpy())
+
+
+def deberta() -> Any:
+    more = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_buckets": 4, "share_att_key": True}
+    config = tf.DebertaV2Config(**SIZES, **more, norm_rel_ebd="layer_norm", type_vocab_size=0)
+    return tiny.build(tf.DebertaV2ForMaskedLM, config, "eager")
+
+
+def test_distances_that_deberta_chooses_by() -> None:
+    model = deberta()
+    trace = run(model, input_ids=TOKENS)
+    assert list(positions_of(trace)) == ["input", "deberta.encoder.layer.0", "deberta.encoder.layer.1"]
+    assert trace.ledger().closes(1e-9)
+
+
+class Distances(torch.nn.Module):
+    """Products with a table of distances, one of which a pair of tokens is given, as in DeBERTa."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.table = torch.nn.Embedding(31, 4), torch.nn.Parameter(torch.randn(9, 4))
+        self.project = torch.nn.Linear(4, 4)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, places = self.embed(input_ids), torch.arange(input_ids.shape[1])
+        products = x @ self.project(self.table).T
+        index = (places[:, None] - places + 4).expand(len(x), -1, -1)
+        return products.gather(-1, index) * 2.0
+
+
+def test_half_of_what_a_distance_chooses_is_the_positions() -> None:
+    torch.manual_seed(0)
+    model = Distances().double()
+    ids = torch.tensor([[3, 4, 5, 6, 7], [9, 8, 7, 6, 5]])
+    weights = torch.randn(2, 5, 5, dtype=torch.float64)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        scores = model(ids)
+        value = (scores * weights).sum()
+    trace.explain(value)
+    chosen = (scores * weights).detach()
+    near(trace.positions()[0].relevance.numpy(), 0.5 * chosen.sum(1).numpy())  # of the token whose distance it is
+    near(trace.source_relevance(trace.sources[0]).sum(-1).numpy(), 0.5 * chosen.sum(2).numpy())
 
 
 def test_distances_are_refused_by_name() -> None:

@@ -31,7 +31,7 @@ from lrpx._modules import layer_of
 from lrpx.engine._book import Line, relevance, storage_of
 from lrpx.engine._factors import CONSTANT
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, arguments, carries, is_in_place
+from lrpx.engine._tensors import any_carries, arguments, is_in_place
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ SUMS = frozenset(
 BESIDE = frozenset("cat concat concatenate stack hstack vstack dstack".split())
 ADDING = frozenset("addmm baddbmm addbmm addmv addr addcmul addcdiv addmm_ baddbmm_ addbmm_ addmv_ addr_".split())
 """Functions that add their first argument to a product of the others; all but the last two, scores to a bias."""
+CHOOSING = ("gather", "take_along_dim")
 ATTENTION = "scaled_dot_product_attention"
 PRODUCTS = ("product", "linear", "convolution", "matmul")
 DIVISIONS = frozenset("div divide true_divide __truediv__ div_ divide_ __itruediv__".split())
@@ -135,12 +136,8 @@ class Positions(Tap):
         self._model = model
         self._run: Any = None
         self._marks: Any = WeakTensorKeyDictionary()
-        self._numbers = {
-            storage_of(buffer): buffer.numel()
-            for buffer in model.buffers()
-            if buffer.dtype is torch.int64 and buffer.ndim and bool((buffer != buffer.flatten()[:1]).any())
-        }
-        self._numbers.pop(0, None)
+        self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
+        self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
         self._tables: frozenset[int] | None = None
         self._lengths: set[int] = set()
         self.sinks: list[Sink] = []
@@ -176,26 +173,36 @@ class Positions(Tap):
 
     def given(self, name: str, value: Tensor) -> None:
         """An argument of the model that is of whole numbers: the tokens, or the numbers of their places."""
-        if "position" in name:
+        if "position" in name and value.ndim:
             self._number(value)
-        elif value.ndim:
-            self._lengths.add(value.shape[-1])
+        else:
+            self._seen[value] = True
+            self._lengths.update(value.shape[-1:])
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """A call of constants is followed by its shadow's; one of what depends on the input has leaves for constants
         that are positions."""
         args, kwargs = call.args, call.kwargs
-        if not any_carries(args) and not (kwargs and any_carries((*kwargs.values(),))):
+        row = call.operation
+        takes_shape = (
+            row is not None and not row.has_summands and row.kind == "plain" and args and not any_carries(args[0])
+        )
+        if takes_shape or not any_carries((*args, *kwargs.values())):
             return self._of_constants(call, proceed)
-        if call.name != "__get__" and torch.is_grad_enabled():
-            args, kwargs = self._met(call)
-        return proceed(args, kwargs)
+        if call.name == "__get__" or not torch.is_grad_enabled():
+            return proceed(args, kwargs)
+        args, kwargs = self._met(call)
+        out = proceed(args, kwargs)
+        return self._chosen(call, out) if call.name in CHOOSING else out
 
     def _of_constants(self, call: Call, proceed: Callable[..., Any]) -> Any:
         args, kwargs = call.args, call.kwargs
         marks = list(self._marks_in((*args, *kwargs.values())))
         if not marks:
             out = proceed(args, kwargs)
+            for made, _ in _pairs(out, None):
+                if made.dtype is torch.int64:
+                    self._seen[made] = True
             if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
                 self._number(out)
             return out
@@ -212,7 +219,7 @@ class Positions(Tap):
             out = proceed(args, kwargs)
         is_single, is_mask = all(mark.is_single for mark in marks), all(mark.is_mask for mark in marks)
         for made, other in _pairs(out, shadow):
-            if not (made is args[0] and writes) and not self._is_slice_of_numbers(made):
+            if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
                 fits = isinstance(other, Tensor) and other.shape == made.shape
                 is_compared = is_mask or made.dtype is torch.bool
                 self._marks[made] = _Mark(other if fits else None, is_single, is_compared)
@@ -231,8 +238,12 @@ class Positions(Tap):
 
     def _mark_of(self, value: Tensor) -> _Mark | None:
         mark: _Mark | None = self._marks.get(value)
-        if mark is None and value.dtype is torch.int64 and value.ndim and storage_of(value) in self._numbers:
-            mark = self._number(value)
+        if mark is None and value.dtype is torch.int64 and value.ndim and value not in self._seen:
+            if bool((value != value.flatten()[:1]).any()) or value.shape[-1] == 1:
+                self._own[value] = True
+                mark = self._number(value)
+            else:
+                self._seen[value] = True
         return mark
 
     def _shadow(self, value: Any) -> Any:
@@ -264,10 +275,13 @@ class Positions(Tap):
             return True
         return out.shape[0] > max(self._lengths) and bool((out[1] - out[0]).abs() == 1)
 
-    def _is_slice_of_numbers(self, made: Tensor) -> bool:
-        """Whether it is a part of a buffer of numbers, which is seen as such by itself when it is used."""
-        whole = self._numbers.get(storage_of(made)) if made.dtype is torch.int64 else None
-        return whole is not None and made.numel() < whole
+    def _is_part_of_numbers(self, made: Tensor, made_of: Sequence[Any]) -> bool:
+        """Whether it is a part of whole numbers of the model itself, which number places by themselves where it is
+        used."""
+        whole = made_of[0] if made_of else None
+        if not isinstance(whole, Tensor) or whole not in self._own or made._base is None:
+            return False
+        return made._base is (whole if whole._base is None else whole._base) and made.numel() < whole.numel()
 
     def _before_writing(self, value: Tensor) -> Tensor:
         """The shadow of a constant that will be written into; a view's is a view of its base's."""
@@ -297,18 +311,42 @@ class Positions(Tap):
                 return args, kwargs
             return ((*args[:3], added, *args[4:]), kwargs) if len(args) > 3 else (args, kwargs | {"attn_mask": added})
         if name in ADDING and args:
-            shape = _shape_of_sum(name, args[0], [each for each in (*args[1:], *kwargs.values()) if _is_tensor(each)])
-            dtype = next(each.dtype for each in (*args, *kwargs.values()) if carries(each))
-            return (self._added(args[0], shape, dtype, is_scores=not name.startswith("addc")), *args[1:]), kwargs
+            factors = [each for each in (*args[1:], *kwargs.values()) if _is_tensor(each)]
+            is_scores = not name.startswith("addc") and all(
+                map(any_carries, factors)
+            )  # else it is a layer, and its bias
+            shape = _shape_of_sum(name, args[0], factors)
+            dtype = next(each.dtype for each in (*args, *kwargs.values()) if any_carries(each))
+            return (self._added(args[0], shape, dtype, is_scores=is_scores), *args[1:]), kwargs
         if name in BESIDE and args and type(args[0]) in (tuple, list):
-            dtype = next((each.dtype for each in args[0] if carries(each)), torch.get_default_dtype())
+            dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
             return ([self._added(each, each.shape, dtype) for each in args[0]], *args[1:]), kwargs
         if call.operation is not None and (call.operation.kind in PRODUCTS or name in DIVISIONS):
             return args, kwargs  # products ask by themselves; a divisor is a normaliser
         for each in (*args, *kwargs.values()):
-            if _is_tensor(each) and each.is_floating_point() and not carries(each) and self._varies(each):
+            if _is_tensor(each) and each.is_floating_point() and not any_carries(each) and self._varies(each):
                 raise self._refusal(f"positions go into torch's {name!r}, which is neither a sum nor a product")
         return args, kwargs
+
+    def _chosen(self, call: Call, out: Tensor) -> Tensor:
+        """What positions have chosen of products with a table of distances, for each of a pair of tokens, as DeBERTa
+        does: half of it is the table's (the uniform rule), and so the position's whose distance it is. The factor 1 is
+        that half, without a look at the table."""
+        x, dim, index = arguments(
+            call.args, call.kwargs, "input", "dim", "index" if call.name == "gather" else "indices"
+        )
+        dim, index = (index, dim) if isinstance(index, int) else (dim, index)
+        if self._run.recipe.position is rules.signal_take_all or not any_carries(x) or not self._varies(index):
+            return out
+        if dim % x.ndim != x.ndim - 1 or out.shape[-1] not in self._lengths:
+            return out
+        ones = out.new_ones(*(1,) * (out.ndim - 1), out.shape[-1])
+        return self._run.apply(  # type: ignore[no-any-return]
+            "position",
+            lambda position, signal: signal * position,
+            self._sink(ones, out.shape, out.dtype, _Axis(-1)),
+            out,
+        )
 
     def _varies(self, constant: Tensor) -> bool:
         mark = self._marks.get(constant)
@@ -319,10 +357,10 @@ class Positions(Tap):
     def _summed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = list(call.args), dict(call.kwargs)
         given = [each for each in (*args, *kwargs.values()) if _is_tensor(each)]
-        if len(given) < 2 or all(map(carries, given)):
+        if len(given) < 2 or all(map(any_carries, given)):
             return call.args, call.kwargs
         shape = _shape_of(*(each.shape for each in given))
-        dtype = next(each.dtype for each in given if carries(each))
+        dtype = next(each.dtype for each in given if any_carries(each))
         for at, value in enumerate(args):
             if _is_constant(value) and not (at == 0 and is_in_place(call.name)):
                 args[at] = self._added(value, shape, dtype)
@@ -340,7 +378,7 @@ class Positions(Tap):
     def product(self, func: Callable[..., Any], a: Any, b: Any) -> Any:
         """``func(a, b)`` under the recipe's rule for positions, if one depends on the input and the other is positions,
         and the rule gives them some; else None."""
-        constant, x = (b, a) if carries(a) else (a, b)
+        constant, x = (b, a) if any_carries(a) else (a, b)
         if self._run.recipe.position is rules.signal_take_all or not _is_tensor(constant):
             return None
         shape = _shape_of(constant.shape, x.shape)
@@ -357,7 +395,7 @@ class Positions(Tap):
         Raises:
             MethodError: one depends on the input, and the other is positions, under a rule that gives them some.
         """
-        constant = b if carries(a) else a
+        constant = b if any_carries(a) else a
         if self._run.recipe.position is not rules.signal_take_all and _is_tensor(constant) and self._varies(constant):
             raise self._refusal("positions are a factor of a matrix product, whose rows are no tokens'")
 
@@ -424,23 +462,31 @@ class Positions(Tap):
 
     def _axis_of_table(self, c: Tensor, shape: Sequence[int], *, is_scores: bool) -> _Axis | None:
         """The same of what was not computed from places: a table of the model with a row for each."""
-        if c.ndim < 2 or max(c.shape[:-1]) == 1:
+        if c.ndim < 2 or max(c.shape[:-1]) == 1:  # nearly always
             return None
         wide = [dim for dim in range(-c.ndim, -1) if c.shape[dim] > 1]
+        known = [dim for dim in wide if c.shape[dim] in self._lengths and dim > -len(shape)]
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
-        known = [dim for dim in wide if c.shape[dim] in self._lengths]
-        is_known = len(known) == 1 and len(shape) > 2
-        is_pair = len(shape) > 3 and 1 < c.shape[-1] == c.shape[-2] and c.shape[-2:] == tuple(shape[-2:])
-        of_places = is_known or (is_whole and any(each.ids is None for each in self._run.sources))
-        if not (of_places or (is_pair and c.shape[-1] in self._lengths) or is_scores):
+        is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
+        is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
+        if is_pair:
+            dim = -1 if c.shape[-1] in (self._lengths or c.shape) else None
+        else:
+            dim = known[0] if len(known) == 1 else -2 if is_of_input else None
+        if dim is None or not self._is_table(c, dim):
             return None
-        if not (c.is_floating_point() or c.is_complex()) or storage_of(c) not in self._memory():
-            return None
-        if is_scores or is_pair:
-            return _Axis(-1)
-        if is_whole and c.shape[-1] == c.shape[-2]:
+        others = [each for each in range(1 - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
+        is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others) and not _is_part(c)
+        if not is_pair and (is_unclear or (is_of_input and c.shape[-1] == c.shape[-2])):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
-        return _Axis(known[0] if is_known else -2)
+        return _Axis(dim)
+
+    def _is_table(self, c: Tensor, dim: int) -> bool:
+        """Whether a constant is numbers of the model itself that differ along a dimension, and no mask."""
+        if not (c.is_floating_point() or c.is_complex()) or storage_of(c) not in self._memory():
+            return False
+        is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
+        return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
 
     def _memory(self) -> frozenset[int]:
         """Where the tensors of the model are."""
@@ -468,11 +514,16 @@ def _is_constant(value: Any) -> bool:
 
 def _shape_of(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape of what is made of tensors of these, element by element."""
-    made = list(max(shapes, key=len))
+    made = [1] * max(map(len, shapes))
     for shape in shapes:
         for i, size in enumerate(reversed(shape), 1):
             made[-i] = max(made[-i], size) if size else 0
     return tuple(made)
+
+
+def _is_part(c: Tensor) -> bool:
+    """Whether a tensor is a part of a larger one, as the first rows of a table of angles are."""
+    return c.untyped_storage().nbytes() > c.numel() * c.element_size()
 
 
 def _rows(source: Source) -> int:
