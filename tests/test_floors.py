@@ -46,6 +46,7 @@ FLOORS = {
     "loading": 3,
     "naming": 4,
     "units": 4,
+    "interventions": 5,
     "questions": 4,
     "batching": 5,
     "passes": 6,

@@ -14,8 +14,9 @@ import lrpx
 
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
-    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Attributions Contrast Epsilon Explainer Gamma LRPxError Ledger
-        LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
+    "lrpx": """ATTNLRP GRADIENT LRP METHODS Add Along Attribution Attributions Clamp Contrast Epsilon Explainer Gamma
+        LRPxError Ledger LogProb Logit Margin Method Part Patch Recipe Scale Set Similarity Span Tap Target Task Trace
+        ZPlus intervene propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
@@ -27,6 +28,7 @@ PUBLIC = {
         TraceError DataError MissingExtraError ResultError ResultFileError""",
     "lrpx.explainer": "Explainer",
     "lrpx.inputs": "Reader Row Segment",
+    "lrpx.interventions": "Add Along Change Clamp Patch Scale Set intervene record",
     "lrpx.ledger": "KINDS Entry Ledger",
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
         InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
