@@ -31,6 +31,7 @@ FLOORS = {
     "pictures": 1,
     "progress": 1,
     "metrics": 2,
+    "flow": 3,
     "ranking": 3,
     "recipes": 2,
     "attribution": 2,
@@ -66,6 +67,7 @@ ENTRANCES = {
     "attribution": {"saving", "views"},
     "attributions": {"views"},
     "pictures": {"files", "views"},
+    "flow": {"views"},
     "ranking": {"views"},
     "recipes": {"recipe_files"},
 }

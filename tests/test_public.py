@@ -27,6 +27,7 @@ PUBLIC = {
     "lrpx.errors": """LRPxError InputError TargetError ModelError MethodError UnknownOperationError NonFiniteError
         TraceError DataError MissingExtraError ResultError ResultFileError""",
     "lrpx.explainer": "Explainer",
+    "lrpx.flow": "Flow",
     "lrpx.inputs": "Reader Row Segment",
     "lrpx.interventions": "Add Along Change Clamp Patch Scale Set intervene record",
     "lrpx.ledger": "KINDS Entry Ledger",
