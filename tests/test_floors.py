@@ -31,6 +31,7 @@ FLOORS = {
     "pictures": 1,
     "progress": 1,
     "metrics": 2,
+    "flow": 3,
     "ranking": 3,
     "recipes": 2,
     "attribution": 2,
@@ -48,6 +49,7 @@ FLOORS = {
     "loading": 3,
     "naming": 4,
     "units": 4,
+    "interventions": 5,
     "questions": 4,
     "batching": 5,
     "passes": 6,
@@ -71,6 +73,7 @@ ENTRANCES = {
     "attribution": {"saving", "views"},
     "attributions": {"views"},
     "pictures": {"files", "views"},
+    "flow": {"views"},
     "ranking": {"views"},
     "recipes": {"recipe_files"},
 }

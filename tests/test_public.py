@@ -14,9 +14,9 @@ import lrpx
 
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
-    "lrpx": """ATTNLRP GRADIENT LRP METHODS PA_LRP Attribution Attributions Cell Contrast Epsilon Explainer Gamma LRPxError
-        Ledger LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate
-        register""",
+    "lrpx": """ATTNLRP GRADIENT LRP METHODS PA_LRP Add Along Attribution Attributions Cell Clamp Contrast Epsilon
+        Explainer Gamma LRPxError Ledger LogProb Logit Margin Method Part Patch Recipe Scale Set Similarity Span Tap
+        Target Task Trace ZPlus intervene propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
@@ -29,7 +29,9 @@ PUBLIC = {
     "lrpx.errors": """LRPxError InputError TargetError ModelError MethodError UnknownOperationError NonFiniteError
         TraceError DataError MissingExtraError ResultError ResultFileError""",
     "lrpx.explainer": "Explainer",
+    "lrpx.flow": "Flow",
     "lrpx.inputs": "Reader Row Segment",
+    "lrpx.interventions": "Add Along Change Clamp Patch Scale Set intervene record",
     "lrpx.ledger": "KINDS Entry Ledger",
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Centre Found FullGrad GradCam GradientRollout
         GradientShap InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position

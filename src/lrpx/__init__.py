@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lrpx.engine import Tap, Trace, propagate
     from lrpx.errors import LRPxError
     from lrpx.explainer import Explainer
+    from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, intervene
     from lrpx.ledger import Ledger
     from lrpx.methods import METHODS, Method, register
     from lrpx.parts import Part
@@ -33,9 +34,12 @@ __all__ = [
     "LRP",
     "METHODS",
     "PA_LRP",
+    "Add",
+    "Along",
     "Attribution",
     "Attributions",
     "Cell",
+    "Clamp",
     "Contrast",
     "Epsilon",
     "Explainer",
@@ -47,7 +51,10 @@ __all__ = [
     "Margin",
     "Method",
     "Part",
+    "Patch",
     "Recipe",
+    "Scale",
+    "Set",
     "Similarity",
     "Span",
     "Tap",
@@ -55,6 +62,7 @@ __all__ = [
     "Task",
     "Trace",
     "ZPlus",
+    "intervene",
     "propagate",
     "register",
 ]
@@ -65,6 +73,7 @@ _HOMES = {
     "engine": "Tap Trace propagate",
     "errors": "LRPxError",
     "explainer": "Explainer",
+    "interventions": "Add Along Clamp Patch Scale Set intervene",
     "ledger": "Ledger",
     "methods": "METHODS Method register",
     "parts": "Part",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -14,8 +15,9 @@ from lrpx._images import as_shown
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.attributions import Attributions
 from lrpx.errors import InputError, LRPxError, MethodError, ModelError, TargetError
+from lrpx.flow import Flow
 from lrpx.inputs import spread
-from lrpx.methods import Backward, attribute_all, find
+from lrpx.methods import Backward, Found, attribute_all, find
 from lrpx.model import AT_A_TIME, BoundModel, Spec
 from lrpx.parts import Part, Parts
 from lrpx.questions import Question, Questions
@@ -23,7 +25,7 @@ from lrpx.ranking import Ranking
 from lrpx.targets import Contrast, Logit, Target, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from lrpx.inputs import Row
-    from lrpx.methods import Found, Method
+    from lrpx.methods import Method
     from lrpx.recipes import Recipe
     from lrpx.tasks import Task
     from lrpx.units import Kind
@@ -321,6 +323,94 @@ class Explainer:
             sums = [neurons.sums(bound, each, recipe, kind, batch_size, done) for each in sets]
         units = neurons.mean_units(sums[0][0], sums[0][1], sums[1][1] if len(sums) > 1 else None, top)
         return Ranking(kind, units, sums[0][1].shape[1], None, tuple(map(len, sets)), made)
+
+    def flow(
+        self,
+        inputs: Any,
+        target: Any = None,
+        contrast: Any = None,
+        *,
+        method: str | Path | Method | Recipe = "attnlrp",
+        position: int | None = None,
+        decoder: Any = None,
+    ) -> Flow:
+        """How the relevance of one prediction flows through the layers: which layer, which branch, which heads carry
+        it, at which tokens; one forward and one backward pass.
+
+        Args:
+            inputs, target, contrast, position, decoder: as :meth:`__call__` takes them, one question of one input.
+            method: as :meth:`neurons` takes it.
+
+        Raises:
+            MethodError: the method tells nothing of layers, or the model has none that are known.
+            InputError, TargetError, ModelError, NonFiniteError: as :meth:`__call__`.
+        """
+        chosen, questions = self._one_asked(inputs, target, contrast, method, position, decoder)
+        answers, tokens, parts = neurons.flow(self.bound, questions, _recipe_of(chosen))
+        found = Found(answers, (tokens,), {part.name: (part,) for part in parts})
+        return Flow(self._attributed(questions, found, chosen))
+
+    def paths(
+        self,
+        inputs: Any,
+        target: Any = None,
+        contrast: Any = None,
+        *,
+        layer: int | str,
+        kind: Kind = "heads",
+        units: Sequence[int] | int = 16,
+        method: str | Path | Method | Recipe = "attnlrp",
+        position: int | None = None,
+        decoder: Any = None,
+    ) -> Attribution:
+        """The exact split of one prediction over paths *source token → unit → target*: how much of each token's
+        relevance goes through each head or neuron of one layer, through all others there, and past them.
+
+        What goes through a unit is measured by a backward pass from it with the other branches of the layer cut: one
+        for each unit, below its layer, and a second run for what goes past them. The rows of the part ``"paths"`` sum
+        to the relevance of the tokens.
+
+        Args:
+            inputs, target, contrast, position, decoder: as :meth:`__call__` takes them, one question of one input.
+            layer: the number of the layer, or the path of the units' module where a layer has several.
+            kind: ``"heads"`` or ``"neurons"``.
+            units: which of them, or how many, the most relevant.
+            method: as :meth:`neurons` takes it.
+
+        Raises:
+            MethodError: there is no such layer or unit, or the method tells nothing of units.
+            InputError, TargetError, ModelError, NonFiniteError: as :meth:`__call__`.
+        """
+        if kind not in ("heads", "neurons"):
+            raise MethodError(f"there are no paths through {kind!r}; pass kind='heads' or 'neurons'")
+        given, least = (units, 0) if isinstance(units, Sequence) else ([units], 1)
+        if not given or any(number is None or number < least for number in map(whole_number, given)):
+            raise InputError(f"units is {units!r}; pass how many, or a list of their numbers")
+        chosen, questions = self._one_asked(inputs, target, contrast, method, position, decoder)
+        answers, tokens, part = neurons.paths(self.bound, questions, _recipe_of(chosen), kind, layer, units)
+        return self._attributed(questions, Found(answers, (tokens,), {"paths": (part,)}), chosen)
+
+    def _one_asked(
+        self, inputs: Any, target: Any, contrast: Any, method: Any, position: Any, decoder: Any
+    ) -> tuple[Method, Questions]:
+        """The method, and one question of one input.
+
+        Raises:
+            InputError: there are several inputs or questions.
+        """
+        self._refuse_random()
+        chosen = find(method)
+        chosen.check(self.bound)
+        several, rows, asked = self._asked(inputs, target, contrast, position, decoder)
+        if several or not rows[0].segments:
+            raise InputError("relevance is followed for one input with tokens; pass one text")
+        return chosen, _one_each(rows, asked)
+
+    def _attributed(self, questions: Questions, found: Found, method: Method) -> Attribution:
+        """What was found for one question."""
+        predicted = self.bound.predicted(found.answers.logits[0].to(torch.float64))
+        prediction = None if predicted is None else Prediction(*predicted)
+        return self._attribution(questions.rows[0], questions.asked[0], found, 0, prediction, method)
 
     def _refuse_random(self) -> None:
         if self.bound.random_part:

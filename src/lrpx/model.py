@@ -28,6 +28,7 @@ from lrpx._pooling import Pooling, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
+from lrpx.engine._running import intervened
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
@@ -494,6 +495,10 @@ class BoundModel(Named):
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
         packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
+        if compiled and intervened(0, self.module):
+            raise ModelError(
+                "compiled code knows nothing of the intervention in this block; make an Explainer without compile"
+            )
         if self.compiler is None or not compiled:
             run = forward(given)
         else:

@@ -7,15 +7,19 @@ all layers and at all positions, are ranked together.
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from lrpx._batching import batches
+from lrpx._modules import layer_of
 from lrpx.errors import MethodError
 from lrpx.metrics._statistics import intervals
+from lrpx.parts import Part
 from lrpx.ranking import MeanUnit, Unit
 from lrpx.units import Reading, places
 
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from lrpx._batching import Batch
+    from lrpx._passes import Pass
+    from lrpx.engine._places import Side
     from lrpx.model import BoundModel
     from lrpx.questions import Answers, Questions
     from lrpx.recipes import Recipe
@@ -223,3 +229,165 @@ def mean_units(chosen: Sequence[Place], found: Tensor, others: Tensor | None, to
         )
         for i, u in enumerate(order)
     )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- flow
+
+
+def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answers, Tensor, list[Part]]:
+    """How the relevance of one question flows: the answers, ``[T]`` of the tokens, and parts of it.
+
+    ``"residual"``, ``"attention"``, ``"mlp"`` are ``[L, T]``: the stream behind each layer, and what each branch gives
+    to it; ``"heads"`` ``[L, H, T]``, where every layer has one attention of as many heads. What a model has not is left
+    out.
+
+    Raises:
+        MethodError: the model has no layers that are known (:mod:`lrpx.units`).
+    """
+    found: dict[Kind, tuple[Place, ...]] = {"residual": places_of(model, questions, "residual")}
+    kinds: tuple[Kind, ...] = ("attention", "mlp", "heads")
+    for kind in kinds:
+        with suppress(MethodError):
+            found[kind] = places_of(model, questions, kind)
+    layers_ = [(_layer_of(place), place.call) for place in found["residual"]]
+    labels = [path if call == 0 and len({c for _, c in layers_}) == 1 else f"{path} #{call}" for path, call in layers_]
+    count = sum(questions.rows[0].lengths)
+    values: dict[str, Tensor] = {}
+    reading = [place for each in found.values() for place in each]
+    with _kept(model, questions, recipe, Reading(reading)) as (ran, read):
+        tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
+        for kind, chosen in found.items():
+            heads = kind == "heads"
+            whole = torch.zeros(len(layers_), max(place.width for place in chosen), count, dtype=torch.float64)
+            times = Counter((_layer_of(place), place.call) for place in chosen)
+            if heads and (len({place.width for place in chosen}) > 1 or set(times.values()) != {1}):
+                continue
+            for place in chosen:
+                value = read.value(place)
+                spots = spots_of(ran.batch, 0, place, value.shape)
+                relevance = place.of(spots.of(ran.trace.relevance_of(value))).T
+                at = layers_.index((_layer_of(place), place.call))
+                whole[at, :, spots.first : spots.first + relevance.shape[1]] += relevance.double().cpu()
+            values[kind] = whole if heads else whole[:, 0]
+        answers = ran.answers.detached()
+    axes = {"heads": ("layer", "head", "token")}
+    parts = [
+        Part(kind, values[kind].to(tokens.dtype), axes.get(kind, ("layer", "token")), {"layer": labels})
+        for kind in values
+    ]
+    return answers, tokens, parts
+
+
+def paths(
+    model: BoundModel, questions: Questions, recipe: Recipe, kind: Kind, layer: int | str, units: Sequence[int] | int
+) -> tuple[Answers, Tensor, Part]:
+    """The exact split of one question's relevance over the units of one layer: the answers, ``[T]`` of the tokens, and
+    ``[U + 2, T]``: what of it goes through each unit, through all others there, and past them.
+
+    What goes through a unit is measured by a backward pass from that unit alone, with what arrived at it: the residual
+    stream and the other units of the layer are cut. What goes past them is measured in a run in which they are cut.
+    Every rule's backward pass is linear in what arrives, so the rows sum to the relevance of the tokens.
+
+    Args:
+        model: the model.
+        questions: one question.
+        recipe: the rules.
+        kind: ``"heads"`` or ``"neurons"``.
+        layer: its number, or the path of the units' module.
+        units: which of them; or how many, the most relevant.
+
+    Raises:
+        MethodError: there is no such layer or unit.
+    """
+    place = _one_place(places_of(model, questions, kind), layer)
+    with _kept(model, questions, recipe, Reading([place])) as (ran, read):
+        sources = [source.value for source in ran.trace.sources]
+        tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
+        value = read.value(place)
+        arrived = ran.trace.gradient_of(value).to(value.dtype)
+        if isinstance(units, int):
+            spots = spots_of(ran.batch, 0, place, value.shape)
+            sizes = place.of(spots.of(ran.trace.relevance_of(value))).sum(0).abs()
+            units = sizes.topk(min(units, place.width)).indices.tolist()
+        masks = torch.zeros(len(units) + 1, value.shape[-1], dtype=value.dtype, device=value.device)
+        for i, unit in enumerate(units):
+            masks[i, list(place.features(unit))] = 1
+        if len(set(units)) < len(units):
+            raise MethodError(f"a unit stands twice in {list(units)}; name each once")
+        masks[-1] = 1 - masks[:-1].sum(0)
+        rows = []
+        for mask in masks:
+            found = ran.trace.gradients(value, sources, arrived * mask, keep=True)
+            gradients = [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+            rows.append(_of_tokens(ran, gradients))
+        answers = ran.answers.detached()
+    with _kept(model, questions.with_targets(answers.targets), recipe, _Cut([place])) as (ran, _):
+        rows.append(_of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources]))
+    one = kind.removesuffix("s")
+    labels = [*(f"{one} {unit}" for unit in units), f"all other {kind}", f"past the {kind}"]
+    return answers, tokens, Part("paths", torch.stack(rows), ("unit", "token"), {"unit": labels})
+
+
+class _Cut(Reading):
+    """The units of a place as a leaf: nothing goes on below them."""
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        before = len(self.leaves())
+        super().module(path, side, value)
+        if len(self.leaves()) == before:
+            return None
+        (place,) = self.places
+        leaf = value.detach().requires_grad_()
+        self.keep(place, leaf)
+        return leaf
+
+
+_Tap = TypeVar("_Tap", bound=Reading)
+
+
+@contextmanager
+def _kept(model: BoundModel, questions: Questions, recipe: Recipe, tap: _Tap) -> Iterator[tuple[Pass, _Tap]]:
+    """One question explained, its graph kept."""
+    with model.traced(questions, recipe, taps=lambda _: [tap]) as ran:
+        ran.trace.explain(ran.answers.values, ran.answers.logits, keep=True)
+        yield ran, tap
+
+
+def _of_tokens(ran: Pass, gradients: Sequence[Tensor]) -> Tensor:
+    """``[T]``: the relevance of a row's tokens, from the gradients of the sources."""
+    of = {id(source): gradient for source, gradient in zip(ran.trace.sources, gradients, strict=True)}
+    sums = [
+        sum((_times(source.value, of[id(source)]) for source in rest), _times(first.value, of[id(first)]))
+        for first, *rest in ran.sources
+    ]
+    return ran.batch.of_row(0, [each.cpu() for each in ran.by_token(sums)]).clone()
+
+
+def _times(value: Tensor, gradient: Tensor) -> Tensor:
+    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    return (value.detach().to(gradient.dtype) * gradient).sum(-1)
+
+
+def _one_place(found: Sequence[Place], layer: int | str) -> Place:
+    """The place of a layer's units, by its number or the path of a module.
+
+    Raises:
+        MethodError: there is none, or there are several.
+    """
+    if isinstance(layer, str):
+        fitting = [place for place in found if place.path == layer or place.path.startswith(f"{layer}.")]
+    else:
+        fitting = [place for place in found if place.layer == layer]
+    kind = found[0].kind
+    if not fitting:
+        numbers = sorted({place.layer for place in found})
+        raise MethodError(f"there are no {kind} in layer {layer!r}; there are in {numbers[0]} to {numbers[-1]}")
+    if len(fitting) > 1:
+        told = ", ".join(place.path for place in fitting)
+        raise MethodError(f"layer {layer!r} has {kind} in {told}; pass the path of one of them")
+    return fitting[0]
+
+
+def _layer_of(place: Place) -> str:
+    layer = layer_of(place.path)
+    return place.path if layer is None else layer.path

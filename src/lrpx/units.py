@@ -168,18 +168,23 @@ class Reading(Tap):
         self._run = weakref.proxy(run)
         self._calls, self._values = Counter(), {}
 
-    def module(self, path: str, side: Side, value: Tensor) -> None:
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
         """What enters or leaves a module."""
         if self._run.replaying:
-            return
+            return None
         key = path, side, self._calls[path, side]
         self._calls[path, side] += 1
         if key in self._wanted:
             self._values[key] = value, value._version
+        return None
 
     def leaves(self) -> list[Tensor]:
         """What was there."""
         return [value for value, _ in self._values.values()]
+
+    def keep(self, place: Place, value: Tensor) -> None:
+        """Another tensor for what stands at a place."""
+        self._values[place.path, place.side, place.call] = value, value._version
 
     def value(self, place: Place) -> Tensor:
         """``[B, T, n]``: what stood there, every feature of the module's input or output.
