@@ -50,7 +50,7 @@ SHOWN: Final = 64
 _ORDERS: Final = {"most": most_relevant_first, "least": least_relevant_first}
 _SEEDS: Final = 2**32
 METHODS: Final = (
-    "attnlrp-vit", "lrp-vit", "attnlrp", "lrp", "gradient-x-input", "random",
+    "attnlrp-vit", "lrp-vit", "attnlrp", "lrp", "gradient-x-input",
 )  # fmt: skip
 
 
