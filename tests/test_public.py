@@ -29,9 +29,9 @@ PUBLIC = {
     "lrpx.explainer": "Explainer",
     "lrpx.inputs": "Reader Row Segment",
     "lrpx.ledger": "KINDS Entry Ledger",
-    "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
-        InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
-        attribute_all find register""",
+    "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Centre Found FullGrad GradCam GradientRollout
+        GradientShap InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout
+        SmoothGrad attribute_all find register""",
     "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
         metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,67 @@ def patches_of(model: Module, inputs: Mapping[str, Any], argument: str) -> Patch
         model(**inputs)
     pixels = inputs[argument]
     return None if tap.places is None else _regular(tap.places, *pixels.shape[-2:])
+
+
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The tokens that a model makes of an image, over which its attention goes.
+
+    Args:
+        count: how many there are.
+        first: which of them is the first patch; the others follow it in reading order.
+        entering: ``[count, d]``, what enters the layers of the first attention.
+    """
+
+    count: int
+    first: int
+    entering: Tensor
+
+
+def places_of(model: Module, inputs: Mapping[str, Any], argument: str, patches: Patches) -> Places | None:
+    """Where the patches are among a model's tokens; None where its first attention does not go over all of them, as
+    where it goes over windows, or where they are not in reading order.
+
+    The model is run with the image, and with its first and its last patch changed: what is changed before the first
+    attention are their tokens.
+
+    Args:
+        model: the model.
+        inputs: of one image.
+        argument: the one that takes its pixels.
+        patches: into which it cuts the image.
+    """
+    pixels: Tensor = inputs[argument]
+    changed = pixels.repeat(3, 1, 1, 1)
+    place = patches.places(*pixels.shape[-2:]).to(pixels.device)
+    for row, number in ((1, 0), (2, len(patches) - 1)):
+        changed[row, :, place == number] += 1
+    tap = _Entering()
+    with suppress(_Met), torch.no_grad(), propagate(model, GRADIENT, (), taps=[tap]), torch.no_grad():
+        model(**{**inputs, argument: changed})
+    x = tap.entering
+    if x is None:
+        return None
+    first, last = ((x[0] != each).any(-1).nonzero().flatten().tolist() for each in x[1:])
+    if len(first) != 1 or len(last) != 1 or last[0] - first[0] != len(patches) - 1:
+        return None
+    return Places(x.shape[1], first[0], x[0].detach().cpu())
+
+
+class _Entering(Tap):
+    """Stops a run at its first attention, with what entered the last linear layer before it, ``[3, T, d]``."""
+
+    def __init__(self) -> None:
+        self.entering: Tensor | None = None
+
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """One call of a torch function."""
+        if call.name == "linear":
+            (x,) = arguments(call.args[:1], call.kwargs, "input")
+            self.entering = x if x.ndim == 3 and len(x) == 3 else None
+        if call.operation is not None and call.operation.name in ("attention", "softmax"):
+            raise _Met
+        return proceed(call.args, call.kwargs)
 
 
 class _Met(Exception):  # noqa: N818 - it is no error

@@ -27,6 +27,7 @@ class Pictures(ABC):
         lualatex alike. Several results of the same tokens stand below each other.
 
         Raises:
+            ResultError: one of them is of an image.
             ResultFileError: the file cannot be written.
         """
         from lrpx._files import write_text

@@ -228,6 +228,8 @@ class Attribution(Pictures):
 
     def __repr__(self) -> str:
         text = "".join(self.tokens).strip()
+        if self.image is not None and not self.ids:
+            text = f"image of {self.image.shape[1]} × {self.image.shape[0]} pixels"
         text = repr(text if len(text) <= _SHORT else text[: _SHORT - 1] + "…")
         what, value = repr(self.explained.description)[1:-1], self.explained.value
         return f"Attribution({text}, {what} = {value:+.4g}, {self.provenance.method}, {self.parts})"

@@ -13,7 +13,7 @@ from lrpx._batching import batches, filled
 from lrpx._images import as_shown
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.attributions import Attributions
-from lrpx.errors import InputError, ModelError, TargetError
+from lrpx.errors import InputError, LRPxError, ModelError, TargetError
 from lrpx.inputs import spread
 from lrpx.methods import attribute_all, find
 from lrpx.model import AT_A_TIME, BoundModel, Spec
@@ -292,7 +292,12 @@ class Explainer:
         ran = filled(group, batch_size) if self.bound.pads_up and not ledger else group
         asked = [Question(at, *each) for at, i in enumerate(group) for each in questions[i][1]]
         together = Questions(tuple(rows[i] for i in ran), tuple(asked))
-        found = attribute_all([method], self.bound, together, ledger=ledger)[method.name]
+        try:
+            found = attribute_all([method], self.bound, together, ledger=ledger)[method.name]
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if self.task.pictures and not isinstance(error, LRPxError):
+                self._refuse_size(together, error)
+            raise
         logits = found.answers.logits.to(torch.promote_types(found.answers.logits.dtype, torch.float32))
         results: list[list[Attribution]] = [[] for _ in group]
         for i, question in enumerate(asked):
@@ -343,6 +348,25 @@ class Explainer:
             image=image,
             patch=patch,
         )
+
+    def _refuse_size(self, questions: Questions, error: Exception) -> None:
+        """Refuse images that the model itself cannot take, as those of another size.
+
+        Raises:
+            InputError: it cannot.
+        """
+        name = tasks.pixel_argument(self.model, self.task)
+        pixels = None if name is None else questions.rows[0].arguments.get(name)
+        try:
+            with torch.no_grad():
+                self.model(**self.bound.batch(questions).inputs)
+        except (RuntimeError, ValueError, AssertionError) as refusal:
+            told = " ".join(str(refusal).split()) or type(refusal).__name__
+            size = "" if pixels is None else f" of {' × '.join(map(str, pixels.shape[1:]))}"
+            raise InputError(
+                f"{type(self.model).__name__} cannot take pixels{size} ({told[:160]}); pass an image through the "
+                "model's own processor, or pixels of the size it was made for"
+            ) from error
 
     def _pictured(self, row: Row, parts: list[Part]) -> tuple[Tensor | None, tuple[int, int] | None, list[Part]]:
         """The image of a row as shown, how large its patches are, and the parts with those of the patches."""

@@ -23,7 +23,7 @@ from lrpx._loading import load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
 from lrpx._passes import Pass
-from lrpx._patches import patches_of
+from lrpx._patches import patches_of, places_of
 from lrpx._pooling import Pooling, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
     from lrpx._images import Patches
+    from lrpx._patches import Places
     from lrpx.engine import Tap, Trace
     from lrpx.inputs import Row
     from lrpx.recipes import Recipe
@@ -187,6 +188,7 @@ class BoundModel(Named):
         self.compiler = Compiler() if compile else None
         self.pooling = self._pooling(pooling)
         self._patches: dict[torch.Size, Patches | None] = {}
+        self._places: dict[torch.Size, Places | None] = {}
 
     def _pooling(self, given: Any) -> Pooling:
         compares = self.task.reads == "embeddings"
@@ -349,6 +351,18 @@ class BoundModel(Named):
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
             self._patches[pixels.shape] = patches_of(self.module, batch.inputs, name)
         return self._patches[pixels.shape]
+
+    def places(self, row: Row) -> Places | None:
+        """The tokens that the model makes of the image of a row, where its attention goes over all of them; found once
+        for each size."""
+        patches, name = self.patches(row), tasks.pixel_argument(self.module, self.task)
+        if patches is None or name is None:
+            return None
+        shape = row.arguments[name].shape
+        if shape not in self._places:
+            batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
+            self._places[shape] = places_of(self.module, batch.inputs, name, patches)
+        return self._places[shape]
 
     # -------------------------------------------------------------------------- running
 

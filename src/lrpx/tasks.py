@@ -191,10 +191,7 @@ def input_embedding(model: Module) -> tuple[str, Module]:
     Raises:
         ModelError: the model has none.
     """
-    try:
-        module = model.get_input_embeddings()  # type: ignore[operator]
-    except (NotImplementedError, AttributeError):
-        module = None
+    module = _embedding(model)
     # it is among the first, of which torch's own walk gives one after the other
     path = next((path for path, each in model.named_modules() if each is module), None) if module is not None else None
     if path is None or not isinstance(getattr(module, "weight", None), Tensor):
@@ -203,6 +200,17 @@ def input_embedding(model: Module) -> tuple[str, Module]:
             "use lrpx.propagate(model, recipe) and ask for relevance at a module of your choice"
         )
     return path, module
+
+
+def _embedding(model: Module) -> Any:
+    """The token embedding, or None: what the model calls so, or, in one of images and texts that calls none so, the
+    table that is as long as the vocabulary of its texts."""
+    try:
+        return model.get_input_embeddings()  # type: ignore[operator]
+    except (NotImplementedError, AttributeError):
+        size = getattr(text_config(model), "vocab_size", None)
+        tables = (each for _, each in named_modules(model) if isinstance(each, torch.nn.Embedding))
+        return next((each for each in tables if each.num_embeddings == size), None)
 
 
 def end_read(model: Module, task: Task) -> int | None:
@@ -266,10 +274,7 @@ def input_device(model: Module) -> torch.device:
 
 def first_weight(model: Module) -> Tensor:
     """The weight that tells in which precision and where a model runs: the token embedding's, or the first."""
-    try:
-        weight = model.get_input_embeddings().weight  # type: ignore[operator]
-    except (NotImplementedError, AttributeError):
-        weight = None
+    weight = getattr(_embedding(model), "weight", None)
     return weight if isinstance(weight, Tensor) else next(model.parameters())
 
 

@@ -68,11 +68,46 @@ def figure(attributions: Sequence[Attribution], width: float) -> Figure:
     """
     if not (isinstance(width, (int, float)) and math.isfinite(width) and width >= _NARROWEST):
         raise ResultError(f"the width is {width!r}; pass inches, at least {_NARROWEST:g}")
+    if any(a.image is not None for a in attributions):
+        from lrpx._views import image_figure
+
+        return image_figure.figure(attributions, width)
     page = _Page(width * POINTS)
     for at, group in enumerate(groups(attributions)):
         page.skip(14 * bool(at))
         _draw(page, group)
     return page.figure()
+
+
+INCH_MARGIN: Final = _MARGIN / POINTS
+"""Inches around a figure."""
+
+
+def sized(width: float, height: float) -> Figure:
+    """An empty figure of so many inches.
+
+    Raises:
+        ResultError: it would be too large.
+    """
+    if max(width, height) * PIXELS > TALLEST:
+        raise ResultError(f"the picture would be {width:.0f} by {height:.0f} inches; pass fewer results")
+    drawn = Figure(figsize=(width, height), dpi=PIXELS, facecolor="white", edgecolor="none")
+    FigureCanvasAgg(drawn)
+    return drawn
+
+
+def plain_text(
+    drawn: Figure, x: float, y: float, text: str, size: float, color: RGB = INK[False], room: float | None = None
+) -> None:
+    """A text at a place in inches from the lower left, on one line, cut where there is no more room; hostile text is
+    plain to matplotlib."""
+    shown = _drawable(text)
+    room = float(drawn.get_size_inches()[0]) - x - INCH_MARGIN if room is None else room
+    while shown and _measured(shown, size) > room * POINTS:
+        shown = shown[:-2].rstrip("…") + "…" if len(shown) > 2 else ""
+    if shown.strip():
+        style = {"color": _share(color), "fontproperties": _font(shown, size), "usetex": False, "parse_math": False}
+        drawn.add_artist(Text(x, y, shown, transform=drawn.dpi_scale_trans, **style))
 
 
 def png(drawn: Figure) -> bytes:

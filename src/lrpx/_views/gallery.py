@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from lrpx._views.canvas import canvas
 from lrpx._views.picture import number, one_line, percent, picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from lrpx._views.canvas import Canvas
     from lrpx._views.picture import Picture, Piece
     from lrpx.attribution import Attribution, Prediction
 
@@ -19,12 +21,13 @@ FEW: Final = 20
 
 @dataclass(frozen=True)
 class Line:
-    """One attribution: its number in the list from 1, what tells it from the others of its group, and its picture."""
+    """One attribution: its number in the list from 1, what tells it from the others of its group, and its pictures."""
 
     number: int
     label: str
     attribution: Attribution
     shown: Picture
+    canvas: Canvas | None
 
     @property
     def value(self) -> str:
@@ -58,19 +61,22 @@ class Group:
 
 
 def groups(attributions: Iterable[Attribution]) -> tuple[Group, ...]:
-    """Lay out attributions: one group for all of the same tokens and segments, in the order of their first."""
+    """Lay out attributions: one group for all of the same tokens and segments, and of one image, as they first come."""
     found: dict[object, list[tuple[int, Attribution]]] = {}
     for at, a in enumerate(attributions, 1):
-        found.setdefault((a.tokens, a.segments), []).append((at, a))
+        image = None if a.image is None else (tuple(a.image.shape), a.image.clone().numpy().tobytes())
+        found.setdefault((a.tokens, a.segments, image), []).append((at, a))
     return tuple(map(_group, found.values()))
 
 
 def _group(numbered: Sequence[tuple[int, Attribution]]) -> Group:
     told = [_told(a) for _, a in numbered]
     common = {name: fact for name, fact in told[0].items() if all(each[name] == fact for each in told)}
-    lines = (Line(at, label, a, picture(a)) for (at, a), label in zip(numbered, _labels(told, numbered), strict=True))
+    labels = zip(numbered, _labels(told, numbered), strict=True)
+    lines = (Line(at, label, a, picture(a), canvas(a)) for (at, a), label in labels)
+    kind = "text" if numbered[0][1].image is None else "image"
     facts = tuple(common[name] for name in ("prediction", "model", "method") if common.get(name))
-    return Group(common.get("what", f"{len(numbered)} explanations of the same text"), facts, tuple(lines))
+    return Group(common.get("what", f"{len(numbered)} explanations of the same {kind}"), facts, tuple(lines))
 
 
 def _told(a: Attribution) -> dict[str, str]:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from lrpx._views.gallery import FEW, groups
 from lrpx._views.picture import number, percent
-from lrpx._views.terminal import _card, _flat, _is_dark, _ledger, _legend, _numbered, _paint, _quoted, _tokens
+from lrpx._views.terminal import _card, _flat, _is_dark, _ledger, _legend, _numbered, _paint, _quoted, _tokens, blocks
 from lrpx._views.waterfall import waterfall
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Gallery:
             yield Text(", ".join(group.facts), "dim", overflow="fold")
             for line in group.lines:
                 yield from self._line(line, console, options)
-            if len(group.lines) > 1:
+            if len(group.lines) > 1 and (group.lines[0].canvas is None or group.lines[0].attribution.ids):
                 yield Text()
                 yield from _tables(group, options.max_width)
         left = len(self.attributions) - FEW
@@ -53,6 +53,10 @@ class Gallery:
         shown, paint = line.shown, _paint(console)
         yield Text()
         label = Text(overflow="fold").append(line.label, "bold").append("  " if line.label else "").append(line.value)
+        if line.canvas is not None and not line.attribution.ids:
+            yield label
+            yield from blocks(line.canvas, paint, options.max_width, ascii_only=options.ascii_only)
+            return
         yield label.append(f"  sum {number(shown.total)}", "dim")
         for segment in shown.segments:
             if len(shown.segments) > 1:

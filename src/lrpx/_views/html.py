@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from lrpx._views import picture as pictures
+from lrpx._views.canvas import canvas
 from lrpx._views.colour import INK, PAPER, QUIET, RGB, colour, hexadecimal, ink
 from lrpx._views.gallery import FEW, groups
 from lrpx._views.grid import grids
@@ -45,7 +46,7 @@ def page(a: Attribution) -> str:
     Heatmap, numbers of every token, strongest tokens, a grid of every other part, ledger and provenance; light, dark,
     narrow, print.
     """
-    drawn = grids(a)
+    drawn = [grid for grid in grids(a) if a.image is None or grid.name not in ("patches", "pixels")]
     context = _context(a) | {"grids": drawn}
     coloured = [*context["shown"].pieces, *(cell for grid in drawn for cell in grid.cells)]
     return _page("picture.html.j2", context, style(coloured, whole_page=True))
@@ -95,6 +96,7 @@ def _gallery(attributions: Sequence[Attribution], most: int) -> dict[str, Any]:
         "groups": groups(shown),
         "left_out": count - len(shown),
         "shown_count": len(shown),
+        "has_images": any(a.image is not None for a in shown),
         "provenances": list(dict.fromkeys(tuple(_provenance(a)) for a in shown)),
     }
 
@@ -116,8 +118,15 @@ def _context(a: Attribution) -> dict[str, Any]:
         "strongest": shown.strongest(_STRONGEST),
         "fall": waterfall(a),
         "provenance": _provenance(a),
-        "unit": "token" if a.ids else "group",
-    }
+        "canvas": canvas(a),
+        "has_images": a.image is not None,
+    } | _units(a)
+
+
+def _units(a: Attribution) -> dict[str, str]:
+    """How one of the pieces is called, and several."""
+    unit = "token" if a.ids else "group" if a.image is None else "patch"
+    return {"unit": unit, "units": f"{unit}es" if unit == "patch" else f"{unit}s"}
 
 
 def _provenance(a: Attribution) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from lrpx._views.colour import colour
 from lrpx._views.gallery import groups
 from lrpx._views.picture import number
+from lrpx.errors import ResultError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +110,13 @@ def _character(character: str) -> str:
 
 
 def snippet(attributions: Sequence[Attribution]) -> str:
-    r"""Attributions as a piece of LaTeX to ``\input``, those of the same tokens below each other."""
+    r"""Attributions as a piece of LaTeX to ``\input``, those of the same tokens below each other.
+
+    Raises:
+        ResultError: one is of an image.
+    """
+    if any(a.image is not None for a in attributions):
+        raise ResultError("an image is no text to be set in LaTeX; use to_png() or to_svg(), and \\includegraphics")
     found = groups(attributions)
     return environment().get_template("snippet.tex.j2").render(groups=found, steps=[i / 4 for i in range(-4, 5)])
 

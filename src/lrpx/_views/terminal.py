@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from lrpx._views.canvas import canvas, shrunk
 from lrpx._views.colour import INK, PAPER, RGB, colour, hexadecimal, ink, stepped
 from lrpx._views.grid import LARGEST, grids
 from lrpx._views.picture import number, one_line, percent, picture
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType, RenderResult
 
+    from lrpx._views.canvas import Canvas
     from lrpx._views.grid import Grid
     from lrpx._views.picture import Picture, Piece, Segment
     from lrpx._views.waterfall import Waterfall
@@ -51,6 +53,7 @@ _SHORTEST_NAME = 9
 _GAP = 2
 _LEGEND_HALF = 8
 _CELL = 2
+_BLOCKS = 37
 _WIDEST_TOKEN = 24
 _LIGHT_BACKGROUNDS = ("7", "15")
 
@@ -63,6 +66,8 @@ def line(a: Attribution) -> str:
     """
     console = Console(force_jupyter=False, highlight=False)
     shown, paint = picture(a), _paint(console)
+    if a.image is not None and not a.ids:
+        return _line_of_image(a)
     text = Text(f"{one_line(a.explained.description)} = {number(a.explained.value)}:  ")
     for segment in shown.segments:
         if len(shown.segments) > 1:
@@ -73,6 +78,18 @@ def line(a: Attribution) -> str:
     with console.capture() as captured:
         console.print(text, soft_wrap=True, end="")
     return captured.get()
+
+
+def _line_of_image(a: Attribution) -> str:
+    """The same of an image: its size, what its parts sum to, and the strongest of them."""
+    drawn = canvas(a)
+    assert drawn is not None
+    layer = drawn.layers[0]
+    told = ", ".join(f"{cell.place}: {layer.number(cell.value)}" for cell in layer.strongest(1))
+    return (
+        f"{one_line(a.explained.description)} = {number(a.explained.value)}:  image of {drawn.width} × {drawn.height} "
+        f"pixels, {layer.name} sum to {number(layer.total)}; strongest {told or 'none'}"
+    )
 
 
 def heatmap(a: Attribution) -> Heatmap:
@@ -91,6 +108,15 @@ class Heatmap:
         a, shown = self.attribution, picture(self.attribution)
         paint, dark = _paint(console), _is_dark()
         yield _header(a)
+        drawn = canvas(a)
+        if drawn is not None:
+            yield Text()
+            yield from blocks(drawn, paint, options.max_width, ascii_only=options.ascii_only)
+        if drawn is not None and not a.ids:
+            if fall := waterfall(a):
+                yield Text()
+                yield _ledger(fall, paint, options.max_width, ascii_only=options.ascii_only)
+            return
         for segment in shown.segments:
             several = len(shown.segments) > 1
             yield Text(f"{segment.name or 'other'}  {number(segment.total)}", "bold") if several else Text()
@@ -105,11 +131,44 @@ class Heatmap:
         yield Text()
         yield _strongest(shown, paint, options.max_width, ascii_only=options.ascii_only)
         for grid in grids(a, largest=max(1, min(LARGEST, (options.max_width - _WIDEST_TOKEN) // _CELL))):
+            if drawn is not None and grid.name in ("patches", "pixels"):
+                continue
             yield Text()
             yield _cells(grid, paint, ascii_only=options.ascii_only)
         if fall := waterfall(a):
             yield Text()
             yield _ledger(fall, paint, options.max_width, ascii_only=options.ascii_only)
+
+
+def blocks(drawn: Canvas, paint: _Paint | None, width: int, *, ascii_only: bool, name: str = "") -> RenderResult:
+    """An image and its relevance as blocks, two of them in a character, side by side where there is room; the sums; and
+    the strongest places by name. Without colours these alone."""
+    layer = drawn.layers[0]
+    if paint is not None and not ascii_only:
+        columns = max(4, min(_BLOCKS, drawn.width, (width - 3) // 2))
+        rows = max(2, round(columns * drawn.height / drawn.width))
+        rows += rows % 2
+        ratios = shrunk(layer.ratios, rows, columns).tolist()
+        pixels = shrunk(drawn.image, rows, columns).round().int().tolist()
+        shown = [[tuple(each) for each in row] for row in pixels], [[paint(each) for each in row] for row in ratios]
+        for row in range(0, rows, 2):
+            line = Text(no_wrap=True, overflow="crop")
+            for at, each in enumerate(shown):
+                line.append("  " * at)
+                for upper, lower in zip(each[row], each[row + 1], strict=True):
+                    line.append("▀", Style(color=hexadecimal(upper), bgcolor=hexadecimal(lower)))
+            yield line
+    if paint is not None:
+        yield _scale(layer.limit, paint)
+    part = percent(layer.share)
+    told = f"{name or layer.name}: sum {number(layer.total)}{f' ({part} of the value)' if part else ''}"
+    yield Text(f"{told}; {number(layer.positive)} for, {number(layer.negative)} against", "dim", overflow="fold")
+    names = Table.grid(padding=(0, 2))
+    names.add_column(overflow="fold")
+    names.add_column(justify="right", no_wrap=True)
+    for cell in layer.strongest(_LARGEST):
+        names.add_row(Text(cell.place, "dim"), Text(layer.number(cell.value)))
+    yield names
 
 
 def _paint(console: Console) -> _Paint | None:
@@ -174,11 +233,16 @@ def _header(a: Attribution) -> RenderableType:
 
 
 def _legend(shown: Picture, paint: _Paint) -> Text:
+    """The colour scale of the tokens."""
+    return _scale(shown.limit, paint)
+
+
+def _scale(limit: float, paint: _Paint) -> Text:
     """The colour scale with its two ends as numbers."""
-    text = Text(f"against {number(-shown.limit)} ", "dim", overflow="fold")
+    text = Text(f"against {number(-limit)} ", "dim", overflow="fold")
     for step in range(-_LEGEND_HALF, _LEGEND_HALF + 1):
         text.append(" ", Style(bgcolor=hexadecimal(paint(step / _LEGEND_HALF))))
-    return text.append(f" {number(shown.limit)} for")
+    return text.append(f" {number(limit)} for")
 
 
 def _totals(shown: Picture) -> Text:

@@ -132,6 +132,18 @@ def explain(
             rich_help_panel=INPUT,
         ),
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(help="Explain this image; with a text, how alike a model finds them.", rich_help_panel=INPUT),
+    ] = None,
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            help="The place of the map that a model makes of an image: row,column, from 0.",
+            show_default="its largest",
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -198,6 +210,7 @@ def explain(
     """Explain a prediction: which tokens speak for it (red), which against (blue)."""
     wanted = Wanted(
         text=text, pair=pair, choices=tuple(choice or ()), ids=ids, texts=texts, decoder=decoder,
+        image=image, cell=cell,
         target=target, target_id=target_id, contrast=contrast, contrast_id=contrast_id, position=position,
         model=model, revision=revision, device=device, dtype=dtype, recompute=recompute,
         methods=tuple(dict.fromkeys(method or METHODS[:1])), ledger=ledger, words=words,

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lrpx._files import write_text
+from lrpx._images import open_image
 from lrpx._views.picture import number, one_line, percent, share
 from lrpx.attributions import Attributions
 from lrpx.cli import _lists
@@ -18,6 +19,7 @@ from lrpx.cli._wanted import read_ids
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
 from lrpx.explainer import Explainer
 from lrpx.methods import find
+from lrpx.targets import Cell
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -44,17 +46,15 @@ def explain(wanted: Wanted) -> None:
     for method in chosen:
         if wanted.ledger and not method.has_ledger:
             raise MethodError(f"{method.name} has no ledger; leave --ledger out, or use attnlrp, lrp or alti-logit")
+    if wanted.image is not None:
+        open_image(wanted.image, None)  # before a model is loaded
     with progress("Loading the model …"):
         hush()
         options: dict[str, Any] = {} if wanted.revision is None else {"revision": wanted.revision}
         explainer = Explainer.from_pretrained(
             wanted.model, device=wanted.device, dtype=wanted.dtype, recompute=wanted.recompute, **options
         )
-    if not explainer.task.segments or explainer.task is Task.SPEECH:
-        raise ModelError(
-            f"{type(explainer.model).__name__} is a {explainer.task.title}, and the command line reads texts; in "
-            "Python, lrpx.Explainer explains it"
-        )
+    _check_kind(wanted, explainer)
     _check_names(wanted, explainer)
     try:
         if wanted.texts is not None:
@@ -63,6 +63,33 @@ def explain(wanted: Wanted) -> None:
             _explain_one(wanted, explainer, chosen)
     except torch.OutOfMemoryError as error:
         raise InputError(_lists.NO_MEMORY) from error
+
+
+def _check_kind(wanted: Wanted, explainer: Explainer) -> None:
+    """Refuse a model of another kind than the input.
+
+    Raises:
+        ModelError: it reads no images, nothing else, or sounds.
+        InputError: a text is missing, or too much; a place, where there is no map.
+    """
+    task = explainer.task
+    told = f"{type(explainer.model).__name__} is {_article(task.title)}"
+    if wanted.image is not None and not task.pictures:
+        raise ModelError(f"{told}, which reads no images; leave --image out, or name another model with --model")
+    if wanted.image is None and task.pictures:
+        raise ModelError(f"{told}; pass an image with --image")
+    if task is Task.SPEECH or not (task.segments or task.pictures):
+        raise ModelError(f"{told}, and the command line reads texts; in Python, lrpx.Explainer explains it")
+    if wanted.image is not None and task.segments and not (wanted.text or "").strip():
+        raise InputError(f"{told}, which compares an image with a text; write the text after the command")
+    if wanted.image is not None and not task.segments and wanted.text is not None:
+        raise InputError(f"{told}, which takes an image alone; leave the text out")
+    if wanted.cell is not None and task.reads != "map":
+        raise InputError(f"{told}, which makes no map; leave --cell out")
+
+
+def _article(title: str) -> str:
+    return f"an {title}" if title[0] in "aeiou" else f"a {title}"
 
 
 def _explain_one(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> None:
@@ -86,10 +113,14 @@ def _attribution(wanted: Wanted, explainer: Explainer, method: Method) -> Attrib
         text = (text, wanted.pair)
     if wanted.choices:
         text = (text, list(wanted.choices))
+    if wanted.image is not None:
+        text = (wanted.image, text) if explainer.task.segments else wanted.image
     decoder: Any = wanted.decoder
     if wanted.ids and decoder is not None:
         decoder = read_ids(decoder)
     target, contrast = wanted.asked
+    if wanted.place is not None:
+        target = Cell(target, *wanted.place)
     found = explainer(text, target, contrast, method, position=wanted.position, decoder=decoder, ledger=wanted.ledger)
     return found.words() if wanted.words else found  # type: ignore[no-any-return]
 
@@ -115,14 +146,15 @@ def show(found: Sequence[Attribution]) -> None:
 
 def _rest(a: Attribution) -> Text | None:
     """Where the value went that the tokens did not get, in one dim line, when the ledger can tell."""
-    total = sum(token.relevance for token in a)
+    total = sum(token.relevance for token in a) if a.image is None else float(a.by_pixel().sum())
     missing = a.explained.value - total
     if a.ledger is not None or not a.is_decomposition or abs(missing) <= NEARLY * abs(a.explained.value):
         return None
     part = percent(share(missing, a.explained.value))
     told = f"{number(missing)}{f' ({part})' if part else ''}"
+    unit = "token" if a.image is None else "pixel"
     return Text(
-        f"\nthe other {told} came from no token, but from positions, biases and the like: --ledger shows it",
+        f"\nthe other {told} came from no {unit}, but from positions, biases and the like: --ledger shows it",
         "dim",
         overflow="fold",
     )

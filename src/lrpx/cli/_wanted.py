@@ -16,10 +16,10 @@ from lrpx.cli._streams import DASH, decoded, refuse_unwritable, standard_input
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
 METHODS: Final = (
-    "attnlrp", "lrp", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1", "gradient-l2-squared",
-    "gim", "libragrad", "lrp-ding", "lrp-voita", "lrp-chefer", "leave-one-out", "occlusion", "atman",
-    "integrated-gradients", "smoothgrad", "gradient-shap", "kernel-shap", "rollout", "gradient-rollout",
-    "grad-cam", "ifr", "random", "position",
+    "attnlrp", "lrp", "attnlrp-vit", "lrp-vit", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1",
+    "gradient-l2-squared", "gim", "libragrad", "lrp-ding", "lrp-voita", "lrp-chefer", "leave-one-out", "occlusion",
+    "atman", "integrated-gradients", "smoothgrad", "gradient-shap", "kernel-shap", "rollout", "gradient-rollout",
+    "grad-cam", "ifr", "random", "position", "centre", "libragrad-fullgrad",
 )  # fmt: skip
 """The names of our methods, known without importing them."""
 
@@ -44,6 +44,8 @@ class Wanted:
     choices: tuple[str, ...]
     ids: bool
     texts: Path | None
+    image: Path | None
+    cell: str | None
     decoder: str | None
     target: str | None
     target_id: int | None
@@ -76,11 +78,13 @@ class Wanted:
         text = self.text
         if self.texts is not None and self.texts != DASH:
             _check_file(self.texts)
+        if self.image is not None:
+            _check_file(self.image)
         if self.texts is not None and self.json not in (None, DASH):
             _check_results(self.json)
         if text == "-":
             text = decoded(standard_input().read(), "standard input").rstrip("\r\n")
-        if self.texts is None and not (text or "").strip():
+        if self.texts is self.image is None and not (text or "").strip():
             raise InputError("the text is empty; pass a text of at least one character that is not white space")
         if self.ids:
             for given in (text, self.decoder):
@@ -89,19 +93,40 @@ class Wanted:
         return replace(self, text=text)
 
     @property
+    def place(self) -> tuple[int, int] | None:
+        """The row and the column of a map.
+
+        Raises:
+            TargetError: they are none.
+        """
+        if self.cell is None:
+            return None
+        found = re.fullmatch(r"\s*(-?\d{1,9})\s*,\s*(-?\d{1,9})\s*", self.cell)
+        if found is None:
+            raise TargetError(f"--cell is {self.cell!r}; pass a row and a column, such as --cell 3,4")
+        return int(found[1]), int(found[2])
+
+    @property
     def asked(self) -> tuple[str | int | None, str | int | None]:
         """The target and the contrast, as texts or as ids."""
         target = self.target if self.target_id is None else self.target_id
         return target, self.contrast if self.contrast_id is None else self.contrast_id
 
     def _check_options(self) -> None:
-        if self.text is None and self.texts is None:
+        if self.text is None and self.texts is None and self.image is None:
             raise InputError("there is no text; write it after the command, or name a file of texts with --texts")
+        if self.image is not None and self.model is None:
+            raise ModelError("--image needs a model of images, and the bundled one reads texts; name one with --model")
+        if self.cell is not None and self.image is None:
+            raise InputError("--cell is a place of the map that a model makes of an image; pass --image, too")
+        _ = self.place
         if self.text is not None and self.texts is not None:
             raise InputError("a text and --texts were both given; leave one of them out")
         for first, second in (
             ("target", "target_id"), ("contrast", "contrast_id"), ("pair", "choices"), ("pair", "ids"),
-            ("choices", "ids"), ("texts", "pair"), ("texts", "choices"), ("texts", "html"), ("texts", "save"),
+            ("choices", "ids"), ("image", "texts"), ("image", "pair"), ("image", "choices"), ("image", "ids"),
+            ("image", "words"), ("image", "decoder"), ("cell", "contrast"), ("cell", "contrast_id"), ("texts", "pair"),
+            ("texts", "choices"), ("texts", "html"), ("texts", "save"),
         ):  # fmt: skip
             if all(getattr(self, name) not in (None, False, ()) for name in (first, second)):
                 one, other = ("--" + name.replace("choices", "choice").replace("_", "-") for name in (first, second))
@@ -126,7 +151,7 @@ class Wanted:
         if self.revision is not None and (self.model is None or Path(self.model).is_dir()):
             what = "the bundled model" if self.model is None else f"the folder {self.model}"
             raise ModelError(f"{what} has no revisions; leave --revision out, or name a model on the Hub with --model")
-        named = (self.texts, self.html, self.json, self.save)
+        named = (self.texts, self.image, self.html, self.json, self.save)
         paths = [os.path.realpath(path) for path in named if path is not None and path != DASH]
         if len(set(paths)) < len(paths):
             raise InputError("one file is named twice, and would be written over; name another")

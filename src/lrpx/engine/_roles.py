@@ -88,7 +88,8 @@ def is_weights(run: Run, x: Tensor) -> bool:
 
 def _reaches(x: Tensor, mark: str) -> bool:
     """Whether a tensor is what a marked node has made, in another shape or another precision, or scaled."""
-    node, allowed = x.grad_fn, MOVES | SCALES | {OWN, COPY, "NativeDropout", "Cat", "MaskedFill", "Where"}
+    node: Any = x.grad_fn
+    allowed = MOVES | SCALES | {OWN, COPY, "NativeDropout", "Cat", "MaskedFill", "Where"}
     for _ in range(FARTHEST):
         if node is None:
             return False

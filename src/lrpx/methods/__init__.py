@@ -2,13 +2,15 @@
 
 from lrpx.methods import (  # noqa: F401, I001 - the order of METHODS
     _backward, _alti_logit, _gradients, _others, _leave_one_out, _occlusion, _atman, _integrated_gradients, _smoothgrad,
-    _gradient_shap, _kernel_shap, _rollout, _gradient_rollout, _grad_cam, _ifr, _random, _position,
+    _gradient_shap, _kernel_shap, _rollout, _gradient_rollout, _grad_cam, _ifr, _random, _position, _centre, _full_grad,
 )  # fmt: skip
 from lrpx.methods._alti_logit import AltiLogit
 from lrpx.methods._atman import AtMan
 from lrpx.methods._backward import Backward
+from lrpx.methods._centre import Centre
 from lrpx.methods._contract import ALIASES, METHODS, Found, Method, attribute_all, register
 from lrpx.methods._finding import find
+from lrpx.methods._full_grad import FullGrad
 from lrpx.methods._grad_cam import GradCam
 from lrpx.methods._gradient_rollout import GradientRollout
 from lrpx.methods._gradient_shap import GradientShap
@@ -28,7 +30,9 @@ __all__ = [
     "AltiLogit",
     "AtMan",
     "Backward",
+    "Centre",
     "Found",
+    "FullGrad",
     "GradCam",
     "GradientRollout",
     "GradientShap",

@@ -11,7 +11,16 @@ from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._embedded import embeddings_of
-from lrpx.methods._refusals import SERVED, refuse_count, refuse_ledger, refuse_number, refuse_twice_given
+from lrpx.methods._refusals import (
+    IMAGES,
+    SERVED,
+    refuse_count,
+    refuse_ledger,
+    refuse_no_places,
+    refuse_number,
+    refuse_twice_given,
+)
+from lrpx.parts import Part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from lrpx._batching import Batch
     from lrpx.engine import Tap
     from lrpx.model import BoundModel
-    from lrpx.questions import Questions
+    from lrpx.questions import Answers, Questions
     from lrpx.tasks import Task
 
 
@@ -34,7 +43,8 @@ class AtMan(Method):
     ``s_ii = 1``, and for other tokens ``s_ik`` is the cosine of the two embeddings where it is at least the threshold,
     and else 0. What is added to the products of queries and keys (ALiBi, a relative bias) belongs to the scores. In an
     encoder-decoder the encoder's own attention and the cross-attention are turned down, and a token of the decoder,
-    which is turned down nowhere, has 0. A score below 0 is raised, as the papers have it.
+    which is turned down nowhere, has 0. A score below 0 is raised, as the papers have it. Of an image the patches are
+    turned down, and two are alike by what enters the first attention.
 
     With the target ``LogProb()`` it is the difference of losses that the paper has; by default it is that of logits.
 
@@ -53,7 +63,7 @@ class AtMan(Method):
     batch_size: int = 32
     label: str = "AtMan"
 
-    tasks: ClassVar[frozenset[Task]] = SERVED
+    tasks: ClassVar[frozenset[Task]] = SERVED | IMAGES
 
     @property
     def has_ledger(self) -> bool:
@@ -87,6 +97,8 @@ class AtMan(Method):
         refuse_ledger(self, ledger)
         answers = model.ask(questions)
         resolved = questions.with_targets(answers.targets)
+        if model.task in IMAGES:
+            return self._of_images(model, resolved, answers)
         found = []
         for i in range(len(resolved)):
             lengths = resolved.row_of(i).lengths
@@ -95,6 +107,22 @@ class AtMan(Method):
             lost = answers.values[i] - changed
             found.append(torch.cat([lost, lost.new_zeros(sum(lengths[1:]))]))
         return Found(answers, tuple(found))
+
+    def _of_images(self, model: BoundModel, questions: Questions, answers: Answers) -> Found:
+        """The same for images, where the tokens are those that the model makes of the patches."""
+        parts = []
+        for i in range(len(questions)):
+            grid, places = refuse_no_places(self, model, questions.row_of(i))
+            own = slice(places.first, places.first + len(grid))
+            likeness = torch.eye(places.count, dtype=torch.float64)
+            if self.threshold is not None:
+                wide = torch.nn.functional.normalize(places.entering.double(), dim=-1)
+                likeness = torch.where(wide @ wide.T >= self.threshold, wide @ wide.T, 0.0).fill_diagonal_(1.0)
+            factors = (1 - self.suppression * likeness)[own]
+            changed = self._values(model, questions.alone([i] * len(grid)), factors, places.count)
+            lost = (answers.values[i] - changed).reshape(grid.rows, grid.columns)
+            parts.append(Part("patches", lost, ("row", "column")))
+        return Found(answers, (torch.empty(0),) * len(parts), {"patches": tuple(parts)})
 
     def _likeness(self, model: BoundModel, questions: Questions, question: int) -> Tensor:
         """``s`` ``[T, T]`` of the tokens of the first segment."""
@@ -106,19 +134,20 @@ class AtMan(Method):
         cosine = (wide @ wide.T).cpu()
         return torch.where(cosine >= self.threshold, cosine, 0.0).fill_diagonal_(1.0)
 
-    def _values(self, model: BoundModel, questions: Questions, factors: Tensor) -> Tensor:
-        """``[N]``: the values of the same row, with the scores of its keys multiplied by ``factors`` ``[N, T]``."""
+    def _values(self, model: BoundModel, questions: Questions, factors: Tensor, tokens: int = 0) -> Tensor:
+        """``[N]``: the values of the same row, with the scores of its keys multiplied by ``factors`` ``[N, T]``;
+        ``tokens``: how many a model makes of an image."""
         used: list[Attentions] = []
 
         def taps(batch: Batch, rows: Sequence[int]) -> Sequence[Tap]:
             if used:
                 used.pop().check()
-            wide = torch.ones(len(rows), batch.wide, dtype=factors.dtype)
+            wide = torch.ones(len(rows), tokens or batch.wide, dtype=factors.dtype)
             for at, row in enumerate(rows):
-                start = int(batch.starts[0][at])
+                start = 0 if tokens else int(batch.starts[0][at])
                 wide[at, start : start + factors.shape[1]] = factors[row]
             kinds: dict[Any, Tensor] = dict.fromkeys(("self", "encoder", "cross"), wide)
-            used.append(Attentions(len(rows), batch.widths, kinds))
+            used.append(Attentions(len(rows), (tokens,) if tokens else batch.widths, kinds))
             return used[:]
 
         values = model.values(questions, taps=taps, batch_size=self.batch_size)

@@ -13,13 +13,16 @@ from lrpx._modules import layer_of, layers
 from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
 from lrpx.methods._contract import Found, Method
-from lrpx.methods._refusals import SERVED, refuse_ledger, refuse_twice_given
+from lrpx.methods._refusals import IMAGES, SERVED, refuse_ledger, refuse_no_places, refuse_twice_given
+from lrpx.parts import Part
 from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from lrpx._images import Patches
     from lrpx._passes import Pass
+    from lrpx._patches import Places
     from lrpx.engine._attentions import Attended, Kind
     from lrpx.model import BoundModel
     from lrpx.questions import Questions
@@ -62,7 +65,7 @@ class OfAttention(Method):
     The rules are none: one forward pass, and a backward pass for each question of a row.
     """
 
-    tasks: ClassVar[frozenset[Task]] = SERVED
+    tasks: ClassVar[frozenset[Task]] = SERVED | IMAGES
 
     @property
     def has_ledger(self) -> bool:
@@ -106,19 +109,30 @@ class OfAttention(Method):
             method.check(model)
             refuse_ledger(method, ledger)
         found: list[list[Tensor]] = [[torch.empty(0)] * len(questions) for _ in methods]
+        pictured = [refuse_no_places(self, model, row) for row in questions.rows] if model.task in IMAGES else []
+        tokens = {places.count for _, places in pictured}
         with model.traced(
-            questions, GRADIENT, plain=True, taps=lambda batch: [Attentions(len(batch.rows), batch.widths)]
+            questions,
+            GRADIENT,
+            plain=True,
+            taps=lambda batch: [Attentions(len(batch.rows), tuple(tokens) or batch.widths)],
         ) as ran:
             tap = ran.trace.tap(Attentions)
             assert tap is not None
             for chosen in ran.explained():
                 _refuse_hybrids(model, tap.attended)
                 for i in chosen:
-                    maps = _maps(ran, tap.attended, i)
+                    maps = _maps(ran, tap.attended, i, tuple(tokens))
                     for method, mine in zip(methods, found, strict=True):
                         mine[i] = method.score(maps).cpu()
         answers = ran.answers.detached()
-        return [Found(answers, tuple(mine)) for mine in found]
+        if not pictured:
+            return [Found(answers, tuple(mine)) for mine in found]
+        grids = [pictured[each.row] for each in questions.asked]
+        return [
+            Found(answers, (torch.empty(0),) * len(mine), of_places(list(zip(mine, grids, strict=True))))
+            for mine in found
+        ]
 
 
 def _refuse_hybrids(model: BoundModel, attended: Sequence[Attended]) -> None:
@@ -130,12 +144,26 @@ def _refuse_hybrids(model: BoundModel, attended: Sequence[Attended]) -> None:
             raise MethodError(f"{path} has no softmax attention, as the layers of hybrid models; use attnlrp or lrp")
 
 
-def _maps(ran: Pass, attended: Sequence[Attended], question: int) -> Maps:
-    """The maps of one question, without the padding."""
+def of_places(found: Sequence[tuple[Tensor, tuple[Patches, Places]]]) -> dict[str, tuple[Part, ...]]:
+    """The parts of questions about images, from the relevance of the model's tokens ``[T]``: the patches, and the
+    learned tokens where there are any."""
+    patches, learned = [], []
+    for values, (grid, places) in found:
+        end = places.first + len(grid)
+        cut = values[places.first : end].reshape(grid.rows, grid.columns)
+        patches.append(Part("patches", cut, ("row", "column")))
+        learned.append(Part("class token", torch.cat([values[: places.first], values[end:]]), ("learned token",)))
+    has_learned = any(len(part.values) for part in learned)
+    return {"patches": tuple(patches)} | ({"class token": tuple(learned)} if has_learned else {})
+
+
+def _maps(ran: Pass, attended: Sequence[Attended], question: int, tokens: tuple[int, ...]) -> Maps:
+    """The maps of one question, without the padding; ``tokens``: how many a model makes of an image."""
     asked = ran.questions.asked[question]
     row = ran.batch.rows[asked.row]
-    begins = [int(start[asked.row]) for start in ran.batch.starts]
-    spans = [slice(start, start + length) for start, length in zip(begins, row.lengths, strict=True)]
+    lengths = tokens or row.lengths
+    begins = [0] * len(tokens) if tokens else [int(start[asked.row]) for start in ran.batch.starts]
+    spans = [slice(start, start + length) for start, length in zip(begins, lengths, strict=True)]
     found = []
     for each in attended:
         queries = spans[0] if each.kind in ("self", "encoder") else spans[1]
@@ -144,9 +172,9 @@ def _maps(ran: Pass, attended: Sequence[Attended], question: int) -> Maps:
         weights, gradient = (values[asked.row][:, queries, keys] for values in pair)
         found.append(Map(each.kind, weights, gradient))
     if asked.position is not None:
-        return Maps(tuple(found), row.lengths, torch.tensor([asked.position], device=found[-1].weights.device))
+        return Maps(tuple(found), lengths, torch.tensor([asked.position], device=found[-1].weights.device))
     # the value is a function of the rows of the last layer's attention alone that it has a gradient at
     read = (found[-1].gradient.abs().amax((0, 2)) > 0).nonzero()[:, 0]
     if not len(read):
         raise MethodError("the explained value does not depend on the last attention; use attnlrp or lrp")
-    return Maps(tuple(found), row.lengths, read)
+    return Maps(tuple(found), lengths, read)

@@ -66,7 +66,7 @@ class Method(ABC):
     """How it is asked for, and how results call it."""
     label: str = ""
     """How tables spell it; the name, if it is empty."""
-    tasks: ClassVar[frozenset[Task]] = frozenset(task for task in Task if task.segments)
+    tasks: ClassVar[frozenset[Task]] = frozenset(task for task in Task if task.segments and not task.pictures)
     """The tasks that it serves."""
     needs: ClassVar[frozenset[str]] = frozenset()
     """The arguments that the model's forward pass must take, such as ``"attention_mask"``."""

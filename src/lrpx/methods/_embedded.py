@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import random
 from abc import abstractmethod
+from collections.abc import Callable
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, autograd
 
 from lrpx import tasks
 from lrpx._modules import named_modules
+from lrpx.attribution import PIXELS
 from lrpx.engine import Tap
 from lrpx.errors import MethodError, MissingExtraError
 from lrpx.methods._contract import Found, Method
-from lrpx.methods._refusals import SERVED, refuse_count, refuse_ledger, refuse_other, refuse_twice_given
+from lrpx.methods._refusals import IMAGES, SERVED, refuse_count, refuse_ledger, refuse_other, refuse_twice_given
+from lrpx.parts import Part
+from lrpx.questions import Questions
 from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
 
     from lrpx._batching import Batch
     from lrpx.model import BoundModel
-    from lrpx.questions import Questions
+    from lrpx.questions import Answers
     from lrpx.tasks import Task
 
 Baseline = Literal["zero", "pad", "mask", "unk"]
@@ -128,6 +132,53 @@ def embeddings_of(method: Method, model: BoundModel, questions: Questions, quest
 
 
 @dataclass(frozen=True, eq=False)
+class PixelFunction:
+    """``f``: from pixels ``[N, P, 1]``, all of an image one after another, to the values ``[N]``; where gradients are
+    on, with the gradient at the pixels."""
+
+    model: BoundModel
+    questions: Questions
+    question: int
+    argument: str
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """``[N]``."""
+        found: Tensor = _AtPixels.apply(pixels, self)  # type: ignore[no-untyped-call]
+        return found
+
+    def asked(self, pixels: Tensor) -> Questions:
+        """The question about each of the images."""
+        asked = self.questions.alone([self.question] * len(pixels))
+        shape = asked.rows[0].arguments[self.argument].shape
+        rows = (
+            replace(row, arguments={**row.arguments, self.argument: each.reshape(shape)})
+            for row, each in zip(asked.rows, pixels.detach(), strict=True)
+        )
+        return Questions(tuple(rows), asked.asked)
+
+
+class _AtPixels(autograd.Function):
+    """Values and their gradient, from one forward and one backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, pixels: Tensor, function: PixelFunction) -> Tensor:
+        asked = function.asked(pixels)
+        if not ctx.needs_input_grad[0]:
+            return function.model.values(asked, batch_size=len(pixels)).to(pixels.device, pixels.dtype)
+        with function.model.traced(asked, GRADIENT, plain=True) as ran:
+            for _ in ran.explained():  # one round: each question has a row of its own
+                source = next(each for each in ran.trace.sources if each.paths == (function.argument,))
+                gradient = ran.trace.source_gradient(source)
+        ctx.save_for_backward(gradient.reshape(pixels.shape).to(pixels.device, pixels.dtype))
+        return ran.answers.values.detach().to(pixels.device, pixels.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = ctx.saved_tensors
+        return dy.reshape(-1, 1, 1) * gradient, None
+
+
+@dataclass(frozen=True, eq=False)
 class Function:
     """``f``: from the embeddings of one row's tokens, one tensor ``[N, T, d]`` a segment, to the values ``[N]``.
 
@@ -160,8 +211,12 @@ class Function:
             return ran.answers.values
 
 
+Values = Callable[..., Tensor]
+"""From what is explained, one tensor ``[N, T, d]`` a segment, to the values ``[N]``."""
+
+
 class ByCaptum(Method):
-    """A method of Captum, on the embeddings of one text, or of an encoder's and a decoder's."""
+    """A method of Captum, on the embeddings of one text, or of an encoder's and a decoder's, or on pixels."""
 
     tasks: ClassVar[frozenset[Task]] = SERVED
     baseline: Baseline
@@ -173,7 +228,7 @@ class ByCaptum(Method):
         return False
 
     @abstractmethod
-    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+    def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """The scores of one row: for each segment ``[1, T]``.
 
         Args:
@@ -205,12 +260,26 @@ class ByCaptum(Method):
         answers = model.ask(questions)
         resolved = questions.with_targets(answers.targets)
         found = []
+        if model.task in IMAGES:
+            return self._of_images(captum, model, resolved, answers)
         for i in range(len(resolved)):
             embedded = embeddings_of(self, model, resolved, i)
             baselines = _baselines(self, model, embedded)
             scores = self.explain(captum, Function(model, resolved, i), embedded.values, baselines)
             found.append(torch.cat([each[0].detach().cpu() for each in scores]))
         return Found(answers, tuple(found))
+
+    def _of_images(self, captum: Any, model: BoundModel, questions: Questions, answers: Answers) -> Found:
+        """The same, where each number of the pixels is an embedding of one dimension."""
+        name, parts = tasks.signal_argument(model.module, model.task), []
+        for i in range(len(questions)):
+            pixels = questions.row_of(i).arguments[name].to(tasks.input_device(model.module))
+            inputs = (pixels.reshape(1, -1, 1),)
+            function = PixelFunction(model, questions, i, name)
+            (scores,) = self.explain(captum, function, inputs, tuple(map(torch.zeros_like, inputs)))
+            values = scores.detach().cpu().reshape(pixels.shape[1:])
+            parts.append(Part("pixels", values, PIXELS))
+        return Found(answers, (torch.empty(0),) * len(parts), {"pixels": tuple(parts)})
 
 
 def _captum() -> Any:

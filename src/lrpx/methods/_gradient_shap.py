@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Function, deviations, seeded
+from lrpx.methods._embedded import Baseline, ByCaptum, Values, deviations, seeded
 from lrpx.methods._refusals import refuse_count, refuse_number, refuse_seed
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class GradientShap(ByCaptum):
         refuse_number(self.name, "sigma", self.sigma, 0)
         refuse_seed(self.name, self.seed)
 
-    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+    def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """See :class:`~lrpx.methods._embedded.ByCaptum`."""
         noise = deviations(self.sigma, inputs)
         total = None

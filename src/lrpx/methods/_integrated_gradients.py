@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Function
-from lrpx.methods._refusals import refuse_count
+from lrpx.methods._embedded import Baseline, ByCaptum, Values
+from lrpx.methods._refusals import IMAGES, SERVED, refuse_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lrpx.model import BoundModel
+    from lrpx.tasks import Task
 
 
 MISSED = 0.05
@@ -46,6 +47,8 @@ class IntegratedGradients(ByCaptum):
     batch_size: int = 32
     label: str = "Integrated Gradients"
 
+    tasks: ClassVar[frozenset[Task]] = SERVED | IMAGES
+
     def describe(self) -> str:
         """The baseline and the steps."""
         return f"integrated gradients; baseline={self.baseline}; steps={self.steps} gauss-legendre"
@@ -55,7 +58,7 @@ class IntegratedGradients(ByCaptum):
         super().check(model)
         refuse_count(self.name, "steps", self.steps)
 
-    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+    def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """See :class:`~lrpx.methods._embedded.ByCaptum`."""
         found, missed = captum.IntegratedGradients(function).attribute(
             inputs, baselines, n_steps=self.steps, method="gausslegendre", internal_batch_size=self.batch_size,

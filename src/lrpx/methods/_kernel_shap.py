@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Function, seeded
+from lrpx.methods._embedded import Baseline, ByCaptum, Values, seeded
 from lrpx.methods._occlusion import features
 from lrpx.methods._refusals import refuse_count, refuse_seed
 
@@ -55,7 +55,7 @@ class KernelShap(ByCaptum):
         refuse_count(self.name, "n_samples", self.n_samples)
         refuse_seed(self.name, self.seed)
 
-    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+    def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """See :class:`~lrpx.methods._embedded.ByCaptum`."""
         if sum(each.shape[1] for each in inputs) == 1:  # of one token there are no sets to weigh
             with torch.no_grad():

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from lrpx import tasks
+from lrpx.attribution import PIXELS
 from lrpx.methods._contract import Found, Method, register
-from lrpx.methods._refusals import refuse_ledger, refuse_seed
+from lrpx.methods._refusals import IMAGES, refuse_ledger, refuse_seed
+from lrpx.parts import Part
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lrpx.model import BoundModel
     from lrpx.questions import Questions
+    from lrpx.tasks import Task
 
 
 @register
@@ -21,8 +27,8 @@ if TYPE_CHECKING:
 class Random(Method):
     """Uniform in [−1, 1) (Arras et al. 2025, §3.4; Achtibat et al. 2024, Table 1).
 
-    The numbers depend on the seed and on the tokens alone, so that a text has the same in a batch as alone. The user's
-    random state is not touched.
+    The numbers depend on the seed and on the tokens alone, so that a text has the same in a batch as alone; those of an
+    image's pixels on the seed and the pixels. The user's random state is not touched.
 
     Args:
         name: how results call it.
@@ -33,6 +39,8 @@ class Random(Method):
     name: str = "random"
     seed: int = 0
     label: str = "Random"
+
+    tasks: ClassVar[frozenset[Task]] = Method.tasks | IMAGES
 
     @property
     def has_ledger(self) -> bool:
@@ -49,11 +57,22 @@ class Random(Method):
         refuse_seed(self.name, self.seed)
         refuse_ledger(self, ledger)
         answers = model.ask(questions)
+        if model.task in IMAGES:
+            name = tasks.signal_argument(model.module, model.task)
+            pixels = [questions.row_of(i).arguments[name][0].cpu() for i in range(len(questions))]
+            digests = [each.to(torch.float32).contiguous().view(torch.uint8).numpy().tobytes() for each in pixels]
+            parts = [
+                Part("pixels", self._drawn(digest, each.numel()).reshape(each.shape), PIXELS)
+                for digest, each in zip(digests, pixels, strict=True)
+            ]
+            return Found(answers, (torch.empty(0),) * len(parts), {"pixels": tuple(parts)})
         found = []
         for i in range(len(questions)):
             ids = [segment.tokens.ids for segment in questions.row_of(i).segments]
-            digest = hashlib.sha256(f"{self.seed} {ids}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            count = sum(map(len, ids))
-            found.append(2 * torch.rand(count, generator=generator, dtype=torch.float64) - 1)
+            found.append(self._drawn(f"{ids}".encode(), sum(map(len, ids))))
         return Found(answers, tuple(found))
+
+    def _drawn(self, by: bytes, count: int) -> Tensor:
+        digest = hashlib.sha256(f"{self.seed} ".encode() + by).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return 2 * torch.rand(count, generator=generator, dtype=torch.float64) - 1

@@ -9,6 +9,9 @@ from lrpx.errors import MethodError
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
+    from lrpx._images import Patches
+    from lrpx._patches import Places
+    from lrpx.inputs import Row
     from lrpx.methods._contract import Method
     from lrpx.model import BoundModel
 
@@ -16,6 +19,26 @@ SERVED = frozenset(
     {Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING, Task.SEQ2SEQ}
 )
 """The tasks of one text, or of an encoder's and a decoder's."""
+
+
+IMAGES = frozenset({Task.IMAGE_CLASSIFICATION, Task.IMAGE_MAP})
+"""The tasks of one image."""
+
+
+def refuse_no_places(method: Method, model: BoundModel, row: Row) -> tuple[Patches, Places]:
+    """The patches of an image, and where they are among the model's tokens.
+
+    Raises:
+        MethodError: its attention does not go over all of them.
+    """
+    patches, places = model.patches(row), model.places(row)
+    if patches is None or places is None:
+        kind = type(model.module).__name__
+        raise MethodError(
+            f"{method.name} needs attention over all patches of an image, and {kind} has none, or only within windows; "
+            "use attnlrp or lrp"
+        )
+    return patches, places
 
 
 def refuse_twice_given(method: Method, model: BoundModel) -> None:

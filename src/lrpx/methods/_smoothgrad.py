@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Function, deviations, seeded
-from lrpx.methods._refusals import refuse_count, refuse_number, refuse_other, refuse_seed
+from lrpx.methods._embedded import Baseline, ByCaptum, Values, deviations, seeded
+from lrpx.methods._refusals import IMAGES, SERVED, refuse_count, refuse_number, refuse_other, refuse_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lrpx.model import BoundModel
+    from lrpx.tasks import Task
 
 Score = Literal["x-input", "l1"]
 
@@ -45,6 +46,8 @@ class SmoothGrad(ByCaptum):
     batch_size: int = 32
     label: str = "SmoothGrad"
 
+    tasks: ClassVar[frozenset[Task]] = SERVED | IMAGES
+
     baseline: ClassVar[Baseline] = "zero"  # type: ignore[misc]
 
     def describe(self) -> str:
@@ -62,7 +65,7 @@ class SmoothGrad(ByCaptum):
         refuse_seed(self.name, self.seed)
         refuse_other(self.name, "score", self.score, get_args(Score))
 
-    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+    def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """See :class:`~lrpx.methods._embedded.ByCaptum`."""
         with seeded(self.seed, inputs):
             found = captum.NoiseTunnel(captum.Saliency(function)).attribute(

@@ -1,0 +1,139 @@
+"""Input and biases together, at each patch: FullGrad's aggregation, under LibraGrad's rules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lrpx import recipes, tasks
+from lrpx.engine import Tap
+from lrpx.engine._tensors import any_carries, arguments
+from lrpx.methods._attention_maps import of_places
+from lrpx.methods._contract import Found, Method, register
+from lrpx.methods._refusals import IMAGES, refuse_ledger, refuse_no_places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lrpx.engine._taps import Call
+    from lrpx.model import BoundModel
+    from lrpx.questions import Questions
+    from lrpx.tasks import Task
+
+
+@register
+@dataclass(frozen=True)
+class FullGrad(Method):
+    """``R_t = Σ_{pixels of t} x ⊙ ∂x + Σ_l Σ_d b^l_d ∂y^l_td``: at each token of an image what its pixels have, and
+    what every constant has that is added to it: biases, and positions (Srinivas & Fleuret 2019, Eq. 3, with its sign
+    kept), with the gradients of LibraGrad (Mehri et al. 2025).
+
+    The bias of the patches belongs to the patches. What learned tokens have is the part ``"class token"``. A constant
+    that is added to something else than the tokens, as in the head, is nobody's.
+
+    Args:
+        name: how results call it.
+        label: how tables spell it.
+    """
+
+    name: str = "libragrad-fullgrad"
+    label: str = "LibraGrad (FullGrad)"
+
+    tasks: ClassVar[frozenset[Task]] = IMAGES
+
+    @property
+    def has_ledger(self) -> bool:
+        """No: what a token has here comes from many sources."""
+        return False
+
+    def describe(self) -> str:
+        """What is summed, and the recipe."""
+        return f"inputs and constants at each token; {recipes.LIBRAGRAD.describe()}"
+
+    def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
+        """See :meth:`Method.attribute <lrpx.methods._contract.Method.attribute>`.
+
+        Raises:
+            MethodError: a ledger is asked for, or the model's tokens are not its patches.
+        """
+        self.check(model)
+        refuse_ledger(self, ledger)
+        grids = [refuse_no_places(self, model, row) for row in questions.rows]
+        grid, places = grids[0]
+        own = slice(places.first, places.first + len(grid))
+        found = [torch.empty(0)] * len(questions)
+        tap = _Constants(len(questions.rows), places.count, (grid.rows, grid.columns), own)
+        with model.traced(questions, recipes.LIBRAGRAD, plain=True, taps=lambda _: [tap]) as ran:
+            argument = {tasks.signal_argument(model.module, model.task)}
+            for chosen in ran.explained():
+                source = next(each for each in ran.trace.sources if set(each.paths) == argument)
+                pixels, added = ran.trace.source_relevance(source).cpu(), tap.taken()
+                for i in chosen:
+                    row = questions.asked[i].row
+                    found[i] = added[row].to(pixels.dtype)
+                    found[i][own] += grid.summed(pixels[row]).flatten()
+        parts = of_places([(each, (grid, places)) for each in found])
+        return Found(ran.answers.detached(), (torch.empty(0),) * len(found), parts)
+
+
+class _Constants(Tap):
+    """What the constants have that are added to tokens ``[B, T, d]``, or to patches ``[B, d, rows, columns]``.
+
+    Args:
+        rows: how many images run together.
+        tokens: how many a model makes of one.
+        grid: rows and columns of its patches.
+        own: where they are among the tokens.
+    """
+
+    def __init__(self, rows: int, tokens: int, grid: tuple[int, int], own: slice) -> None:
+        self._tokens, self._map, self._own = (rows, tokens), grid, own
+        self._sums = torch.zeros(rows, tokens, dtype=torch.float64)
+
+    def taken(self) -> Tensor:
+        """``[B, T]`` of the last backward pass."""
+        found, self._sums = self._sums, torch.zeros_like(self._sums)
+        return found
+
+    def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
+        """One call of a torch function."""
+        out = proceed(call.args, call.kwargs)
+        if isinstance(out, Tensor) and out.requires_grad and torch.is_grad_enabled():
+            constant = _constant(call)
+            if constant is not None and self._fits(out):
+                value = constant.detach()
+                out.register_hook(lambda gradient: self._add(value, gradient))  # type: ignore[no-untyped-call]
+        return out
+
+    def _fits(self, out: Tensor) -> bool:
+        is_map = out.ndim == 4 and len(out) == self._tokens[0] and out.shape[2:] == self._map
+        return is_map or (out.ndim == 3 and out.shape[:2] == self._tokens)
+
+    def _add(self, constant: Tensor, gradient: Tensor) -> None:
+        if gradient.ndim == 4:
+            self._sums[:, self._own] += (constant.double() * gradient.double()).sum(1).flatten(1).cpu()
+        else:
+            self._sums += (constant.double() * gradient.double()).sum(-1).cpu()
+
+
+def _constant(call: Call) -> Tensor | None:
+    """What a call adds to what depends on the input, so that it can be multiplied with the result."""
+    name, args = call.name, call.args
+    if name == "linear":
+        return arguments(args, call.kwargs, "input", "weight", "bias")[2]  # type: ignore[no-any-return]
+    if name == "layer_norm":
+        return arguments(args, call.kwargs, "input", "normalized_shape", "weight", "bias", "eps")[3]  # type: ignore[no-any-return]
+    if name == "conv2d":
+        bias = arguments(args[:3], call.kwargs, "input", "weight", "bias")[2]
+        return None if bias is None else bias[:, None, None]
+    if name in ("add", "__add__", "__radd__", "add_", "__iadd__") and len(args) == 2:
+        constants = [x for x in args if isinstance(x, Tensor) and not any_carries(x)]
+        return constants[0] if constants else None
+    if name in ("cat", "concat", "concatenate"):
+        parts, axis = args[0], (*args[1:], call.kwargs.get("dim", 0))[0]
+        if axis in (1, -2) and all(x.ndim == 3 for x in parts):
+            return torch.cat([torch.zeros_like(x) if any_carries(x) else x for x in parts], 1)
+    return None
