@@ -51,6 +51,7 @@ FLOORS = {
     "passes": 6,
     "model": 7,
     "perturbations": 8,
+    "covering": 9,
     "methods": 9,
     "explainer": 10,
     "runs": 10,
@@ -58,7 +59,8 @@ FLOORS = {
     "coverage": 11,
     "sanity": 11,
     "tuning": 12,
-    "cli": 13,
+    "composites": 13,
+    "cli": 14,
 }
 ENTRANCES = {
     "attribution": {"saving", "views"},

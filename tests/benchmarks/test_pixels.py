@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import json
 import re
 
@@ -16,29 +18,15 @@ from lrpx.benchmarks._pixel_report import overlay
 from lrpx.errors import DataError, InputError, ModelError, ResultFileError
 from lrpx.metrics import IMAGE_METRICS
 from lrpx.model import BoundModel, Spec
+from tests import pictured
+from tests.pictured import CLASSES, PATCH, SIDE, processor, vit
 from tests.reference import images as twins
 
 Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
 
-SIDE, PATCH, CLASSES = 16, 4, 5
 METHODS = ["attnlrp", "gradient-x-input"]
 HOSTILE = "a<script>alert(1) & b.png"
 OF_PYTHON = re.compile("Traceback|Error:.*Error")
-
-
-def vit(**how):
-    torch.manual_seed(0)
-    names = {i: f"c{i}" for i in range(CLASSES)}
-    config = tf.ViTConfig(
-        image_size=SIDE, patch_size=PATCH, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=32, num_labels=CLASSES, id2label=names, label2id={name: i for i, name in names.items()},
-        initializer_range=0.3, **how,
-    )  # fmt: skip
-    return tf.ViTForImageClassification(config).eval()
-
-
-def processor(side=SIDE):
-    return tf.ViTImageProcessorPil(size={"height": side, "width": side})
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +36,12 @@ def model():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The model as a folder, for the command."""
-    path = tmp_path_factory.mktemp("vit")
-    vit().save_pretrained(path)
-    processor().save_pretrained(path)
-    return path
+    return pictured.saved(tmp_path_factory.mktemp("vit"))
 
 
 @pytest.fixture
 def arrays(tmp_path):
-    draw = np.random.default_rng(0)
-    path = tmp_path / "images.npz"
-    x = draw.integers(0, 255, (6, 20, 20, 3), dtype=np.uint8)
-    np.savez(path, x=x, y=np.array([0, 1, 2, 3, 4, 0]), mask=draw.random((6, 20, 20)) < 0.4)
-    return path
+    return pictured.arrays(tmp_path / "images.npz")
 
 
 @pytest.fixture
@@ -117,7 +97,7 @@ def test_rows_are_what_a_loop_over_covered_images_gives(model, arrays, cells, fi
         for method in METHODS:
             if cells == "patches":
                 relevance = row[f"relevance/{method}"]
-                assert row["grid"] == [4, 4]
+                assert row["grid"] == [4, 4, PATCH, PATCH]
             else:
                 found = Run(benchmark, model, [method])._explained([sample], [benchmark.ask(sample, model)])[0]
                 relevance = found.parts[method][0]["pixels"].values.sum(0).flatten().tolist()
@@ -232,9 +212,9 @@ def test_a_heatmap_shows_where(tmp_path):
     """Red where it speaks for it, blue against, the image's grey between."""
     grey = Image.new("RGB", (4, 4), (128, 128, 128))
     grey.save(tmp_path / "grey.png")
-    made = overlay((tmp_path / "grey.png").read_bytes(), [1.0, -1.0, 0.0, 0.0], [2, 2])
-    (tmp_path / "made.png").write_bytes(made)
-    pixels = np.asarray(Image.open(tmp_path / "made.png")).astype(int)
+    made = overlay((tmp_path / "grey.png").read_bytes(), [1.0, -1.0, 0.0, 0.0], [2, 2, 2, 2])
+    drawn = base64.b64decode(made.partition("base64,")[2])
+    pixels = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int)
     red, blue, nothing = pixels[0, 0], pixels[0, -1], pixels[-1, 0]
     assert red[0] > red[2] + 100
     assert blue[2] > blue[0] + 100
@@ -353,7 +333,7 @@ def test_a_convolutional_network_has_pixels_and_no_patches(arrays):
         Run(find("pixels")(data=arrays, limit=1), model, ["gradient-x-input"], ["ΔA"]).part(0)
     run = Run(find("pixels")(data=arrays, limit=1, cells="pixels"), model, ["gradient-x-input"], ["ΔA"])
     (row,) = run.part(0).to_pylist()
-    assert row["grid"] == [32, 32]
+    assert row["grid"] == [32, 32, 1, 1]
 
 
 def test_the_spec_makes_the_same_rows(folder, arrays):

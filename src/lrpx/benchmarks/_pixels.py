@@ -50,8 +50,10 @@ SHOWN: Final = 64
 _ORDERS: Final = {"most": most_relevant_first, "least": least_relevant_first}
 _SEEDS: Final = 2**32
 METHODS: Final = (
-    "attnlrp-vit", "lrp-vit", "attnlrp", "lrp", "gradient-x-input",
+    "attnlrp-vit", "lrp-vit", "attnlrp", "lrp", "lrp-chefer", "libragrad-fullgrad", "gradient-x-input",
+    "integrated-gradients", "smoothgrad", "grad-cam", "rollout", "gradient-rollout", "atman", "random", "centre",
 )  # fmt: skip
+"""Those of Achtibat et al. 2024, Table 1, ViT column, and what no explanation should lose to."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Pictured(Benchmark[S]):
             "value": float(case.answers.values[0]),
             "correct": self.correct(case),
             "image": _png(pixels, model),
-            "grid": [patches.rows, patches.columns],
+            "grid": [patches.rows, patches.columns, patches.height, patches.width],
         } | {f"relevance/{name}": patches.summed(values).flatten().tolist() for name, values in relevance.items()}
 
     def report(self, store: Store, show: Sequence[str] = ()) -> RenderableType:
