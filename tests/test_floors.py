@@ -58,6 +58,7 @@ FLOORS = {
     "patching": 8,
     "wiring": 8,
     "circuits": 9,
+    "covering": 9,
     "methods": 9,
     "neurons": 8,
     "explainer": 10,
@@ -67,7 +68,8 @@ FLOORS = {
     "coverage": 11,
     "sanity": 11,
     "tuning": 12,
-    "cli": 13,
+    "composites": 13,
+    "cli": 14,
 }
 ENTRANCES = {
     "attribution": {"saving", "views"},

@@ -3,7 +3,7 @@
     python training/image_heads.py --backbone runs/models/dinov2 --photographs imagenet_sample --side 112 \\
         --out runs/dinov2-groups
     python training/image_heads.py --backbone runs/models/dinov2 --train cifar10/train.npz --test cifar10/test.npz \\
-        --side 112 --out runs/dinov2-cifar
+        --side 84 --limit 3000 --out runs/dinov2-cifar
 
 The photographs' folder has classes.tsv with the columns ``file`` and ``group``; every fifth row of a group is tested
 and not trained on. The npz files have ``x`` (uint8, ``[N, height, width, 3]``) and ``y``.
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--train", type=Path, metavar="NPZ")
     parser.add_argument("--test", type=Path, metavar="NPZ")
     parser.add_argument("--side", type=int, default=224, help="of an image in pixels, a multiple of 14 (default 224)")
+    parser.add_argument("--limit", type=int, help="train on so many of the npz file, evenly spaced")
     parser.add_argument("--blocks", type=int, help="of the backbone; the best number of them if it is left out")
     parser.add_argument("--out", type=Path, required=True, help="write the model and its log into this folder")
     options = parser.parse_args()
@@ -108,9 +109,12 @@ def main() -> None:
         y = torch.tensor([names.index(each) for each in groups])
     else:
         parts = [np.load(file, allow_pickle=False) for file in (options.train, options.test)]
-        images = [Image.fromarray(each) for part in parts for each in part["x"]]
-        y = torch.cat([torch.from_numpy(part["y"]).long() for part in parts])
-        tested = np.repeat([False, True], [len(part["y"]) for part in parts])
+        arrays = [(part["x"], part["y"]) for part in parts]
+        chosen = np.linspace(0, len(arrays[0][1]) - 1, options.limit or len(arrays[0][1])).astype(int)
+        arrays[0] = arrays[0][0][chosen], arrays[0][1][chosen]
+        images = [Image.fromarray(each) for x, _ in arrays for each in x]
+        y = torch.cat([torch.from_numpy(each).long() for _, each in arrays])
+        tested = np.repeat([False, True], [len(each) for _, each in arrays])
         names = CIFAR
     processor = ViTImageProcessorPil(
         size={"height": options.side, "width": options.side},

@@ -99,8 +99,8 @@ class Pictures:
                 made.update(name.encode() + np.ascontiguousarray(values).tobytes())
         return made.hexdigest()
 
-    def open(self, picture: Picture) -> Image:
-        """The image.
+    def open(self, picture: Picture, channels: int = 3) -> Image:
+        """The image: in grey for one channel, else in red, green and blue.
 
         Raises:
             DataError: it cannot be read.
@@ -108,9 +108,9 @@ class Pictures:
         from PIL.Image import fromarray
 
         if self.path.suffix == ".npz":
-            return fromarray(self._arrays["x"][int(picture.id)]).convert("RGB")
+            return fromarray(self._arrays["x"][int(picture.id)]).convert("L" if channels == 1 else "RGB")
         try:
-            found: Image = open_image(self._at(picture.id), 3)
+            found: Image = open_image(self._at(picture.id), channels)
         except InputError as error:
             raise DataError(f"{self.path}:{picture.line}: {str(error).split('; ')[0]}; mend the file") from error
         return found

@@ -31,7 +31,7 @@ ORDERS: Final = ("most", "least")
 """Of the curves that are drawn."""
 SURE: Final = 0.05
 """The adjusted p-value below which two methods are told apart."""
-CHANCE: Final[tuple[str, ...]] = ("random", "position")
+CHANCE: Final[tuple[str, ...]] = ("random", "position", "centre")
 """Methods that no explanation should lose to."""
 _FEWEST: Final = 3
 """Methods whose order two metrics can agree about."""

@@ -8,10 +8,12 @@ import io
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import torch
 from markupsafe import Markup
 
+from lrpx._images import Patches
 from lrpx._views import html
-from lrpx._views.colour import colour
+from lrpx._views.canvas import Canvas, Layer, uri
 from lrpx._views.picture import one_line
 from lrpx.benchmarks import _report
 from lrpx.benchmarks._curves import picture
@@ -34,10 +36,6 @@ __all__ = ["summarise", "terminal", "write_reports"]
 
 CELLS: Final = "{cells}"
 """In a caption, what is covered."""
-_VEIL: Final = 0.25
-"""How much of the image is seen through a heatmap's zero."""
-_SIDE: Final = 224
-"""Of a heatmap in pixels, at least."""
 
 
 def summarise(store: Store, known: Mapping[str, Metric]) -> Summary:
@@ -180,7 +178,7 @@ def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list
             "value": rows[name]["value"],
             "image": _address(rows[name]["image"]),
             "maps": [
-                (method, _address(overlay(rows[name]["image"], rows[name][f"relevance/{method}"], rows[name]["grid"])))
+                (method, overlay(rows[name]["image"], rows[name][f"relevance/{method}"], rows[name]["grid"]))
                 for method in methods
             ],
         }
@@ -188,32 +186,24 @@ def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list
     ]
 
 
-def overlay(image: bytes, relevance: Sequence[float], grid: Sequence[int]) -> bytes:
-    """A heatmap ``[row, column]`` over an image, as a PNG: its colours at full strength, and between them the image in
-    grey."""
+def overlay(image: bytes, relevance: Sequence[float], grid: Sequence[int]) -> str:
+    """A heatmap over an image in pale grey, as a PNG in a URI.
+
+    Args:
+        image: a PNG.
+        relevance: of the cells, in reading order.
+        grid: how many rows and columns of cells there are, and how many pixels high and wide each is.
+    """
     from PIL import Image
 
-    behind = Image.open(io.BytesIO(image)).convert("L")
-    values = np.array(relevance, dtype=np.float64).reshape(tuple(grid))
-    limit = float(np.abs(values).max()) or 1.0
-    colours = np.array([colour(value / limit) for value in values.ravel()], dtype=np.float64).reshape(*values.shape, 3)
-    strength = (_VEIL + (1 - _VEIL) * np.abs(values) / limit)[..., None]
-    factor = max(1, -(-_SIDE // max(behind.size)))
-    size = (behind.size[0] * factor, behind.size[1] * factor)
-    layers = [_enlarged(each, size) for each in (colours, np.repeat(strength * 255, 3, -1))]
-    below = np.asarray(behind.resize(size, Image.Resampling.BICUBIC).convert("RGB"), dtype=np.float64)
-    share = layers[1] / 255
-    mixed = below * (1 - share) + layers[0] * share
-    file = io.BytesIO()
-    Image.fromarray(mixed.round().clip(0, 255).astype(np.uint8)).save(file, "PNG", optimize=True)
-    return file.getvalue()
-
-
-def _enlarged(values: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float64]:
-    from PIL import Image
-
-    small = Image.fromarray(values.round().astype(np.uint8))
-    return np.asarray(small.resize(size, Image.Resampling.NEAREST), dtype=np.float64)
+    with Image.open(io.BytesIO(image)) as opened:
+        behind = torch.from_numpy(np.array(opened.convert("RGB")))
+    place = Patches(*grid).places(*behind.shape[:2])
+    values = torch.tensor(relevance, dtype=torch.float64)
+    limit = float(values.abs().max()) or 1.0
+    ratios = torch.where(place >= 0, values[place.clamp(min=0)] / limit, 0.0)
+    layer = Layer("patches", ratios, limit, (), 0.0, 0.0, 0.0, None, "")
+    return uri(Canvas(behind, (layer,)).over(layer))
 
 
 def _address(image: bytes) -> str:

@@ -50,8 +50,10 @@ SHOWN: Final = 64
 _ORDERS: Final = {"most": most_relevant_first, "least": least_relevant_first}
 _SEEDS: Final = 2**32
 METHODS: Final = (
-    "attnlrp-vit", "lrp-vit", "attnlrp", "lrp", "gradient-x-input", "random",
+    "attnlrp-vit", "lrp-vit", "attnlrp", "lrp", "lrp-chefer", "libragrad-fullgrad", "gradient-x-input",
+    "integrated-gradients", "smoothgrad", "grad-cam", "rollout", "gradient-rollout", "atman", "random", "centre",
 )  # fmt: skip
+"""Those of Achtibat et al. 2024, Table 1, ViT column, and what no explanation should lose to."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,7 @@ class Pictured(Benchmark[S]):
             "value": float(case.answers.values[0]),
             "correct": self.correct(case),
             "image": _png(pixels, model),
-            "grid": [patches.rows, patches.columns],
+            "grid": [patches.rows, patches.columns, patches.height, patches.width],
         } | {f"relevance/{name}": patches.summed(values).flatten().tolist() for name, values in relevance.items()}
 
     def report(self, store: Store, show: Sequence[str] = ()) -> RenderableType:
@@ -307,7 +309,7 @@ class Pixels(Pictured[ImageSample]):
 
     def ask(self, sample: ImageSample, model: BoundModel) -> Questions:
         """Its one question."""
-        row = model.reader.row(self.pictures.open(sample.picture))
+        row = model.reader.row(self.pictures.open(sample.picture, _channels(model)))
         return Questions((row,), (Question(0, None, sample.target),))
 
     def correct(self, case: Case[ImageSample]) -> bool | None:
@@ -501,9 +503,9 @@ class Mosaics(Pictured[Mosaic]):
         """The logit of each of the four classes."""
         from PIL import Image
 
-        squares = [_square(self.pictures.open(each)) for each in sample.pictures]
+        squares = [_square(self.pictures.open(each, _channels(model))) for each in sample.pictures]
         side = max(each.size[0] for each in squares)
-        whole = Image.new("RGB", (2 * side, 2 * side))
+        whole = Image.new(squares[0].mode, (2 * side, 2 * side))
         for i, each in enumerate(squares):
             whole.paste(each.resize((side, side), Image.Resampling.BICUBIC), (i % 2 * side, i // 2 * side))
         row = model.reader.row(whole)
@@ -553,6 +555,10 @@ def _sides(columns: int) -> tuple[slice, slice]:
     return slice(None, columns), slice(-columns, None)
 
 
+def _channels(model: BoundModel) -> int:
+    return int(getattr(model.config, "num_channels", 3))
+
+
 def _measured(metric: PerturbationMetric, asked: Given) -> Callable[[NDArray[np.float64]], float]:
     return lambda values: metric(asked, values)
 
@@ -582,7 +588,7 @@ def _as_seen(mask: NDArray[np.bool_], model: BoundModel) -> NDArray[np.bool_]:
     from PIL import Image
 
     processor = getattr(model.tokenizer, "image_processor", model.tokenizer)
-    grey = Image.fromarray(mask * np.uint8(255)).convert("RGB")
+    grey = Image.fromarray(mask * np.uint8(255)).convert("L" if _channels(model) == 1 else "RGB")
     made = processor(images=grey, return_tensors="pt", do_normalize=False, do_rescale=False)
     found: NDArray[np.bool_] = made["pixel_values"][0].float().mean(0).numpy() > 127
     return found

@@ -1,0 +1,342 @@
+"""The benchmarks of images: rows against loops over single images, masks, mosaics, reports, and bad input."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from lrpx.benchmarks import Run, find, keep
+from lrpx.benchmarks._pixel_report import overlay
+from lrpx.errors import DataError, InputError, ModelError, ResultFileError
+from lrpx.metrics import IMAGE_METRICS
+from lrpx.model import BoundModel, Spec
+from tests import pictured
+from tests.pictured import CLASSES, PATCH, SIDE, processor, vit
+from tests.reference import images as twins
+
+Image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+
+METHODS = ["attnlrp", "gradient-x-input"]
+HOSTILE = "a<script>alert(1) & b.png"
+OF_PYTHON = re.compile("Traceback|Error:.*Error")
+
+
+@pytest.fixture(scope="module")
+def model():
+    return BoundModel(vit().double(), processor())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return pictured.saved(tmp_path_factory.mktemp("vit"))
+
+
+@pytest.fixture
+def arrays(tmp_path):
+    return pictured.arrays(tmp_path / "images.npz")
+
+
+@pytest.fixture
+def files(tmp_path):
+    """A table, its images and its masks."""
+    draw = np.random.default_rng(1)
+    rows = [["file", "class", "object"]]
+    for i in range(4):
+        name = HOSTILE if i == 0 else f"{i}.png"
+        Image.fromarray(draw.integers(0, 255, (20, 24, 3), dtype=np.uint8)).save(tmp_path / name)
+        Image.fromarray((draw.random((20, 24)) < 0.5).astype(np.uint8) * 255).save(tmp_path / f"mask{i}.png")
+        rows.append([name, f"c{i}", f"mask{i}.png"])
+    path = tmp_path / "table.csv"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def of_table(path, **how):
+    return find("pixels")(data=path, image="file", label="class", mask="object", **how)
+
+
+def logits_of(model, pixels):
+    with torch.no_grad():
+        return model.module(pixel_values=pixels[None]).logits[0]
+
+
+@pytest.mark.parametrize("cells", ["patches", "pixels"])
+@pytest.mark.parametrize("fill", ["zero", "mean"])
+def test_rows_are_what_a_loop_over_covered_images_gives(model, arrays, cells, fill):
+    """Each covered image alone, covered pixel by pixel, and the slow twins of the metrics."""
+    size = PATCH if cells == "patches" else 1
+    benchmark = find("pixels")(data=arrays, limit=2, cells=cells, fill=fill)
+    run = Run(benchmark, model, METHODS)
+    for row, sample in zip(run.part(0).to_pylist(), run.samples.kept, strict=True):
+        pixels = model.reader.row(benchmark.pictures.open(sample.picture)).arguments["pixel_values"][0]
+        explained = int(logits_of(model, pixels).argmax())
+
+        def said(hidden, pixels=pixels):
+            covered = pixels.clone()
+            for cell in hidden:
+                top, left = size * (cell // (SIDE // size)), size * (cell % (SIDE // size))
+                for channel in range(3):
+                    colour = 0.0 if fill == "zero" else float(pixels[channel].mean())
+                    covered[channel, top : top + size, left : left + size] = colour
+            return logits_of(model, covered)
+
+        reads = {
+            "": lambda hidden, said=said, at=explained: float(said(hidden)[at]),
+            "probability": lambda hidden, said=said, at=explained: float(said(hidden).softmax(0)[at]),
+            "first": lambda hidden, said=said, at=explained: float(said(hidden).argmax() == at),
+        }
+        for method in METHODS:
+            if cells == "patches":
+                relevance = row[f"relevance/{method}"]
+                assert row["grid"] == [4, 4, PATCH, PATCH]
+            else:
+                found = Run(benchmark, model, [method])._explained([sample], [benchmark.ask(sample, model)])[0]
+                relevance = found.parts[method][0]["pixels"].values.sum(0).flatten().tolist()
+            for name, twin in twins.PERTURBATION.items():
+                if cells == "pixels" and name not in ("ΔA", "completeness error"):
+                    continue
+                value = reads[IMAGE_METRICS[name].reads]
+                assert row[f"{name}/{method}"] == pytest.approx(twin(relevance, value), abs=1e-5), name
+
+
+def test_masks_are_counted_over_the_set(model, files):
+    names = ["pixel accuracy", "mIoU", "mAP"]
+    benchmark = of_table(files)
+    run = Run(benchmark, model, METHODS, names)
+    rows = run.part(0).to_pylist()
+    images = {method: [] for method in METHODS}
+    for sample in run.samples.kept:
+        found = run._explained([sample], [benchmark.ask(sample, model)])[0]
+        mask = Image.fromarray(benchmark.pictures.open_mask(sample.picture)).convert("RGB").resize((SIDE, SIDE), 2)
+        for method in METHODS:
+            relevance = found.parts[method][0]["pixels"].values.sum(0).flatten().tolist()
+            images[method].append((relevance, (np.asarray(mask)[..., 0] > 127).ravel().tolist()))
+    for method in METHODS:
+        for name in names:
+            counted = sum(np.array(row[f"{name}/{method}"]) for row in rows)
+            assert IMAGE_METRICS[name](counted) == pytest.approx(twins.SEGMENTATION[name](images[method]), abs=1e-9)
+
+
+def test_mosaics_are_read_quadrant_by_quadrant(model, arrays):
+    benchmark = find("mosaics")(data=arrays, count=3)
+    run = Run(benchmark, model, METHODS)
+    rows = run.part(0).to_pylist()
+    for row, sample in zip(rows, run.samples.kept, strict=True):
+        assert len(set(sample.labels)) == 4
+        asked = benchmark.ask(sample, model)
+        found = run._explained([sample], [asked])[0]
+        for method in METHODS:
+            maps = [parts["pixels"].values.sum(0).tolist() for parts in found.parts[method]]
+            for name, twin in (("share", twins.quadrant_share), ("lead", twins.quadrant_lead)):
+                expected = sum(twin(each, i) for i, each in enumerate(maps)) / 4
+                assert row[f"{name}/{method}"] == pytest.approx(expected, abs=1e-5)
+    again = Run(find("mosaics")(data=arrays, count=3), model, METHODS)
+    assert again.samples.kept == run.samples.kept
+    assert Run(find("mosaics")(data=arrays, count=3, seed=1), model, METHODS).samples.kept != run.samples.kept
+
+
+def test_a_mosaic_has_its_images_where_it_says(model, tmp_path):
+    """Four plain colours: the pixels of each quadrant are its image's."""
+    colours = [10, 80, 160, 250]
+    np.savez(tmp_path / "plain.npz", x=np.stack([np.full((8, 8, 3), c, np.uint8) for c in colours]), y=np.arange(4))
+    benchmark = find("mosaics")(data=tmp_path / "plain.npz", count=2)
+    run = Run(benchmark, model, METHODS)
+    for sample in run.samples.kept:
+        pixels = benchmark.ask(sample, model).rows[0].arguments["pixel_values"][0, 0]
+        for i, label in enumerate(sample.labels):
+            corner = pixels[-1 if i // 2 else 0, -1 if i % 2 else 0]
+            assert float(corner) == pytest.approx((colours[label] / 255 - 0.5) / 0.5, abs=1e-6)
+
+
+def test_a_stopped_run_goes_on_with_the_same_rows(model, arrays, tmp_path):
+    benchmark = find("pixels")(data=arrays)
+    run = Run(benchmark, model, METHODS, ["ΔA"], part=2)
+    whole = [run.part(number) for number in range(run.parts)]
+
+    class Stopped(Exception):  # noqa: N818 - a stop is no error
+        pass
+
+    def stop(_, done=[]):  # noqa: B006 - it counts over calls
+        done.append(1)
+        if len(done) == 3:
+            raise Stopped
+
+    with pytest.raises(Stopped), keep(Run(benchmark, model, METHODS, ["ΔA"], part=2), tmp_path / "out") as kept:
+        kept.explain(stop)
+    with keep(Run(benchmark, model, METHODS, ["ΔA"], part=2), tmp_path / "out") as kept:
+        kept.explain()
+        found = [kept.store.part(f"{number:05}", run.columns) for number in range(run.parts)]
+        assert all(a.equals(b) for a, b in zip(found, whole, strict=True))
+        benchmark.report(kept.store)
+    other = np.load(arrays)
+    np.savez(arrays, x=255 - other["x"], y=other["y"])
+    with (
+        pytest.raises(ResultFileError),
+        keep(Run(find("pixels")(data=arrays), model, METHODS, ["ΔA"]), tmp_path / "out"),
+    ):
+        pass
+
+
+def test_reports_are_whole_and_escaped(run, folder, files, tmp_path):
+    arguments = ["--data", files, "--image", "file", "--label", "class", "--mask", "object", "--model", folder]
+    code, out, err = run(
+        "benchmark", "pixels", *arguments, "--methods", ",".join(METHODS), "--metrics", "ΔA,deletion,mIoU,mAP", "--out",
+        tmp_path / "out",
+    )  # fmt: skip
+    assert (code, err) == (0, ""), err
+    assert "mIoU" in out
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert page.count("data:image/png;base64,") == 3 * (1 + len(METHODS))
+    assert "mean over" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8").lower()
+    assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
+    code, out, err = run(
+        "benchmark", "mosaics", *arguments[:6], "--model", folder, "--count", 3, "--methods", METHODS[0], "--out",
+        tmp_path / "mosaics",
+    )  # fmt: skip
+    assert (code, err) == (0, ""), err
+    assert not (tmp_path / "mosaics" / "curves.png").exists()
+
+
+def test_a_heatmap_shows_where(tmp_path):
+    """Red where it speaks for it, blue against, the image's grey between."""
+    grey = Image.new("RGB", (4, 4), (128, 128, 128))
+    grey.save(tmp_path / "grey.png")
+    made = overlay((tmp_path / "grey.png").read_bytes(), [1.0, -1.0, 0.0, 0.0], [2, 2, 2, 2])
+    drawn = base64.b64decode(made.partition("base64,")[2])
+    pixels = np.asarray(Image.open(io.BytesIO(drawn)).convert("RGB")).astype(int)
+    red, blue, nothing = pixels[0, 0], pixels[0, -1], pixels[-1, 0]
+    assert red[0] > red[2] + 100
+    assert blue[2] > blue[0] + 100
+    assert len(set(nothing.tolist())) == 1
+
+
+WRONG = [
+    ({"cells": "words"}, InputError, "--cells is 'words'; choose of patches, pixels"),
+    ({"fill": "black"}, InputError, "--fill is 'black'; choose of zero, mean, blur"),
+    ({"limit": 0}, InputError, "limit is 0"),
+]
+
+
+@pytest.mark.parametrize(("how", "error", "said"), WRONG)
+def test_options_that_are_none(model, arrays, how, error, said):
+    with pytest.raises(error, match=re.escape(said)):
+        Run(find("pixels")(data=arrays, **how), model, METHODS)
+
+
+def bad(tmp_path, files, kind):
+    """A table with a mistake in its first line, or other bad data; and what is said of it."""
+    first = tmp_path / HOSTILE
+    if kind == "size":
+        Image.new("L", (20, 24), 255).save(tmp_path / "mask0.png")
+        return files, "20 × 24"
+    if kind == "cut short":
+        first.write_bytes(first.read_bytes()[:200])
+        return files, "no whole image"
+    if kind == "no image":
+        first.write_text("a text")
+        return files, "no image"
+    if kind == "missing":
+        first.unlink()
+        return files, "no such file"
+    if kind == "empty mask":
+        Image.new("L", (24, 20), 0).save(tmp_path / "mask0.png")
+        return files, "has no pixel of an object"
+    if kind == "label":
+        files.write_text(files.read_text().replace("c0", "zebra"))
+        return files, "has the label 'zebra', which the model does not have"
+    if kind == "column":
+        files.write_text(files.read_text().replace("file", "path"))
+        return files, "no column 'file'"
+    if kind == "pickle":
+        np.savez(tmp_path / "bad.npz", x=np.array([{}], dtype=object))
+        return tmp_path / "bad.npz", "no npz file of arrays"
+    if kind == "floats":
+        np.savez(tmp_path / "bad.npz", x=np.zeros((2, 4, 4, 3)))
+        return tmp_path / "bad.npz", "needs images as x, uint8"
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "empty", "no image in"
+
+
+KINDS = [
+    "size", "cut short", "no image", "missing", "empty mask", "label", "column", "pickle", "floats", "empty",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_data_say_what_is_wrong(model, files, tmp_path, kind):
+    path, said = bad(tmp_path, files, kind)
+    with pytest.raises(DataError, match=re.escape(said)) as caught:
+        Run(of_table(path), model, METHODS, ["ΔA"]).part(0)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_says_it_in_one_line(run, folder, files, tmp_path):
+    path, said = bad(tmp_path, files, "size")
+    code, _, err = run(
+        "benchmark", "pixels", "--data", path, "--image", "file", "--mask", "object", "--label", "class", "--model",
+        folder, "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert (code, err.count("\n")) == (2, 1), err
+    assert said in err
+    assert not OF_PYTHON.search(err)
+    code, _, err = run("benchmark", "pixels", "--data", tmp_path, "--out", tmp_path / "text")
+    assert (code, err.count("\n")) == (2, 1), err
+    assert "pixels asks a image classifier" in err or "image classifier" in err
+
+
+def test_what_is_not_there_is_asked_for(model, arrays, tmp_path):
+    flat = tmp_path / "flat"
+    flat.mkdir()
+    for i in range(4):
+        Image.new("RGB", (20, 20), (i, 50, 90)).save(flat / f"{i}.png")
+    with pytest.raises(DataError, match="has no mask, which mIoU needs"):
+        Run(find("pixels")(data=flat), model, METHODS, ["mIoU"]).part(0)
+    with pytest.raises(DataError, match="has no label, which is to be explained"):
+        Run(find("pixels")(data=flat, target="label"), model, METHODS, ["ΔA"]).part(0)
+    with pytest.raises(DataError, match="has no label, which a mosaic needs"):
+        Run(find("mosaics")(data=flat), model, METHODS).part(0)
+    with pytest.raises(InputError, match="2 classes and a mosaic needs 4"):
+        Run(find("mosaics")(data=arrays, limit=2), model, METHODS).part(0)
+    with pytest.raises(ModelError, match="no image processor"):
+        Run(find("pixels")(data=flat), BoundModel(vit()), METHODS)
+    with pytest.raises(ModelError, match="asks a"):
+        Run(find("pixels")(data=flat), Spec(dtype="float32").build(), METHODS)
+
+
+def test_folders_are_labels(model, tmp_path):
+    for name in ("c1", "c3"):
+        (tmp_path / "set" / name).mkdir(parents=True)
+        Image.new("RGB", (20, 20), (90, 50, 90)).save(tmp_path / "set" / name / "one.png")
+    run = Run(find("pixels")(data=tmp_path / "set", target="label"), model, METHODS, ["ΔA"])
+    assert [sample.label for sample in run.samples.kept] == [1, 3]
+    assert [row["explained"] for row in run.part(0).to_pylist()] == ["logit of 'c1'", "logit of 'c3'"]
+
+
+def test_a_convolutional_network_has_pixels_and_no_patches(arrays):
+    config = tf.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8], depths=[1, 1], num_labels=CLASSES, layer_type="basic"
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = BoundModel(tf.ResNetForImageClassification(config).eval(), processor(32))
+    with pytest.raises(ModelError, match="does not cut images into patches; cover --cells pixels instead"):
+        Run(find("pixels")(data=arrays, limit=1), model, ["gradient-x-input"], ["ΔA"]).part(0)
+    run = Run(find("pixels")(data=arrays, limit=1, cells="pixels"), model, ["gradient-x-input"], ["ΔA"])
+    (row,) = run.part(0).to_pylist()
+    assert row["grid"] == [32, 32, 1, 1]
+
+
+def test_the_spec_makes_the_same_rows(folder, arrays):
+    run = Run(find("pixels")(data=arrays, limit=2), Spec(str(folder)).build(), METHODS, ["ΔA", "mIoU"])
+    again = Run.from_spec(json.loads(json.dumps(run.spec)))
+    assert again.part(0).equals(run.part(0))
