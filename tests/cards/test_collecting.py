@@ -178,7 +178,7 @@ def test_nothing_of_the_model_changes(model, tmp_path):
     assert all(torch.equal(value, before[name]) for name, value in model.module.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), state)
     for module in model.module.modules():
-        assert not (module._forward_hooks or module._forward_pre_hooks)
+        assert not {**module._forward_hooks, **module._forward_pre_hooks}
     assert all(each.requires_grad and each.grad is None for each in model.module.parameters())
 
 
@@ -259,7 +259,7 @@ def test_models_that_do_not_fit(byte_tokenizer, tmp_path):
     with pytest.raises(ModelError, match="does not take one text"):
         Collection(BoundModel(module, byte_tokenizer), path)
     bert = BoundModel(models.tiny_bert(vocab_size=340), byte_tokenizer)
-    with pytest.raises(ModelError, match="predicts nothing of a text without a place .*; rank by activation"):
+    with pytest.raises(ModelError, match=r"predicts nothing of a text without a place .*; rank by activation"):
         Collection(bert, path, ("relevance",))
     collect(Collection(bert, path), tmp_path / "run")
     left = BoundModel(models.tiny_llama(vocab_size=340), byte_tokenizer, padding_side="left")

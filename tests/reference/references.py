@@ -1,4 +1,4 @@
-"""ActMax and RelMax from their definition: everything is kept, and sorted at the end; the logit lens as a double loop."""
+"""ActMax and RelMax from their definition: everything is kept, and sorted in the end; the logit lens in loops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def references(values, k):
         k: how many.
 
     Returns:
-        For each unit ``[(value, line, position), …]``, best first; of equal values the smaller line, and within a passage
-        the first token. Values are compared as float32.
+        For each unit ``[(value, line, position), …]``, best first; of equal values the smaller line, and within a
+        passage the first token. Values are compared as float32.
     """
     units = next(iter(values.values())).shape[1]
     found = []

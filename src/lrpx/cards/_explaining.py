@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
-from lrpx.attribution import Attribution, Explained, Provenance
+from lrpx._results import attribution_of
+from lrpx.attribution import Explained
 from lrpx.errors import InputError
-from lrpx.parts import Part, Parts
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.targets import Logit
@@ -19,6 +17,7 @@ from lrpx.units import Place, Reading
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lrpx.attribution import Attribution
     from lrpx.inputs import Row
     from lrpx.model import BoundModel
 
@@ -58,30 +57,14 @@ def explain_units(
         ]
         scores = [each.cpu() for each in ran.by_token(per_source)]
         found = [ran.batch.of_row(i, scores).clone() for i in range(len(rows))]
-    return [_attribution(model, row, found[i], place, units[i], positions[i], values[i]) for i, row in enumerate(rows)]
-
-
-def _attribution(
-    model: BoundModel, row: Row, relevance: Tensor, place: Place, unit: int, position: int, value: float
-) -> Attribution:
-    tokens = row.tokens
-    return Attribution(
-        tokens=tokens.pieces,
-        parts=Parts([Part("tokens", relevance, ("token",))]),
-        explained=Explained(f"activation of neuron {unit} of layer {place.layer}", value, position),
-        prediction=None,
-        provenance=Provenance(
-            model=model.name,
-            revision=model.revision,
-            method="attnlrp",
-            recipe=ATTNLRP.describe(),
-            dtype=model.dtype,
-            device=model.device,
-            versions={package: metadata.version(package) for package in ("lrpx", "torch", "transformers")},
-        ),
-        ids=tokens.ids,
-        word_spans=tokens.word_spans,
-        word_texts=tokens.word_texts,
-        special=tokens.special,
-        segments=((row.segments[0].name, 0, len(tokens.ids)),),
-    )
+    return [
+        attribution_of(
+            model,
+            row,
+            found[i],
+            Explained(f"activation of neuron {units[i]} of layer {place.layer}", values[i], positions[i]),
+            "attnlrp",
+            ATTNLRP.describe(),
+        )
+        for i, row in enumerate(rows)
+    ]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lrpx import tasks
-from lrpx._modules import named_modules
+from lrpx._modules import layers, named_modules
 from lrpx.engine import Tap, propagate
 from lrpx.errors import ModelError
 from lrpx.recipes import GRADIENT
@@ -83,10 +83,10 @@ class Lens:
         with propagate(model.module, GRADIENT, (), taps=[seen]), torch.no_grad():
             model.module(input_ids=ids)
         before = next((norm for norm, value in seen.gave.items() if _is_same(value, seen.head)), None)
-        if before is None:
+        if before is None or not any(_is_same(seen.took[before], value) for value in seen.layers.values()):
             raise ModelError(
-                f"what enters the head of {name} is not the output of a norm with a scale, so a neuron's row has no "
-                "vocabulary of its own there; leave the vocabulary out"
+                f"before the head of {name} stands more than a norm of the residual stream, so nobody knows what a "
+                "neuron's row does to a token there; use a model whose head reads the stream"
             )
         branch = {
             place: _scale(modules[norm], norm)
@@ -128,16 +128,17 @@ class Lens:
 
 
 class _Seen(Tap):
-    """Keeps what norms, the head and the second matrices take and give, in one short run."""
+    """Keeps what norms, layers, the head and the second matrices take and give, in one short run."""
 
     patterns = ("*",)
 
     def __init__(self, modules: dict[str, Module], head: str, made: Sequence[str]) -> None:
         self._norms = {path for path, module in modules.items() if _is_norm(module)}
-        self._head, self._made = head, set(made)
+        self._head, self._made, self._layers = head, set(made), set(layers(modules))
         self.gave: dict[str, Tensor] = {}
         self.took: dict[str, Tensor] = {}
         self.made: dict[str, Tensor] = {}
+        self.layers: dict[str, Tensor] = {}
         self.head = torch.empty(0)
 
     def module(self, path: str, side: Side, value: Tensor) -> None:
@@ -145,8 +146,10 @@ class _Seen(Tap):
             (self.took if side == "input" else self.gave)[path] = value
         elif path == self._head and side == "input":
             self.head = value
-        elif path in self._made and side == "output":
+        elif side == "output" and path in self._made:
             self.made[path] = value
+        elif side == "output" and path in self._layers:
+            self.layers[path] = value
 
 
 def _is_norm(module: Module) -> bool:
@@ -174,7 +177,7 @@ def _scale(norm: Module, path: str) -> Scale:
         plus, minus, moved = (norm(each).float() for each in (x, -x, x + PROBE))
     wide, x = weight.float(), x.float()
     gain = (plus - minus) / (2 * x) * x.square().mean().sqrt()
-    lost = 16 * torch.finfo(weight.dtype).eps ** 0.75
+    lost = 16 * max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps) ** 0.75
     for candidate in (wide, 1 + wide):
         if bool(((gain - candidate).abs() <= lost * candidate.abs().max()).all()):
             return Scale(candidate, bool(((moved - plus).abs() <= lost * plus.abs().max()).all()))

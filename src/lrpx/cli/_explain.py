@@ -73,7 +73,7 @@ def _check_kind(wanted: Wanted, explainer: Explainer) -> None:
         InputError: a text is missing, or too much; a place, where there is no map.
     """
     task = explainer.task
-    told = f"{type(explainer.model).__name__} is {_article(task.title)}"
+    told = f"{type(explainer.model).__name__} is {task.named}"
     if wanted.image is not None and not task.pictures:
         raise ModelError(f"{told}, which reads no images; leave --image out, or name another model with --model")
     if wanted.image is None and task.pictures:
@@ -86,10 +86,6 @@ def _check_kind(wanted: Wanted, explainer: Explainer) -> None:
         raise InputError(f"{told}, which takes an image alone; leave the text out")
     if wanted.cell is not None and task.reads != "map":
         raise InputError(f"{told}, which makes no map; leave --cell out")
-
-
-def _article(title: str) -> str:
-    return f"an {title}" if title[0] in "aeiou" else f"a {title}"
 
 
 def _explain_one(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> None:
