@@ -112,13 +112,16 @@ class Write:
     units: slice | Sequence[int] = field(default_factory=lambda: slice(None))
 
 
-def pair_of(model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong: str | int) -> Pair:
-    """A pair, explained by the logit of the right token less that of the wrong one, at the last position.
+def pair_of(
+    model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong: str | int, *, position: int | None = None
+) -> Pair:
+    """A pair, explained by the logit of the right token less that of the wrong one.
 
     Args:
         model: what will be asked.
         clean, corrupt: texts, or anything else that the model reads as one segment of tokens.
         right, wrong: a token of the model's vocabulary each, such as ``" Mary"``, or a class.
+        position: where the logits are read; where the model reads them by itself when None, such as at the last token.
 
     Raises:
         InputError: the two are of unequal length in tokens, the same, or not of one segment of tokens.
@@ -138,7 +141,7 @@ def pair_of(model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong
     found = [model.index(each) if isinstance(each, str) else each for each in (right, wrong)]
     if found[0] == found[1]:
         raise TargetError(f"the right and the wrong answer are the same token, {right!r}; pass two that differ")
-    return Pair(rows[0], rows[1], model.reader.position(rows[0]), Contrast(*found))
+    return Pair(rows[0], rows[1], model.reader.position(rows[0], position), Contrast(*found))
 
 
 def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
