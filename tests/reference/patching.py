@@ -5,10 +5,13 @@ Rules are modified forward passes; gradients are torch's. Nothing of lrpx is use
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PLAIN, RELP, ATTNLRP = "plain", "relp", "attnlrp"
 
