@@ -39,14 +39,11 @@ def test_the_programs_do_what_they_should(reverse):
 def test_one_attention_carries_the_letter(swapped):
     """Three layers count, whatever the letters are; the fourth's attention fetches the letter to the last position."""
     model, pair = swapped
-    place = {"attention": (3, 4), "heads": (3, 0)}
+    places = {"attention": [[3, 4]], "heads": [[3, 0]]}
+    places["residual"] = [[0, 1], [1, 1], [2, 1], [3, 4]]  # at the letter until it is fetched
     for kind in patching.KINDS:
         truth = patching.exact(model, pair, kind)
-        if kind == "residual":
-            wanted = [[0, 1], [1, 1], [2, 1], [3, 4]]  # at the letter until it is fetched
-        else:
-            wanted = [[*place[kind]]] if kind in place else []
-        assert truth.nonzero().tolist() == wanted
+        assert truth.nonzero().tolist() == places.get(kind, [])
         for recipe in (*EXACT, *HALVED):
             found = patching.attributed(model, pair, recipe, [kind])[kind]
             halved = torch.ones_like(truth)
