@@ -56,6 +56,8 @@ KINDS: Final[dict[str, str]] = {
     "neurons": "neurons of the MLPs, at all positions",
 }
 """The kinds of parts."""
+BY_POSITION: Final = ("residual", "attention", "mlp")
+"""Of these, each position is a part."""
 AT_A_TIME: Final = 32
 """The most patched copies that run together."""
 
@@ -112,13 +114,16 @@ class Write:
     units: slice | Sequence[int] = field(default_factory=lambda: slice(None))
 
 
-def pair_of(model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong: str | int) -> Pair:
-    """A pair, explained by the logit of the right token less that of the wrong one, at the last position.
+def pair_of(
+    model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong: str | int, *, position: int | None = None
+) -> Pair:
+    """A pair, explained by the logit of the right token less that of the wrong one.
 
     Args:
         model: what will be asked.
         clean, corrupt: texts, or anything else that the model reads as one segment of tokens.
         right, wrong: a token of the model's vocabulary each, such as ``" Mary"``, or a class.
+        position: where the logits are read; where the model reads them by itself when None, such as at the last token.
 
     Raises:
         InputError: the two are of unequal length in tokens, the same, or not of one segment of tokens.
@@ -138,11 +143,11 @@ def pair_of(model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong
     found = [model.index(each) if isinstance(each, str) else each for each in (right, wrong)]
     if found[0] == found[1]:
         raise TargetError(f"the right and the wrong answer are the same token, {right!r}; pass two that differ")
-    return Pair(rows[0], rows[1], model.reader.position(rows[0]), Contrast(*found))
+    return Pair(rows[0], rows[1], model.reader.position(rows[0], position), Contrast(*found))
 
 
 def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
-    """Where the parts of a kind are, layer after layer: of ``width`` 1 where each position is a part.
+    """Where the parts of a kind are, layer after layer.
 
     Raises:
         InputError: there is no such kind.
@@ -272,7 +277,7 @@ def exact(
     """
     chosen = parts_of(model, kind)
     values = recorded(model, pair, chosen)
-    width = len(pair) if chosen[0].width == 1 else chosen[0].width
+    width = len(pair) if kind in BY_POSITION else chosen[0].width
     asked = [(i, at) for i in range(len(chosen)) for at in range(width)] if which is None else list(which)
     wrong = next(((i, at) for i, at in asked if not (0 <= i < len(chosen) and 0 <= at < width)), None)
     if wrong is not None:
@@ -313,7 +318,7 @@ def patched(
 
 def _write(place: Place, corrupt: Tensor, at: int) -> Write:
     """What patches one part."""
-    if place.width == 1:
+    if place.kind in BY_POSITION:
         return Write(place.path, place.side, corrupt[at : at + 1], positions=slice(at, at + 1))
     features = place.features(at)
     return Write(place.path, place.side, corrupt[:, features], units=features)
@@ -322,7 +327,7 @@ def _write(place: Place, corrupt: Tensor, at: int) -> Write:
 def _summed(values: Tensor, gradient: Tensor, place: Place) -> Tensor:
     """``Σ (a_corrupt − a_clean) · ∂`` by position, or by unit."""
     product = (values[1] - values[0]).to(gradient.dtype) * gradient
-    return product.sum(-1) if place.width == 1 else place.of(product).sum(0)
+    return product.sum(-1) if place.kind in BY_POSITION else place.of(product).sum(0)
 
 
 class _Recorded(Tap):

@@ -19,7 +19,7 @@ from lrpx.benchmarks._pairs_report import terminal, write
 from lrpx.benchmarks._patching_report import summarised
 from lrpx.errors import InputError, MissingExtraError
 from lrpx.metrics import Metric
-from lrpx.patching import KINDS, attributed, exact, parts_of
+from lrpx.patching import BY_POSITION, KINDS, attributed, exact, parts_of
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Patching(Pairs):
     def _chosen(self, model: BoundModel, kind: str, sample: PairSample) -> list[tuple[int, int]]:
         """The parts that are patched, each by its layer and its place."""
         places = parts_of(model, kind)
-        if places[0].width == 1:
+        if kind in BY_POSITION:
             first = sample.pair.first if model.task is Task.CAUSAL else 0
             return [(i, at) for i in range(len(places)) for at in range(first, len(sample.pair))]
         every = [(i, at) for i in range(len(places)) for at in range(places[0].width)]

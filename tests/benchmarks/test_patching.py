@@ -1,0 +1,179 @@
+"""The benchmarks of patching: their prompts, their rows, their reports, and what they refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lrpx import circuits, patching
+from lrpx._data.ioi import NAMES, ioi_pairs
+from lrpx._data.minimal_pairs import agreement_pairs, read_pairs
+from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks._circuits import Circuits
+from lrpx.benchmarks._circuits_report import FRACTIONS, cmd, cpr, recovery
+from lrpx.benchmarks._patching import Patching, pearson, spearman
+from lrpx.benchmarks._summary import select
+from lrpx.errors import DataError, InputError, MethodError
+from lrpx.model import BoundModel, Spec
+from lrpx.recipes import GRADIENT, RELP
+
+HEAD = "clean\tcorrupt\tright\twrong\n"
+
+
+@pytest.fixture(scope="module")
+def bundled() -> BoundModel:
+    return Spec(dtype="float64").build()
+
+
+@pytest.fixture
+def table(tmp_path: Any) -> Any:
+    path = tmp_path / "pairs.tsv"
+    path.write_text(HEAD + "The doors of the house\tThe door of the house\t are\t is\nThe boy\tThe boys\t is\t are\n")
+    return path
+
+
+def test_prompts_of_ioi_differ_in_one_word_and_come_equally_often() -> None:
+    for how in ("swap", "abc"):
+        found = ioi_pairs(24, how)
+        assert found == ioi_pairs(24, how)
+        assert found != ioi_pairs(24, how, seed=1)
+        for each in found:
+            clean, corrupt = (text.replace(",", "").replace(".", "").split() for text in (each.clean, each.corrupt))
+            ((was, now),) = [(a, b) for a, b in zip(clean, corrupt, strict=True) if a != b]
+            assert clean.count(was) == 2
+            assert (f" {was}", clean.count(each.right[1:])) == (each.wrong, 1)
+            assert now in NAMES
+            assert (now == each.right[1:]) is (how == "swap")
+        order = [each.clean.index(each.right[1:]) < each.clean.index(each.wrong[1:]) for each in found]
+        assert sum(order) == 12
+
+
+def test_prompts_of_agreement_turn_the_subjects_number() -> None:
+    found = agreement_pairs(200)
+    assert len({each.clean for each in found}) == 200
+    for each in found:
+        nouns = [(text.split()[1], text.split()[-1]) for text in (each.clean, each.corrupt)]
+        assert nouns[0][1] == nouns[1][1]
+        plural = nouns[0][0].endswith("s") and len(nouns[0][0]) > len(nouns[1][0])
+        assert (each.right, each.wrong) == ((" are", " is") if plural else (" is", " are"))
+    assert 0.3 < np.mean([each.right == " are" for each in found]) < 0.7
+
+
+def test_correlations_are_scipys() -> None:
+    from scipy.stats import pearsonr, spearmanr
+
+    drawn = np.random.default_rng(0).integers(0, 9, (2, 50)).astype(float)
+    assert abs(pearson(*drawn) - pearsonr(*drawn).statistic) < 1e-12
+    assert abs(spearman(*drawn) - spearmanr(*drawn).statistic) < 1e-12
+
+
+def test_areas_are_those_of_trapezoids_by_hand() -> None:
+    curve = np.linspace(-0.5, 1.5, len(FRACTIONS))
+    areas = [0.0, 0.0]
+    for i in range(len(FRACTIONS) - 1):
+        width = FRACTIONS[i + 1] - FRACTIONS[i]
+        areas[0] += width * (curve[i] + curve[i + 1]) / 2
+        areas[1] += width * (abs(1 - curve[i]) + abs(1 - curve[i + 1])) / 2
+    assert abs(cpr(curve) - areas[0]) < 1e-12
+    assert abs(cmd(curve) - areas[1]) < 1e-12
+    assert recovery([[1.0, 3.0], [0.0, 2.0]], [3.0, 2.0], [1.0, 0.0]).tolist() == [0.0, 1.0]
+    with pytest.raises(InputError, match="nothing can be recovered"):
+        recovery([[1.0]], [1.0], [1.0])
+
+
+def test_rows_hold_what_patching_finds(bundled: BoundModel, table: Any, tmp_path: Any) -> None:
+    benchmark = Patching(data=str(table), kinds="attention,neurons", neurons=20)
+    with keep(Run(benchmark, bundled, ["relp", "attribution-patching"]), tmp_path / "out") as kept:
+        kept.explain()
+        benchmark.report(kept.store)
+        rows = select(kept.store, [*kept.run.columns.names]).to_dicts()
+    row = rows[0]
+    pair = patching.pair_of(bundled, "The doors of the house", "The door of the house", " are", " is")
+    at = row["layer/attention"], row["part/attention"]
+    assert set(row["part/attention"]) == set(range(pair.first, len(pair)))  # nothing differs before
+    truth = patching.exact(bundled, pair, "attention")
+    np.testing.assert_allclose(row["exact/attention"], truth[at].numpy(), atol=1e-9)
+    for name, recipe in (("relp", RELP), ("attribution-patching", GRADIENT)):
+        scores = patching.attributed(bundled, pair, recipe, ["attention"])["attention"]
+        np.testing.assert_allclose(row[f"score/attention/{name}"], scores[at].numpy(), atol=1e-9)
+        wanted = np.corrcoef(scores[at].numpy(), truth[at].numpy())[0, 1]
+        assert abs(row[f"Pearson/attention/{name}"] - wanted) < 1e-9
+    assert len(set(zip(row["layer/neurons"], row["part/neurons"], strict=True))) == 20
+    assert rows[1]["part/neurons"] != row["part/neurons"]
+    means = [np.mean([each["Pearson/attention/relp"] for each in rows])]
+    assert f"{means[0]:.3f}".replace("-", "−") in (tmp_path / "out/table.md").read_text()
+    assert (tmp_path / "out/scatter.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out/report.html").read_text()
+    assert f"{means[0]:.3f}".replace("-", "−") in page
+    assert "http" not in page.replace("http-equiv", "")  # nothing is fetched
+
+
+def test_a_killed_run_goes_on_with_the_same_rows(bundled: BoundModel, table: Any, tmp_path: Any) -> None:
+    benchmark = Patching(data=str(table), kinds="mlp")
+
+    def run() -> Run:
+        return Run(benchmark, bundled, ["relp"], part=1)
+
+    with keep(run(), tmp_path / "a") as kept:
+        kept.explain()
+    whole = [each.read_bytes() for each in kept.store.parts()]
+    with keep(run(), tmp_path / "b") as kept:
+        kept.store.keep("00001", kept.run.part(1))
+    with keep(Run.from_spec(run().spec, model=bundled), tmp_path / "b") as kept:
+        kept.explain()
+    assert [each.read_bytes() for each in kept.store.parts()] == whole
+
+
+def test_circuits_hold_the_best_edges_of_other_pairs(bundled: BoundModel, tmp_path: Any) -> None:
+    benchmark = Circuits(data="agreement", limit=2, scored_on=2)
+    run = Run(benchmark, bundled, ["relp", "random"])
+    with keep(run, tmp_path / "out") as kept:
+        kept.explain()
+        benchmark.report(kept.store)
+        rows = select(kept.store, [*kept.run.columns.names]).to_dicts()
+    given = agreement_pairs(4)
+    pairs = [patching.pair_of(bundled, each.clean, each.corrupt, each.right, each.wrong) for each in given]
+    assert [row["id"] for row in rows] == [given[2].id, given[3].id]
+    graph = circuits.graph_of(bundled, pairs[0])
+    mean = sum(circuits.scores(bundled, pair, graph, RELP) for pair in pairs[:2]) / 2
+    kept_edges = circuits.chosen(graph, mean, int(0.1 * graph.count))
+    wanted = circuits.run(bundled, pairs[2], graph, kept_edges[None])
+    assert abs(rows[0]["circuits/relp"][FRACTIONS.index(0.1)] - float(wanted[0])) < 1e-9
+    assert abs(rows[0]["circuits/relp"][-1] - rows[0]["value"]) < 1e-9  # the whole graph
+    assert abs(rows[0]["circuits/relp"][0] - rows[0]["corrupt value"]) < 1e-9  # .1 % of 385 edges are none
+    text = (tmp_path / "out/table.md").read_text()
+    full, empty = ([row[name] for row in rows] for name in ("value", "corrupt value"))
+    area = cpr(recovery([row["circuits/relp"] for row in rows], full, empty))
+    assert f"{area:.3f}" in text
+
+
+def test_what_is_no_pair_is_refused(bundled: BoundModel, tmp_path: Any) -> None:
+    def refused(text: str) -> str:
+        path = tmp_path / "bad.tsv"
+        path.write_text(text)
+        benchmark = Patching(data=str(path))
+        with pytest.raises((InputError, DataError)) as error:
+            benchmark.samples(benchmark.read(), bundled)
+        return str(error.value)
+
+    assert "bad.tsv:2: the clean text has 6 tokens and the corrupt one 3" in refused(
+        HEAD + "The doors of the house\tThe door\t are\t is\n"
+    )
+    assert "bad.tsv:2" in refused(HEAD + "The doors\tThe door\t Bartholomew\t is\n")
+    assert "the column 'wrong' is missing" in refused("clean\tcorrupt\tright\nThe keys\tThe key\t are\n")
+    assert "has an empty column" in refused(HEAD + "The keys\tThe key\t are\t\n")
+    assert "there is no line" in refused(HEAD)
+    for wrong in ({"kinds": "mlp,mlp"}, {"kinds": "layers"}, {"limit": 0}, {"neurons": 2}, {"data": "io"},
+                  {"corrupt": "cba"}):  # fmt: skip
+        with pytest.raises(InputError):
+            Patching(**wrong).check()
+    with pytest.raises(MethodError, match="is no recipe"):
+        Run(Patching(), bundled, ["alti-logit"])
+    path = tmp_path / "one.tsv"
+    path.write_text(HEAD + "The doors\tThe door\t are\t is\n")
+    assert read_pairs(path)[0].line == 2
+    few = Circuits(data=str(path))
+    with pytest.raises(InputError, match="give a smaller scored_on"):
+        few.samples(few.read(), bundled)

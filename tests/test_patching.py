@@ -1,0 +1,230 @@
+"""Patching and circuits: against twins in plain loops, closed in every family, and refused by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrpx import circuits, patching
+from lrpx.errors import InputError, ModelError, TargetError
+from lrpx.model import BoundModel, Spec
+from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LRP, RELP
+from tests import tiny
+from tests.reference import patching as twin
+
+CLEAN, CORRUPT = [3, 4, 5, 6, 7, 8], [3, 4, 11, 6, 9, 8]
+RIGHT, WRONG = 4, 5
+UNITS = {"residual": 0, "attention": 0, "mlp": 0, "heads": 4, "neurons": 24}
+
+
+def llama(**more):
+    return tiny.build(tf.LlamaForCausalLM, tf.LlamaConfig(**tiny.SIZES, num_key_value_heads=2, head_dim=4, **more))
+
+
+def gemma3():
+    sizes = {"num_key_value_heads": 2, "head_dim": 4}
+    return tiny.build(tf.Gemma3ForCausalLM, tf.Gemma3TextConfig(**tiny.SIZES, **sizes))
+
+
+def gpt2():
+    return tiny.build(tf.GPT2LMHeadModel, tf.GPT2Config(**tiny.GPT2_SIZES, **tiny.GPT2_TOKENS))
+
+
+FAMILIES = {"llama": llama, "gemma3": gemma3, "gpt2": gpt2, "neox": tiny.neox, "bloom": tiny.bloom}
+
+
+@pytest.fixture(scope="module")
+def module():
+    return llama()
+
+
+@pytest.fixture(scope="module")
+def model(module):
+    return BoundModel(module)
+
+
+@pytest.fixture(scope="module")
+def pair(model):
+    return patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+
+
+@pytest.mark.parametrize("kind", patching.KINDS)
+def test_exact_patching_is_what_a_twin_patches_one_by_one(module, model, pair, kind):
+    wanted = twin.exact(module, CLEAN, CORRUPT, kind, UNITS[kind], RIGHT, WRONG)
+    assert wanted.abs().max() > 1e-3
+    torch.testing.assert_close(patching.exact(model, pair, kind), wanted, rtol=0, atol=1e-9)
+    torch.testing.assert_close(patching.exact(model, pair, kind, batch_size=1), wanted, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("recipe", "rules"), [(GRADIENT, twin.PLAIN), (RELP, twin.RELP), (ATTNLRP, twin.ATTNLRP)])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_attribution_is_the_twins_differences_times_coefficients(module, model, pair, recipe, rules, steps):
+    found = patching.attributed(model, pair, recipe, steps=steps)
+    for kind, units in UNITS.items():
+        wanted = twin.attributed(module, CLEAN, CORRUPT, kind, units, RIGHT, WRONG, rules, steps)
+        torch.testing.assert_close(found[kind], wanted, rtol=0, atol=1e-9)
+
+
+def test_exact_patching_is_what_hooks_written_by_hand_do(module, model, pair):
+    """One head of the second layer, at all positions, by torch's own hooks."""
+    found = patching.exact(model, pair, "heads")
+    matrix, kept = module.model.layers[1].self_attn.o_proj, []
+
+    def value(ids):
+        logits = module(input_ids=torch.tensor([ids])).logits[0, -1]
+        return float(logits[RIGHT] - logits[WRONG])
+
+    with torch.no_grad():
+        with matrix.register_forward_pre_hook(lambda _, args: kept.append(args[0].clone())):
+            value(CORRUPT)
+
+        def patch(_, args):
+            changed = args[0].clone()
+            changed[..., 8:12] = kept[0][..., 8:12]
+            return (changed,)
+
+        before = value(CLEAN)
+        with matrix.register_forward_pre_hook(patch):
+            after = value(CLEAN)
+    assert abs(float(found[1, 2]) - (after - before)) < 1e-9
+
+
+def test_patches_of_all_at_once_turn_the_clean_run_into_the_corrupt_one(model, pair):
+    """The whole stream of a layer is all that later ones see."""
+    place = patching.parts_of(model, "residual")[0]
+    values = patching.recorded(model, pair, [place])[place]
+    write = patching.Write(place.path, place.side, values[1])
+    after = patching.patched(model, pair.questions.alone([0]), [[write], []])
+    torch.testing.assert_close(after, model.values(pair.questions).flip(0), rtol=0, atol=1e-12)
+
+
+def test_only_the_parts_asked_for_are_patched(model, pair):
+    whole = patching.exact(model, pair, "mlp")
+    some = patching.exact(model, pair, "mlp", which=[(1, 5), (0, 2)])
+    assert some.isnan().sum() == whole.numel() - 2
+    torch.testing.assert_close(some[1, 5], whole[1, 5], rtol=0, atol=1e-12)
+    torch.testing.assert_close(some[0, 2], whole[0, 2], rtol=0, atol=1e-12)
+    with pytest.raises(InputError, match="there is no part 6 of layer 1; mlp has 2 × 6"):
+        patching.exact(model, pair, "mlp", which=[(1, 6)])
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.integers(3, 30), min_size=3, max_size=7).flatmap(
+        lambda ids: st.tuples(st.just(ids), st.lists(st.integers(3, 30), min_size=len(ids), max_size=len(ids)))
+    )
+)
+def test_scores_turn_round_with_the_answers_and_vanish_where_nothing_differs(model, both):
+    clean, corrupt = both
+    if clean == corrupt:
+        return
+    one = patching.pair_of(model, clean, corrupt, RIGHT, WRONG)
+    other = patching.pair_of(model, clean, corrupt, WRONG, RIGHT)
+    found, turned = (patching.attributed(model, each, RELP) for each in (one, other))
+    for kind in patching.KINDS:
+        torch.testing.assert_close(found[kind], -turned[kind], rtol=0, atol=1e-9)
+        if kind in ("residual", "attention", "mlp"):
+            assert found[kind][:, : one.first].abs().max().item() < 1e-12 if one.first else True
+
+
+@pytest.mark.parametrize("recipe", [GRADIENT, RELP, LRP, ATTNLRP, GIM])
+def test_nothing_of_the_model_changes(module, model, pair, recipe):
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    logits = module(input_ids=torch.tensor([CLEAN])).logits
+    patching.attributed(model, pair, recipe, ["heads"])
+    patching.exact(model, pair, "heads")
+    graph = circuits.graph_of(model, pair)
+    circuits.run(model, pair, graph, graph.edges[None])
+    with pytest.raises(RuntimeError):
+        patching.patched(
+            model, pair.questions.alone([0]), [[patching.Write("model.layers.0", "output", torch.zeros(99, 99))]]
+        )
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
+    assert torch.equal(module(input_ids=torch.tensor([CLEAN])).logits, logits)
+
+
+@pytest.mark.parametrize("rules", [(GRADIENT, twin.PLAIN), (RELP, twin.RELP)])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_edge_scores_are_the_twins(module, model, pair, rules, steps):
+    graph = circuits.graph_of(model, pair)
+    wanted = twin.edge_scores(module, CLEAN, CORRUPT, RIGHT, WRONG, rules[1], steps)
+    found = circuits.scores(model, pair, graph, rules[0], steps=steps)
+    assert graph.count == sum(map(len, wanted))
+    for row, line in zip(found, wanted, strict=True):
+        torch.testing.assert_close(row[: len(line)], torch.tensor(line, dtype=torch.float64), rtol=0, atol=1e-9)
+        assert not row[len(line) :].any()
+
+
+def test_a_circuit_is_the_twins_mix(module, model, pair):
+    graph = circuits.graph_of(model, pair)
+    drawn = torch.rand(5, *graph.edges.shape, generator=torch.Generator().manual_seed(0)) < 0.6
+    found = circuits.run(model, pair, graph, drawn & graph.edges)
+    wanted = [twin.circuit(module, CLEAN, CORRUPT, RIGHT, WRONG, each.tolist()) for each in drawn]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_edge_is_the_corrupt_run_and_every_edge_the_clean_one(family):
+    model = BoundModel(FAMILIES[family]())
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+    graph = circuits.graph_of(model, pair)
+    assert graph.count == {"neox": 25}.get(family, 33)
+    both = circuits.run(model, pair, graph, torch.stack([graph.edges, torch.zeros_like(graph.edges)]))
+    wanted = model.values(pair.questions)
+    assert abs(float(wanted[0] - wanted[1])) > 0.01
+    torch.testing.assert_close(both, wanted, rtol=0, atol=1e-9 if family != "gemma3" else 1e-5)
+    circuits.check_closes(model, pair, graph)
+
+
+def test_one_edge_after_another_is_a_circuit_without_it(model, pair):
+    graph = circuits.graph_of(model, pair)
+    found = circuits.exact_edges(model, pair, graph)
+    reader, writer = 3, 5
+    without = graph.edges.clone()
+    without[reader, writer] = False
+    values = circuits.run(model, pair, graph, torch.stack([without, graph.edges]))
+    torch.testing.assert_close(found[reader, writer], values[0] - values[1], rtol=0, atol=1e-9)
+    assert not found[~graph.edges].any()
+
+
+def test_the_best_edges_are_those_of_the_largest_scores(model, pair):
+    graph = circuits.graph_of(model, pair)
+    scores = torch.zeros_like(graph.edges, dtype=torch.float64)
+    scores[2, 1], scores[4, 3], scores[0, 5] = -3.0, 2.0, 99.0  # the last is no edge
+    best = circuits.chosen(graph, scores, 2)
+    assert best.nonzero().tolist() == [[2, 1], [4, 3]]
+    assert not circuits.chosen(graph, scores, 0).any()
+    assert torch.equal(circuits.chosen(graph, scores, graph.count), graph.edges)
+
+
+def test_what_cannot_be_patched_is_refused(model):
+    bundled = Spec().build()
+    with pytest.raises(InputError, match=r"7 tokens and the corrupt one 6; patching needs as many"):
+        patching.pair_of(bundled, "The doors of the old house", "The doors of the house", " are", " is")
+    with pytest.raises(InputError, match="are the same tokens"):
+        patching.pair_of(bundled, "The doors", "The doors", " are", " is")
+    with pytest.raises(TargetError, match="tokens"):
+        patching.pair_of(bundled, "The doors", "The door", " Bartholomew", " is")
+    with pytest.raises(TargetError, match="the same token"):
+        patching.pair_of(bundled, "The doors", "The door", " is", " is")
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+    with pytest.raises(InputError, match="no kind of parts 'layers'; the kinds are residual"):
+        patching.exact(model, pair, "layers")
+    with pytest.raises(InputError, match="steps is 0"):
+        patching.attributed(model, pair, GRADIENT, steps=0)
+    graph = circuits.graph_of(model, pair)
+    with pytest.raises(InputError, match=r"pass \[n, 5, 11\]"):
+        circuits.run(model, pair, graph, graph.edges)
+
+
+def test_a_model_without_a_stream_has_no_edges():
+    config = tf.BertConfig(**tiny.SIZES)
+    model = BoundModel(tiny.build(tf.BertForMaskedLM, config))
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG, position=2)
+    assert patching.exact(model, pair, "heads").shape == (2, 4)  # but parts
+    with pytest.raises(ModelError, match="has no residual stream that every layer is given"):
+        circuits.graph_of(model, pair)
