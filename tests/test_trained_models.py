@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import copying
+import extractive_qa
 import linear_attention
 import numpy as np
 import pytest
@@ -61,6 +62,68 @@ def test_a_few_steps_learn_a_word(piece_tokenizer: Any, monkeypatch: pytest.Monk
     assert last == said[-1]["accuracy"] == 1.0
     ids = piece_tokenizer(texts[:4], padding=True, return_tensors="pt")
     assert model(**ids).logits.argmax(-1).tolist() == labels[:4]
+
+
+# ------------------------------------------------------------------------- extractive answers
+
+
+@drawn(st.integers(1, 6), st.integers(1, 40), st.integers(8, 30), st.integers(0, 9), st.data())
+def test_a_window_holds_the_answer_and_no_more_tokens_than_it_may(
+    question: int, context: int, length: int, seed: int, data: st.DataObject
+) -> None:
+    ids = [0, *range(1000, 1000 + question), 1, *range(2000, 2000 + context), 1]
+    first = question + 2
+    start = data.draw(st.integers(first, first + context - 1))
+    end = data.draw(st.integers(start, first + context - 1))
+    found = extractive_qa.windowed(ids, first, (start, end), length, np.random.default_rng(seed))
+    if len(ids) > length and length - first - 1 < end - start + 1:
+        assert found is None
+        return
+    cut, (low, high) = found
+    assert len(cut) == min(len(ids), length)
+    assert cut[low : high + 1] == ids[start : end + 1]
+    assert cut[:first] == ids[:first]
+    assert cut[-1] == 1
+    assert all(after - before == 1 for before, after in pairwise(cut[first:-1]))  # one piece of the context
+
+
+def test_the_tokens_of_an_answer_are_those_of_its_characters(piece_tokenizer: Any) -> None:
+    asked = extractive_qa.Asked("1", "the lovely girl is the tall tree", "what is tall", ((16, 27),))
+    ((ids, first, start, end),) = extractive_qa.rows_of([asked], piece_tokenizer, 64, np.random.default_rng(0))
+    assert piece_tokenizer.decode(ids[start : end + 1]).replace(" ", "") == "isthetall"
+    assert start >= first > ids.index(piece_tokenizer.sep_token_id)
+    cut = extractive_qa.rows_of([asked], piece_tokenizer, first + 2, np.random.default_rng(0))
+    assert cut == []  # no window so small holds it
+
+
+@drawn(st.integers(0, 10**6))
+def test_the_best_span_is_the_best_of_all(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    start, end = (torch.from_numpy(rng.normal(size=50)) for _ in range(2))
+    first, last = 5, 45
+    every = [
+        (float(start[a] + end[b]), (a, b))
+        for a in range(first, last)
+        for b in range(a, min(last, a + extractive_qa.LONGEST))
+    ]
+    assert extractive_qa.best_span(start, end, first, last) == max(every)[1]
+
+
+def test_exact_match_and_f1_are_those_of_squad() -> None:
+    assert extractive_qa.normalised(" The  quick, brown-fox! ") == "quick brownfox"
+    assert extractive_qa.f1("the cat sat", "a cat") == pytest.approx(2 / 3)
+    assert extractive_qa.f1("dog", "a cat") == 0
+    assert extractive_qa.f1("the", "a") == 1
+    assert extractive_qa.f1("the", "cat") == 0
+
+
+def test_no_article_is_in_both_parts() -> None:
+    content = {"version": "v2.0", "data": [{"title": str(i)} for i in range(35)]}
+    trained, held_out = extractive_qa.split(content)
+    titles = [{each["title"] for each in part["data"]} for part in (trained, held_out)]
+    assert not titles[0] & titles[1]
+    assert list(map(len, titles)) == [28, 7]
+    assert trained["version"] == held_out["version"] == "v2.0"
 
 
 # ------------------------------------------------------------------------------------- copying
