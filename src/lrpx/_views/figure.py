@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from lrpx._views.colour import INK, QUIET, RGB, colour, ink
 from lrpx._views.gallery import groups
+from lrpx._views.grid import grids
 from lrpx._views.picture import number
 from lrpx.errors import MissingExtraError, ResultError
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from lrpx._views.gallery import Group
+    from lrpx._views.grid import Grid
     from lrpx._views.picture import Picture, Segment
     from lrpx.attribution import Attribution
 
@@ -52,6 +54,8 @@ _NARROWEST = 1.0
 _OWN = "DejaVu Sans"
 _LAST = "Last Resort"  # matplotlib's own, which draws every character as a box
 _SCALE = 72.0
+_CELL = 16.0
+_LONGEST = 32
 _STEPS = 33
 _RIGHT_TO_LEFT = ("R", "AL")
 
@@ -149,6 +153,22 @@ def _draw(page: _Page, group: Group) -> None:
         if line.shown.sink:
             told = f"{line.shown.sink.text} alone carries {_number(line.shown.sink.relevance)}; the colours are"
             page.text(f"{told} scaled by the rest", size=_SMALL, color=QUIET[False])
+        if not several:
+            for grid in grids(line.attribution):
+                _grid(page, grid)
+
+
+def _grid(page: _Page, grid: Grid) -> None:
+    """A part of several axes, a row a line: its label, and a cell for each column, in the order of the tokens."""
+    page.skip(6)
+    told = f"{grid.title}, ±{_number(grid.limit).removeprefix('+')}" + f"; {grid.note}" * bool(grid.note)
+    page.text(told, size=_SMALL, color=QUIET[False])
+    names = [_drawable(f"{name[-_LONGEST:]} ") for name in grid.row_labels]
+    beside = min(max(_measured(name, _SMALL) for name in names), page.room / 2)
+    width = min(_CELL, (page.room - beside) / max(len(grid.column_labels), 1))
+    for name, row in zip(names, grid.rows, strict=True):
+        cells = [_Item("", width, _SMALL, fill=colour(cell.ratio)) for cell in row]
+        page.line([_Item(name, beside, _SMALL, QUIET[False]), *cells], _SMALL)
 
 
 def _typeset(text: str) -> str:

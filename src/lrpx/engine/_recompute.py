@@ -113,9 +113,11 @@ def _versions(args: Any, kwargs: Any) -> list[int]:
 
 
 def _cut(value: Any) -> Any:
-    """The same arguments, cut off from the graph they came from."""
+    """The same arguments, cut off from the graph they came from; constants as they are, and as taps know them."""
     if isinstance(value, Tensor):
-        leaf = value.detach().requires_grad_(value.requires_grad)
+        if not value.requires_grad:
+            return value
+        leaf = value.detach().requires_grad_()
         return leaf if value.is_leaf else leaf.view_as(leaf)  # as a leaf it would be a constant
     if type(value) in (tuple, list):
         return type(value)(map(_cut, value))

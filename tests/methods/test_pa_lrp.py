@@ -1,0 +1,142 @@
+"""PA-LRP's methods: what they make of tokens and positions, conservation (the paper's lemmas), batches and padding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import positional
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+import lrpx
+from lrpx import rules
+from lrpx.errors import MethodError
+from lrpx.methods import PositionAware
+from tests import tiny
+from tests.reference import models
+
+IDS = [5, 9, 3, 17, 22, 8, 4]
+NAMES = ("pa-lrp", "pa-lrp-absolute", "pa-lrp-single-sink", "pa-lrp-positions", "pa-lrp-tokens")
+
+
+@pytest.fixture(scope="module")
+def llama() -> lrpx.Explainer:
+    return lrpx.Explainer(models.tiny_llama())
+
+
+def test_what_each_makes_of_tokens_and_positions(llama: lrpx.Explainer) -> None:
+    found = {name: llama(IDS, 5, 9, method=name) for name in NAMES}
+    part = found["pa-lrp"].parts["positions"]
+    assert part.axes == ("layer", "token")
+    assert part.labels["layer"] == ("model.layers.0", "model.layers.1")
+    sinks = part.values.numpy()
+    assert (sinks < 0).any()
+    tokens = found["pa-lrp-tokens"].relevance.numpy()
+    want = {
+        "pa-lrp": tokens + np.maximum(sinks, 0).sum(0),
+        "pa-lrp-absolute": tokens + np.abs(sinks).sum(0),
+        "pa-lrp-single-sink": tokens + sinks.sum(0),
+        "pa-lrp-positions": np.maximum(sinks, 0).sum(0),
+    }
+    for name, expected in want.items():
+        assert_allclose(found[name].relevance.numpy(), expected, rtol=0, atol=1e-12)
+        assert found[name].parts["positions"] == part
+    assert not np.allclose(tokens, llama(IDS, 5, 9, method="attnlrp").relevance.numpy(), atol=1e-6)
+
+
+def test_the_ledger_has_an_entry_of_positions_in_each_layer(llama: lrpx.Explainer) -> None:
+    a = llama(IDS, 5, 9, method="pa-lrp-single-sink", ledger=True)
+    assert a.ledger is not None
+    assert a.ledger.closes(1e-9)
+    entries = {entry.name: entry.value for entry in a.ledger.entries if entry.kind == "positions"}
+    sums = dict(zip(("model.layers.0", "model.layers.1"), a.parts["positions"].values.sum(1).tolist(), strict=True))
+    assert entries == pytest.approx(sums, abs=1e-12)
+    with pytest.raises(MethodError, match="pa-lrp does not measure in the units"):
+        llama(IDS, method="pa-lrp", ledger=True)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2, tiny.bloom, tiny.opt, tiny.bert_classifier])
+def test_a_batch_is_its_rows(build: Any, recompute: bool) -> None:
+    explainer = lrpx.Explainer(build(), recompute=recompute)
+    rows = [IDS, [7, 6, 5], [11, 12, 13, 14, 15]]
+    for each, ids in zip(explainer(rows, method="pa-lrp"), rows, strict=True):
+        one = lrpx.Explainer(explainer.model)(ids, method="pa-lrp")
+        # BLOOM takes its softmax in float32
+        assert_allclose(each.relevance.numpy(), one.relevance.numpy(), rtol=0, atol=1e-7)
+        part, alone = (found.parts["positions"].values.numpy() for found in (each, one))
+        assert_allclose(part, alone, rtol=0, atol=1e-7)
+        assert np.abs(alone).max() > 1e-6
+
+
+def test_an_encoder_and_a_decoder_have_layers_of_their_own() -> None:
+    a = lrpx.Explainer(models.tiny_t5())([5, 6, 7, 8], decoder=[0, 9, 10], method="pa-lrp")
+    part = a.parts["positions"]
+    layers = [f"{stack}.block.{i}" for stack in ("encoder", "decoder") for i in (0, 1)]
+    assert part.labels["layer"] == tuple(layers)
+    at = part.values.numpy() != 0
+    size = len(a.tokens) - 3
+    assert at[:2, :size].any()
+    assert not at[:2, size:].any()
+    assert at[2:, size:].any()
+    assert not at[2:, :size].any()
+
+
+def test_a_model_without_positions_is_refused_by_name() -> None:
+    with pytest.raises(MethodError, match="no positions were met"):
+        lrpx.Explainer(tiny.mamba())(IDS, method="pa-lrp")
+
+
+@pytest.mark.parametrize("wrong", [{"of": "all"}, {"sinks": "many"}, {"recipe": lrpx.ATTNLRP}])
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(MethodError, match=r"pass|use"):
+        PositionAware("mine", **wrong)
+
+
+# ------------------------------------------------------------------------------------ lemmas
+
+
+def test_lemma_3_1_without_positions_the_input_does_not_conserve() -> None:
+    explainer = lrpx.Explainer(models.zero_biases(models.tiny_gpt2()))
+    conserving = PositionAware("mine", replace(lrpx.LRP, position=rules.uniform), sinks="single")
+    whole, tokens = (explainer(IDS, 5, 9, method=replace(conserving, of=of)) for of in ("both", "tokens"))
+    assert abs(float(whole.relevance.sum()) - whole.explained.value) < 1e-9
+    assert abs(float(tokens.relevance.sum()) - whole.explained.value) > 1e-2
+
+
+def test_lemma_3_2_rotary_positions_conserve() -> None:
+    explainer = lrpx.Explainer(models.zero_biases(models.tiny_llama()))
+    a = explainer(IDS, 5, 9, method="pa-lrp-single-sink", ledger=True)
+    assert a.ledger is not None
+    kinds = a.ledger.by_kind()
+    assert set(kinds) == {"tokens", "positions", "softmax residue"}  # nothing is lost at the rotation
+    assert abs(float(a.relevance.sum()) + kinds["softmax residue"] - a.explained.value) < 1e-9
+    assert abs(kinds["positions"]) > 1e-3
+
+
+# ---------------------------------------------------------------- a task that positions solve
+
+
+def test_the_texts_and_their_classes() -> None:
+    texts = [positional.draw_text(np.random.default_rng(i)) for i in range(50)]
+    assert {positional.label(text) for text in texts} == {0, 1}
+    words = positional.tokenizer()
+    assert [len(words(text)["input_ids"]) for text in texts] == [len(text.split()) + 1 for text in texts]
+
+
+@pytest.mark.slow
+def test_where_positions_decide_attnlrp_is_blind() -> None:
+    torch.manual_seed(positional.SEED)
+    words = positional.tokenizer()
+    model = positional.small_bert(len(words))
+    held = [positional.draw_text(np.random.default_rng([positional.SEED, i])) for i in range(60)]
+    positional.train(model.train(), words, 150, held, lambda **_: None)
+    explainer = lrpx.Explainer(model.eval(), words)
+    assert positional.accuracy(model, words, held) > 0.95
+    told = positional.found(explainer, held, ["attnlrp", "pa-lrp-positions"])
+    assert told["attnlrp"][0] < 0.5 < 0.9 < told["pa-lrp-positions"][0]
+    shares = positional.shares(explainer, held)
+    assert abs(shares["tokens"]) < 0.3 < 0.6 < shares["positions"]
