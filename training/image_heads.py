@@ -138,15 +138,11 @@ def main() -> None:
     blocks, penalty = max(tried, key=tried.__getitem__)
     weight, bias = fit(x[blocks][~tested], train_y, len(names), penalty)
 
-    config = Dinov2Config.from_pretrained(
-        options.backbone,
-        out_features=None,
-        out_indices=None,
-        num_hidden_layers=blocks,
-        num_labels=len(names),
-        id2label=dict(enumerate(names)),
-        label2id={name: i for i, name in enumerate(names)},
-    )
+    settings = Dinov2Config.from_pretrained(options.backbone).to_dict()
+    for stages in ("out_features", "out_indices", "stage_names"):
+        settings.pop(stages, None)  # of the whole backbone
+    settings |= {"num_hidden_layers": blocks, "id2label": dict(enumerate(names))}
+    config = Dinov2Config(**settings | {"label2id": {name: i for i, name in enumerate(names)}})
     model = Dinov2ForImageClassification(config).eval()
     kept = model.dinov2.state_dict()
     model.dinov2.load_state_dict({name: value for name, value in backbone.state_dict().items() if name in kept})

@@ -306,8 +306,10 @@ def test_what_is_not_there_is_asked_for(model, arrays, tmp_path):
         Run(find("pixels")(data=flat, target="label"), model, METHODS, ["ΔA"]).part(0)
     with pytest.raises(DataError, match="has no label, which a mosaic needs"):
         Run(find("mosaics")(data=flat), model, METHODS).part(0)
+    few = tmp_path / "few.npz"
+    np.savez(few, x=np.zeros((4, 8, 8, 3), np.uint8), y=np.array([0, 1, 0, 1]))
     with pytest.raises(InputError, match="2 classes and a mosaic needs 4"):
-        Run(find("mosaics")(data=arrays, limit=2), model, METHODS).part(0)
+        Run(find("mosaics")(data=few), model, METHODS).part(0)
     with pytest.raises(ModelError, match="no image processor"):
         Run(find("pixels")(data=flat), BoundModel(vit()), METHODS)
     with pytest.raises(ModelError, match="asks a"):
@@ -319,8 +321,21 @@ def test_folders_are_labels(model, tmp_path):
         (tmp_path / "set" / name).mkdir(parents=True)
         Image.new("RGB", (20, 20), (90, 50, 90)).save(tmp_path / "set" / name / "one.png")
     run = Run(find("pixels")(data=tmp_path / "set", target="label"), model, METHODS, ["ΔA"])
-    assert [sample.label for sample in run.samples.kept] == [1, 3]
-    assert [row["explained"] for row in run.part(0).to_pylist()] == ["logit of 'c1'", "logit of 'c3'"]
+    assert {sample.picture.id: sample.label for sample in run.samples.kept} == {"c1/one.png": 1, "c3/one.png": 3}
+    assert {row["explained"] for row in run.part(0).to_pylist()} == {"logit of 'c1'", "logit of 'c3'"}
+
+
+def test_some_of_the_images_are_a_sample(model, tmp_path):
+    """Of data that are sorted by class too, and always the same."""
+    x = np.zeros((50, 8, 8, 3), np.uint8)
+    np.savez(tmp_path / "sorted.npz", x=x, y=np.repeat(np.arange(5), 10))
+    runs = [Run(find("pixels")(data=tmp_path / "sorted.npz", limit=n), model, METHODS) for n in (20, 20, 10)]
+    labels = [[sample.label for sample in each.samples.kept] for each in runs]
+    assert set(labels[0]) == set(range(5))
+    assert labels[0] == labels[1]
+    assert labels[2] == labels[0][:10]
+    last = Run(find("pixels")(data=tmp_path / "sorted.npz", limit=20, last=5), model, METHODS)
+    assert [sample.label for sample in last.samples.kept] == labels[0][15:]
 
 
 def test_a_convolutional_network_has_pixels_and_no_patches(arrays):

@@ -57,8 +57,8 @@ class Pictures:
     label: str = "label"
     mask: str = "mask"
 
-    def listed(self, limit: int | None = None) -> list[Picture]:
-        """The first so many images, in order.
+    def listed(self) -> list[Picture]:
+        """The images, in order.
 
         Raises:
             DataError: there is none, or something cannot be read.
@@ -80,7 +80,7 @@ class Pictures:
             raise DataError(f"cannot read {self.path}: {error.strerror or error}; name another file") from error
         if not found:
             raise DataError(f"there is no image in {self.path}; name a folder or a file that holds some")
-        return found[:limit]
+        return found
 
     def digest(self) -> str:
         """Of all images, labels and masks, wherever they lie.

@@ -109,6 +109,13 @@ class Pictured(Benchmark[S]):
         """The data."""
         return Pictures(self.data, self.image, self.label, self.mask)
 
+    def drawn_pictures(self) -> list[Picture]:
+        """The first so many images, in an order that is drawn once for a number of them: data are often sorted by
+        class."""
+        every = self.pictures.listed()
+        order = np.random.default_rng(0).permutation(len(every))[: self.limit]
+        return [every[i] for i in order]
+
     def settings(self) -> dict[str, Any]:
         """Its fields; the data are all their images, labels and masks, wherever they lie."""
         found = {"data": {"file": self.data.name, "sha256": self.pictures.digest()}}
@@ -233,7 +240,7 @@ class Pixels(Pictured[ImageSample]):
         cells: what is covered at once.
         fill: what stands in the place of what is covered.
         read_out: what the areas are under.
-        limit: take the first so many images.
+        limit: take so many images; which is drawn, always the same.
         last: take the last so many of these.
     """
 
@@ -245,7 +252,7 @@ class Pixels(Pictured[ImageSample]):
     cells: Annotated[str, "What is covered at once: patches or pixels."] = "patches"
     fill: Annotated[str, "What covers it: zero (the mean colour), mean (the image's own) or blur."] = "zero"
     read_out: Annotated[str, "What ΔA and its parts read: logit, probability or log-probability."] = "logit"
-    limit: Annotated[int | None, "Take the first so many images."] = None
+    limit: Annotated[int | None, "Take so many images, drawn, always the same."] = None
     last: Annotated[int | None, "Take the last so many of these."] = None
 
     name: ClassVar[str] = "pixels"
@@ -273,7 +280,7 @@ class Pixels(Pictured[ImageSample]):
         Raises:
             DataError: there is none, one cannot be read, or a mask has another size than its image.
         """
-        every = self.pictures.listed(self.limit)
+        every = self.drawn_pictures()
         found = self.listed(every if self.last is None else every[-self.last :])
         return replace(found, notes={"counts": {"images": len(every)}})
 
@@ -440,7 +447,7 @@ class Mosaics(Pictured[Mosaic]):
         image, label, mask: the columns of a table.
         count: how many mosaics are made.
         seed: of their draw.
-        limit: take the first so many images.
+        limit: take so many images; which is drawn, always the same.
     """
 
     data: Annotated[Path, "Images with labels: a folder of folders, .npz, or a table: .tsv, .csv, .jsonl."]
@@ -449,7 +456,7 @@ class Mosaics(Pictured[Mosaic]):
     mask: Annotated[str, "Not read."] = "mask"
     count: Annotated[int, "How many mosaics are made."] = 100
     seed: Annotated[int, "Of their draw."] = 0
-    limit: Annotated[int | None, "Take the first so many images."] = None
+    limit: Annotated[int | None, "Take so many images, drawn, always the same."] = None
 
     name: ClassVar[str] = "mosaics"
     title: ClassVar[str] = "Which explanation finds a class among four images?"
@@ -467,7 +474,7 @@ class Mosaics(Pictured[Mosaic]):
         Raises:
             DataError: there is none, or one cannot be read or has no label.
         """
-        found = self.pictures.listed(self.limit)
+        found = self.drawn_pictures()
         wrong = next((each for each in found if each.label is None), None)
         if wrong is not None:
             raise DataError(
