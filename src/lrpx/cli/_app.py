@@ -10,6 +10,7 @@ import typer
 
 import lrpx
 from lrpx.cli._benchmarks import benchmark
+from lrpx.cli._neurons import neurons
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
 from lrpx.errors import InputError
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(benchmark, name="benchmark")
+app.add_typer(neurons, name="neurons")
 
 
 def run() -> None:
