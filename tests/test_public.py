@@ -53,7 +53,7 @@ PUBLIC = {
     "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Cell Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
-    "lrpx.units": "KINDS Kind Place Reading places",
+    "lrpx.units": "KINDS Kind Place Reading place_in places",
     "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
 }
 """Every public name. A change here is a change of what users may rely on, and stands in the changelog."""

@@ -21,7 +21,7 @@ from lrpx.errors import MethodError
 from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
 from lrpx.ranking import MeanUnit, Unit
-from lrpx.units import Reading, places
+from lrpx.units import Reading, place_in, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -145,17 +145,23 @@ def rank(
     for i, answers, found in relevance_of_units(model, questions, recipe, chosen):
         pieces = questions.row_of(i).tokens.pieces
         value = float(answers.values[i])
-        best: list[tuple[float, int, int]] = []
+        best: list[tuple[float, int, int]] = []  # the size, less than zero, the place, and where in it
         count = 0
         for at, (place, (_, relevance, _)) in enumerate(zip(chosen, found, strict=True)):
-            flat = place.of(relevance).flatten()
-            count += len(flat)
-            sizes, where = flat.abs().topk(min(top, len(flat)))
-            best += zip((-sizes).tolist(), [at] * len(where), where.tolist(), strict=True)
+            sizes = place.of(relevance).abs()
+            count += sizes.numel()
+            peaks = sizes.amax(0 if sizes.shape[1] > sizes.shape[0] else 1)
+            # the largest are among those that are no smaller than as many peaks: to look is quicker than to sort
+            least = float(peaks.topk(top).values[-1]) if len(peaks) >= top else 0.0
+            sizes = sizes.flatten()
+            where = (sizes >= max(least, -best[-1][0] if len(best) == top else 0.0)).nonzero()[:, 0]
+            if len(where) > top:
+                where = where[sizes[where].topk(top).indices]
+            best = sorted([*best, *zip((-sizes[where]).tolist(), [at] * len(where), where.tolist(), strict=True)])[:top]
         units = []
-        for _, at, where_ in sorted(best)[:top]:
+        for _, at, there_at in best:
             place, (activation, relevance, first) = chosen[at], found[at]
-            position, unit = divmod(where_, place.width)
+            position, unit = divmod(there_at, place.width)
             there = activation[position, list(place.features(unit))]
             amount = float(place.of(relevance[position])[unit])
             units.append(
@@ -299,7 +305,7 @@ def paths(
     Raises:
         MethodError: there is no such layer or unit.
     """
-    place = _one_place(places_of(model, questions, kind), layer)
+    place = place_in(places_of(model, questions, kind), layer)
     with _kept(model, questions, recipe, Reading([place])) as (ran, read):
         sources = [source.value for source in ran.trace.sources]
         tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
@@ -366,26 +372,6 @@ def _of_tokens(ran: Pass, gradients: Sequence[Tensor]) -> Tensor:
 def _times(value: Tensor, gradient: Tensor) -> Tensor:
     gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
     return (value.detach().to(gradient.dtype) * gradient).sum(-1)
-
-
-def _one_place(found: Sequence[Place], layer: int | str) -> Place:
-    """The place of a layer's units, by its number or the path of a module.
-
-    Raises:
-        MethodError: there is none, or there are several.
-    """
-    if isinstance(layer, str):
-        fitting = [place for place in found if place.path == layer or place.path.startswith(f"{layer}.")]
-    else:
-        fitting = [place for place in found if place.layer == layer]
-    kind = found[0].kind
-    if not fitting:
-        numbers = sorted({place.layer for place in found})
-        raise MethodError(f"there are no {kind} in layer {layer!r}; there are in {numbers[0]} to {numbers[-1]}")
-    if len(fitting) > 1:
-        told = ", ".join(place.path for place in fitting)
-        raise MethodError(f"layer {layer!r} has {kind} in {told}; pass the path of one of them")
-    return fitting[0]
 
 
 def _layer_of(place: Place) -> str:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Final
 import typer
 
 import lrpx
+from lrpx.cli import _cards as _cards  # whose commands are in the group of _neurons
 from lrpx.cli._benchmarks import benchmark
-from lrpx.cli._cards import neurons
+from lrpx.cli._neurons import neurons
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
 from lrpx.errors import InputError

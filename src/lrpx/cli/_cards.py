@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from lrpx.cli._neurons import neurons
 from lrpx.cli._streams import hush, progress, refuse_unwritable
 from lrpx.errors import DataError, InputError, MethodError
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 MEASURES: Final = ("activation", "negative activation", "relevance")
 WAYS: Final = ("writes", "peaks", "passages")
-
-neurons = typer.Typer(help="What do a model's neurons stand for?", no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The folder that lrpx neurons collect has written.")]
 Corpus = Annotated[

@@ -55,7 +55,7 @@ def explain(wanted: Wanted) -> None:
             wanted.model, device=wanted.device, dtype=wanted.dtype, recompute=wanted.recompute, **options
         )
     _check_kind(wanted, explainer)
-    _check_names(wanted, explainer)
+    check_names(wanted.target, wanted.contrast, explainer)
     try:
         if wanted.texts is not None:
             _lists.explain(wanted, explainer, chosen, show)
@@ -156,7 +156,7 @@ def _rest(a: Attribution) -> Text | None:
     )
 
 
-def _check_names(wanted: Wanted, explainer: Explainer) -> None:
+def check_names(target: str | None, contrast: str | None, explainer: Explainer) -> None:
     """Look the target and the contrast up, before anything is explained; and say that a word has another token than its
     letters, where one of the two was given, and the other meant perhaps.
 
@@ -164,8 +164,7 @@ def _check_names(wanted: Wanted, explainer: Explainer) -> None:
         TargetError: there is no such token or class.
     """
     kind = explainer.task.logits
-    for name in ("target", "contrast"):
-        given: str | None = getattr(wanted, name)
+    for name, given in (("target", target), ("contrast", contrast)):
         if given is None or kind not in ("tokens", "classes"):
             continue
         word = f" {given}"
