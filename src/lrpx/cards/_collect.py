@@ -27,7 +27,7 @@ from lrpx._data.texts import stream_texts
 from lrpx.cards._best import keys
 from lrpx.cards._corpus import digest_of, length, read_row
 from lrpx.cards._reading import KIND, REFERENCES, References
-from lrpx.cards._references import BINS, FACTS, OCTAVES, Kept, bins, from_table, octave, octaves, schema, to_table
+from lrpx.cards._references import BINS, FACTS, Kept, bins, from_table, octave, octaves, schema, to_table
 from lrpx.engine import Tap
 from lrpx.errors import DataError, InputError, ModelError, NonFiniteError
 from lrpx.questions import Question, Questions
@@ -249,7 +249,8 @@ class Collection:
         with self.model.traced(questions, ATTNLRP, taps=taps) as ran:
             predicted = torch.tensor([getattr(ran.answers.targets[i], "token", -1) for i in order])
             for _ in ran.explained():  # one round
-                listening[0].rank_relevance(ran.trace.relevance_of, predicted, positions)
+                with torch._C.DisableTorchFunction():
+                    listening[0].rank_relevance(ran.trace.relevance_of, predicted, positions)
 
 
 class _Listening(Tap):
@@ -286,16 +287,22 @@ class _Listening(Tap):
                 f"{path} has values of shape {list(value.shape)} for {list(self._real.shape)} tokens; units are "
                 "collected where each token has one"
             )
-        kept, measures = self._kept[place], self._collection.measures
-        if "relevance" in measures:
+        if "relevance" in self._collection.measures:
             self._leaves[place] = value
-        x = place.of(value.detach())
+        with torch._C.DisableTorchFunction():  # no part of the model: no rule is asked for what is done here
+            self._rank_activations(place, value.detach())
+
+    def _rank_activations(self, place: Place, value: Tensor) -> None:
+        kept, measures = self._kept[place], self._collection.measures
+        x = place.of(value)
         tops = self._peaks(x, self._real)
-        for name, sign in (("activation", 1), ("negative activation", -1)):
-            if name in measures:
-                found = tops if sign == 1 else self._peaks(-x, self._real)
-                self._rank(kept, name, sign * x, found.amax(1), self._real)
-        kept.peaks += torch.nn.functional.one_hot(tops.argmax(1), OCTAVES)[self._real.any(1)].sum(0)
+        if "activation" in measures:
+            self._rank(kept, "activation", x, tops.amax(1), self._real)
+        if "negative activation" in measures:
+            self._rank(kept, "negative activation", -x, self._peaks(-x, self._real).amax(1), self._real)
+        highest = tops.argmax(1)[self._real.any(1)]
+        for i in range(tops.shape[1]):
+            kept.peaks[:, i] += (highest == i).sum(0)
         few = bins(x[self._sampled[0], self._sampled[1]].float()) + BINS * torch.arange(place.width, device=x.device)
         kept.counts += few.flatten().bincount(minlength=kept.counts.numel()).reshape(kept.counts.shape)
 
@@ -316,12 +323,12 @@ class _Listening(Tap):
 
     def _peaks(self, x: Tensor, seen: Tensor) -> Tensor:
         """``[B, octaves, U]`` float32: the highest in each octave of positions, −∞ where there is none."""
-        out = x.new_full((len(x), OCTAVES, x.shape[2]), -torch.inf, dtype=torch.float32)
+        out = x.new_empty((len(x), len(self._octaves), x.shape[2]), dtype=torch.float32)
         for begin, end, is_whole in self._octaves:
             part = x[:, begin:end]
             if not is_whole or seen is not self._real:
                 part = part.masked_fill(~seen[:, begin:end, None], -torch.inf)
-            out[:, octave(begin)] = part.amax(1)
+            out[:, octave(begin)] = part.amax(1)  # which are one after another, from the first
         return out
 
     def _rank(

@@ -9,6 +9,7 @@ Gemma 3, its scale comes first.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -117,12 +118,17 @@ class Lens:
         """``[…, V]``, from ``[…, d]``."""
         return directions @ self.unembedding.T
 
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """The mean and the covariance of the tokens' rows of the head."""
+        mean = self.unembedding.mean(0)
+        centred = self.unembedding - mean
+        return mean, centred.T @ centred / len(centred)
+
     def scores(self, directions: Tensor, token: int) -> Tensor:
         """``[n]``: the logit of one token for each direction ``[n, d]``, standardised over the direction's own logits:
         how many standard deviations it lies above their mean. No more is computed than this token needs."""
-        mean = self.unembedding.mean(0)
-        centred = self.unembedding - mean
-        covariance = centred.T @ centred / len(centred)
+        mean, covariance = self._moments
         spread = ((directions @ covariance) * directions).sum(-1).clamp(min=0).sqrt()
         return (directions @ (self.unembedding[token] - mean)) / spread.clamp(min=torch.finfo(spread.dtype).tiny)
 

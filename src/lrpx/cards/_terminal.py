@@ -65,7 +65,7 @@ def _passage(each: Shown, console: Console) -> Iterator[Text | Padding]:
     shown, paint = picture(each.attribution), _paint(console)
     at = each.passage.position
     said = "" if each.predicted is None else f", predicted “{one_line(each.predicted)}”"
-    peak = one_line(each.attribution.tokens[at]).strip()
+    peak = shown.pieces[at].text
     said += f", activation {number(each.attribution.explained.value)}" if each.predicted is not None else ""
     told = f" at “{peak}”{said}, line {each.passage.line}"
     yield Text(overflow="fold").append(number(each.passage.value)).append(told, "dim")
