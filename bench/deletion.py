@@ -8,8 +8,8 @@ Neurons are ranked by their mean relevance ``a ⊙ ∂`` (summed over positions)
 prompts. On the other half the first ``k`` of all layers are set to 0 at all positions, together, and the probability of
 the right answer is read (for agreement that of the right form of the verb against the other, and its logit less the
 other's is explained); beside it that without as many random neurons of the same layers (mean of some draws), and that
-without the most active ones of the whole model. Printed is the mean fall of the probability, with its bootstrap 95 % interval
-over the prompts.
+without the most active ones of the whole model. Printed is the mean fall of the probability, with its bootstrap 95 %
+interval over the prompts.
 """
 
 from __future__ import annotations
