@@ -22,7 +22,10 @@ KINDS: Final = ("neurons", "heads", "keys", "values", "attention", "mlp", "resid
 SHOWN: Final = 5
 """So many predictions are told before and after."""
 
-neurons = typer.Typer(help="Which neurons carry a prediction, what do they stand for, and what happens without them?", no_args_is_help=True)
+neurons = typer.Typer(
+    help="Which neurons carry a prediction, what do they stand for, and what happens without them?",
+    no_args_is_help=True,
+)
 
 Model = Annotated[
     str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
