@@ -214,11 +214,11 @@ class Positions(Tap):
                 self._number(out)
             return out
         writes = is_in_place(call.name) and isinstance(args[0], Tensor)
-        written = self._before_writing(args[0]) if writes else ()
+        written = self._before_writing(args[0]) if writes else []
         shadow, is_known = None, all(mark.shadow is not None for mark in (*marks, *(mark for _, mark in written)))
         with torch.no_grad():  # a look-up by the numbers of places is no source of the input
             if is_known:
-                first = (written[0][1].shadow,) if writes else ()
+                first = [mark.shadow for _, mark in written[:1]]
                 named = {name: self._shadow(value) for name, value in kwargs.items()}
                 try:
                     with torch.random.fork_rng(devices=(), enabled="dropout" in call.name):
