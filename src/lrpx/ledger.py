@@ -25,8 +25,9 @@ KINDS = (
 )
 """What an entry may be, in the order they are shown.
 
-tokens, positions, token types: the embeddings of that name; class token: learned tokens that are joined to those of an
-image (class, distillation, registers); inputs: floating-point inputs of the model;
+tokens, positions, token types: the embeddings of that name, and positions wherever a model meets them, under a recipe
+that gives them relevance; class token: learned tokens that are joined to those of an image (class, distillation,
+registers); inputs: floating-point inputs of the model;
 attention, MLPs: what these parts of a layer write into the residual stream, where a method ends there (ALTI-Logit);
 biases: parameters that are added; constants: buffers and numbers that are added;
 softmax residue: relevance that a softmax neither passes on nor had from its inputs; rule residue: the same of any

@@ -9,6 +9,7 @@ import numpy as np
 import positional
 import pytest
 import torch
+import transformers as tf
 from numpy.testing import assert_allclose
 
 import lrpx
@@ -83,6 +84,19 @@ def test_an_encoder_and_a_decoder_have_layers_of_their_own() -> None:
     assert not at[:2, size:].any()
     assert at[2:, size:].any()
     assert not at[2:, :size].any()
+
+
+def test_an_image_has_positions_by_place() -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
+    config = tf.ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=3)
+    explainer = lrpx.Explainer(tiny.build(tf.ViTForImageClassification, config))
+    pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for row, a in enumerate(explainer({"pixel_values": pixels}, method="pa-lrp")):
+        part = a.parts["positions"]
+        assert part.shape == {"layer": 1, "place": 5}
+        one = explainer({"pixel_values": pixels[row : row + 1]}, method="pa-lrp").parts["positions"]
+        assert_allclose(part.values.numpy(), one.values.numpy(), rtol=0, atol=1e-6)
+        assert np.abs(part.values.numpy()).max() > 1e-6
 
 
 def test_a_model_without_positions_is_refused_by_name() -> None:

@@ -6,10 +6,10 @@ one of them meets what depends on the input, it becomes a leaf, so that it has r
 layer by layer (Bakish et al. 2025). No module's name is asked for:
 
 - *What is computed from places* is told by a second computation. Numbers of places are what ``arange`` or ``cumsum`` of
-  whole numbers gives, a whole-number buffer with different elements, and the model's arguments of that name. Each has a
-  *shadow*: the same, with another place in its last element. What is made of it is made of its shadow too, and where
-  the two differ is where the last place counts: along the axis of the tokens, and at one index of it. A comparison ends
-  it, for what it gives is a mask.
+  whole numbers gives, whole numbers that the model has kept, and its arguments of that name. Each has a *shadow*: the
+  same, with another place in its middle. What is made of it is made of its shadow too, and where the two differ is
+  where that place counts: along the axis of the tokens, and at one index of it. What comparisons give is a mask, and
+  what is made of masks alone is none.
 - *A table* is a parameter, a buffer or another tensor of the model itself with a row for each token of a sequence that
   it is added to or multiplied with.
 """
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from lrpx.engine._places import Source
     from lrpx.engine._taps import Call
 
+OF_NO_TOKENS = ("grid", "size", "length", "index", "indices")
+"""What is in the name of an argument of whole numbers whose last dimension is none of tokens."""
 INPUT = "input"
 """What the positions are called that meet the input outside of every layer."""
 
@@ -175,8 +177,9 @@ class Positions(Tap):
         """An argument of the model that is of whole numbers: the tokens, or the numbers of their places."""
         if "position" in name and value.ndim:
             self._number(value)
-        else:
-            self._seen[value] = True
+            return
+        self._seen[value] = True
+        if "ids" in name or "mask" in name or (value.ndim <= 2 and not any(word in name for word in OF_NO_TOKENS)):
             self._lengths.update(value.shape[-1:])
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
@@ -189,31 +192,37 @@ class Positions(Tap):
         )
         if takes_shape or not any_carries((*args, *kwargs.values())):
             return self._of_constants(call, proceed)
-        if call.name == "__get__" or not torch.is_grad_enabled():
-            return proceed(args, kwargs)
-        args, kwargs = self._met(call)
+        if call.name != "__get__" and torch.is_grad_enabled():
+            args, kwargs = self._met(call)
         out = proceed(args, kwargs)
+        self._see(out)
         return self._chosen(call, out) if call.name in CHOOSING else out
+
+    def _see(self, out: Any) -> None:
+        """Whole numbers that the run has made are no numbers of places that the model has kept."""
+        for made, _ in _pairs(out, None):
+            if made.dtype is torch.int64:
+                self._seen[made] = True
 
     def _of_constants(self, call: Call, proceed: Callable[..., Any]) -> Any:
         args, kwargs = call.args, call.kwargs
         marks = list(self._marks_in((*args, *kwargs.values())))
         if not marks:
             out = proceed(args, kwargs)
-            for made, _ in _pairs(out, None):
-                if made.dtype is torch.int64:
-                    self._seen[made] = True
+            self._see(out)
             if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
                 self._number(out)
             return out
-        writes = is_in_place(call.name)
-        before = self._before_writing(args[0]) if writes else None
+        writes = is_in_place(call.name) and isinstance(args[0], Tensor)
+        written = self._before_writing(args[0]) if writes else []
+        shadow, is_known = None, all(mark.shadow is not None for mark in (*marks, *(mark for _, mark in written)))
         with torch.no_grad():  # a look-up by the numbers of places is no source of the input
-            shadow, is_known = None, all(mark.shadow is not None for mark in marks)
             if is_known:
-                shadowed = (*((before,) if writes else ()), *map(self._shadow, args[writes:]))
+                first = [mark.shadow for _, mark in written[:1]]
+                named = {name: self._shadow(value) for name, value in kwargs.items()}
                 try:
-                    shadow = proceed(shadowed, {name: self._shadow(value) for name, value in kwargs.items()})
+                    with torch.random.fork_rng(devices=(), enabled="dropout" in call.name):
+                        shadow = proceed((*first, *map(self._shadow, args[len(first) :])), named)
                 except (IndexError, RuntimeError):  # the numbers of other places lead out of a table
                     is_known = False
             out = proceed(args, kwargs)
@@ -221,12 +230,9 @@ class Positions(Tap):
         for made, other in _pairs(out, shadow):
             if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
                 fits = isinstance(other, Tensor) and other.shape == made.shape
-                is_compared = is_mask or made.dtype is torch.bool
-                self._marks[made] = _Mark(other if fits else None, is_single, is_compared)
-        if writes and isinstance(args[0], Tensor):
-            of_first = self._marks.get(args[0])
-            is_mask &= of_first is None or of_first.is_mask
-            self._marks[args[0]] = _Mark(before if is_known else None, is_single, is_mask)
+                self._marks[made] = _Mark(other if fits else None, is_single, is_mask or made.dtype is torch.bool)
+        for value, mark in written:
+            self._marks[value] = _Mark(mark.shadow if is_known else None, is_single, is_mask and mark.is_mask)
         return out
 
     def _marks_in(self, value: Any) -> Iterator[_Mark]:
@@ -239,7 +245,7 @@ class Positions(Tap):
     def _mark_of(self, value: Tensor) -> _Mark | None:
         mark: _Mark | None = self._marks.get(value)
         if mark is None and value.dtype is torch.int64 and value.ndim and value not in self._seen:
-            if bool((value != value.flatten()[:1]).any()) or value.shape[-1] == 1:
+            if bool((value != value.flatten()[:1]).any()) or value.shape[-1] == 1 in self._lengths:
                 self._own[value] = True
                 mark = self._number(value)
             else:
@@ -283,15 +289,15 @@ class Positions(Tap):
             return False
         return made._base is (whole if whole._base is None else whole._base) and made.numel() < whole.numel()
 
-    def _before_writing(self, value: Tensor) -> Tensor:
-        """The shadow of a constant that will be written into; a view's is a view of its base's."""
+    def _before_writing(self, value: Tensor) -> list[tuple[Tensor, _Mark]]:
+        """A constant that will be written into, with its mark; and its base, if it is a view, with its own: the shadow
+        of a view is a view of its base's shadow."""
         base = value if value._base is None else value._base
-        mark = self._marks.get(base)
-        if mark is None:
-            mark = _Mark(base.detach().clone(), is_mask=True)
-            self._marks[base] = mark
-        shadow: Tensor = mark.shadow
-        return shadow if base is value else shadow.as_strided(value.size(), value.stride(), value.storage_offset())
+        mark = self._marks.get(base) or _Mark(base.detach().clone(), is_mask=True)
+        if base is value or mark.shadow is None:
+            return [(value, mark)]
+        shadow = mark.shadow.as_strided(value.size(), value.stride(), value.storage_offset())
+        return [(value, mark._replace(shadow=shadow)), (base, mark)]
 
     # ---------------------------------------------- where they meet what depends on the input
 
@@ -312,9 +318,8 @@ class Positions(Tap):
             return ((*args[:3], added, *args[4:]), kwargs) if len(args) > 3 else (args, kwargs | {"attn_mask": added})
         if name in ADDING and args:
             factors = [each for each in (*args[1:], *kwargs.values()) if _is_tensor(each)]
-            is_scores = not name.startswith("addc") and all(
-                map(any_carries, factors)
-            )  # else it is a layer, and its bias
+            # of a constant and what depends on the input it is a layer, and its bias
+            is_scores = not name.startswith("addc") and all(map(any_carries, factors))
             shape = _shape_of_sum(name, args[0], factors)
             dtype = next(each.dtype for each in (*args, *kwargs.values()) if any_carries(each))
             return (self._added(args[0], shape, dtype, is_scores=is_scores), *args[1:]), kwargs
@@ -404,8 +409,8 @@ class Positions(Tap):
         run = self._run
         value = value.detach() if value.is_floating_point() or value.is_complex() else value.to(dtype)
         of_tokens = [each for each in run.sources if each.ids is not None]
-        count = None if axis.dim is None else value.shape[axis.dim]
-        source = next((each for each in reversed(of_tokens) if count in (None, each.ids.shape[-1])), None)
+        count = 1 if axis.dim is None else value.shape[axis.dim]
+        source = next((each for each in reversed(of_tokens) if each.ids.shape[-1] == count), None)
         if source is None and of_tokens:
             raise self._refusal(f"it has positions for {count} places, which are none of the tokens")
         rows = _rows((of_tokens or run.sources)[0])
@@ -414,7 +419,7 @@ class Positions(Tap):
                 raise self._refusal(f"nothing tells the {rows} rows of the batch apart", "pass batch_size=1, or ")
             value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
             value = value.expand(shape[0], *value.shape[1:])
-        leaf = value.requires_grad_() if value.is_leaf and not value.requires_grad else value.detach().requires_grad_()
+        leaf = value.requires_grad_()
         setattr(leaf, CONSTANT, True)
         if not run.replaying:
             layer = layer_of(run.where())
@@ -440,7 +445,7 @@ class Positions(Tap):
         if mark.is_mask:
             return None
         if mark.is_single:
-            return _Axis(None)
+            return _Axis(None) if 1 in self._lengths else None
         if mark.shadow is None:
             raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
         differs = c != mark.shadow

@@ -63,8 +63,8 @@ class PositionAware(Backward):
 
     @property
     def has_ledger(self) -> bool:
-        """Only where nothing is left out and no sign is lost, so that the relevance adds up."""
-        return self.sinks == "single"
+        """Only where no sign is lost, so that a token's relevance is a part of the value."""
+        return self.sinks == "single" or self.of == "tokens"
 
     def describe(self) -> str:
         """The recipe, what is counted, and how layers are put together."""
