@@ -201,7 +201,7 @@ class Book(Tap):
         if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)
-        joined = operation in JOINS and any(source.ids is None for source in self._sources)
+        joined = operation in JOINS and constant.ndim == 3 and any(source.ids is None for source in self._sources)
         kind = _kind(name, "class token" if joined else "biases" if is_parameter else "constants")
         self._leaves.append((self._line(kind, name), leaf))
         self._fresh.append(leaf)
