@@ -100,6 +100,8 @@ class Learned(Tap):
             return False
         if not (_is_constant(constant) or self._is_looked_up(constant)):
             return False
+        if x.ndim == 4 and x.shape[-1] == x.shape[-2]:  # a score for each pair of tokens, and no map
+            return False
         shape = constant.shape[-(x.ndim - 1) :]
         return shape == x.shape[1:] and shape[0] > 1
 

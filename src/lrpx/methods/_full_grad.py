@@ -92,6 +92,7 @@ class _Constants(Tap):
     def __init__(self, rows: int, tokens: int, grid: tuple[int, int], own: slice) -> None:
         self._tokens, self._map, self._own = (rows, tokens), grid, own
         self._sums = torch.zeros(rows, tokens, dtype=torch.float64)
+        self._looked_up: list[Any] = []
 
     def taken(self) -> Tensor:
         """``[B, T]`` of the last backward pass."""
@@ -101,8 +102,11 @@ class _Constants(Tap):
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """One call of a torch function."""
         out = proceed(call.args, call.kwargs)
+        if call.name == "embedding":  # of positions, for there are no other tokens
+            self._looked_up.append(out)
+            return out
         if isinstance(out, Tensor) and out.requires_grad and torch.is_grad_enabled():
-            constant = _constant(call)
+            constant = self._constant(call)
             if constant is not None and self._fits(out):
                 value = constant.detach()
                 out.register_hook(lambda gradient: self._add(value, gradient))  # type: ignore[no-untyped-call]
@@ -118,22 +122,24 @@ class _Constants(Tap):
         else:
             self._sums += (constant.double() * gradient.double()).sum(-1).cpu()
 
+    def _constant(self, call: Call) -> Tensor | None:
+        """What a call adds to what depends on the input, so that it can be multiplied with the result."""
+        name, args = call.name, call.args
+        if name == "linear":
+            return arguments(args, call.kwargs, "input", "weight", "bias")[2]  # type: ignore[no-any-return]
+        if name == "layer_norm":
+            return arguments(args, call.kwargs, "input", "normalized_shape", "weight", "bias", "eps")[3]  # type: ignore[no-any-return]
+        if name == "conv2d":
+            bias = arguments(args[:3], call.kwargs, "input", "weight", "bias")[2]
+            return None if bias is None else bias[:, None, None]
+        if name in ("add", "__add__", "__radd__", "add_", "__iadd__") and len(args) == 2:
+            constants = [x for x in args if isinstance(x, Tensor) and self._is_constant(x)]
+            return constants[0] if constants else None
+        if name in ("cat", "concat", "concatenate"):
+            parts, axis = args[0], (*args[1:], call.kwargs.get("dim", 0))[0]
+            if axis in (1, -2) and all(x.ndim == 3 for x in parts):
+                return torch.cat([x if self._is_constant(x) else torch.zeros_like(x) for x in parts], 1)
+        return None
 
-def _constant(call: Call) -> Tensor | None:
-    """What a call adds to what depends on the input, so that it can be multiplied with the result."""
-    name, args = call.name, call.args
-    if name == "linear":
-        return arguments(args, call.kwargs, "input", "weight", "bias")[2]  # type: ignore[no-any-return]
-    if name == "layer_norm":
-        return arguments(args, call.kwargs, "input", "normalized_shape", "weight", "bias", "eps")[3]  # type: ignore[no-any-return]
-    if name == "conv2d":
-        bias = arguments(args[:3], call.kwargs, "input", "weight", "bias")[2]
-        return None if bias is None else bias[:, None, None]
-    if name in ("add", "__add__", "__radd__", "add_", "__iadd__") and len(args) == 2:
-        constants = [x for x in args if isinstance(x, Tensor) and not any_carries(x)]
-        return constants[0] if constants else None
-    if name in ("cat", "concat", "concatenate"):
-        parts, axis = args[0], (*args[1:], call.kwargs.get("dim", 0))[0]
-        if axis in (1, -2) and all(x.ndim == 3 for x in parts):
-            return torch.cat([torch.zeros_like(x) if any_carries(x) else x for x in parts], 1)
-    return None
+    def _is_constant(self, x: Tensor) -> bool:
+        return not any_carries(x) or any(x is each for each in self._looked_up)

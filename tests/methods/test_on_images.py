@@ -1,0 +1,226 @@
+"""The methods that images are explained with for comparison, each against a slow twin or its formula."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from lrpx import Explainer
+from lrpx.errors import MethodError
+from lrpx.methods import (
+    AtMan,
+    Centre,
+    FullGrad,
+    GradCam,
+    GradientRollout,
+    IntegratedGradients,
+    Random,
+    Rollout,
+    SmoothGrad,
+)
+from tests.pictures import OwnViT, build, image
+from tests.reference import attention_methods as twins
+
+WITH_TOKENS = {"vit": 1, "deit": 2, "registers": 3, "beit": 1, "siglip": 0, "clip": 1}
+CLASS = 1
+
+
+def read(output):
+    return output.logits[0, CLASS]
+
+
+def eager(name):
+    model = build(name)
+    model.set_attn_implementation("eager")
+    return model
+
+
+def plain_softmax(monkeypatch):
+    """Eager attention of transformers casts its softmax to float32; the twins are in float64."""
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, **_: torch.softmax(x, dim))
+
+
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_methods_of_attention_weights(name, monkeypatch):
+    plain_softmax(monkeypatch)
+    model, offset = eager(name), WITH_TOKENS[name]
+    pixels = image()[None].requires_grad_()
+    layers = twins.attentions(model, read, pixel_values=pixels)
+    rows = np.abs(layers[-1][2]).max((0, 2)) > 0
+    where = np.nonzero(rows)[0]
+    lengths = (16 + offset,)
+    cases = [
+        (Rollout(), twins.rollout(layers, lengths, where)),
+        (Rollout(discard=0.3, fusion="max"), twins.rollout(layers, lengths, where, "max", 0.3)),
+        (GradientRollout(), twins.gradient_rollout(layers, lengths, where)),
+        (GradCam(), twins.grad_cam(layers, lengths, where)),
+    ]
+    for sdpa in (False, True):
+        explain = Explainer(build(name) if sdpa else model)
+        for method, expected in cases:
+            found = explain(image(), CLASS, method=method)
+            np.testing.assert_allclose(found.relevance.numpy(), expected[offset:], rtol=0, atol=1e-9)
+            learned = expected[:offset]
+            if offset:
+                np.testing.assert_allclose(found.parts["class token"].values.numpy(), learned, rtol=0, atol=1e-9)
+            assert "pixels" not in found.parts
+            assert float(found.by_pixel().sum()) == pytest.approx(float(found.relevance.sum()), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", ["vit", "registers", "siglip"])
+def test_atman(name, monkeypatch):
+    plain_softmax(monkeypatch)
+    model, offset = eager(name), WITH_TOKENS[name]
+    lengths = (16 + offset,)
+    expected = twins.atman(model, read, lengths, 0.7, pixel_values=image()[None])
+    found = Explainer(build(name))(image(), CLASS, method=AtMan(suppression=0.7))
+    np.testing.assert_allclose(found.relevance.numpy(), expected[offset:], rtol=0, atol=1e-9)
+    entered = []
+    norm = next(
+        m
+        for p, m in model.named_modules()
+        if p.endswith(("layers.0.layernorm_before", "layer.0.norm1", "layers.0.layer_norm1"))
+    )
+    norm.register_forward_hook(lambda *given: entered.append(given[-1][0].detach()))
+    model(pixel_values=image()[None])
+    wide = torch.nn.functional.normalize(entered[-1], dim=-1)
+    cosine = (wide @ wide.T).numpy()
+    likeness = np.where(cosine >= 0.2, cosine, 0.0)
+    np.fill_diagonal(likeness, 1.0)
+    expected = twins.atman(model, read, lengths, 0.7, likeness, pixel_values=image()[None])
+    found = Explainer(build(name))(image(), CLASS, method=AtMan(suppression=0.7, threshold=0.2))
+    np.testing.assert_allclose(found.relevance.numpy(), expected[offset:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["swin", "convnext", "resnet"])
+def test_attention_over_windows_or_none_is_refused(name):
+    for method in ("rollout", "gradient-rollout", "grad-cam", "atman", "libragrad-fullgrad"):
+        with pytest.raises(MethodError, match=f"{method} needs attention over all patches of an image, and"):
+            Explainer(build(name))(image(), method=method)
+
+
+def test_patches_in_another_order_are_refused():
+    class Turned(OwnViT):
+        def patches(self, x):
+            return super().patches(x).flip(1)
+
+    from lrpx import Task
+
+    with pytest.raises(MethodError, match="rollout needs attention over all patches"):
+        Explainer(Turned().eval().double(), task=Task.IMAGE_CLASSIFICATION)(image(), method="rollout")
+
+
+@pytest.mark.parametrize("name", ["vit", "resnet"])
+def test_integrated_gradients_is_captums(name):
+    captum = pytest.importorskip("captum.attr", reason="captum is not installed")
+    model = build(name)
+    found = Explainer(model)(image(), CLASS, method=IntegratedGradients(steps=12))
+    of_captum = captum.IntegratedGradients(lambda x: model(pixel_values=x).logits[:, CLASS])
+    expected = of_captum.attribute(image()[None], torch.zeros(1, 3, 16, 16), n_steps=12, method="gausslegendre")
+    torch.testing.assert_close(found.parts["pixels"].values.clone(), expected[0].detach(), rtol=0, atol=1e-9)
+    nodes, weights = np.polynomial.legendre.leggauss(12)  # and the formula
+    mean = torch.zeros(3, 16, 16, dtype=torch.float64)
+    for node, weight in zip((nodes + 1) / 2, weights / 2, strict=True):
+        x = (node * image()[None]).requires_grad_()
+        mean += weight * torch.autograd.grad(model(pixel_values=x).logits[0, CLASS], x)[0][0]
+    torch.testing.assert_close(found.parts["pixels"].values.clone(), image() * mean, rtol=0, atol=1e-8)
+
+
+def test_smoothgrad():
+    pytest.importorskip("captum.attr", reason="captum is not installed")
+    explain = Explainer(build("vit"))
+    still = explain(image(), CLASS, method=SmoothGrad(n_samples=3, sigma=0.0))
+    plain = explain(image(), CLASS, method="gradient-x-input")
+    torch.testing.assert_close(still.by_pixel(), plain.by_pixel(), rtol=0, atol=1e-9)
+    noisy = [explain(image(), CLASS, method=SmoothGrad(n_samples=8, sigma=0.1, seed=s)).by_pixel() for s in (0, 0, 1)]
+    assert torch.equal(noisy[0], noisy[1])
+    assert not torch.equal(noisy[0], noisy[2])
+    state = torch.random.get_rng_state()
+    explain(image(), CLASS, method="smoothgrad")
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_baseline_that_pixels_have_not():
+    pytest.importorskip("captum.attr", reason="captum is not installed")
+    with pytest.raises(MethodError, match="has no pad token; use baseline='zero'"):
+        Explainer(build("vit"))(image(), method=IntegratedGradients(baseline="pad"))
+
+
+@pytest.mark.parametrize("name", ["vit", "dinov2", "clip", "siglip"])
+def test_fullgrad_has_what_the_ledger_has(name):
+    """All that is added to tokens is theirs: inputs, positions, class tokens and biases, but for the head's."""
+    model = build(name)
+    explain = Explainer(model)
+    ledger = explain(image(), CLASS, method="libragrad", ledger=True).ledger
+    kinds = ("inputs", "positions", "class token", "biases")
+    expected = sum(e.value for e in ledger.entries if e.kind in kinds and e.name != "classifier.bias")
+    many = explain([image(1), image()], CLASS, method=FullGrad())
+    for found in (explain(image(), CLASS, method="libragrad-fullgrad"), many[1]):
+        total = sum(float(found.parts[part].values.sum()) for part in ("patches", "class token") if part in found.parts)
+        assert total == pytest.approx(expected, abs=1e-9)
+
+
+def test_fullgrad_by_hooks():
+    """Biases at each token, read off where the modules of transformers add them."""
+    from lrpx import propagate
+    from lrpx.recipes import LIBRAGRAD
+
+    model = build("vit")
+    with propagate(model, LIBRAGRAD) as trace:
+        value = model(pixel_values=image()[None]).logits[0, CLASS]
+    trace.explain(value)
+    expected = torch.zeros(17, dtype=torch.float64)
+    for path, module in model.named_modules():
+        bias = getattr(module, "bias", None)
+        if bias is None or path == "classifier":
+            continue
+        gradient = trace.gradient(path)[0]
+        if gradient.ndim == 3:
+            expected[1:] += (bias.detach()[:, None, None] * gradient).sum(0).flatten()
+        else:
+            expected += (bias.detach() * gradient).sum(-1)
+    embedded = trace.gradient("vit.layers.0.layernorm_before", of="input")[0]
+    at_input = trace.gradient("vit.embeddings")[0]
+    assert embedded.shape == at_input.shape
+    expected += (model.vit.embeddings.position_embeddings[0].detach() * at_input).sum(-1)
+    expected[0] += (model.vit.embeddings.cls_token[0, 0].detach() * at_input[0]).sum()
+    expected[1:] += trace.relevance("pixel_values")[0].sum(0).reshape(4, 4, 4, 4).sum((1, 3)).flatten()
+    found = Explainer(model)(image(), CLASS, method=FullGrad())
+    torch.testing.assert_close(found.relevance.clone(), expected[1:], rtol=0, atol=1e-9)
+    torch.testing.assert_close(found.parts["class token"].values.clone(), expected[:1], rtol=0, atol=1e-9)
+
+
+def test_random_and_centre_look_at_no_model():
+    explain, other = Explainer(build("vit")), Explainer(build("resnet", seed=3))
+    one, two = (each(image(), CLASS, method=Random(seed=5)).parts["pixels"].values.clone() for each in (explain, other))
+    assert torch.equal(one, two)
+    assert -1 <= float(one.min()) < -0.9 < 0.9 < float(one.max()) < 1
+    many = explain([image(1), image()], CLASS, method=Random(seed=5))
+    assert torch.equal(many[1].parts["pixels"].values, one)
+    assert not torch.equal(many[0].parts["pixels"].values, one)
+    found = explain(image(), CLASS, method=Centre(sigma=0.2)).by_pixel()
+    for r, c in ((0, 0), (7, 8), (3, 12)):
+        expected = np.exp(-0.5 * (((r - 7.5) / 3.2) ** 2 + ((c - 7.5) / 3.2) ** 2))
+        assert float(found[r, c]) == pytest.approx(expected, abs=1e-12)
+    with pytest.raises(MethodError, match="the sigma of centre is 0"):
+        explain(image(), method=Centre(sigma=0))
+
+
+def test_every_method_of_the_column_leaves_the_model_as_it_is():
+    model = build("vit")
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    names = (
+        "integrated-gradients smoothgrad grad-cam rollout gradient-rollout atman lrp-chefer libragrad "
+        "libragrad-fullgrad random centre gradient-l1"
+    )
+    for method in names.split():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that few steps have not converged
+            found = Explainer(model)(image(), method=method)
+        assert found.relevance.isfinite().all()
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

@@ -1,0 +1,461 @@
+"""An Explainer of images: what it takes, what it gives, and for which models."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+from hypothesis import given as of
+from hypothesis import settings
+from hypothesis import strategies as st
+
+import lrpx
+from lrpx import ATTNLRP, LRP, Attribution, Cell, Epsilon, Explainer, Gamma, Task
+from lrpx._images import Patches, as_shown
+from lrpx.errors import InputError, MethodError, ModelError, ResultError, TargetError
+from lrpx.recipes import ATTNLRP_VIT, LRP_VIT
+from tests.families.without_torchvision import imported
+from tests.pictures import BUILT, OwnViT, build, image
+
+PATCHED = [name for name in BUILT if name != "resnet"]
+
+
+def near(one, other, atol=1e-9):
+    torch.testing.assert_close(one.clone(), other.clone(), rtol=0, atol=atol)
+
+
+# ------------------------------------------------------------------------------- what comes out
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_every_model_alone_in_a_batch_and_with_a_ledger(name):
+    model = build(name)
+    images = torch.stack([image(0), image(1)])
+    with torch.no_grad():
+        logits = model(pixel_values=images).logits
+    explain = Explainer(model)
+    for method in ("attnlrp", "lrp", "attnlrp-vit", "lrp-vit"):
+        many = explain(images, 2, method=method)
+        for i, found in enumerate(many):
+            alone = explain(images[i], 2, method=method, ledger=True)
+            assert alone.explained.value == pytest.approx(float(logits[i, 2]), abs=1e-12)
+            assert alone.ledger.closes(1e-9)
+            assert set(found.parts) == set(alone.parts)
+            for part in found.parts:
+                near(found.parts[part].values, alone.parts[part].values)
+            kinds = alone.ledger.by_kind()
+            sources = {"inputs": "pixels", "class token": "class token", "positions": "positions"}
+            for kind, part in sources.items():
+                sums = float(alone.parts[part].values.sum()) if part in alone.parts else 0.0
+                if not (kind == "positions" and name in ("beit", "swin")):  # which have relative ones in their scores
+                    assert kinds.get(kind, 0.0) == pytest.approx(sums, abs=1e-9)
+            if name == "resnet":
+                assert "patches" not in found.parts
+                assert found.tokens == ()
+                continue
+            rows, columns = found.parts["patches"].shape.values()
+            size = 16 // rows
+            assert (rows, columns, found.patch) == ((8, 8, (2, 2)) if name == "swin" else (4, 4, (4, 4)))
+            blocks = found.parts["pixels"].values.clone().sum(0).reshape(rows, size, columns, size).sum((1, 3))
+            near(found.parts["patches"].values, blocks)
+            near(found.relevance, blocks.flatten())
+            assert found.tokens[1] == "0,1"
+            near(found.by_pixel(), found.parts["pixels"].values.clone().sum(0))
+    assert not any(p.grad is not None for p in model.parameters())
+
+
+TOKENS = {"deit": 2, "registers": 3, "vit": 1, "dinov2": 1, "beit": 1, "clip": 1}
+
+
+@pytest.mark.parametrize("name", BUILT)
+def test_class_tokens_and_positions_are_sources(name):
+    found = Explainer(build(name))(image())
+    assert ("class token" in found.parts) == (name in TOKENS)
+    if name in TOKENS:
+        assert found.parts["class token"].shape == {"learned token": TOKENS[name]}
+    positions = {"vit": 17, "deit": 18, "dinov2": 17, "registers": 17, "clip": 17, "siglip": 16}
+    assert ("positions" in found.parts) == (name in positions)
+    if name in positions:
+        assert found.parts["positions"].shape == {"place": positions[name]}
+
+
+def test_a_batch_of_images_of_two_sizes():
+    model = build("resnet")
+    given = [image(0), image(1, size=24), image(2)]
+    many = Explainer(model)(given, 1)
+    for each, found in zip(given, many, strict=True):
+        near(found.by_pixel(), Explainer(model)(each, 1).by_pixel())
+
+
+def test_several_targets_and_a_contrast():
+    explain = Explainer(build("vit"))
+    first, second, difference = (explain(image(), *asked) for asked in ((0,), (2,), (0, 2)))
+    near(difference.relevance, first.relevance.clone() - second.relevance.clone())
+    assert [a.explained.value for a in explain(image(), [0, 2])] == [first.explained.value, second.explained.value]
+
+
+def test_a_result_as_a_file(tmp_path):
+    found = Explainer(build("vit"))(image(), ledger=True)
+    found.save(tmp_path / "a")
+    read = Attribution.load(tmp_path / "a")
+    assert read == found
+    assert torch.equal(read.image, found.image)
+    assert read != replace(found, image=255 - found.image.clone())
+    assert read != replace(found, image=None)
+    found.to_dict()
+    with pytest.raises(ResultError):
+        found.image[0] = 0
+    with pytest.raises(ResultError, match="does not fit an image"):
+        replace(found, image=found.image[:8].clone())
+    with pytest.raises(ResultError, match="the image is no tensor"):
+        replace(found, image=found.image.clone().float())
+    with pytest.raises(ResultError, match="of no image"):
+        Explainer.from_pretrained()("The doors").by_pixel()
+
+
+# ----------------------------------------------------------------------------- which patches
+
+
+@pytest.mark.parametrize("by", ["reshape", "unfold", "conv"])
+def test_patches_of_a_model_of_ones_own(by):
+    model = OwnViT(by).eval().double()
+    explain = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+    found = explain(image(), 1, method="attnlrp-vit", ledger=True)
+    assert found.parts["patches"].shape == {"row": 4, "column": 4}
+    assert found.patch == (4, 4)
+    assert found.ledger.closes(1e-9)
+    assert {"class token", "positions"} <= set(found.parts)
+    assert sum(explain(image(), 1, method="rollout").relevance.tolist()) < 1
+
+
+class Stem(torch.nn.Module):
+    """Patches by a convolution of any kind."""
+
+    def __init__(self, **how):
+        super().__init__()
+        self.conv, self.head = torch.nn.Conv2d(3, 4, **how), torch.nn.LazyLinear(2)
+
+    def forward(self, x):
+        return self.head(self.conv(x).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("how", "grid"),
+    [
+        ({"kernel_size": 4, "stride": 4}, Patches(4, 4, 4, 4)),
+        ({"kernel_size": (4, 2), "stride": (4, 2)}, Patches(4, 8, 4, 2)),
+        ({"kernel_size": 5, "stride": 5}, Patches(3, 3, 5, 5)),  # one row and column are left over
+        ({"kernel_size": 3, "stride": 2}, None),
+        ({"kernel_size": 4, "stride": 4, "padding": 2}, None),
+        ({"kernel_size": 1, "stride": 1}, None),
+        ({"kernel_size": 16, "stride": 16}, None),
+        ({"kernel_size": 2, "stride": 4}, None),
+    ],
+)
+def test_which_convolutions_make_patches(how, grid):
+    model = Stem(**how).eval().double()
+    with torch.no_grad():
+        model(image()[None])
+    found = Explainer(model, task=Task.IMAGE_CLASSIFICATION)(image())
+    assert found.patch == (None if grid is None else (grid.height, grid.width))
+    if grid is not None:
+        assert found.parts["patches"].shape == {"row": grid.rows, "column": grid.columns}
+        near(found.parts["patches"].values, grid.summed(found.parts["pixels"].values.clone()))
+
+
+@of(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_what_is_spread_sums_to_what_it_was(rows, columns, height, width, rest):
+    grid = Patches(rows, columns, height, width)
+    values = torch.randn(rows, columns, dtype=torch.float64)
+    spread = grid.spread(values, rows * height + rest, columns * width + rest)
+    near(grid.summed(spread), values)
+    assert float(spread.sum()) == pytest.approx(float(values.sum()), abs=1e-12)
+
+
+# ------------------------------------------------------------------------------ layers' roles
+
+
+PROJECTIONS = {  # input and output projections, by their names in transformers
+    "vit": (["*.q_proj", "*.k_proj", "*.v_proj"], ["*.attention.o_proj"]),
+    "deit": (["*.q_proj", "*.k_proj", "*.v_proj"], ["*.attention.o_proj"]),
+    "dinov2": (["*.q_proj", "*.k_proj", "*.v_proj"], ["*.attention.o_proj"]),
+    "beit": (["*.q_proj", "*.k_proj", "*.v_proj"], ["*.attention.o_proj"]),
+    "swin": (["*.q_proj", "*.k_proj", "*.v_proj"], ["*.attention.o_proj"]),
+    "clip": (["*.q_proj", "*.k_proj", "*.v_proj"], ["*.self_attn.out_proj"]),
+    "siglip": (["*.q_proj", "*.k_proj", "*.v_proj"], ["*.self_attn.out_proj"]),
+    "convnext": ([], []),
+}
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", [ATTNLRP, LRP], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", PROJECTIONS)
+def test_projections_are_found_by_what_they_do(name, family, implementation):
+    model = build(name)
+    if name != "convnext":
+        model.set_attn_implementation(implementation)
+    rules = {"linear": Gamma(0.3), "convolution": Gamma(0.7)}
+    found = replace(family, name="a", **rules, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    by_name = replace(family, name="b", **rules)
+    for epsilon, paths in zip((0.2, 0.4), PROJECTIONS[name], strict=True):
+        for path in paths:
+            by_name = by_name.at(path, linear=Epsilon(epsilon))
+    explain = Explainer(model)
+    one, other, plain = (explain(image(), 1, method=each) for each in (found, by_name, replace(family, name="c")))
+    scale = float(other.relevance.abs().max())
+    near(one.relevance, other.relevance, atol=1e-9 * scale)
+    assert float((plain.relevance - other.relevance.clone()).abs().max()) > 1e-4 * scale
+
+
+def test_projections_of_a_model_of_ones_own():
+    explain = Explainer(OwnViT().eval().double(), task=Task.IMAGE_CLASSIFICATION)
+    by_name = replace(ATTNLRP, name="b", linear=Gamma(0.05)).at("*.qkv", linear=Epsilon()).at("*.o", linear=Epsilon())
+    near(explain(image(), 1, method=ATTNLRP_VIT).relevance, explain(image(), 1, method=by_name).relevance)
+
+
+def test_the_recipes_of_table_4():
+    for recipe, family in ((ATTNLRP_VIT, ATTNLRP), (LRP_VIT, LRP)):
+        assert recipe.convolution == Gamma(0.25)
+        assert recipe.linear == Gamma(0.05)
+        assert recipe.input_projection == recipe.output_projection == Epsilon()
+        assert recipe.softmax == family.softmax
+
+
+# ------------------------------------------------------------------------------- what goes in
+
+
+@pytest.fixture
+def processed():
+    pytest.importorskip("PIL", reason="Pillow is not installed")
+    return Explainer(build("vit").float(), tf.ViTImageProcessor(size={"height": 16, "width": 16}))
+
+
+@pytest.fixture
+def photograph(tmp_path):
+    pil = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 30, 3), dtype=np.uint8)
+    pil.fromarray(pixels).save(tmp_path / "cat.png")
+    return tmp_path / "cat.png"
+
+
+def test_a_path_a_pil_image_an_array_and_pixels_are_one(processed, photograph):
+    from PIL import Image
+
+    opened = Image.open(photograph)
+    ready = processed.tokenizer(images=opened, return_tensors="pt")
+    found = processed(photograph, 1)
+    for given in (str(photograph), opened, np.asarray(opened), ready, ready["pixel_values"], ready["pixel_values"][0]):
+        assert processed(given, 1) == found
+    many = processed([photograph, opened], 1)
+    assert len(many) == 2
+    near(many[0].relevance, found.relevance, atol=1e-5)
+    shown = np.asarray(opened.resize((16, 16), Image.Resampling.BILINEAR))
+    assert np.abs(found.image.numpy().astype(int) - shown).max() <= 2
+
+
+def test_grey_transparent_and_turned_files_are_read_as_the_model_takes_them(processed, photograph, tmp_path):
+    from PIL import Image
+
+    grey = Image.open(photograph).convert("L")
+    grey.save(tmp_path / "grey.png")
+    near(processed(tmp_path / "grey.png", 1).relevance, processed(grey.convert("RGB"), 1).relevance, atol=1e-6)
+    Image.open(photograph).convert("RGBA").save(tmp_path / "clear.png")
+    near(processed(tmp_path / "clear.png", 1).relevance, processed(photograph, 1).relevance, atol=1e-6)
+    opened = Image.open(photograph)
+    exif = opened.getexif()
+    exif[0x0112] = 6  # the camera was held upright
+    opened.save(tmp_path / "turned.png", exif=exif)
+    upright = opened.transpose(Image.Transpose.ROTATE_270)
+    near(processed(tmp_path / "turned.png", 1).relevance, processed(upright, 1).relevance, atol=1e-6)
+
+
+def test_what_is_no_image_says_so(processed, photograph, tmp_path):
+    whole = photograph.read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "text.png").write_text("hello")
+    (tmp_path / "empty.png").write_bytes(b"")
+    for name, told in (("cut", "no whole image"), ("text", "no image"), ("empty", "no image")):
+        with pytest.raises(InputError, match=rf"the image is .*{name}.png', a file that holds {told}.*; pass"):
+            processed(tmp_path / f"{name}.png")
+    for missing in (tmp_path / "none.png", tmp_path, "a text"):
+        with pytest.raises(InputError, match=r"the image is .*, and there is no such file; pass pixel_values"):
+            processed(missing)
+    with pytest.raises(InputError, match=r"cannot take pixels of 3 × 24 × 24 .*; pass an image through"):
+        Explainer(build("vit"))(image(size=24))
+    with pytest.raises(InputError, match="takes 3 channels, not 1"):
+        Explainer(build("vit"))(image(channels=1))
+    with pytest.raises(InputError, match="together with the model's processor"):
+        Explainer(build("vit"))(photograph)
+
+
+def test_a_module_of_ones_own_that_cannot_take_the_size():
+    explain = Explainer(OwnViT("conv").eval().double(), task=Task.IMAGE_CLASSIFICATION)
+    with pytest.raises(InputError, match="OwnViT cannot take pixels of 3 × 20 × 20"):
+        explain(image(size=20))
+
+
+def test_an_error_of_the_models_own_stays_one():
+    class Broken(OwnViT):
+        def forward(self, x):
+            if x.requires_grad:
+                raise RuntimeError("mine")
+            return super().forward(x)
+
+    with pytest.raises(RuntimeError, match="mine"):
+        Explainer(Broken("conv").eval().double(), task=Task.IMAGE_CLASSIFICATION)(image(), method="attnlrp")
+
+
+def test_pixels_as_shown():
+    processor = tf.ViTImageProcessor(
+        size={"height": 2, "width": 2}, image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.4, 0.3]
+    )
+    given = np.arange(12, dtype=np.uint8).reshape(2, 2, 3) * 20
+    made = processor(images=given, return_tensors="pt")["pixel_values"][0]
+    assert np.array_equal(as_shown(made, processor).numpy(), given)
+    assert as_shown(torch.randn(1, 4, 5)).shape == (4, 5, 3)
+
+
+# --------------------------------------------------------------------------- maps, and texts
+
+
+def test_a_cell_of_a_map():
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "image_size": 16, "patch_size": 4}
+    config = tf.BeitConfig(**sizes, num_hidden_layers=4, num_labels=3, initializer_range=0.3, out_indices=[0, 1, 2, 3])
+    model = tf.BeitForSemanticSegmentation(config).eval().double()
+    explain = Explainer(model)
+    assert explain.task is Task.IMAGE_MAP
+    with torch.no_grad():
+        logits = model(pixel_values=image()[None]).logits[0]
+    found = explain(image(), Cell(1, 2, -1), method="lrp", ledger=True)
+    assert found.explained.value == pytest.approx(float(logits[1, 2, -1]), abs=1e-12)
+    assert found.explained.description == "logit of 'LABEL_1' at row 2, column 15"
+    assert found.ledger.closes(1e-8)
+    assert explain(image()).explained.value == pytest.approx(float(logits.max()), abs=1e-12)
+    best = explain(image(), Cell("LABEL_2"))
+    assert best.explained.value == pytest.approx(float(logits[2].max()), abs=1e-12)
+    assert best.prediction is None
+    for wrong, told in ((Cell(3), "class 3"), (Cell(0, 16), "row 16"), (Cell(0, 0, -17), "column -17")):
+        with pytest.raises(TargetError, match=f"{told} is outside the map, 3 classes × 16 rows × 16 columns"):
+            explain(image(), wrong)
+    with pytest.raises(TargetError, match=r"an? image segmenter has no Logit to explain; pass Cell"):
+        explain(image(), lrpx.Logit(0))
+    with pytest.raises(TargetError, match="has no Cell to explain"):
+        Explainer(build("vit"))(image(), Cell(0))
+
+
+def test_a_map_of_a_module_of_ones_own():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 4, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 1, 1)).eval().double()
+    found = Explainer(model, task=Task.IMAGE_MAP)(image(), Cell(0, 1, 2), method="gradient-x-input")
+    patches = found.parts["patches"].values.clone()
+    assert float(patches[1, 2]) != 0
+    patches[1, 2] = 0
+    assert not patches.any()  # a cell sees its own patch alone
+    flat = torch.nn.Sequential(model, torch.nn.Flatten(1, 2)).eval()
+    assert torch.equal(Explainer(flat, task=Task.IMAGE_MAP)(image(), Cell(0, 1, 2)).by_pixel(), Explainer(
+        model, task=Task.IMAGE_MAP)(image(), Cell(0, 1, 2)).by_pixel())  # fmt: skip
+    with pytest.raises(ModelError, match=r"returns a map \[B, K, R, C\]"):
+        Explainer(
+            torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 3)).eval().double(), task=Task.IMAGE_MAP
+        )(image())
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_an_image_and_a_text(kind):
+    from tests.pictures import TOWER, WORDS
+
+    config = getattr(tf, f"{kind}Config")(vision_config=TOWER, text_config=WORDS)
+    model = getattr(tf, f"{kind}Model")(config).eval().double()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0, 0.2)
+        ids = [1, 7, 9, 2]
+        out = model(pixel_values=image()[None], input_ids=torch.tensor([ids]))
+    cosine = torch.nn.functional.cosine_similarity(out.image_embeds, out.text_embeds)
+    explain = Explainer(model)
+    for method in ("attnlrp", "lrp", "attnlrp-vit"):
+        found = explain((image(), ids), method=method, ledger=True)
+        assert found.explained.value == pytest.approx(float(cosine), abs=1e-12)
+        assert found.explained.description == "similarity of the image and the text"
+        assert found.ledger.closes(1e-9)
+        assert len(found.tokens) == 4
+        assert found.parts["patches"].shape == {"row": 4, "column": 4}
+    many = explain([(image(), ids), (image(1), [1, 5, 2])])
+    near(many[0].relevance, explain((image(), ids)).relevance)
+    assert [len(each.tokens) for each in many] == [4, 3]
+    with pytest.raises(InputError, match=r"compares an image with a text; pass them as a tuple: \(image, text\)"):
+        explain(image())
+
+
+# ---------------------------------------------------------------------------------- timm
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "deit_tiny_distilled_patch16_224", "resnet18"])
+def test_timm_without_torchvision(name):
+    timm = imported("timm")
+    torch.manual_seed(0)
+    small = {} if name == "resnet18" else {"img_size": 32, "patch_size": 8, "depth": 2}
+    model = timm.create_model(name, num_classes=5, **small).eval().double()
+    found = Explainer(model, task=Task.IMAGE_CLASSIFICATION)(image(size=32), 3, method="attnlrp-vit", ledger=True)
+    assert found.ledger.closes(1e-9)
+    assert ("patches" in found.parts) == bool(small)
+    if small:
+        assert found.parts["class token"].shape["learned token"] == (2 if "deit" in name else 1)
+        by_name = replace(ATTNLRP, name="b", linear=Gamma(0.05), convolution=Gamma(0.25))
+        by_name = by_name.at("*.qkv", linear=Epsilon()).at("*.attn.proj", linear=Epsilon())
+        other = Explainer(model, task=Task.IMAGE_CLASSIFICATION)(image(size=32), 3, method=by_name)
+        near(found.relevance, other.relevance)
+
+
+def test_a_vit_of_timm_is_that_of_transformers():
+    timm, model = imported("timm"), build("vit")
+    other = timm.create_model(
+        "vit_tiny_patch16_224", img_size=16, patch_size=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=1.5,
+        num_classes=3,
+    ).eval().double()  # fmt: skip
+    mine, theirs = dict(model.named_parameters()), dict(other.named_parameters())
+    embeddings = "vit.embeddings."
+    pairs = {
+        "cls_token": f"{embeddings}cls_token",
+        "pos_embed": f"{embeddings}position_embeddings",
+        "patch_embed.proj": f"{embeddings}patch_embeddings.projection",
+        "norm": "vit.layernorm",
+        "head": "classifier",
+    }
+    for i in range(2):
+        parts = {"norm1": "layernorm_before", "norm2": "layernorm_after", "attn.proj": "attention.o_proj",
+                 "mlp.fc1": "mlp.fc1", "mlp.fc2": "mlp.fc2"}  # fmt: skip
+        pairs |= {f"blocks.{i}.{a}": f"vit.layers.{i}.{b}" for a, b in parts.items()}
+    with torch.no_grad():
+        for name, weight in theirs.items():
+            path, _, kind = name.rpartition(".")
+            if path.endswith("attn.qkv"):
+                at = f"vit.layers.{path.split('.')[1]}.attention"
+                weight.copy_(torch.cat([mine[f"{at}.{part}_proj.{kind}"] for part in "qkv"]))
+            else:
+                weight.copy_(mine[pairs[name]] if name in pairs else mine[f"{pairs[path]}.{kind}"])
+        for module in other.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = model.config.layer_norm_eps
+    for method in ("attnlrp", "attnlrp-vit", "lrp-vit"):
+        one = Explainer(model)(image(), 1, method=method)
+        two = Explainer(other, task=Task.IMAGE_CLASSIFICATION)(image(), 1, method=method)
+        for part in ("pixels", "class token", "positions"):
+            near(one.parts[part].values, two.parts[part].values)
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+def test_methods_of_tokens_refuse_images_by_name():
+    for method in ("alti-logit", "leave-one-out", "occlusion", "kernel-shap", "ifr", "position"):
+        with pytest.raises(MethodError, match=f"{method} does not serve ViTForImageClassification"):
+            Explainer(build("vit"))(image(), method=method)
+    with pytest.raises(MethodError, match="centre does not serve"):
+        Explainer.from_pretrained()("The doors", method="centre")

@@ -1,0 +1,152 @@
+"""The rules for layers of images, against zennit on a plain network, and their laws."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lrpx import GRADIENT, LRP, Epsilon, Explainer, Gamma, Recipe, Task, ZPlus
+from lrpx.errors import MethodError
+from lrpx.rules import AlphaBeta, Flat, WSquare, ZBox, identity
+from tests.families.without_torchvision import imported
+
+RULES = [Epsilon(0.1), Gamma(0.25), ZPlus(), AlphaBeta(2.0, 1.0)]
+FIRST = [Flat(), WSquare(), ZBox(-3.0, 3.0)]
+
+
+def network(*, bias, seed=0):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, padding=1, bias=bias),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(4, 5, 3, stride=2, bias=bias),
+        torch.nn.ReLU(),
+        torch.nn.Flatten(),
+        torch.nn.Linear(45, 3, bias=bias),
+    ).double()
+
+
+def pixels(seed=0):
+    torch.manual_seed(seed)
+    return torch.randn(3, 8, 8, dtype=torch.float64).clamp(-2.9, 2.9)
+
+
+def ours(model, x, recipe):
+    found = Explainer(model.eval(), task=Task.IMAGE_CLASSIFICATION)(x, 1, method=recipe)
+    return found.parts["pixels"].values.clone(), found.explained.value
+
+
+def by_zennit(model, x, layer, first):
+    rules = imported("zennit.rules")
+    tiny = {"stabilizer": 1e-13}
+    made = {
+        Epsilon: lambda rule: rules.Epsilon(rule.epsilon),
+        Gamma: lambda rule: rules.Gamma(rule.gamma, **tiny),
+        ZPlus: lambda _: rules.ZPlus(**tiny),
+        AlphaBeta: lambda rule: rules.AlphaBeta(rule.alpha, rule.beta, **tiny),
+        Flat: lambda _: rules.Flat(**tiny),
+        WSquare: lambda _: rules.WSquare(**tiny),
+        ZBox: lambda rule: rules.ZBox(torch.tensor(rule.low), torch.tensor(rule.high), **tiny),
+    }
+    handles = []
+    chosen = [first, layer, layer]
+    for module in model:
+        if isinstance(module, torch.nn.ReLU):
+            handles.append(rules.Pass().register(module))
+        elif not isinstance(module, torch.nn.Flatten):
+            rule = chosen.pop(0)
+            handles.append(made[type(rule)](rule).register(module))
+    x = x[None].clone().requires_grad_()
+    out = model(x)
+    (relevance,) = torch.autograd.grad(out, x, torch.eye(3, dtype=x.dtype)[1:2] * out.detach())
+    for handle in handles:
+        handle.remove()
+    return relevance[0]
+
+
+@pytest.mark.parametrize("first", [None, *FIRST], ids=str)
+@pytest.mark.parametrize("layer", RULES, ids=str)
+def test_a_plain_network_as_zennit_has_it(layer, first):
+    # without biases, whose share zennit's rules treat each in their own way
+    model, x = network(bias=False), pixels()
+    recipe = Recipe("mine", linear=layer, convolution=layer, activation=identity, first=first)
+    found, _ = ours(model, x, recipe)
+    expected = by_zennit(model, x, layer, first or layer)
+    assert expected.abs().max() > 1e-4
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("rule", FIRST, ids=str)
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**16), bias=st.booleans())
+def test_rules_of_the_first_layer_conserve_also_where_pixels_are_0(rule, seed, bias):
+    model, x = network(bias=bias, seed=seed), pixels(seed)
+    x[:, :3] = 0
+    with torch.no_grad():
+        model[5].bias.zero_() if bias else None
+        model[2].bias.zero_() if bias else None
+    found, value = ours(model, x, replace(LRP, name="mine", first=rule))
+    assert float(found.sum()) == pytest.approx(value, abs=1e-9 * max(1.0, float(found.abs().sum())))
+    assert float(found[:, :3].abs().max()) > 0  # no gradient times pixel could
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 2**16))
+def test_alpha_1_beta_0_is_z_plus(seed):
+    model, x = network(bias=True, seed=seed), pixels(seed)
+    one, other = (
+        ours(model, x, replace(LRP, name="m", linear=r, convolution=r))[0] for r in (AlphaBeta(1, 0), ZPlus())
+    )
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_what_the_model_sees_stays_as_it_is():
+    model, x = network(bias=True), pixels()
+    x[0, 0, 0] = 0.0
+    seen = []
+    model[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
+    ours(model, x, replace(LRP, name="mine", first=Flat()))
+    assert torch.equal(seen[-1][0], x)
+
+
+def test_bounds_and_shares_that_are_none():
+    for wrong in ((1.0, 0.0), (0.0, 0.0), (float("nan"), 1.0), ((0.0, 0.0), (1.0,)), ((), ())):
+        with pytest.raises(MethodError, match="the bounds are"):
+            ZBox(*wrong)
+    with pytest.raises(MethodError, match="whose difference is 1"):
+        AlphaBeta(2.0, 2.0)
+    with pytest.raises(MethodError, match=r"reach from .* outside of the bounds of ZBox, 0.0 and 1.0"):
+        ours(network(bias=True), pixels(), replace(LRP, name="mine", first=ZBox()))
+    with pytest.raises(MethodError, match="bounds for 2 channels, and the first layer sees"):
+        ours(network(bias=True), pixels(), replace(LRP, name="mine", first=ZBox((-9.0, -9.0), (9.0, 9.0))))
+
+
+class Normalised(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = network(bias=True)
+
+    def forward(self, x):
+        return self.inner((x - 0.5) / 0.25)
+
+
+def test_a_first_layer_that_sees_other_pixels_is_refused():
+    with pytest.raises(MethodError, match=r"inner.0 is the first layer, and the model changes its input before it"):
+        ours(Normalised(), pixels(), replace(LRP, name="mine", first=Flat()))
+    ours(Normalised(), pixels(), replace(GRADIENT, name="plain"))
+
+
+def test_recipes_with_places_as_files(tmp_path):
+    own = {"first": ZBox((-2.1, -2.0), (2.2, 2.4)), "input_projection": AlphaBeta(), "output_projection": Epsilon(0.5)}
+    recipe = replace(LRP, name="mine", **own).at("*.mlp", linear=Gamma(0.1), output_projection=None)
+    recipe.save(tmp_path / "r.json")
+    assert Recipe.load(tmp_path / "r.json") == recipe
+    assert "first" in str(recipe)
+    assert "output_projection" in recipe.describe()
+    (tmp_path / "r.json").write_text((tmp_path / "r.json").read_text().replace("-2.1", '"x"'))
+    with pytest.raises(MethodError, match="write a finite number"):
+        Recipe.load(tmp_path / "r.json")
