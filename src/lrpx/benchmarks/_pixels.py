@@ -271,8 +271,12 @@ class Pixels(Pictured[ImageSample]):
                 raise InputError(f"--{flag} is {getattr(self, name)!r}; choose of {', '.join(known)}")
 
     def usual(self) -> list[str]:
-        """Those without masks; name mIoU, mAP and pixel accuracy where there are masks."""
-        return [name for name, metric in self.metrics.items() if isinstance(metric, PerturbationMetric)]
+        """Those that need no mask, less the parts of ΔA, so that the verdict counts nothing twice, and the completeness
+        error, which is no faithfulness."""
+        left = ("A MoRF", "A LeRF", "completeness error")
+        return [
+            name for name, each in self.metrics.items() if isinstance(each, PerturbationMetric) and name not in left
+        ]
 
     def read(self) -> Source:
         """The images, each looked at once.
