@@ -109,6 +109,23 @@ def test_a_batch_has_the_numbers_of_each_text_alone(side):
             assert row.low - 1e-9 <= row.mean <= row.high + 1e-9
 
 
+def test_only_some_tokens_are_ranked():
+    explainer = lrpx.Explainer(models.tiny_llama())
+    every = explainer.neurons(IDS, 5, top=10**6)
+    for at in (-1, [0, 3], [6, -7]):
+        tokens = {t % 7 for t in ([at] if isinstance(at, int) else at)}
+        found = explainer.neurons(IDS, 5, at=at, top=10)
+        assert list(found) == [row for row in every if row.position in tokens][:10]
+        assert found.count == len(tokens) * 48
+        summed = explainer.neurons([IDS], 5, at=at, top=10**6)
+        for row in summed:
+            parts = [u.relevance for u in every if (u.layer, u.unit) == (row.layer, row.unit) and u.position in tokens]
+            assert abs(row.total - sum(parts)) < 1e-5
+    for wrong in (7, [], [0.5]):
+        with pytest.raises(InputError, match="token"):
+            explainer.neurons(IDS, 5, at=wrong)
+
+
 def test_two_sets_of_texts_are_compared():
     explainer = lrpx.Explainer(models.tiny_llama())
     found = explainer.neurons(ROWS, 5, versus=ROWS[1:], top=10**6)

@@ -264,6 +264,7 @@ class Explainer:
         *,
         kind: Kind = "neurons",
         top: int = 20,
+        at: int | Sequence[int] | None = None,
         method: str | Path | Method | Recipe = "attnlrp",
         position: Any = None,
         decoder: Any = None,
@@ -281,6 +282,8 @@ class Explainer:
             kind: ``"neurons"``; ``"heads"``, ``"keys"``, ``"values"``, ``"attention"`` and ``"mlp"`` (what each branch
                 gives to the residual stream), ``"residual"`` (the stream behind each layer).
             top: how many are wanted.
+            at: only at this token, or these, negative from the end; the first token of a text often stands for none,
+                and has large activations that swallow the ranking.
             method: one whose relevance is ``x ⊙ ∂x``: ``"attnlrp"``, ``"lrp"``, ``"gradient-x-input"``, or a recipe.
             versus: a second list of inputs: the means' differences are ranked, these less those.
             batch_size, progress: as :meth:`__call__` takes them, for lists.
@@ -302,13 +305,23 @@ class Explainer:
         for name, number in (("top", top), ("batch_size", batch_size)):
             if (whole_number(number) or 0) < 1:
                 raise InputError(f"{name} is {number!r}; pass a whole number, at least 1")
+        where = None if at is None else list(at) if isinstance(at, Sequence) else [at]
+        if where is not None and (not where or any(whole_number(token) is None for token in where)):
+            raise InputError(f"at is {at!r}; pass the number of a token, or a list of them")
         chosen = find(method)
         chosen.check(bound)
         recipe = _recipe_of(chosen)
         several, rows, asked = self._asked(inputs, target, contrast, position, decoder)
         made = self._provenance(chosen)
         if not several and versus is None:
-            found, count, answers = neurons.rank(bound, _one_each(rows, asked), recipe, kind, top)
+            found, count, answers = neurons.rank(
+                bound,
+                _one_each(rows, asked),
+                recipe,
+                kind,
+                top,
+                None if where is None else neurons.tokens_of(rows[0], where),
+            )
             explained = Explained(bound.describe(answers.targets[0]), float(answers.values[0]), asked[0][1][0][0])
             return Ranking(kind, found, count, explained, (1,), made)
         sets = [_one_each(rows, asked)]
@@ -320,7 +333,7 @@ class Explainer:
         with _progress.progress(
             "Ranking", total, wanted=progress, bar=total > FEW * batch_size or bool(progress)
         ) as done:
-            sums = [neurons.sums(bound, each, recipe, kind, batch_size, done) for each in sets]
+            sums = [neurons.sums(bound, each, recipe, kind, batch_size, where, done) for each in sets]
         units = neurons.mean_units(sums[0][0], sums[0][1], sums[1][1] if len(sums) > 1 else None, top)
         return Ranking(kind, units, sums[0][1].shape[1], None, tuple(map(len, sets)), made)
 

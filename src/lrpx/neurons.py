@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lrpx._batching import batches
 from lrpx._modules import layer_of
-from lrpx.errors import MethodError
+from lrpx.errors import InputError, MethodError
 from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
 from lrpx.ranking import MeanUnit, Unit
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lrpx._batching import Batch
     from lrpx._passes import Pass
     from lrpx.engine._places import Side
+    from lrpx.inputs import Row
     from lrpx.model import BoundModel
     from lrpx.questions import Answers, Questions
     from lrpx.recipes import Recipe
@@ -134,49 +135,72 @@ def spots_of(batch: Batch, row: int, place: Place, shape: Sequence[int]) -> Spot
 
 
 def rank(
-    model: BoundModel, questions: Questions, recipe: Recipe, kind: Kind, top: int
+    model: BoundModel, questions: Questions, recipe: Recipe, kind: Kind, top: int, at: Sequence[int] | None = None
 ) -> tuple[tuple[Unit, ...], int, Answers]:
-    """The most relevant units for one question, among how many, and the answer.
+    """The most relevant units for one question, at some of its tokens or all, among how many, and the answer.
 
     Raises:
         MethodError: the model has no such units.
     """
     chosen = places_of(model, questions, kind)
-    for i, answers, found in relevance_of_units(model, questions, recipe, chosen):
-        pieces = questions.row_of(i).tokens.pieces
-        value = float(answers.values[i])
-        best: list[tuple[float, int, int]] = []  # the size, less than zero, the place, and where in it
-        count = 0
-        for at, (place, (_, relevance, _)) in enumerate(zip(chosen, found, strict=True)):
-            sizes = place.of(relevance).abs()
-            count += sizes.numel()
-            peaks = sizes.amax(0 if sizes.shape[1] > sizes.shape[0] else 1)
-            # the largest are among those that are no smaller than as many peaks: to look is quicker than to sort
-            least = float(peaks.topk(top).values[-1]) if len(peaks) >= top else 0.0
-            sizes = sizes.flatten()
-            where = (sizes >= max(least, -best[-1][0] if len(best) == top else 0.0)).nonzero()[:, 0]
-            if len(where) > top:
-                where = where[sizes[where].topk(top).indices]
-            best = sorted([*best, *zip((-sizes[where]).tolist(), [at] * len(where), where.tolist(), strict=True)])[:top]
-        units = []
-        for _, at, there_at in best:
-            place, (activation, relevance, first) = chosen[at], found[at]
-            position, unit = divmod(there_at, place.width)
-            there = activation[position, list(place.features(unit))]
-            amount = float(place.of(relevance[position])[unit])
-            units.append(
-                Unit(
-                    place.layer,
-                    unit,
-                    first + position,
-                    pieces[first + position] if first + position < len(pieces) else "",
-                    float(there if place.size == 1 else torch.linalg.vector_norm(there)),
-                    amount,
-                    amount / value if value else None,
-                    place.path,
-                )
+    ((_, answers, found),) = relevance_of_units(model, questions, recipe, chosen)
+    pieces = questions.row_of(0).tokens.pieces
+    value = float(answers.values[0])
+    best: list[tuple[float, int, int]] = []  # the size, less than zero, the place, and where in it
+    count = 0
+    for number, (place, (_, relevance, first)) in enumerate(zip(chosen, found, strict=True)):
+        sizes = place.of(relevance).abs()
+        if at is not None:
+            elsewhere = [i for i in range(len(sizes)) if first + i not in at]
+            sizes[elsewhere] = -1  # smaller than any
+        count += sizes.numel() if at is None else (len(sizes) - len(elsewhere)) * place.width
+        # the largest are among those that are no smaller than as many peaks: to look is quicker than to sort
+        across = 0 if sizes.shape[1] > sizes.shape[0] else 1
+        peaks = sizes.amax(across)
+        least = float(peaks.topk(top).values[-1]) if len(peaks) >= top else 0.0
+        least = max(0.0, least, -best[-1][0] if len(best) == top else 0.0)
+        lines = (peaks >= least).nonzero()[:, 0]
+        part = sizes.index_select(1 - across, lines)
+        rows, columns = (part >= least).nonzero(as_tuple=True)
+        if len(rows) > top:
+            largest = part[rows, columns].topk(top).indices
+            rows, columns = rows[largest], columns[largest]
+        amounts = (-part[rows, columns]).tolist()
+        rows, columns = (rows, lines[columns]) if across == 0 else (lines[rows], columns)
+        where = (rows * place.width + columns).tolist()
+        best = sorted([*best, *zip(amounts, [number] * len(where), where, strict=True)])[:top]
+    units = []
+    for _, number, there_at in best:
+        place, (activation, relevance, first) = chosen[number], found[number]
+        position, unit = divmod(there_at, place.width)
+        there = activation[position, list(place.features(unit))]
+        amount = float(place.of(relevance[position])[unit])
+        units.append(
+            Unit(
+                place.layer,
+                unit,
+                first + position,
+                pieces[first + position] if first + position < len(pieces) else "",
+                float(there if place.size == 1 else torch.linalg.vector_norm(there)),
+                amount,
+                amount / value if value else None,
+                place.path,
             )
+        )
     return tuple(units), count, answers
+
+
+def tokens_of(row: Row, at: Sequence[int]) -> list[int]:
+    """The tokens of a row that are meant, from 0; given perhaps from the end.
+
+    Raises:
+        InputError: there is no such token.
+    """
+    count = sum(row.lengths)
+    wrong = next((t for t in at if not -count <= t < count), None)
+    if wrong is not None:
+        raise InputError(f"there is no token {wrong} among {count}; pass {-count} to {count - 1}{row.where}")
+    return sorted({t % count for t in at})
 
 
 def places_of(model: BoundModel, questions: Questions, kind: Kind) -> tuple[Place, ...]:
@@ -196,10 +220,11 @@ def sums(
     recipe: Recipe,
     kind: Kind,
     batch_size: int,
+    at: Sequence[int] | None = None,
     done: Callable[[int], object] = lambda count: None,
 ) -> tuple[tuple[Place, ...], Tensor]:
     """The places of a kind, and ``[K, U]``: for each question the relevance of each unit of all places, summed over the
-    positions; four bytes a unit and question.
+    positions, or over some, negative from the end; four bytes a unit and question.
     """
     chosen = places_of(model, questions, kind)
     found = torch.zeros(len(questions), sum(place.width for place in chosen))
@@ -209,7 +234,12 @@ def sums(
     for group in batches(questions.rows, batch_size if model.can_batch else 1):
         numbers = sorted(i for row in group for i in mine[row])
         for i, _, each in relevance_of_units(model, questions.about(group), recipe, chosen):
-            parts = [place.of(relevance).sum(0) for place, (_, relevance, _) in zip(chosen, each, strict=True)]
+            wanted = None if at is None else tokens_of(questions.row_of(numbers[i]), at)
+            parts = []
+            for place, (_, relevance, first) in zip(chosen, each, strict=True):
+                if wanted is not None:
+                    relevance = relevance[[t - first for t in wanted if 0 <= t - first < len(relevance)]]
+                parts.append(place.of(relevance).sum(0))
             found[numbers[i]] = torch.cat(parts).float().cpu()
         done(len(group))
     return chosen, found

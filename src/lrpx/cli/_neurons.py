@@ -46,6 +46,10 @@ def rank(
     ] = None,
     kind: Annotated[str, typer.Option(help=f"What is ranked: {', '.join(KINDS)}.")] = KINDS[0],
     top: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
+    at: Annotated[
+        list[int] | None,
+        typer.Option(help="Only at this token, negative from the end; once for each.", show_default="at all"),
+    ] = None,
     texts: Annotated[
         Path | None, typer.Option(help="Rank by the mean relevance over the lines of this file instead.")
     ] = None,
@@ -72,7 +76,14 @@ def rank(
     from lrpx.cli._explain import check_names
 
     check_names(target, contrast, explainer)
-    how: dict[str, Any] = {"kind": kind, "top": top, "method": method, "position": position, "versus": sets[1]}
+    how: dict[str, Any] = {
+        "kind": kind,
+        "top": top,
+        "at": at or None,
+        "method": method,
+        "position": position,
+        "versus": sets[1],
+    }
     with progress("Ranking …"):
         found = explainer.neurons(text if sets[0] is None else sets[0], target, contrast, **how)
     Console().print(found)
