@@ -10,7 +10,7 @@ import typer
 
 import lrpx
 from lrpx.cli._benchmarks import benchmark
-from lrpx.cli._cards import neurons
+from lrpx.cli._cards import cards
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
 from lrpx.errors import InputError
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(benchmark, name="benchmark")
-app.add_typer(neurons, name="neurons")
+app.add_typer(cards, name="neurons", help="What do a model's neurons stand for?")
 
 
 def run() -> None:

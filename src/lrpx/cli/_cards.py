@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MEASURES: Final = ("activation", "negative activation", "relevance")
 WAYS: Final = ("writes", "peaks", "passages")
 
-neurons = typer.Typer(help="What do a model's neurons stand for?", no_args_is_help=True)
+cards = typer.Typer(no_args_is_help=True)
 
 Folder = Annotated[Path, typer.Argument(help="The folder that lrpx neurons collect has written.")]
 Corpus = Annotated[
@@ -28,7 +28,7 @@ Corpus = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
 
 
-@neurons.command()
+@cards.command()
 def collect(
     data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
     out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
@@ -86,7 +86,7 @@ def collect(
     print(f"a card: lrpx neurons card {shlex.quote(str(out))} {next(iter(found.layers))}:0")
 
 
-@neurons.command()
+@cards.command()
 def card(
     folder: Folder,
     unit: Annotated[
@@ -101,10 +101,8 @@ def card(
 ) -> None:
     """Show what a neuron stands for: its passages as heatmaps, what it writes, how active it is and where."""
     refuse_unwritable(html, index)
-    if unit is None and index is None:
+    if unit is None and (index is None or html is not None):
         raise InputError("no neuron was named; write its layer and number, such as 17:3948, or --index FILE for all")
-    if unit is None and html is not None:
-        raise InputError("--html is the page of one neuron; name it, such as 17:3948, or use --index FILE for all")
     which = None if unit is None else _unit(unit)
     from rich.console import Console
     from rich.progress import Progress
@@ -132,7 +130,7 @@ def card(
         print(index)
 
 
-@neurons.command()
+@cards.command()
 def search(
     folder: Folder,
     text: Annotated[str, typer.Argument(help="A token, such as ' Paris'; or any text, with --by passages.")],
