@@ -14,8 +14,9 @@ import lrpx
 
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
-    "lrpx": """ATTNLRP GRADIENT LRP METHODS Attribution Attributions Contrast Epsilon Explainer Gamma LRPxError Ledger
-        LogProb Logit Margin Method Part Recipe Similarity Span Tap Target Task Trace ZPlus propagate register""",
+    "lrpx": """ATTNLRP GRADIENT LRP METHODS Add Along Attribution Attributions Clamp Contrast Epsilon Explainer Gamma
+        LRPxError Ledger LogProb Logit Margin Method Part Patch Recipe Scale Set Similarity Span Tap Target Task Trace
+        ZPlus intervene propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
@@ -28,7 +29,9 @@ PUBLIC = {
     "lrpx.errors": """LRPxError InputError TargetError ModelError MethodError UnknownOperationError NonFiniteError
         TraceError DataError MissingExtraError ResultError ResultFileError""",
     "lrpx.explainer": "Explainer",
+    "lrpx.flow": "Flow",
     "lrpx.inputs": "Reader Row Segment",
+    "lrpx.interventions": "Add Along Change Clamp Patch Scale Set intervene record",
     "lrpx.ledger": "KINDS Entry Ledger",
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Found GradCam GradientRollout GradientShap
         InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout SmoothGrad
@@ -36,9 +39,11 @@ PUBLIC = {
     "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
         metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
+    "lrpx.neurons": "relevance_of_units",
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
+    "lrpx.ranking": "MeanUnit Ranking Unit",
     "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
     "lrpx.rules": """AumannShapley Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all
         uniform uniform_bias unmodified with_gradient_of""",
@@ -47,7 +52,7 @@ PUBLIC = {
     "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
-    "lrpx.units": "KINDS Kind Place Reading places",
+    "lrpx.units": "KINDS Kind Place Reading place_in places",
     "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
 }
 """Every public name. A change here is a change of what users may rely on, and stands in the changelog."""

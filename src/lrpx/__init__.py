@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lrpx.engine import Tap, Trace, propagate
     from lrpx.errors import LRPxError
     from lrpx.explainer import Explainer
+    from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, intervene
     from lrpx.ledger import Ledger
     from lrpx.methods import METHODS, Method, register
     from lrpx.parts import Part
@@ -32,8 +33,11 @@ __all__ = [
     "GRADIENT",
     "LRP",
     "METHODS",
+    "Add",
+    "Along",
     "Attribution",
     "Attributions",
+    "Clamp",
     "Contrast",
     "Epsilon",
     "Explainer",
@@ -45,7 +49,10 @@ __all__ = [
     "Margin",
     "Method",
     "Part",
+    "Patch",
     "Recipe",
+    "Scale",
+    "Set",
     "Similarity",
     "Span",
     "Tap",
@@ -53,6 +60,7 @@ __all__ = [
     "Task",
     "Trace",
     "ZPlus",
+    "intervene",
     "propagate",
     "register",
 ]
@@ -63,6 +71,7 @@ _HOMES = {
     "engine": "Tap Trace propagate",
     "errors": "LRPxError",
     "explainer": "Explainer",
+    "interventions": "Add Along Clamp Patch Scale Set intervene",
     "ledger": "Ledger",
     "methods": "METHODS Method register",
     "parts": "Part",

@@ -276,7 +276,7 @@ class Attribution(Pictures):
             ResultError: there is no such part.
         """
         chosen = self.parts[part]
-        library = _dataframes()
+        library = dataframes()
         values = chosen.values.clone()
         wide = torch.promote_types(values.dtype, torch.float32)  # the libraries know no smaller ones
         places = torch.meshgrid(*(torch.arange(size) for size in values.shape), indexing="ij")
@@ -357,7 +357,7 @@ def _group_at(starts: Mapping[int, int], spans: Sequence[tuple[int, int]], token
     return next(group for group, (a, b) in enumerate(spans) if a <= token < b)
 
 
-def _dataframes() -> Any:
+def dataframes() -> Any:
     """The library that makes tables: polars, or else pandas."""
     for name in ("polars", "pandas"):
         try:

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
-from lrpx import _progress
+from lrpx import _progress, neurons
 from lrpx._batching import batches, filled
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.attributions import Attributions
-from lrpx.errors import InputError, ModelError, TargetError
+from lrpx.errors import InputError, MethodError, ModelError, TargetError
+from lrpx.flow import Flow
 from lrpx.inputs import spread
-from lrpx.methods import attribute_all, find
+from lrpx.methods import Backward, Found, attribute_all, find
 from lrpx.model import AT_A_TIME, BoundModel, Spec
 from lrpx.parts import Part, Parts
 from lrpx.questions import Question, Questions
+from lrpx.ranking import Ranking
 from lrpx.targets import Contrast, Logit, Target, whole_number
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from torch.nn import Module
     from transformers import PreTrainedTokenizerBase
 
     from lrpx.inputs import Row
-    from lrpx.methods import Found, Method
+    from lrpx.methods import Method
     from lrpx.recipes import Recipe
     from lrpx.tasks import Task
+    from lrpx.units import Kind
 
 __all__ = ["Explainer"]
 
@@ -233,19 +237,12 @@ class Explainer:
             NonFiniteError: NaN or infinity in the logits or the relevance.
         """
         bound = self.bound
-        if bound.random_part:
-            raise ModelError(
-                f"{bound.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
-            )
+        self._refuse_random()
         if (whole_number(batch_size) or 0) < 1:
             raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
         chosen = find(method)
         chosen.check(bound)  # before the inputs are read
-        several = bound.reader.is_many(inputs)
-        rows = bound.reader.rows(inputs, decoder) if several else [bound.reader.row(inputs, decoder)]
-        asked = {"target": target, "contrast": contrast, "position": position}
-        each = {name: spread(value, len(rows), name) if several else [value] for name, value in asked.items()}
-        questions = [self._questions(row, *(each[name][i] for name in asked)) for i, row in enumerate(rows)]
+        several, rows, questions = self._asked(inputs, target, contrast, position, decoder)
         groups = batches(rows, batch_size if len(rows) > 1 and not ledger and bound.can_batch else 1)
         results: dict[int, list[Attribution]] = {}
         bar = several and (len(groups) > FEW if progress is None else progress)
@@ -256,6 +253,179 @@ class Explainer:
                 done(len(group))
         all_rows = [Attributions(results[i]) if is_list else results[i][0] for i, (is_list, _) in enumerate(questions)]
         return Attributions(all_rows) if several else all_rows[0]
+
+    def neurons(
+        self,
+        inputs: Any,
+        target: Any = None,
+        contrast: Any = None,
+        *,
+        kind: Kind = "neurons",
+        top: int = 20,
+        method: str | Path | Method | Recipe = "attnlrp",
+        position: Any = None,
+        decoder: Any = None,
+        versus: Any = None,
+        batch_size: int = AT_A_TIME,
+        progress: bool | None = None,
+    ) -> Ranking:
+        """Rank all units of a kind, of all layers at all positions, by their relevance: one forward and one backward
+        pass. Which modules hold them is found by running the model once on a few tokens (:mod:`lrpx.units`).
+
+        Args:
+            inputs: one input, as :meth:`__call__` takes it; or a list of them: then units are ranked by their mean
+                relevance over these, summed over the positions, with bootstrap intervals.
+            target, contrast, position, decoder: as :meth:`__call__` takes them, one question of each input.
+            kind: ``"neurons"``; ``"heads"``, ``"keys"``, ``"values"``, ``"attention"`` and ``"mlp"`` (what each branch
+                gives to the residual stream), ``"residual"`` (the stream behind each layer).
+            top: how many are wanted.
+            method: one whose relevance is ``x ⊙ ∂x``: ``"attnlrp"``, ``"lrp"``, ``"gradient-x-input"``, or a recipe.
+            versus: a second list of inputs: the means' differences are ranked, these less those.
+            batch_size, progress: as :meth:`__call__` takes them, for lists.
+
+        Returns:
+            A :class:`~lrpx.ranking.Ranking`.
+
+        Raises:
+            MethodError: the method tells nothing of units, or the model has no units of this kind.
+            InputError, TargetError, ModelError, NonFiniteError: as :meth:`__call__`.
+
+        >>> explainer = Explainer.from_pretrained()
+        >>> found = explainer.neurons("The doors of the house", target=" are", contrast=" is", top=3)
+        >>> len(found), found.count, found.explained.description
+        (3, 25344, "logit of ' are' − logit of ' is'")
+        """
+        bound = self.bound
+        self._refuse_random()
+        for name, number in (("top", top), ("batch_size", batch_size)):
+            if (whole_number(number) or 0) < 1:
+                raise InputError(f"{name} is {number!r}; pass a whole number, at least 1")
+        chosen = find(method)
+        chosen.check(bound)
+        recipe = _recipe_of(chosen)
+        several, rows, asked = self._asked(inputs, target, contrast, position, decoder)
+        made = self._provenance(chosen)
+        if not several and versus is None:
+            found, count, answers = neurons.rank(bound, _one_each(rows, asked), recipe, kind, top)
+            explained = Explained(bound.describe(answers.targets[0]), float(answers.values[0]), asked[0][1][0][0])
+            return Ranking(kind, found, count, explained, (1,), made)
+        sets = [_one_each(rows, asked)]
+        if versus is not None:
+            sets.append(_one_each(*self._asked(versus, target, contrast, position, decoder)[1:]))
+        if not all(rows for rows in (several, versus is None or bound.reader.is_many(versus))):
+            raise InputError("two sets of inputs are compared; pass both as lists")
+        total = sum(len(each) for each in sets)
+        with _progress.progress(
+            "Ranking", total, wanted=progress, bar=total > FEW * batch_size or bool(progress)
+        ) as done:
+            sums = [neurons.sums(bound, each, recipe, kind, batch_size, done) for each in sets]
+        units = neurons.mean_units(sums[0][0], sums[0][1], sums[1][1] if len(sums) > 1 else None, top)
+        return Ranking(kind, units, sums[0][1].shape[1], None, tuple(map(len, sets)), made)
+
+    def flow(
+        self,
+        inputs: Any,
+        target: Any = None,
+        contrast: Any = None,
+        *,
+        method: str | Path | Method | Recipe = "attnlrp",
+        position: int | None = None,
+        decoder: Any = None,
+    ) -> Flow:
+        """How the relevance of one prediction flows through the layers: which layer, which branch, which heads carry
+        it, at which tokens; one forward and one backward pass.
+
+        Args:
+            inputs, target, contrast, position, decoder: as :meth:`__call__` takes them, one question of one input.
+            method: as :meth:`neurons` takes it.
+
+        Raises:
+            MethodError: the method tells nothing of layers, or the model has none that are known.
+            InputError, TargetError, ModelError, NonFiniteError: as :meth:`__call__`.
+        """
+        chosen, questions = self._one_asked(inputs, target, contrast, method, position, decoder)
+        answers, tokens, parts = neurons.flow(self.bound, questions, _recipe_of(chosen))
+        found = Found(answers, (tokens,), {part.name: (part,) for part in parts})
+        return Flow(self._attributed(questions, found, chosen))
+
+    def paths(
+        self,
+        inputs: Any,
+        target: Any = None,
+        contrast: Any = None,
+        *,
+        layer: int | str,
+        kind: Kind = "heads",
+        units: Sequence[int] | int = 16,
+        method: str | Path | Method | Recipe = "attnlrp",
+        position: int | None = None,
+        decoder: Any = None,
+    ) -> Attribution:
+        """The exact split of one prediction over paths *source token → unit → target*: how much of each token's
+        relevance goes through each head or neuron of one layer, through all others there, and past them.
+
+        What goes through a unit is measured by a backward pass from it with the other branches of the layer cut: one
+        for each unit, below its layer, and a second run for what goes past them. The rows of the part ``"paths"`` sum
+        to the relevance of the tokens.
+
+        Args:
+            inputs, target, contrast, position, decoder: as :meth:`__call__` takes them, one question of one input.
+            layer: the number of the layer, or the path of the units' module where a layer has several.
+            kind: ``"heads"`` or ``"neurons"``.
+            units: which of them, or how many, the most relevant.
+            method: as :meth:`neurons` takes it.
+
+        Raises:
+            MethodError: there is no such layer or unit, or the method tells nothing of units.
+            InputError, TargetError, ModelError, NonFiniteError: as :meth:`__call__`.
+        """
+        if kind not in ("heads", "neurons"):
+            raise MethodError(f"there are no paths through {kind!r}; pass kind='heads' or 'neurons'")
+        given, least = (units, 0) if isinstance(units, Sequence) else ([units], 1)
+        if not given or any(number is None or number < least for number in map(whole_number, given)):
+            raise InputError(f"units is {units!r}; pass how many, or a list of their numbers")
+        chosen, questions = self._one_asked(inputs, target, contrast, method, position, decoder)
+        answers, tokens, part = neurons.paths(self.bound, questions, _recipe_of(chosen), kind, layer, units)
+        return self._attributed(questions, Found(answers, (tokens,), {"paths": (part,)}), chosen)
+
+    def _one_asked(
+        self, inputs: Any, target: Any, contrast: Any, method: Any, position: Any, decoder: Any
+    ) -> tuple[Method, Questions]:
+        """The method, and one question of one input.
+
+        Raises:
+            InputError: there are several inputs or questions.
+        """
+        self._refuse_random()
+        chosen = find(method)
+        chosen.check(self.bound)
+        several, rows, asked = self._asked(inputs, target, contrast, position, decoder)
+        if several or not rows[0].segments:
+            raise InputError("relevance is followed for one input with tokens; pass one text")
+        return chosen, _one_each(rows, asked)
+
+    def _attributed(self, questions: Questions, found: Found, method: Method) -> Attribution:
+        """What was found for one question."""
+        predicted = self.bound.predicted(found.answers.logits[0].to(torch.float64))
+        prediction = None if predicted is None else Prediction(*predicted)
+        return self._attribution(questions.rows[0], questions.asked[0], found, 0, prediction, method)
+
+    def _refuse_random(self) -> None:
+        if self.bound.random_part:
+            raise ModelError(
+                f"{self.bound.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
+            )
+
+    def _asked(
+        self, inputs: Any, target: Any, contrast: Any, position: Any, decoder: Any
+    ) -> tuple[bool, list[Row], list[tuple[bool, list[tuple[int | None, Target]]]]]:
+        """Whether several inputs are given, their rows, and what is asked of each."""
+        reader = self.bound.reader
+        several = reader.is_many(inputs)
+        rows = reader.rows(inputs, decoder) if several else [reader.row(inputs, decoder)]
+        asked = {"target": target, "contrast": contrast, "position": position}
+        each = {name: spread(value, len(rows), name) if several else [value] for name, value in asked.items()}
+        return several, rows, [self._questions(row, *(each[name][i] for name in asked)) for i, row in enumerate(rows)]
 
     def _questions(
         self, row: Row, target: Any, contrast: Any, position: Any
@@ -358,6 +528,30 @@ def _place(device: Any) -> str:
         return str(torch.device(number))  # of whatever kind of accelerator there is
     except RuntimeError as error:
         raise ModelError(f"there is no device {device!r}: {str(error).splitlines()[0]}; pass another device") from error
+
+
+def _one_each(rows: Sequence[Row], asked: Sequence[tuple[bool, list[tuple[int | None, Target]]]]) -> Questions:
+    """One question of each row.
+
+    Raises:
+        InputError: a row is asked several.
+    """
+    if any(is_list for is_list, _ in asked):
+        raise InputError("units are ranked for one question of each input; pass one target and one position")
+    return Questions(tuple(rows), tuple(Question(i, *each[0]) for i, (_, each) in enumerate(asked)))
+
+
+def _recipe_of(method: Method) -> Recipe:
+    """The rules of a method whose relevance is that of units too.
+
+    Raises:
+        MethodError: it has no relevance inside the model.
+    """
+    if not isinstance(method, Backward) or not method.has_ledger:
+        raise MethodError(
+            f"{method.name} tells nothing of neurons, heads or layers; use attnlrp, lrp, gradient-x-input or a recipe"
+        )
+    return method.recipe
 
 
 def _target(target: Any, contrast: Any, default: Target) -> Target:

@@ -26,6 +26,7 @@ from lrpx._passes import Pass
 from lrpx._pooling import Pooling, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
+from lrpx.engine._running import intervened
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers
@@ -461,6 +462,10 @@ class BoundModel(Named):
         run: AbstractContextManager[tuple[Trace, Tensor]]
         compiled = not (self.compiler is None or plain or ledger or heads or taps is not None)
         packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
+        if compiled and intervened(0, self.module):
+            raise ModelError(
+                "compiled code knows nothing of the intervention in this block; make an Explainer without compile"
+            )
         if self.compiler is None or not compiled:
             run = forward(given)
         else:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lrpx.engine._places import Side
     from lrpx.rules import Rule
 
-__all__ = ["KINDS", "Kind", "Place", "Reading", "places"]
+__all__ = ["KINDS", "Kind", "Place", "Reading", "place_in", "places"]
 
 Kind = Literal["neurons", "heads", "keys", "values", "attention", "mlp", "residual"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -148,6 +148,26 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
     return chosen
 
 
+def place_in(found: Sequence[Place], layer: int | str) -> Place:
+    """The place of a layer's units, by its number or the path of a module.
+
+    Raises:
+        MethodError: there is none, or there are several.
+    """
+    if isinstance(layer, str):
+        fitting = [place for place in found if place.path == layer or place.path.startswith(f"{layer}.")]
+    else:
+        fitting = [place for place in found if place.layer == layer]
+    kind = found[0].kind
+    if not fitting:
+        numbers = sorted({place.layer for place in found})
+        raise MethodError(f"there are no {kind} in layer {layer!r}; there are in {numbers[0]} to {numbers[-1]}")
+    if len(fitting) > 1:
+        told = ", ".join(place.path for place in fitting)
+        raise MethodError(f"layer {layer!r} has {kind} in {told}; pass the path of one of them")
+    return fitting[0]
+
+
 class Reading(Tap):
     """What stands at some places in one run, in its graph.
 
@@ -168,18 +188,23 @@ class Reading(Tap):
         self._run = weakref.proxy(run)
         self._calls, self._values = Counter(), {}
 
-    def module(self, path: str, side: Side, value: Tensor) -> None:
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
         """What enters or leaves a module."""
         if self._run.replaying:
-            return
+            return None
         key = path, side, self._calls[path, side]
         self._calls[path, side] += 1
         if key in self._wanted:
             self._values[key] = value, value._version
+        return None
 
     def leaves(self) -> list[Tensor]:
         """What was there."""
         return [value for value, _ in self._values.values()]
+
+    def keep(self, place: Place, value: Tensor) -> None:
+        """Another tensor for what stands at a place."""
+        self._values[place.path, place.side, place.call] = value, value._version
 
     def value(self, place: Place) -> Tensor:
         """``[B, T, n]``: what stood there, every feature of the module's input or output.

@@ -11,6 +11,7 @@ import typer
 import lrpx
 from lrpx.cli._benchmarks import benchmark
 from lrpx.cli._cards import cards
+from lrpx.cli._neurons import neurons
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
 from lrpx.errors import InputError
@@ -26,7 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(benchmark, name="benchmark")
-app.add_typer(cards, name="neurons", help="What do a model's neurons stand for?")
+neurons.add_typer(cards)
+app.add_typer(neurons, name="neurons")
 
 
 def run() -> None:

@@ -55,7 +55,7 @@ def explain(wanted: Wanted) -> None:
             f"{type(explainer.model).__name__} is a {explainer.task.title}, and the command line reads texts; in "
             "Python, lrpx.Explainer explains it"
         )
-    _check_names(wanted, explainer)
+    check_names(wanted.target, wanted.contrast, explainer)
     try:
         if wanted.texts is not None:
             _lists.explain(wanted, explainer, chosen, show)
@@ -128,7 +128,7 @@ def _rest(a: Attribution) -> Text | None:
     )
 
 
-def _check_names(wanted: Wanted, explainer: Explainer) -> None:
+def check_names(target: str | None, contrast: str | None, explainer: Explainer) -> None:
     """Look the target and the contrast up, before anything is explained; and say that a word has another token than its
     letters, where one of the two was given, and the other meant perhaps.
 
@@ -136,8 +136,7 @@ def _check_names(wanted: Wanted, explainer: Explainer) -> None:
         TargetError: there is no such token or class.
     """
     kind = explainer.task.logits
-    for name in ("target", "contrast"):
-        given: str | None = getattr(wanted, name)
+    for name, given in (("target", target), ("contrast", contrast)):
         if given is None or kind not in ("tokens", "classes"):
             continue
         word = f" {given}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections import UserDict
+from collections import Counter, UserDict
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from fnmatch import fnmatchcase
@@ -51,6 +51,15 @@ CACHES = ("past_key_values", "cache_params", "mems", "state")
 """Arguments of models that hold what an earlier call has computed, which are no input."""
 
 _running = threading.local()
+
+
+def intervened(more: int, model: Module) -> bool:
+    """Whether interventions (``lrpx.interventions``) hold in a model in this thread, after so many more began there."""
+    counts: Counter[int] = _running.__dict__.setdefault("intervened", Counter())
+    counts[id(model)] += more
+    if not counts[id(model)]:
+        del counts[id(model)]
+    return id(model) in counts
 
 
 @contextmanager
@@ -131,6 +140,11 @@ def propagate(
     recomputed = list(layers(modules)) if recompute else []
     if recompute and not recomputed:
         raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
+    if recompute and any(intervened(0, module) for module in modules.values()):
+        raise MethodError(
+            "layers that run again in the backward pass, perhaps in another thread, would run without the intervention "
+            "in this block; leave recompute out"
+        )
     trace = Trace(recipe)
     lookups = {kind for kind in kinds if _is_embedding(kind)}
     embeddings = [(path, module) for path, module in modules.items() if type(module) in lookups]
@@ -468,12 +482,12 @@ class _Seams:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = first_tensor((*args, *kwargs.values()))
             other = None if value is None else as_own(tap.module(path, "input", value))
-            return None if other is None else (_with(args, value, other), _with(kwargs, value, other))
+            return None if other is None else (with_other(args, value, other), with_other(kwargs, value, other))
 
         def after(_: Module, __: Any, ___: Any, output: Any) -> Any:
             value = first_tensor(output)
             other = None if value is None else as_own(tap.module(path, "output", value))
-            return None if other is None else _with(output, value, other)
+            return None if other is None else with_other(output, value, other)
 
         return before, after
 
@@ -509,12 +523,12 @@ def _refuse_compiled(modules: dict[str, Module]) -> None:
         )
 
 
-def _with(values: Any, one: Tensor | None, other: Tensor) -> Any:
+def with_other(values: Any, one: Tensor | None, other: Tensor) -> Any:
     """The same values with another tensor in the place of one."""
     if values is one:
         return other
     if type(values) in (tuple, list):
-        return type(values)(_with(each, one, other) for each in values)
+        return type(values)(with_other(each, one, other) for each in values)
     if isinstance(values, dict):
         changed = copy(values)
         for key, each in values.items():

@@ -68,6 +68,36 @@ def interval(values: ArrayLike, level: float = 0.95, seed: int = 0) -> tuple[flo
     return float(found.low), float(found.high)
 
 
+def intervals(
+    values: ArrayLike, others: ArrayLike | None = None, level: float = 0.95, seed: int = 0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Confidence intervals of many means at once, or of the differences of two sets' means, by the percentile
+    bootstrap: ``[K]`` low and ``[K]`` high ends. Each set is resampled on its own, and each column with the same draws.
+
+    Args:
+        values: ``[N, K]``, a value a sample of each of ``K``.
+        others: ``[M, K]``, of a second set of samples.
+        level: the share of such intervals that hold the true mean, between 0 and 1.
+        seed: of the resampling.
+
+    >>> low, high = intervals([[0.0, 3.0], [1.0, 3.0]] * 50)
+    >>> low.round(1).tolist(), high.round(1).tolist()
+    ([0.4, 3.0], [0.6, 3.0])
+    """
+    generator = np.random.default_rng(seed)
+
+    def means(given: ArrayLike) -> NDArray[np.float64]:
+        sample = np.asarray(given, dtype=np.float64)
+        middle = sample.mean(0)  # taken off, so that what is the same in every sample has no rounding
+        count = len(sample)
+        draws = generator.multinomial(count, np.full(count, 1 / count), size=RESAMPLES)
+        return np.asarray(middle + draws @ (sample - middle) / count)
+
+    found = means(values) if others is None else means(values) - means(others)
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
 def paired_test(a: ArrayLike, b: ArrayLike, seed: int = 0) -> float:
     """Two-sided p value of the mean difference of paired values, by the sign-flip permutation test.
 

@@ -1,0 +1,148 @@
+"""The flow of relevance, layers by tokens: as a page whose cells open, in a notebook, as a figure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from lrpx._views.colour import colour
+from lrpx._views.grid import LARGEST, Cell, _blocks
+from lrpx._views.html import _fragment, _page, _provenance, environment, style
+from lrpx._views.picture import aligned, number, one_line, share_of_scale, visible
+from lrpx.attribution import scale
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.figure import Figure
+
+    from lrpx.attribution import Attribution
+    from lrpx.flow import Flow
+
+TITLES: Final = {"residual": "The stream behind each layer", "attention": "Attention branches", "mlp": "MLPs"}
+_ROW: Final = 0.16
+_SIZE: Final = 7
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a cell shows when it is opened: the numbers of its branches, and its heads."""
+
+    id: str
+    place: str
+    numbers: tuple[tuple[str, str], ...]
+    heads: tuple[Cell, ...]
+
+
+@dataclass(frozen=True)
+class Map:
+    """Layers by tokens, ready to be drawn; the last layer comes first."""
+
+    layers: tuple[str, ...]
+    tokens: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    opened: tuple[Opened, ...]
+    limit: float
+    note: str
+
+    def number(self, value: float) -> str:
+        """A value with as many decimals as give the colour limit three digits."""
+        return aligned(value, self.limit)
+
+
+def _shortened(a: Attribution) -> tuple[Attribution, str]:
+    """The same with tokens in blocks where there are many."""
+    spans = _blocks(len(a), LARGEST)
+    if len(spans) == len(a):
+        return a, ""
+    return a.spans(spans), f"tokens in blocks of {spans[0][1]}, each the sum of its tokens"
+
+
+def drawn(flow: Flow) -> Map:
+    """What the views show of a flow; token text made plain."""
+    a, note = _shortened(flow.attribution)
+    stream = a.parts["residual"].values
+    limit, _ = scale(stream.flatten())
+    heads = a.parts["heads"].values if "heads" in a.parts else None
+    most = 0.0 if heads is None else float(heads.abs().max())
+    names = tuple(one_line(name) for name in a.parts["residual"].labels["layer"])
+    tokens = tuple(visible(token)[1] or " " for token in a.tokens)
+    rows, opened = [], []
+    for layer in reversed(range(len(names))):
+        cells = []
+        for token in range(len(tokens)):
+            place = f"{names[layer]}, {tokens[token]}"
+            value = float(stream[layer, token])
+            cells.append(Cell(layer, token, place, value, share_of_scale(value, limit)))
+            numbers = [(TITLES["residual"], number(value))]
+            numbers += [
+                (TITLES[part], number(float(a.parts[part].values[layer, token])))
+                for part in ("attention", "mlp")
+                if part in a.parts
+            ]
+            each = [] if heads is None else heads[layer, :, token].tolist()
+            inside = tuple(
+                Cell(layer, head, f"head {head}", amount, share_of_scale(amount, most))
+                for head, amount in enumerate(each)
+            )
+            opened.append(Opened(f"c{layer}-{token}", place, tuple(numbers), inside))
+        rows.append(tuple(cells))
+    return Map(names[::-1], tokens, tuple(rows), tuple(opened), limit, note)
+
+
+def page(flow: Flow) -> str:
+    """One self-contained HTML page; it loads nothing and runs nothing: a cell opens by a link to its numbers."""
+    context = _context(flow)
+    shown = context["map"]
+    cells = [cell for row in shown.rows for cell in row] + [cell for each in shown.opened for cell in each.heads]
+    more = environment().get_template("flow.css.j2").render(scope="lrpx")
+    return _page("flow.html.j2", context, style(cells, whole_page=True) + more)
+
+
+def fragment(flow: Flow) -> str:
+    """Layers by tokens as a piece of HTML for a notebook; its cells do not open."""
+    context = _context(flow)
+    cells = [cell for row in context["map"].rows for cell in row]
+    return _fragment("flow.html.j2", context, lambda **options: style(cells, **options))
+
+
+def _context(flow: Flow) -> dict[str, Any]:
+    a = flow.attribution
+    return {"title": one_line(a.explained.description), "a": a, "map": drawn(flow), "provenance": _provenance(a)}
+
+
+def figure(flow: Flow, width: float) -> Figure:
+    """Layers by tokens: the stream and each branch, one below the other, on one colour scale.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    from matplotlib.figure import Figure
+
+    from lrpx._views.figure import _drawable, _font  # which says what is missing
+
+    a, note = _shortened(flow.attribution)
+    parts = [part for part in TITLES if part in a.parts]
+    count = len(a.parts["residual"].labels["layer"])
+    limit = max(scale(a.parts[part].values.flatten())[0] for part in parts)
+    each = 0.6 + _ROW * count
+    found = Figure(figsize=(width, each * len(parts) + 0.7), dpi=200, layout="constrained")
+    title = f"{one_line(a.explained.description)} = {number(a.explained.value)}"
+    plain: dict[str, Any] = {"usetex": False, "parse_math": False}
+    found.suptitle(_drawable(title), fontproperties=_font(title, 9), **plain)
+    tokens = [visible(token)[1] or " " for token in a.tokens]
+    for at, part in enumerate(parts):
+        axes = found.add_subplot(len(parts), 1, at + 1)
+        rows: list[Sequence[Any]] = [
+            [[c / 255 for c in colour(share_of_scale(value, limit))] for value in row]
+            for row in a.parts[part].values.tolist()
+        ]
+        axes.imshow(rows, aspect="auto", origin="lower", interpolation="nearest")
+        axes.set_title(f"{TITLES[part]}{f' ({note})' if note else ''}", fontsize=_SIZE, loc="left", **plain)
+        axes.set_yticks(range(0, count, max(1, count // 8)))
+        axes.set_ylabel("layer", fontsize=_SIZE)
+        axes.tick_params(labelsize=_SIZE, length=1)
+        axes.set_xticks(range(len(tokens)), [] if at < len(parts) - 1 else [_drawable(token) for token in tokens])
+        for label, token in zip(axes.get_xticklabels(), tokens, strict=False):
+            label.set(rotation=90, fontproperties=_font(token, _SIZE), **plain)
+    return found

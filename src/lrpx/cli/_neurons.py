@@ -1,0 +1,242 @@
+"""``lrpx neurons rank`` and ``turn``: which units carry a prediction, and what the model says without them."""
+
+from __future__ import annotations
+
+from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from lrpx.cli._streams import decoded, hush, progress, refuse_unwritable
+from lrpx.cli._wanted import methods
+from lrpx.errors import DataError, InputError, MethodError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lrpx.explainer import Explainer
+    from lrpx.interventions import Change
+    from lrpx.units import Kind, Place
+
+KINDS: Final = ("neurons", "heads", "keys", "values", "attention", "mlp", "residual")
+SHOWN: Final = 5
+"""So many predictions are told before and after."""
+
+neurons = typer.Typer(
+    help="Which neurons carry a prediction, what happens without them, and what do they stand for?",
+    no_args_is_help=True,
+)
+
+Model = Annotated[
+    str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
+Precision = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")]
+
+
+@neurons.command()
+def rank(
+    text: Annotated[str | None, typer.Argument(help="The text.", show_default=False)] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Token or class to explain.", show_default="the model's own prediction")
+    ] = None,
+    contrast: Annotated[str | None, typer.Option(help="Explain the target's logit less this one's.")] = None,
+    position: Annotated[
+        int | None, typer.Option(help="The token whose logits are explained.", show_default="the last, or the mask")
+    ] = None,
+    kind: Annotated[str, typer.Option(help=f"What is ranked: {', '.join(KINDS)}.")] = KINDS[0],
+    top: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
+    texts: Annotated[
+        Path | None, typer.Option(help="Rank by the mean relevance over the lines of this file instead.")
+    ] = None,
+    versus: Annotated[Path | None, typer.Option(help="With --texts: less the mean over the lines of this one.")] = None,
+    method: Annotated[
+        str, typer.Option(help="attnlrp, lrp, gradient-x-input, or a recipe (my.json).", autocompletion=methods)
+    ] = "attnlrp",
+    model: Model = None,
+    dtype: Precision = "auto",
+    device: Device = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this JSON file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write the table to this HTML file.")] = None,
+) -> None:
+    """Rank all neurons, heads or layers by their relevance for a prediction."""
+    refuse_unwritable(json_file, html)
+    if (text is None) == (texts is None):
+        raise InputError("there is no text, or one beside --texts; pass the text in quotes, or a file with --texts")
+    if versus is not None and texts is None:
+        raise InputError("--versus compares two files; pass the first with --texts")
+    sets = [None if path is None else _lines(path) for path in (texts, versus)]
+    explainer = _loaded(model, dtype, device)
+    from rich.console import Console
+
+    from lrpx.cli._explain import check_names
+
+    check_names(target, contrast, explainer)
+    how: dict[str, Any] = {"kind": kind, "top": top, "method": method, "position": position, "versus": sets[1]}
+    with progress("Ranking …"):
+        found = explainer.neurons(text if sets[0] is None else sets[0], target, contrast, **how)
+    Console().print(found)
+    if json_file is not None:
+        found.save(json_file)
+    if html is not None:
+        found.to_html(html)
+
+
+@neurons.command()
+def turn(
+    text: Annotated[str, typer.Argument(help="The text.", show_default=False)],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="LAYER:UNIT=NUMBER sets a unit; once for each, as all below.")
+    ] = None,
+    scale: Annotated[list[str] | None, typer.Option(help="LAYER:UNIT=FACTOR multiplies what a unit has.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="LAYER:UNIT=NUMBER is added to what a unit has.")] = None,
+    clamp: Annotated[
+        list[str] | None, typer.Option(help="LAYER:UNIT=LOW,HIGH keeps a unit between two bounds.")
+    ] = None,
+    kind: Annotated[str, typer.Option(help="What the units are: neurons or heads.")] = "neurons",
+    at: Annotated[
+        list[int] | None, typer.Option(min=0, help="Only at this token, from 0; once for each.", show_default="at all")
+    ] = None,
+    generate: Annotated[int, typer.Option(min=0, help="Write on for so many tokens, greedily.")] = 0,
+    model: Model = None,
+    dtype: Precision = "auto",
+    device: Device = None,
+) -> None:
+    """Set, scale or shift neurons or heads, and show what the model says before and after."""
+    if kind not in ("neurons", "heads"):
+        raise MethodError(f"--kind is {kind!r}; pass neurons or heads")
+    from lrpx.interventions import Add, Clamp, Scale, Set, intervene
+
+    makers: tuple[tuple[str, list[str] | None, Any, int], ...] = (
+        ("--set", set_, Set, 1), ("--scale", scale, Scale, 1), ("--add", add, Add, 1), ("--clamp", clamp, Clamp, 2),
+    )  # fmt: skip
+    wanted = [(*_parsed(name, each, count), make) for name, given, make, count in makers for each in given or ()]
+    if not wanted:
+        raise InputError("nothing is changed; pass --set, --scale, --add or --clamp, such as --scale 17:3948=5")
+    explainer = _loaded(model, dtype, device)
+    from lrpx.units import place_in, places
+
+    found = places(explainer.model, _kind(kind))
+    changes: dict[Place, dict[int, Change]] = {}
+    for layer, unit, numbers, make in wanted:
+        place = place_in(found, layer)
+        if unit in changes.setdefault(place, {}):
+            raise InputError(f"unit {unit} of {place.path} is changed twice; name it once")
+        changes[place][unit] = make(*numbers, positions=at)
+    with progress("Asking the model …"):
+        says = _written if generate else _predicted
+        before = says(explainer, text, generate)
+        with intervene(explainer.model, changes):  # type: ignore[arg-type]
+            after = says(explainer, text, generate)
+    _show(before, after)
+
+
+def _kind(name: str) -> Kind:
+    return "heads" if name == "heads" else "neurons"
+
+
+def _loaded(model: str | None, dtype: str, device: str | None) -> Explainer:
+    from lrpx.explainer import Explainer
+
+    with progress("Loading the model …"):
+        hush()
+        return Explainer.from_pretrained(model, dtype=dtype, device=device)
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a file that are not empty.
+
+    Raises:
+        DataError: it cannot be read, or has none.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
+    lines = [line for line in decoded(content, str(path)).splitlines() if line.strip()]
+    if not lines:
+        raise DataError(f"{path} has no lines; write a text in each")
+    return lines
+
+
+def _parsed(option: str, given: str, count: int) -> tuple[int | str, int, list[float]]:
+    """``17:3948=0.5`` as a layer's number or a module's path, a unit, and numbers.
+
+    Raises:
+        InputError: it is no such thing.
+    """
+    place, _, numbers = given.rpartition("=")
+    layer, _, unit = place.rpartition(":")
+    try:
+        values = [float(number) for number in numbers.split(",")]
+        if len(values) != count or not layer or not unit.isdecimal():
+            raise ValueError
+    except ValueError:
+        form = "LAYER:UNIT=LOW,HIGH" if count == 2 else "LAYER:UNIT=NUMBER"
+        raise InputError(
+            f"{option} is {given!r}; write it as {form}, such as {option} 17:3948=0{',1' * (count - 1)}"
+        ) from None
+    return int(layer) if layer.isdecimal() else layer, int(unit), values
+
+
+def _predicted(explainer: Explainer, text: str, _: int) -> list[str]:
+    """The likeliest predictions, one a line.
+
+    Raises:
+        MethodError: there is no row of logits to read them from.
+    """
+    from lrpx.questions import Question, Questions
+
+    bound = explainer.bound
+    if bound.task.logits not in ("tokens", "classes"):
+        raise MethodError(
+            f"{type(explainer.model).__name__} is a {bound.task.title} and predicts no token or class; in Python, "
+            "lrpx.intervene changes what it says"
+        )
+    row = bound.reader.row(text)
+    asked = Question(0, bound.reader.position(row, None), bound.default_target())
+    chances = bound.ask(Questions((row,), (asked,))).logits[0].double().softmax(-1)
+    best = chances.topk(min(SHOWN, len(chances)))
+    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [f"{chance:6.1%}  {bound.label(index)!r}" for chance, index in pairs]
+
+
+def _written(explainer: Explainer, text: str, count: int) -> list[str]:
+    """What a model writes on, greedily.
+
+    Raises:
+        MethodError: it writes nothing.
+    """
+    import torch
+
+    from lrpx import tasks
+
+    model: Any = explainer.model
+    if explainer.task not in (tasks.Task.CAUSAL, tasks.Task.SEQ2SEQ) or not hasattr(model, "generate"):
+        raise MethodError(
+            f"{type(model).__name__} is a {explainer.task.title} and writes nothing; leave --generate out"
+        )
+    row = explainer.bound.reader.row(text)
+    ids = torch.tensor([row.segments[0].tokens.ids], device=tasks.input_device(model))
+    pad = explainer.bound.pad_id
+    how = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "pad_token_id": 0 if pad is None else pad}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **how)[0]
+    new = out if explainer.task is tasks.Task.SEQ2SEQ else out[ids.shape[1] :]
+    return [explainer.tokenizer.decode(new, skip_special_tokens=True)]
+
+
+def _show(before: Sequence[str], after: Sequence[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from lrpx._views.picture import one_line
+
+    table = Table("before", "after")
+    for column in table.columns:
+        column.ratio, column.overflow = 1, "fold"
+    for pair in zip(before, after, strict=True):
+        table.add_row(*(Text(one_line(each)) for each in pair))
+    Console().print(table)
+    if list(before) == list(after):
+        Console(stderr=True).print("what was changed makes no difference here", style="dim")

@@ -1,0 +1,379 @@
+"""Which neurons, heads or layers carry a prediction: the relevance of every unit, from one backward pass.
+
+The relevance of a latent neuron is ``x ⊙ ∂x`` at the input of the MLP's second matrix (Achtibat et al. 2024, §3.4),
+that of a head or a layer the sum over its features; it is in the units of the explained value. All units of a kind, of
+all layers and at all positions, are ranked together.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from lrpx._batching import batches
+from lrpx._modules import layer_of
+from lrpx.errors import MethodError
+from lrpx.metrics._statistics import intervals
+from lrpx.parts import Part
+from lrpx.ranking import MeanUnit, Unit
+from lrpx.units import Reading, place_in, places
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lrpx._batching import Batch
+    from lrpx._passes import Pass
+    from lrpx.engine._places import Side
+    from lrpx.model import BoundModel
+    from lrpx.questions import Answers, Questions
+    from lrpx.recipes import Recipe
+    from lrpx.units import Kind, Place
+
+__all__ = ["relevance_of_units"]
+
+# ------------------------------------------------------------------------------ one text
+
+
+def relevance_of_units(
+    model: BoundModel, questions: Questions, recipe: Recipe, chosen: Sequence[Place]
+) -> Iterator[tuple[int, Answers, list[tuple[Tensor, Tensor, int]]]]:
+    """The relevance of all units, in one forward pass and one backward pass for each question of a row.
+
+    Args:
+        model: the model.
+        questions: what is asked; the rows run as one batch.
+        recipe: the rules.
+        chosen: the places of the units.
+
+    Yields:
+        The number of a question; the answers to all; and for each place what stood there ``[T, n]``, its relevance
+        ``[T, n]``, and which of the row's tokens the first of these ``T`` is. They are good until the next.
+
+    Raises:
+        MethodError: what a module takes or gives has not one vector for each token.
+        TargetError, NonFiniteError, UnknownOperationError: as an explanation.
+    """
+    readings: list[Reading] = []
+
+    def taps(_: object) -> list[Reading]:
+        readings.append(Reading(chosen))
+        return readings[-1:]
+
+    with model.traced(questions, recipe, taps=taps) as ran:
+        answers = ran.answers.detached()
+        for round_ in ran.explained():
+            values = [readings[-1].value(place) for place in chosen]
+            pairs = [(value.detach(), ran.trace.relevance_of(value)) for value in values]
+            for i in round_:
+                row = questions.asked[i].row
+                found = []
+                for place, (value, relevance) in zip(chosen, pairs, strict=True):
+                    spots = spots_of(ran.batch, row, place, value.shape)
+                    found.append((spots.of(value), spots.of(relevance), spots.first))
+                yield i, answers, found
+
+
+@dataclass(frozen=True)
+class Spots:
+    """Where a row's tokens stand in what a module takes or gives.
+
+    Args:
+        wide: how many tokens wide that is.
+        turned: whether the tokens come before the rows.
+        ranges: ``(row, start, stop)``, one for each segment.
+        first: which of the row's tokens the first is.
+    """
+
+    wide: int
+    turned: bool
+    ranges: tuple[tuple[int, int, int], ...]
+    first: int
+
+    def of(self, value: Tensor) -> Tensor:
+        """``[T, n]`` of ``[B, W, n]``, ``[W, B, n]`` or ``[B·W, n]``."""
+        value = value.transpose(0, 1) if self.turned else value.reshape(-1, self.wide, value.shape[-1])
+        parts = [value[row, start:stop] for row, start, stop in self.ranges]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def spots_of(batch: Batch, row: int, place: Place, shape: Sequence[int]) -> Spots:
+    """Where a row's tokens stand in a tensor of this shape.
+
+    Raises:
+        MethodError: it has not one vector for each token.
+    """
+    count, lengths = len(batch.rows), batch.rows[row].lengths
+    before = tuple(shape[:-1])
+    if batch.task.together is not None:
+        first, several = row * len(lengths), count * len(lengths)
+        ranges = tuple((first + i, 0, length) for i, length in enumerate(lengths))
+        known = [(several, Spots(batch.wide, False, ranges, 0))]
+    elif not batch.arguments:  # an image has places and no tokens
+        wide = before[-1]
+        known = [(count, Spots(wide, False, ((row, 0, wide),), 0))] if len(before) == 2 else []
+    else:
+        starts = [int(start[row]) for start in batch.starts]
+        known = [
+            (count, Spots(wide, False, ((row, start, start + length),), sum(lengths[:i])))
+            for i, (wide, start, length) in enumerate(zip(batch.widths, starts, lengths, strict=True))
+        ]
+    for rows, spots in known:
+        if before in ((rows, spots.wide), (rows * spots.wide,)):
+            return spots
+        if before == (spots.wide, rows):
+            return replace(spots, turned=True)
+    raise MethodError(
+        f"the {place.side} of {place.path} has the shape {list(shape)}, which has no vector for each of the input's "
+        "tokens; ask for other units"
+    )
+
+
+def rank(
+    model: BoundModel, questions: Questions, recipe: Recipe, kind: Kind, top: int
+) -> tuple[tuple[Unit, ...], int, Answers]:
+    """The most relevant units for one question, among how many, and the answer.
+
+    Raises:
+        MethodError: the model has no such units.
+    """
+    chosen = places_of(model, questions, kind)
+    for i, answers, found in relevance_of_units(model, questions, recipe, chosen):
+        pieces = questions.row_of(i).tokens.pieces
+        value = float(answers.values[i])
+        best: list[tuple[float, int, int]] = []  # the size, less than zero, the place, and where in it
+        count = 0
+        for at, (place, (_, relevance, _)) in enumerate(zip(chosen, found, strict=True)):
+            sizes = place.of(relevance).abs()
+            count += sizes.numel()
+            peaks = sizes.amax(0 if sizes.shape[1] > sizes.shape[0] else 1)
+            # the largest are among those that are no smaller than as many peaks: to look is quicker than to sort
+            least = float(peaks.topk(top).values[-1]) if len(peaks) >= top else 0.0
+            sizes = sizes.flatten()
+            where = (sizes >= max(least, -best[-1][0] if len(best) == top else 0.0)).nonzero()[:, 0]
+            if len(where) > top:
+                where = where[sizes[where].topk(top).indices]
+            best = sorted([*best, *zip((-sizes[where]).tolist(), [at] * len(where), where.tolist(), strict=True)])[:top]
+        units = []
+        for _, at, there_at in best:
+            place, (activation, relevance, first) = chosen[at], found[at]
+            position, unit = divmod(there_at, place.width)
+            there = activation[position, list(place.features(unit))]
+            amount = float(place.of(relevance[position])[unit])
+            units.append(
+                Unit(
+                    place.layer,
+                    unit,
+                    first + position,
+                    pieces[first + position] if first + position < len(pieces) else "",
+                    float(there if place.size == 1 else torch.linalg.vector_norm(there)),
+                    amount,
+                    amount / value if value else None,
+                    place.path,
+                )
+            )
+    return tuple(units), count, answers
+
+
+def places_of(model: BoundModel, questions: Questions, kind: Kind) -> tuple[Place, ...]:
+    """The places of a model's units, found on a few tokens, or else on the very first input."""
+    example = None
+    if not model.task.segments or questions.rows[0].arguments:
+        example = model.batch(questions.about([0])).inputs
+    return places(model.module, kind, example)
+
+
+# ------------------------------------------------------------------------- many texts
+
+
+def sums(
+    model: BoundModel,
+    questions: Questions,
+    recipe: Recipe,
+    kind: Kind,
+    batch_size: int,
+    done: Callable[[int], object] = lambda count: None,
+) -> tuple[tuple[Place, ...], Tensor]:
+    """The places of a kind, and ``[K, U]``: for each question the relevance of each unit of all places, summed over the
+    positions; four bytes a unit and question.
+    """
+    chosen = places_of(model, questions, kind)
+    found = torch.zeros(len(questions), sum(place.width for place in chosen))
+    mine: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
+    for i, question in enumerate(questions.asked):
+        mine[question.row].append(i)
+    for group in batches(questions.rows, batch_size if model.can_batch else 1):
+        numbers = sorted(i for row in group for i in mine[row])
+        for i, _, each in relevance_of_units(model, questions.about(group), recipe, chosen):
+            parts = [place.of(relevance).sum(0) for place, (_, relevance, _) in zip(chosen, each, strict=True)]
+            found[numbers[i]] = torch.cat(parts).float().cpu()
+        done(len(group))
+    return chosen, found
+
+
+def mean_units(chosen: Sequence[Place], found: Tensor, others: Tensor | None, top: int) -> tuple[MeanUnit, ...]:
+    """The units with the largest absolute mean, or difference of two means.
+
+    Args:
+        chosen: the places of the units.
+        found: ``[N, U]``, the relevance of each in each text.
+        others: ``[M, U]``: of a second set of texts.
+        top: how many.
+    """
+    means = found.double().mean(0) - (0 if others is None else others.double().mean(0))
+    order = sorted(means.abs().topk(min(top, len(means))).indices.tolist(), key=lambda u: (-abs(float(means[u])), u))
+    low, high = intervals(found[:, order].numpy(), None if others is None else others[:, order].numpy())
+    units = [(place, unit) for place in chosen for unit in range(place.width)]
+    return tuple(
+        MeanUnit(
+            units[u][0].layer, units[u][1], float(means[u]), float(low[i]), float(high[i]),
+            float(found[:, u].double().sum()), units[u][0].path,
+        )
+        for i, u in enumerate(order)
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------- flow
+
+
+def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answers, Tensor, list[Part]]:
+    """How the relevance of one question flows: the answers, ``[T]`` of the tokens, and parts of it.
+
+    ``"residual"``, ``"attention"``, ``"mlp"`` are ``[L, T]``: the stream behind each layer, and what each branch gives
+    to it; ``"heads"`` ``[L, H, T]``, where every layer has one attention of as many heads. What a model has not is left
+    out.
+
+    Raises:
+        MethodError: the model has no layers that are known (:mod:`lrpx.units`).
+    """
+    found: dict[Kind, tuple[Place, ...]] = {"residual": places_of(model, questions, "residual")}
+    kinds: tuple[Kind, ...] = ("attention", "mlp", "heads")
+    for kind in kinds:
+        with suppress(MethodError):
+            found[kind] = places_of(model, questions, kind)
+    layers_ = [(_layer_of(place), place.call) for place in found["residual"]]
+    labels = [path if call == 0 and len({c for _, c in layers_}) == 1 else f"{path} #{call}" for path, call in layers_]
+    count = sum(questions.rows[0].lengths)
+    values: dict[str, Tensor] = {}
+    reading = [place for each in found.values() for place in each]
+    with _kept(model, questions, recipe, Reading(reading)) as (ran, read):
+        tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
+        for kind, chosen in found.items():
+            heads = kind == "heads"
+            whole = torch.zeros(len(layers_), max(place.width for place in chosen), count, dtype=torch.float64)
+            times = Counter((_layer_of(place), place.call) for place in chosen)
+            if heads and (len({place.width for place in chosen}) > 1 or set(times.values()) != {1}):
+                continue
+            for place in chosen:
+                value = read.value(place)
+                spots = spots_of(ran.batch, 0, place, value.shape)
+                relevance = place.of(spots.of(ran.trace.relevance_of(value))).T
+                at = layers_.index((_layer_of(place), place.call))
+                whole[at, :, spots.first : spots.first + relevance.shape[1]] += relevance.double().cpu()
+            values[kind] = whole if heads else whole[:, 0]
+        answers = ran.answers.detached()
+    axes = {"heads": ("layer", "head", "token")}
+    parts = [
+        Part(kind, values[kind].to(tokens.dtype), axes.get(kind, ("layer", "token")), {"layer": labels})
+        for kind in values
+    ]
+    return answers, tokens, parts
+
+
+def paths(
+    model: BoundModel, questions: Questions, recipe: Recipe, kind: Kind, layer: int | str, units: Sequence[int] | int
+) -> tuple[Answers, Tensor, Part]:
+    """The exact split of one question's relevance over the units of one layer: the answers, ``[T]`` of the tokens, and
+    ``[U + 2, T]``: what of it goes through each unit, through all others there, and past them.
+
+    What goes through a unit is measured by a backward pass from that unit alone, with what arrived at it: the residual
+    stream and the other units of the layer are cut. What goes past them is measured in a run in which they are cut.
+    Every rule's backward pass is linear in what arrives, so the rows sum to the relevance of the tokens.
+
+    Args:
+        model: the model.
+        questions: one question.
+        recipe: the rules.
+        kind: ``"heads"`` or ``"neurons"``.
+        layer: its number, or the path of the units' module.
+        units: which of them; or how many, the most relevant.
+
+    Raises:
+        MethodError: there is no such layer or unit.
+    """
+    place = place_in(places_of(model, questions, kind), layer)
+    with _kept(model, questions, recipe, Reading([place])) as (ran, read):
+        sources = [source.value for source in ran.trace.sources]
+        tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
+        value = read.value(place)
+        arrived = ran.trace.gradient_of(value).to(value.dtype)
+        if isinstance(units, int):
+            spots = spots_of(ran.batch, 0, place, value.shape)
+            sizes = place.of(spots.of(ran.trace.relevance_of(value))).sum(0).abs()
+            units = sizes.topk(min(units, place.width)).indices.tolist()
+        masks = torch.zeros(len(units) + 1, value.shape[-1], dtype=value.dtype, device=value.device)
+        for i, unit in enumerate(units):
+            masks[i, list(place.features(unit))] = 1
+        if len(set(units)) < len(units):
+            raise MethodError(f"a unit stands twice in {list(units)}; name each once")
+        masks[-1] = 1 - masks[:-1].sum(0)
+        rows = []
+        for mask in masks:
+            found = ran.trace.gradients(value, sources, arrived * mask, keep=True)
+            gradients = [torch.zeros_like(s) if g is None else g for s, g in zip(sources, found, strict=True)]
+            rows.append(_of_tokens(ran, gradients))
+        answers = ran.answers.detached()
+    with _kept(model, questions.with_targets(answers.targets), recipe, _Cut([place])) as (ran, _):
+        rows.append(_of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources]))
+    one = kind.removesuffix("s")
+    labels = [*(f"{one} {unit}" for unit in units), f"all other {kind}", f"past the {kind}"]
+    return answers, tokens, Part("paths", torch.stack(rows), ("unit", "token"), {"unit": labels})
+
+
+class _Cut(Reading):
+    """The units of a place as a leaf: nothing goes on below them."""
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        before = len(self.leaves())
+        super().module(path, side, value)
+        if len(self.leaves()) == before:
+            return None
+        (place,) = self.places
+        leaf = value.detach().requires_grad_()
+        self.keep(place, leaf)
+        return leaf
+
+
+_Tap = TypeVar("_Tap", bound=Reading)
+
+
+@contextmanager
+def _kept(model: BoundModel, questions: Questions, recipe: Recipe, tap: _Tap) -> Iterator[tuple[Pass, _Tap]]:
+    """One question explained, its graph kept."""
+    with model.traced(questions, recipe, taps=lambda _: [tap]) as ran:
+        ran.trace.explain(ran.answers.values, ran.answers.logits, keep=True)
+        yield ran, tap
+
+
+def _of_tokens(ran: Pass, gradients: Sequence[Tensor]) -> Tensor:
+    """``[T]``: the relevance of a row's tokens, from the gradients of the sources."""
+    of = {id(source): gradient for source, gradient in zip(ran.trace.sources, gradients, strict=True)}
+    sums = [
+        sum((_times(source.value, of[id(source)]) for source in rest), _times(first.value, of[id(first)]))
+        for first, *rest in ran.sources
+    ]
+    return ran.batch.of_row(0, [each.cpu() for each in ran.by_token(sums)]).clone()
+
+
+def _times(value: Tensor, gradient: Tensor) -> Tensor:
+    gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+    return (value.detach().to(gradient.dtype) * gradient).sum(-1)
+
+
+def _layer_of(place: Place) -> str:
+    layer = layer_of(place.path)
+    return place.path if layer is None else layer.path

@@ -1,0 +1,105 @@
+"""``lrpx neurons rank`` and ``turn``, as a user of the shell sees them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import lrpx
+from lrpx import units
+from lrpx.cli import _neurons, main
+from lrpx.ranking import Ranking
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """The command in this process: ``(exit code, standard output, standard error)``."""
+
+    def run(*arguments):
+        monkeypatch.setattr("sys.argv", ["lrpx", "neurons", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "120")
+        try:
+            main()
+            code = 0
+        except SystemExit as error:
+            code = error.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_rank(command, tmp_path):
+    asked = ("--target", " are", "--contrast", " is", "--top", "4")
+    code, out, _ = command(
+        "rank", "The doors of the house", *asked, "--json", tmp_path / "n.json", "--html", tmp_path / "n.html"
+    )
+    assert code == 0
+    expected = lrpx.Explainer.from_pretrained().neurons("The doors of the house", " are", " is", top=4)
+    assert Ranking.load(tmp_path / "n.json").rows == expected.rows
+    assert all(str(row.unit) in out for row in expected)
+    assert "logit of ' are'" in out
+    assert "logit of" in (tmp_path / "n.html").read_text()
+    code, out, _ = command("rank", "The doors", "--kind", "heads", "--method", "lrp", "--top", 2)
+    assert code == 0
+    assert "head" in out
+
+
+def test_rank_over_files(command, tmp_path):
+    (tmp_path / "a.txt").write_text("The doors of the house\n\nThe cats\n")
+    (tmp_path / "b.txt").write_text("The door of the houses\n")
+    code, out, _ = command(
+        "rank", "--texts", tmp_path / "a.txt", "--versus", tmp_path / "b.txt", "--target", " are", "--top", 3
+    )
+    assert code == 0
+    assert "2 texts less 1 texts" in out
+
+
+def test_turn(command):
+    code, out, _ = command("turn", "The doors of the house", "--set", "3:5=9", "--scale", "2:7=-4", "--at", 2)
+    assert code == 0
+    assert "before" in out
+    assert "%" in out
+    code, out, err = command("turn", "The doors of the house", "--scale", "1:3=1", "--generate", 4)
+    assert (code, "makes no difference" in err) == (0, True)
+    several = ("--set", "0:0=0", "--clamp", "model.layers.1:1=-1,2", "--add", "0:2=3.5", "--kind", "heads")
+    code, out, _ = command("turn", "The doors", *several, "--generate", 3)
+    assert code == 0
+
+
+WRONG = {
+    "no text": (["rank"], "there is no text"),
+    "both": (["rank", "a", "--texts", "x"], "there is no text, or one beside"),
+    "versus alone": (["rank", "a", "--versus", "x"], "--versus compares two files"),
+    "no file": (["rank", "--texts", "nowhere.txt"], "cannot read nowhere.txt"),
+    "kind": (["rank", "The doors", "--kind", "cells"], "no units called 'cells'"),
+    "method": (["rank", "The doors", "--method", "alti"], "tells nothing of neurons"),
+    "nothing": (["turn", "The doors"], "nothing is changed"),
+    "form": (["turn", "The doors", "--set", "3948=0"], "write it as LAYER:UNIT=NUMBER, such as --set 17:3948=0"),
+    "bounds": (["turn", "The doors", "--clamp", "1:2=0"], "LAYER:UNIT=LOW,HIGH"),
+    "order": (["turn", "The doors", "--clamp", "1:2=3,0"], "lets nothing through"),
+    "layer": (["turn", "The doors", "--set", "17:3=0"], "no neurons in layer 17; there are in 0 to 5"),
+    "unit": (["turn", "The doors", "--set", "1:704=0"], "has 704 neurons; 704 is none of them"),
+    "twice": (["turn", "The doors", "--set", "1:7=0", "--scale", "1:7=2"], "changed twice"),
+    "position": (["turn", "The doors", "--set", "1:7=0", "--at", "9"], "no text in this block had position 9"),
+    "infinite": (["turn", "The doors", "--set", "1:7=inf"], "pass a finite number"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused(command, name):
+    arguments, told = WRONG[name]
+    code, out, err = command(*arguments)
+    assert code == 2
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err + out
+
+
+def test_json_is_json(command, tmp_path):
+    command("rank", "The doors", "--top", 2, "--json", tmp_path / "n.json")
+    assert len(json.loads((tmp_path / "n.json").read_text())["rows"]) == 2
+
+
+def test_the_kinds_are_those_there_are():
+    assert _neurons.KINDS == units.KINDS

@@ -1,0 +1,410 @@
+"""Interventions against hand-written hooks: every change, every place, positions with a cache, scope, and refusals."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+
+import lrpx
+from lrpx.errors import InputError, MethodError, ModelError, TraceError
+from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, record
+from lrpx.units import places
+from tests import tiny
+from tests.engine.samples import SAMPLES
+from tests.reference import models
+
+IDS = torch.tensor([[5, 9, 3, 12, 7, 22, 8], [4, 4, 19, 6, 30, 2, 9]])
+DOWN = "model.layers.1.mlp.down_proj"
+VECTOR = torch.linspace(-1, 1, 16, dtype=torch.float64)
+
+
+def logits(model, ids=IDS, **given):
+    with torch.no_grad():
+        return model(input_ids=ids, **given).logits
+
+
+def by_hand(model, path, change, side="input", ids=IDS, **given):
+    """The logits with ``change(x)`` in the place of what one module takes or gives, by a hook of torch's."""
+    module = model.get_submodule(path)
+    if side == "input":
+        handle = module.register_forward_pre_hook(lambda _, args: (change(args[0].clone()), *args[1:]))
+    else:
+
+        def after(_, __, out):
+            return change(out.clone()) if isinstance(out, Tensor) else (change(out[0].clone()), *out[1:])
+
+        handle = module.register_forward_hook(after)
+    with handle:
+        return logits(model, ids, **given)
+
+
+def at_neuron(unit, function, where=slice(None)):
+    def change(x):
+        rows = x.reshape(2, -1, x.shape[-1]) if x.ndim == 2 else x  # OPT's
+        rows[:, where, unit] = function(rows[:, where, unit])
+        return x
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return models.tiny_llama()
+
+
+CHANGES = {
+    "number": (0.0, lambda x: x * 0),
+    "set": (Set(2.5), lambda x: x * 0 + 2.5),
+    "scale": (Scale(5), lambda x: 5 * x),
+    "add": (Add(-1.5), lambda x: x - 1.5),
+    "clamp": (Clamp(-0.1, 0.2), lambda x: x.clip(-0.1, 0.2)),
+    "from below": (Clamp(low=0.0), lambda x: x.clip(0)),
+}
+
+
+@pytest.mark.parametrize("key", ["model.layers.1.mlp", DOWN, (DOWN, "input")])
+@pytest.mark.parametrize("name", CHANGES)
+def test_neurons_are_changed_as_a_hook_would(llama, name, key):
+    change, function = CHANGES[name]
+    with lrpx.intervene(llama, {key: {3: change, 7: Scale(2)}}):
+        found = logits(llama)
+
+    def both(x):
+        return at_neuron(7, lambda x: 2 * x)(at_neuron(3, function)(x))
+
+    assert torch.equal(found, by_hand(llama, DOWN, both))
+    assert not torch.equal(found, logits(llama))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "opt", "bloom", "falcon"])
+def test_other_families(name):
+    model = SAMPLES[name].build()
+    (_, place) = places(model, "neurons")
+    around = place.path.rpartition(".")[0] if name != "opt" else place.path
+    around = "bert.encoder.layer.1.output" if name == "bert" else around
+    with lrpx.intervene(model, {around: {3: Scale(-3, positions=[0, 4])}}):
+        found = logits(model)
+    assert torch.equal(found, by_hand(model, place.path, at_neuron(3, lambda x: -3 * x, [0, 4])))
+
+
+def turned(model, changes, ids=IDS):
+    with lrpx.intervene(model, changes):
+        return logits(model, ids)
+
+
+def test_heads_and_layers_and_any_module(llama):
+    def head(x):
+        x[..., 8:12] = 0
+        return x
+
+    projection, layer, query = ("model.layers.0" + name for name in (".self_attn.o_proj", "", ".self_attn.q_proj"))
+    for key in ("model.layers.0.self_attn", projection, places(llama, "heads")[0]):
+        assert torch.equal(turned(llama, {key: {2: 0.0}}), by_hand(llama, projection, head))
+    assert torch.equal(turned(llama, {layer: Add(VECTOR)}), by_hand(llama, layer, lambda x: x + VECTOR, "output"))
+    expected = by_hand(llama, layer, at_neuron(5, lambda x: x * 0 + 1), "output")
+    assert torch.equal(turned(llama, {layer: {5: 1.0}}), expected)
+    found = turned(llama, {(query, "output"): Scale(0.5)})
+    assert torch.equal(found, by_hand(llama, query, lambda x: x / 2, "output"))
+    found = turned(llama, {(projection, "input"): {2: 0.0}})  # one feature, no head
+    assert torch.equal(found, by_hand(llama, projection, at_neuron(2, lambda x: x * 0)))
+
+
+def test_keys_that_share_a_matrix():
+    model = SAMPLES["gpt2"].build()
+    place = places(model, "keys")[1]
+
+    def keys(x):
+        x[..., 16:32] *= 2
+        return x
+
+    assert torch.equal(turned(model, {place: Scale(2)}), by_hand(model, place.path, keys, "output"))
+    expected = by_hand(model, place.path, at_neuron(17, lambda x: x * 3), "output")
+    assert torch.equal(turned(model, {place: {1: Scale(3)}}), expected)
+
+
+def test_one_call_of_a_shared_layer():
+    model = SAMPLES["albert"].build()
+    first, second = places(model, "neurons")
+    with lrpx.intervene(model, {first: {3: 0.0}}):
+        one = logits(model)
+    with lrpx.intervene(model, {second: {3: 0.0}}):
+        other = logits(model)
+    with lrpx.intervene(model, {first.path: {3: 0.0}}):
+        both = logits(model)
+    assert torch.equal(both, by_hand(model, first.path, at_neuron(3, lambda x: x * 0)))
+    assert not torch.equal(one, other)
+    assert not torch.equal(one, both)
+    calls = iter(range(2))
+    only = by_hand(model, first.path, lambda x: at_neuron(3, lambda y: y * 0)(x) if next(calls) == 1 else x)
+    assert torch.equal(other, only)
+
+
+@pytest.mark.parametrize(
+    ("change", "after"), [(0.0, lambda c: 0 * c), (Scale(3), lambda c: 3 * c), (Add(2), lambda c: c + 2)]
+)
+def test_a_direction(llama, change, after):
+    def by_formula(x):
+        for b in range(x.shape[0]):
+            for t in range(x.shape[1]):
+                c = (x[b, t] @ VECTOR) / (VECTOR @ VECTOR)
+                x[b, t] += (after(c) - c) * VECTOR
+        return x
+
+    with lrpx.intervene(llama, {"model.layers.0": Along(VECTOR, change)}):
+        found = logits(llama)
+    assert torch.allclose(found, by_hand(llama, "model.layers.0", by_formula, "output"), rtol=0, atol=1e-12)
+
+
+def test_a_patch_from_another_text(llama):
+    other = torch.tensor([[11, 13, 17, 19]])
+    with record(llama, ["model.layers.1.mlp"]) as seen:
+        logits(llama, other)
+    values = seen["model.layers.1.mlp"]
+    assert values.shape == (1, 4, 24)
+
+    def patched(x):
+        x[:, 1:4, 6] = values[0, 1:4, 6]
+        return x
+
+    found = turned(llama, {"model.layers.1.mlp": {6: Patch(values[0], positions=[1, 2, 3])}})
+    assert torch.equal(found, by_hand(llama, DOWN, patched))
+    found = turned(llama, {"model.layers.1.mlp": Patch(values[0])})  # beyond its end all is as it was
+    assert torch.equal(found, by_hand(llama, DOWN, lambda x: torch.cat([values.expand(2, -1, -1), x[:, 4:]], 1)))
+    found = turned(llama, {"model.layers.0": Patch(_layer(llama, other)[0])}, IDS[:1, :4])
+    assert torch.allclose(found, logits(llama, other))  # from the layer on it is the other
+
+
+def _layer(model, ids):
+    with record(model, ["model.layers.0"]) as seen:
+        logits(model, ids)
+    return seen["model.layers.0"]
+
+
+# ------------------------------------------------------------------------------ positions
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_positions_count_without_the_padding(llama, side):
+    change = {"model.layers.1.mlp": {3: Set(9.0, positions=[0, 2])}}
+    with lrpx.intervene(llama, change):
+        alone = logits(llama, IDS[:1, :4])
+    row = torch.zeros(1, 3, dtype=torch.int64)
+    pads = [IDS[:1, :4], row] if side == "right" else [row, IDS[:1, :4]]
+    ones = [torch.ones(1, 4, dtype=torch.int64), row]
+    mask = torch.cat([torch.cat(ones if side == "right" else ones[::-1], 1), torch.ones(1, 7, dtype=torch.int64)])
+    ids = torch.cat([torch.cat(pads, 1), IDS[1:]])
+    places_ = (mask.cumsum(1) - 1).clamp(min=0)
+    with lrpx.intervene(llama, change):
+        found = logits(llama, ids, attention_mask=mask, position_ids=places_)[0]
+    assert torch.allclose(found[:4] if side == "right" else found[3:], alone[0])
+    assert torch.allclose(alone, by_hand(llama, DOWN, at_neuron(3, lambda x: x * 0 + 9, [0, 2]), ids=IDS[:1, :4]))
+
+
+@pytest.mark.parametrize("positions", [None, [1, 5], [9]])
+def test_generating_with_a_cache_is_generating_without(llama, positions):
+    change = {"model.layers.1.mlp": {3: Scale(40, positions=positions)}, "model.layers.0.self_attn": {1: 0.0}}
+    how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    mask = torch.ones_like(IDS)
+    with lrpx.intervene(llama, change):
+        cached = llama.generate(IDS, attention_mask=mask, use_cache=True, **how)
+        whole = llama.generate(IDS, attention_mask=mask, use_cache=False, **how)
+    plain = llama.generate(IDS, attention_mask=mask, **how)
+    assert torch.equal(cached, whole)
+    assert not torch.equal(cached, plain) or positions == [9]
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.int64), IDS], 1)
+    before = torch.cat([torch.zeros(2, 3, dtype=torch.int64), mask], 1)
+    with lrpx.intervene(llama, change):
+        left = llama.generate(padded, attention_mask=before, **how)
+    assert torch.equal(left[:, 3:], cached)
+
+
+def test_an_encoder_and_a_decoder_count_for_themselves():
+    model = tiny.bart()
+    ids, written = torch.tensor([[4, 8, 9, 2]]), torch.tensor([[2, 5, 9]])
+    encoder, decoder = places(model, "neurons")[0], places(model, "neurons")[-1]
+    for place, positions in ((encoder, [3]), (decoder, [1])):
+        with lrpx.intervene(model, {place: {3: Set(9.0, positions=positions)}}):
+            found = logits(model, ids, decoder_input_ids=written)
+        expected = by_hand(
+            model, place.path, at_neuron(3, lambda x: x * 0 + 9, positions), ids=ids, decoder_input_ids=written
+        )
+        assert torch.equal(found, expected)
+    with lrpx.intervene(model, {encoder: {3: Set(9.0, positions=[3])}, decoder: {3: Set(9.0, positions=[4])}}):
+        cached = model.generate(ids, max_new_tokens=6, do_sample=False, num_beams=2)
+        whole = model.generate(ids, max_new_tokens=6, do_sample=False, num_beams=2, use_cache=False)
+    assert torch.equal(cached, whole)
+
+
+# --------------------------------------------------------------------------- what it is not
+
+
+def hooks(model):
+    return {p: (dict(m._forward_hooks), dict(m._forward_pre_hooks)) for p, m in model.named_modules()}
+
+
+def test_nothing_is_left_behind_whatever_happens(llama):
+    before, plain = hooks(llama), logits(llama)
+    weights = {name: value.clone() for name, value in llama.state_dict().items()}
+    for error in (None, ValueError, KeyboardInterrupt):
+        try:
+            with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 9.0}}):
+                logits(llama)
+                if error is not None:
+                    raise error
+        except (ValueError, KeyboardInterrupt):
+            pass
+        assert hooks(llama) == before
+    with pytest.raises(ValueError, match="exactly one"), lrpx.intervene(llama, {"model.layers.1.mlp": {3: 9.0}}):
+        llama(nonsense=1)
+    assert hooks(llama) == before
+    assert torch.equal(logits(llama), plain)
+    assert all(torch.equal(value, weights[name]) for name, value in llama.state_dict().items())
+
+
+def test_blocks_may_be_nested(llama):
+    with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 9.0}}):
+        outer = logits(llama)
+        with lrpx.intervene(llama, {"model.layers.1.mlp": {3: Scale(2), 4: 1.0}}):
+            inner = logits(llama)
+        assert torch.equal(logits(llama), outer)
+
+    def both(x):
+        return at_neuron(4, lambda x: x * 0 + 1)(at_neuron(3, lambda x: x * 0 + 18)(x))
+
+    assert torch.equal(inner, by_hand(llama, DOWN, both))
+
+
+def test_other_threads_and_models_are_as_they_were(llama):
+    plain, another, found = logits(llama), models.tiny_llama(seed=1), []
+    thread = threading.Thread(target=lambda: found.append(logits(llama)))
+    with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 9.0}}):
+        thread.start()
+        thread.join()
+        changed = logits(llama)
+        assert torch.equal(logits(another), logits(models.tiny_llama(seed=1)))
+    assert torch.equal(found[0], plain)
+    assert not torch.equal(changed, plain)
+
+
+# ------------------------------------------------------------------------- with explanations
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "lrp", "gradient-x-input", "leave-one-out", "alti-logit"])
+def test_the_model_in_the_block_is_explained(llama, method):
+    class Turned(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x * torch.ones(24, dtype=x.dtype).index_fill(0, torch.tensor([3]), 5))
+
+    built = models.tiny_llama()
+    built.model.layers[1].mlp.down_proj = Turned(built.model.layers[1].mlp.down_proj)
+    expected = lrpx.Explainer(built)(IDS[0].tolist(), target=5, method=method)
+    with lrpx.intervene(llama, {"model.layers.1.mlp": {3: Scale(5)}}):
+        found = lrpx.Explainer(llama)(IDS[0].tolist(), target=5, method=method)
+    assert found.explained.value == pytest.approx(expected.explained.value, abs=1e-12)
+    assert torch.allclose(found.relevance, expected.relevance, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change", [0.0, Scale(3), Add(2.0), Clamp(-0.1, 0.1), Set(1.0, positions=[2]), Scale(-1, positions=[0, 6])]
+)
+def test_the_ledger_still_closes(llama, change):
+    with lrpx.intervene(llama, {"model.layers.0.mlp": {3: change}, "model.layers.1": Add(VECTOR)}):
+        for method in ("attnlrp", "lrp"):
+            found = lrpx.Explainer(llama)(IDS[0].tolist(), target=5, method=method, ledger=True)
+            assert found.ledger.closes()
+            assert found.explained.value == pytest.approx(float(logits(llama, IDS[:1])[0, -1, 5]), abs=1e-12)
+
+
+def test_units_are_ranked_as_they_are_in_the_block(llama):
+    explainer = lrpx.Explainer(llama)
+    with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 0.0}}):
+        found = explainer.neurons(IDS[0].tolist(), 5, top=10**6)
+    assert all(row.relevance == row.activation == 0 for row in found if (row.layer, row.unit) == (1, 3))
+    assert any(row.relevance for row in found if (row.layer, row.unit) == (1, 4))
+
+
+def test_layers_that_run_again_and_compiled_code_are_refused(llama):
+    with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 0.0}}):
+        logits(llama)
+        with pytest.raises(MethodError, match="leave recompute out"):
+            lrpx.Explainer(llama, recompute=True)(IDS[0].tolist())
+        with pytest.raises(ModelError, match="without compile"):
+            lrpx.Explainer(llama, compile=True)(IDS[0].tolist())
+    compiled = torch.nn.Sequential(torch.compile(torch.nn.Linear(2, 2), backend="eager"))
+    with pytest.raises(ModelError, match=r"0 is compiled by torch\.compile"), lrpx.intervene(compiled, {"0": 0.0}):
+        pass
+
+
+# ------------------------------------------------------------------------------- refusals
+
+WRONG = {
+    "no such layer": ({"model.layers.9.mlp": {3: 0.0}}, MethodError, "no module 'model.layers.9.mlp'; it has 2 layers"),
+    "no such unit": ({"model.layers.1.mlp": {24: 0.0}}, MethodError, "has 24 neurons; 24 is none of them"),
+    "a negative unit": ({"model.layers.1.mlp": {-1: 0.0}}, MethodError, "-1 is none"),
+    "no such head": ({"model.layers.1.self_attn": {4: 0.0}}, MethodError, "has 4 heads; 4 is none"),
+    "no unit": ({"model.layers.1.mlp": {}}, InputError, "no unit of"),
+    "no change": ({"model.layers.1.mlp": {3: "off"}}, InputError, "'off' is no change"),
+    "not finite": ({"model.layers.1.mlp": {3: float("nan")}}, InputError, "pass a finite number"),
+    "a factor of text": ({"model.layers.1.mlp": {3: Scale("2")}}, InputError, "pass a finite number"),
+    "bounds": ({"model.layers.1.mlp": {3: Clamp(2, 1)}}, InputError, "lets nothing through"),
+    "positions": ({"model.layers.1.mlp": {3: Scale(2, positions=[-1])}}, InputError, r"positions \[-1\] are none"),
+    "a unit's name": ({"model.layers.1.mlp": {"3": 0.0}}, InputError, "'3' is no unit"),
+    "no dict": ([("a", 1)], InputError, "pass a dict"),
+    "a patch": ({"model.layers.1.mlp": Patch(torch.zeros(3))}, InputError, r"values of Patch are \[3\]"),
+    "a direction": ({"model.layers.1": Along(torch.zeros(16), 0.0)}, InputError, "is not zero"),
+    "no place": ({3: 0.0}, InputError, "3 is no place"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_refused_at_once(llama, name):
+    changes, error, told = WRONG[name]
+    before = hooks(llama)
+    with pytest.raises(error, match=told), lrpx.intervene(llama, changes):
+        raise AssertionError("the block began")
+    assert hooks(llama) == before
+
+
+def test_what_is_refused_when_it_is_met(llama):
+    for changes, told in (
+        ({"model.layers.1": {16: 0.0}}, "has 16 features; 16 is none of them"),
+        ({"model.layers.1": Add(VECTOR[:5])}, "has 5 features, the unit of model.layers.1 has 16"),
+        ({"model.layers.1": Along(VECTOR[:5], 0.0)}, "5 features, the place has 16"),
+        ({"model.layers.1": Patch(torch.zeros(3, 5))}, "5 features, the place has 16"),
+    ):
+        with pytest.raises((MethodError, InputError), match=told), lrpx.intervene(llama, changes):
+            logits(llama)
+
+
+def test_what_had_no_effect_is_told_at_the_end(llama):
+    with pytest.raises(TraceError, match="was not called in this block"), lrpx.intervene(llama, {DOWN: {3: 0.0}}):
+        pass
+    with (
+        pytest.raises(TraceError, match="no text in this block had position 7, 9 at"),
+        lrpx.intervene(llama, {DOWN: {3: Set(0.0, positions=[6, 7, 9])}}),
+    ):
+        logits(llama)
+    model = SAMPLES["wav2vec2"].build()
+    path = "wav2vec2.encoder.layers.1.feed_forward.output_dense"
+    with (
+        pytest.raises(TraceError, match="at which tokens"),
+        lrpx.intervene(model, {(path, "input"): Scale(2, positions=[1])}),
+        torch.no_grad(),
+    ):
+        model(**SAMPLES["wav2vec2"].batch())
+    model = SAMPLES["t5"].build()
+    with (
+        pytest.raises(TraceError, match="did not come to the output of decoder"),
+        lrpx.intervene(model, {("decoder.block.1", "output"): 0.0}),
+        torch.no_grad(),
+    ):
+        model.get_encoder()(input_ids=IDS)
+    with pytest.raises(ZeroDivisionError), lrpx.intervene(llama, {DOWN: {3: 0.0}}):  # the first error is told
+        raise ZeroDivisionError

@@ -1,0 +1,232 @@
+"""Units ranked by relevance, against slow twins and plain loops; over texts; what is shown, kept and refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import lrpx
+from lrpx.errors import InputError, MethodError, ModelError, ResultFileError, TargetError
+from lrpx.metrics._statistics import interval, intervals
+from lrpx.ranking import MeanUnit, Ranking
+from lrpx.recipes import ATTNLRP, LRP
+from lrpx.units import KINDS, places
+from tests import tiny
+from tests.engine.samples import SAMPLES, token_ids
+from tests.reference import bert, gpt2, llama, models
+
+IDS = [5, 9, 3, 12, 7, 22, 8]
+ROWS = [IDS, [4, 3, 17], [9, 9, 30, 6, 11]]
+
+
+def twin(name, model, recipe, target, ids=IDS):
+    weights = np.eye(31)[target]
+    module, position = {"llama": (llama, len(ids) - 1), "gpt2": (gpt2, len(ids) - 1), "bert": (bert, 2)}[name]
+    extra = {"token_type_ids": np.zeros(len(ids), dtype=int)} if name == "bert" else {}
+    return module.explain(model, np.array(ids), position, weights, recipe, **extra)
+
+
+BUILD = {"llama": models.tiny_llama, "gpt2": models.tiny_gpt2, "bert": models.tiny_bert}
+
+
+def ranked_in_loops(layers, size, value):
+    """Every unit at every position, in plain loops, the largest absolute relevance first."""
+    found = []
+    for number, layer in enumerate(layers):
+        for position in range(layer.shape[0]):
+            for unit in range(layer.shape[1] // size):
+                relevance = sum(float(layer[position, unit * size + i]) for i in range(size))
+                found.append((number, unit, position, relevance, relevance / value))
+    return sorted(found, key=lambda each: -abs(each[3]))
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", BUILD)
+def test_neurons_and_heads_are_those_of_the_twin(name, recipe):
+    model = BUILD[name]()
+    expected = twin(name, model, recipe.name, 5)
+    explainer = lrpx.Explainer(model)
+    position = 2 if name == "bert" else None
+    for kind, layers, size in (("neurons", expected.neurons, 1), ("heads", expected.heads, 4)):
+        found = explainer.neurons(IDS, 5, kind=kind, method=recipe, top=30, position=position)
+        loops = ranked_in_loops(layers, size, expected.value)
+        assert found.count == len(loops)
+        for row, (layer, unit, at, relevance, share) in zip(found, loops, strict=False):
+            assert (row.layer, row.unit, row.position) == (layer, unit, at)
+            assert abs(row.relevance - relevance) < 1e-9
+            assert abs(row.share - share) < 1e-9
+
+
+def test_layers_and_activations_are_what_stands_there():
+    model = models.tiny_llama()
+    expected = twin("llama", model, "lrp", 5)
+    found = lrpx.Explainer(model).neurons(IDS, 5, kind="residual", method="lrp", top=99)
+    assert len(found) == 14
+    for row in found:
+        if row.layer == 0:  # what leaves the first enters the second
+            assert abs(row.relevance - expected.layers[1][row.position].sum()) < 1e-9
+    seen = []
+    handle = model.model.layers[1].mlp.down_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        model(torch.tensor([IDS]))
+    handle.remove()
+    for row in lrpx.Explainer(model).neurons(IDS, 5, top=999):
+        if row.layer == 1:
+            assert row.activation == float(seen[0][0, row.position, row.unit])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "modernbert"])
+def test_every_kind_is_what_the_trace_says(name, kind):
+    model = SAMPLES[name].build()
+    ids = token_ids()[:1]
+    position = 3
+    with lrpx.propagate(model, ATTNLRP) as trace:
+        value = model(input_ids=ids).logits[0, position, 4]
+    trace.explain(value)
+    found = lrpx.Explainer(model).neurons(ids[0].tolist(), 4, kind=kind, top=10**6, position=position)
+    for place in places(model, kind):
+        relevance = place.of(trace.relevance(place.path, of=place.side))[0]
+        for row in found:
+            if row.path == place.path:
+                assert abs(row.relevance - float(relevance[row.position, row.unit])) < 1e-9
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_batch_has_the_numbers_of_each_text_alone(side):
+    explainer = lrpx.Explainer(models.tiny_llama(), padding_side=side)
+    kinds = {kind: explainer.neurons(ROWS, 5, kind=kind, top=10**6) for kind in ("neurons", "heads")}
+    for kind, found in kinds.items():
+        alone = [explainer.neurons(ids, 5, kind=kind, top=10**6) for ids in ROWS]
+        assert found.count == alone[0].count / len(IDS)
+        for row in found:
+            sums = [sum(u.relevance for u in each if (u.layer, u.unit) == (row.layer, row.unit)) for each in alone]
+            assert abs(row.total - sum(sums)) < 1e-5  # kept in float32
+            assert abs(row.mean - sum(sums) / 3) < 1e-5
+            assert row.low - 1e-9 <= row.mean <= row.high + 1e-9
+
+
+def test_two_sets_of_texts_are_compared():
+    explainer = lrpx.Explainer(models.tiny_llama())
+    found = explainer.neurons(ROWS, 5, versus=ROWS[1:], top=10**6)
+    one, other = (explainer.neurons(rows, 5, top=10**6) for rows in (ROWS, ROWS[1:]))
+    means = [{(row.layer, row.unit): row.mean for row in each} for each in (one, other)]
+    assert found.texts == (3, 2)
+    for row in found:
+        assert abs(row.mean - (means[0][row.layer, row.unit] - means[1][row.layer, row.unit])) < 1e-12
+    same = explainer.neurons(ROWS, 5, versus=ROWS, top=3)
+    assert all(row.mean == 0 and row.low < 0 < row.high for row in same)
+    assert [abs(row.mean) for row in found] == sorted((abs(row.mean) for row in found), reverse=True)
+
+
+def test_intervals_of_many_means_are_those_of_each():
+    values = np.random.default_rng(0).normal(size=(50, 3)) * [1, 5, 0] + [0, 2, 7]
+    low, high = intervals(values)
+    for i in range(3):
+        expected = interval(values[:, i])
+        width = expected[1] - expected[0]
+        assert abs(low[i] - expected[0]) <= 0.06 * width
+        assert abs(high[i] - expected[1]) <= 0.06 * width
+    assert low[2] == high[2] == 7
+    less = intervals(values, values - 1)
+    assert (less[0] < 1 + 1e-12).all()
+    assert (less[1] > 1 - 1e-12).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("bart", [4, 8, 2]), ("bert_classifier", IDS), ("gpt2_classifier", IDS), ("codegen", IDS), ("mamba", IDS),
+        ("neox", IDS), ("opt", IDS), ("xlnet", IDS[1:]), ("bloom", IDS),
+    ],
+)  # fmt: skip
+def test_other_families(name, given):
+    explainer = lrpx.Explainer(getattr(tiny, name)())
+    decoder = {"decoder": [2, 5, 9]} if name == "bart" else {}
+    position = 1 if name == "xlnet" else None
+    found = explainer.neurons(given, 1, top=10**6, position=position, **decoder)
+    assert {row.position for row in found} == set(range(len(given) + 3 * bool(decoder)))
+    assert any(row.relevance for row in found)
+
+
+def test_an_encoders_and_a_decoders_tokens_are_told_apart():
+    explainer = lrpx.Explainer(tiny.bart())
+    found = explainer.neurons([4, 8, 2], 7, decoder=[2, 5, 9], top=10**6)
+    for row in found:
+        assert (row.position < 3) == ("encoder" in row.path.split(".")[1])
+
+
+def test_an_image_has_units_at_places():
+    model = SAMPLES["vit"].build()
+    found = lrpx.Explainer(model).neurons(SAMPLES["vit"].batch()["pixel_values"][0], 1, top=10**6)
+    assert {row.position for row in found} == set(range(5))
+    assert {row.token for row in found} == {""}
+
+
+def test_nothing_of_the_model_changes():
+    model = models.tiny_llama()
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    lrpx.Explainer(model).neurons(IDS, 5)
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+# ------------------------------------------------------------------------------ the result
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return lrpx.Explainer.from_pretrained()
+
+
+def test_it_is_kept_and_read_again(tmp_path, bundled):
+    for found in (bundled.neurons("The doors", " are"), bundled.neurons(["The doors", "A cat"], " are")):
+        found.save(tmp_path / "found.json")
+        assert Ranking.load(tmp_path / "found.json") == found
+        table = found.to_dataframe()
+        assert list(table.columns) == list(found.columns)
+        assert len(table) == 20
+    assert isinstance(found[0], MeanUnit)
+    for wrong in ("", "{", "{}", json.dumps({"format": 9}), json.dumps(found.to_dict() | {"rows of": "x"})):
+        (tmp_path / "wrong.json").write_text(wrong)
+        with pytest.raises(ResultFileError, match="is no ranking"):
+            Ranking.load(tmp_path / "wrong.json")
+    with pytest.raises(ResultFileError):
+        Ranking.load(tmp_path / "missing.json")
+
+
+def test_what_is_shown(bundled):
+    found = bundled.neurons("The <b>doors</b>\x1b[31m & more", " are", top=40)
+    page = found.to_html()
+    assert "<b>doors" not in page
+    assert "\x1b" not in page + str(found) + found._repr_html_()
+    assert "logit of ' are'" in str(found)
+    assert "default-src 'none'" in page
+    several = str(bundled.neurons(["The doors", "A cat"], " are", versus=["The door"], top=3))
+    assert "2 texts less 1 texts" in several
+    assert "95 % bootstrap" in several
+    assert "mlp" in str(bundled.neurons("The doors", " are", kind="mlp", top=2))
+
+
+def test_what_is_refused(bundled):
+    with pytest.raises(MethodError, match="tells nothing of neurons"):
+        bundled.neurons("The doors", method="leave-one-out")
+    with pytest.raises(MethodError, match="tells nothing of neurons"):
+        bundled.neurons("The doors", method="gradient-l1")
+    with pytest.raises(MethodError, match="no units called 'cells'"):
+        bundled.neurons("The doors", kind="cells")
+    with pytest.raises(InputError, match="top is 0"):
+        bundled.neurons("The doors", top=0)
+    with pytest.raises(InputError, match="one question of each input"):
+        bundled.neurons("The doors", [" are", " is"])
+    with pytest.raises(InputError, match="pass both as lists"):
+        bundled.neurons("The doors", versus=["A cat"])
+    with pytest.raises(TargetError):
+        bundled.neurons("The doors", "no such token at all")
+    with pytest.raises(ModelError, match="training mode"):
+        lrpx.Explainer(models.tiny_llama().train()).neurons(IDS)
