@@ -410,8 +410,7 @@ class FeatureRelevance:
     def sparse(self) -> Tensor:
         """``[T, F]``: the relevance as a sparse tensor."""
         shape = len(self.attribution), self.features
-        how = {"is_coalesced": True, "check_invariants": True}
-        return torch.sparse_coo_tensor(self.indices.T, self.relevance, shape, **how)
+        return torch.sparse_coo_tensor(self.indices.T, self.relevance, shape, is_coalesced=True, check_invariants=True)
 
     def top(self, count: int = 20) -> list[Feature]:
         """The features at tokens of the largest relevance, in absolute terms; of equal ones the first."""

@@ -48,6 +48,7 @@ def imported(*arguments, code=0, env=None):
         (["benchmark", "--help"], "sva"),
         (["benchmark", "sva", "--help"], "--parses"),
         (["coverage", "--help"], "--mapping"),
+        (["neurons", "collect", "--help"], "--measure"),
         (["neurons", "turn", "--help"], "--generate"),
         (["--show-completion", "bash"], "_LRPX_COMPLETE"),
     ],

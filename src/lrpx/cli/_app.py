@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final
 import typer
 
 import lrpx
-from lrpx.cli import _cards as _cards  # whose commands are in the group of _neurons
 from lrpx.cli._benchmarks import benchmark
+from lrpx.cli._cards import cards
 from lrpx.cli._neurons import neurons
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
@@ -27,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(benchmark, name="benchmark")
+neurons.add_typer(cards)
 app.add_typer(neurons, name="neurons")
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._neurons import neurons
 from lrpx.cli._streams import hush, progress, refuse_unwritable
 from lrpx.errors import DataError, InputError, MethodError
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 MEASURES: Final = ("activation", "negative activation", "relevance")
 WAYS: Final = ("writes", "peaks", "passages")
 
+cards = typer.Typer(no_args_is_help=True)
+
 Folder = Annotated[Path, typer.Argument(help="The folder that lrpx neurons collect has written.")]
 Corpus = Annotated[
     Path | None, typer.Option(help="The file of the passages, where it has moved.", show_default="where it was")
@@ -27,7 +28,7 @@ Corpus = Annotated[
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
 
 
-@neurons.command()
+@cards.command()
 def collect(
     data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
     out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
@@ -85,7 +86,7 @@ def collect(
     print(f"a card: lrpx neurons card {shlex.quote(str(out))} {next(iter(found.layers))}:0")
 
 
-@neurons.command()
+@cards.command()
 def card(
     folder: Folder,
     unit: Annotated[
@@ -100,10 +101,8 @@ def card(
 ) -> None:
     """Show what a neuron stands for: its passages as heatmaps, what it writes, how active it is and where."""
     refuse_unwritable(html, index)
-    if unit is None and index is None:
+    if unit is None and (index is None or html is not None):
         raise InputError("no neuron was named; write its layer and number, such as 17:3948, or --index FILE for all")
-    if unit is None and html is not None:
-        raise InputError("--html is the page of one neuron; name it, such as 17:3948, or use --index FILE for all")
     which = None if unit is None else _unit(unit)
     from rich.console import Console
     from rich.progress import Progress
@@ -131,7 +130,7 @@ def card(
         print(index)
 
 
-@neurons.command()
+@cards.command()
 def search(
     folder: Folder,
     text: Annotated[str, typer.Argument(help="A token, such as ' Paris'; or any text, with --by passages.")],

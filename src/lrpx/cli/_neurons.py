@@ -23,7 +23,7 @@ SHOWN: Final = 5
 """So many predictions are told before and after."""
 
 neurons = typer.Typer(
-    help="Which neurons carry a prediction, what do they stand for, and what happens without them?",
+    help="Which neurons carry a prediction, what happens without them, and what do they stand for?",
     no_args_is_help=True,
 )
 
