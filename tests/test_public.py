@@ -20,6 +20,7 @@ PUBLIC = {
     "lrpx.attributions": "Attributions",
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
         find keep register""",
+    "lrpx.circuits": "Graph check_closes chosen exact_edges graph_of run scores",
     "lrpx.cli": "main",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
     "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
@@ -35,9 +36,11 @@ PUBLIC = {
         metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
     "lrpx.parts": "Part Parts",
+    "lrpx.patching": """BY_POSITION KINDS Pair Write attributed coefficients exact pair_of parts_of patched
+        recorded""",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
-    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA Override Recipe",
+    "lrpx.recipes": "ALTI_LOGIT ATTNLRP GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VOITA RELP Override Recipe",
     "lrpx.rules": """AumannShapley Epsilon Gamma Rule Scaled Temperature ZPlus constant identity ratio signal_take_all
         uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
