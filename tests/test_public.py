@@ -23,6 +23,7 @@ PUBLIC = {
         find keep register""",
     "lrpx.cards": """Card Collection Hit Kept Lens Passage References Scale Shown Written card collect explain_units
         from_table index_page merge page search to_table""",
+    "lrpx.circuits": "Graph check_closes chosen exact_edges graph_of run scores",
     "lrpx.cli": "main",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
     "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
@@ -41,11 +42,13 @@ PUBLIC = {
     "lrpx.model": "BoundModel Spec",
     "lrpx.neurons": "relevance_of_units",
     "lrpx.parts": "Part Parts",
+    "lrpx.patching": """BY_POSITION KINDS Pair Write attributed coefficients exact pair_of parts_of patched
+        recorded""",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
     "lrpx.ranking": "MeanUnit Ranking Unit",
     "lrpx.recipes": """ALTI_LOGIT ATTNLRP ATTNLRP_VIT GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VIT LRP_VOITA
-        Override PA_LRP Recipe""",
+        PA_LRP RELP Override Recipe""",
     "lrpx.rules": """AlphaBeta AumannShapley Epsilon Flat Gamma Rule Scaled Temperature WSquare ZBox ZPlus constant
         identity ratio signal_take_all uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",

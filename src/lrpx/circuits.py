@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from lrpx.patching import Pair
     from lrpx.recipes import Recipe
 
-__all__ = ["Graph", "chosen", "exact_edges", "graph_of", "run", "scores"]
+__all__ = ["Graph", "check_closes", "chosen", "exact_edges", "graph_of", "run", "scores"]
 
 AT_A_TIME = 16
 """The most circuits that run together."""

@@ -46,7 +46,19 @@ if TYPE_CHECKING:
     from lrpx.model import BoundModel
     from lrpx.recipes import Recipe
 
-__all__ = ["KINDS", "Pair", "Write", "attributed", "exact", "pair_of", "parts_of", "patched"]
+__all__ = [
+    "BY_POSITION",
+    "KINDS",
+    "Pair",
+    "Write",
+    "attributed",
+    "coefficients",
+    "exact",
+    "pair_of",
+    "parts_of",
+    "patched",
+    "recorded",
+]
 
 KINDS: Final[dict[str, str]] = {
     "residual": "residual stream behind a layer, by position",

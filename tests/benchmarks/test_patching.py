@@ -177,3 +177,15 @@ def test_what_is_no_pair_is_refused(bundled: BoundModel, tmp_path: Any) -> None:
     few = Circuits(data=str(path))
     with pytest.raises(InputError, match="give a smaller scored_on"):
         few.samples(few.read(), bundled)
+
+
+def test_the_command_refuses_in_one_line(run: Any, tmp_path: Any) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text(HEAD + "The doors of the house\tThe door\t are\t is\n")
+    code, _, err = run("benchmark", "patching", "--data", path, "--out", tmp_path / "out")
+    lines = [line for line in err.splitlines() if line.startswith("lrpx: ")]
+    assert (code, len(lines)) == (2, 1)
+    assert f"{path}:2: the clean text has 6 tokens and the corrupt one 3" in lines[0]
+    assert "Traceback" not in err
+    code, _, err = run("benchmark", "circuits", "--data", "io", "--out", tmp_path / "out")
+    assert (code, err) == (2, "lrpx: there is no data 'io'; name ioi, agreement, or a table of pairs\n")
