@@ -48,9 +48,12 @@ class Pictures(ABC):
             MissingExtraError: matplotlib is not installed.
             ResultError: the width is no number of inches a line fits in, or the figure would be too tall.
         """
-        from lrpx._views.figure import figure
-
-        return figure(self._pictured(), width)
+        pictured = self._pictured()
+        if any(each.image is not None for each in pictured):
+            from lrpx._views.image_figure import figure
+        else:
+            from lrpx._views.figure import figure
+        return figure(pictured, width)
 
     def to_png(self, path: str | Path | None = None, width: float = WIDTH) -> bytes:
         """The picture as a PNG file of 200 pixels an inch; also written to ``path`` when given.
@@ -64,9 +67,9 @@ class Pictures(ABC):
             ResultFileError: the file cannot be written.
         """
         from lrpx._files import write_whole
-        from lrpx._views.figure import figure, png
+        from lrpx._views.figure import png
 
-        content = png(figure(self._pictured(), width))
+        content = png(self.to_figure(width))
         if path is not None:
             write_whole(path, content)
         return content
@@ -83,9 +86,9 @@ class Pictures(ABC):
             ResultFileError: the file cannot be written.
         """
         from lrpx._files import write_text
-        from lrpx._views.figure import figure, svg
+        from lrpx._views.figure import svg
 
-        text = svg(figure(self._pictured(), width))
+        text = svg(self.to_figure(width))
         if path is not None:
             write_text(path, text)
         return text

@@ -60,6 +60,16 @@ _STEPS = 33
 _RIGHT_TO_LEFT = ("R", "AL")
 
 
+def check_width(width: Any) -> None:
+    """Refuse a width in inches that no line fits in.
+
+    Raises:
+        ResultError: it is none, or no number.
+    """
+    if not (isinstance(width, (int, float)) and math.isfinite(width) and width >= _NARROWEST):
+        raise ResultError(f"the width is {width!r}; pass inches, at least {_NARROWEST:g}")
+
+
 def figure(attributions: Sequence[Attribution], width: float) -> Figure:
     """Draw attributions, those of the same tokens below each other.
 
@@ -70,12 +80,7 @@ def figure(attributions: Sequence[Attribution], width: float) -> Figure:
     Raises:
         ResultError: the width is no number of inches a line fits in, or the figure would be too tall.
     """
-    if not (isinstance(width, (int, float)) and math.isfinite(width) and width >= _NARROWEST):
-        raise ResultError(f"the width is {width!r}; pass inches, at least {_NARROWEST:g}")
-    if any(a.image is not None for a in attributions):
-        from lrpx._views import image_figure
-
-        return image_figure.figure(attributions, width)
+    check_width(width)
     page = _Page(width * POINTS)
     for at, group in enumerate(groups(attributions)):
         page.skip(14 * bool(at))
@@ -110,8 +115,9 @@ def plain_text(
     while shown and _measured(shown, size) > room * POINTS:
         shown = shown[:-2].rstrip("…") + "…" if len(shown) > 2 else ""
     if shown.strip():
-        style = {"color": _share(color), "fontproperties": _font(shown, size), "usetex": False, "parse_math": False}
-        drawn.add_artist(Text(x, y, shown, transform=drawn.dpi_scale_trans, **style))
+        plain = Text(x, y, shown, color=_share(color), fontproperties=_font(shown, size), usetex=False, parse_math=False)
+        plain.set_transform(drawn.dpi_scale_trans)
+        drawn.add_artist(plain)
 
 
 def png(drawn: Figure) -> bytes:

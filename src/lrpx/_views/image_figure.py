@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from lrpx._views.colour import QUIET, colour
-from lrpx._views.figure import INCH_MARGIN, plain_text, sized
+from lrpx._views.figure import INCH_MARGIN, check_width, plain_text, sized
 from lrpx._views.gallery import groups
 from lrpx._views.picture import number
 from lrpx.errors import ResultError
@@ -40,6 +40,7 @@ def figure(attributions: Sequence[Attribution], width: float) -> Figure:
     """
     if any(a.image is None for a in attributions):
         raise ResultError("some results are of images and some of texts; draw them apart")
+    check_width(width)
     found = [(group, _panels(group)) for group in groups(attributions)]
     rows = [_rows(panels) for _, panels in found]
     across = min(ACROSS, max(len(panels) for _, panels in found))

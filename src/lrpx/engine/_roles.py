@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lrpx.engine._run import Run
     from lrpx.rules import Rule
 
 ATTENDED = "lrpx attended"
@@ -42,7 +41,7 @@ FARTHEST = 1024
 """Nodes that are looked at on a way back."""
 
 
-def layer(run: Run, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """``op(*inputs)``, a linear layer or a convolution (``what``), under the rule for what it is to the model."""
     recipe, x = run.recipe, inputs[0]
     if recipe.first is not None and _sees_the_input(run, x):
@@ -60,7 +59,7 @@ def layer(run: Run, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
     return _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
 
 
-def attend(run: Run, out: Any, *factors: Any) -> Any:
+def attend(run: Any, out: Any, *factors: Any) -> Any:
     """``out``, what attention gives; the layers that gave its factors (queries, keys, values, or the weights that were
     made of them) are told."""
     if run.recipe.has_places():
@@ -72,14 +71,14 @@ def attend(run: Run, out: Any, *factors: Any) -> Any:
     return out
 
 
-def mark_weights(run: Run, out: Any) -> Any:
+def mark_weights(run: Any, out: Any) -> Any:
     """``out``, the result of a softmax."""
     if run.recipe.has_places() and getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[WEIGHTS] = True
     return out
 
 
-def is_weights(run: Run, x: Tensor) -> bool:
+def is_weights(run: Any, x: Tensor) -> bool:
     """Whether a factor of a product is attention weights: a softmax, or a constant that was made of the input."""
     if not run.recipe.has_places():
         return False
@@ -102,7 +101,7 @@ def _reaches(x: Tensor, mark: str) -> bool:
     return False
 
 
-def _sees_the_input(run: Run, x: Tensor) -> bool:
+def _sees_the_input(run: Any, x: Tensor) -> bool:
     """Whether a layer's input is the model's own, such as pixels.
 
     Raises:
