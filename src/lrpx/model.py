@@ -479,7 +479,7 @@ class BoundModel(Named):
         recompute = self.recompute and taps is None
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
         compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
-        own = [Learned(len(batch.rows))] if learned and not compiled else []
+        own = [Learned(len(batch.rows), positions=not recipe.has_positions())] if learned and not compiled else []
         how |= {"taps": [*([] if taps is None else taps(batch)), *own]}
 
         @contextmanager

@@ -45,10 +45,13 @@ class Learned(Tap):
 
     Args:
         rows: how many rows run together.
+        positions: whether positions are leaves too; not under a recipe that gives them relevance wherever they are met,
+            whose own tap makes them.
     """
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, positions: bool = True) -> None:
         self._rows = rows
+        self._positions = positions
         self._run: Running
         self.found: list[Lesson] = []
         self._looked_up: list[Any] = []
@@ -68,7 +71,8 @@ class Learned(Tap):
             return out
         if call.name in JOINS and torch.is_grad_enabled():
             return self._joined(call, proceed)
-        if call.name in ADDS and len(call.args) == 2 and not call.kwargs and torch.is_grad_enabled():
+        is_sum = call.name in ADDS and len(call.args) == 2 and not call.kwargs
+        if is_sum and self._positions and torch.is_grad_enabled():
             a, b = call.args
             if self._is_row_by_row(a, b):
                 return proceed((a, self._leaf("positions", b, a.shape)), {})
