@@ -18,6 +18,7 @@ SCRIPTS = {
     "memory.py": ([*TOY, "--lengths", "64", "--runs", "1", "--subjects", "lrpx attnlrp"], 2),
     "longest_context.py": ([*TOY, "--lengths", "32", "64", "--at-most", "64", "--subjects", "lrpx attnlrp"], 1),
     "ledger.py": ([*TOY, "--lengths", "8", "--runs", "1"], 1),
+    "positions.py": ([*TOY, "--lengths", "8", "--runs", "1"], 1),
     "batches.py": (["--sentences", "4", "--rounds", "1"], 2),
     "questions.py": (["--shape", "toy", "--lengths", "8", "--questions", "3", "--rounds", "1"], 1),
     "curves.py": (["--samples", "3", "--steps", "5", "--looped", "1"], 1),

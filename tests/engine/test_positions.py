@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from transformers.models.bloom import modeling_bloom
 
@@ -16,7 +18,7 @@ from lrpx import ATTNLRP, LRP, PA_LRP, rules
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, TraceError
 from tests import tiny
-from tests.reference import bert, bloom, gpt2, llama, models, t5
+from tests.reference import bert, bloom, deit, gpt2, llama, models, t5
 
 if TYPE_CHECKING:
     from lrpx.engine import Trace
@@ -217,6 +219,34 @@ def test_every_spelling_is_met(build: Any, count: int, length: int) -> None:
         assert (kept.relevance[:, -2:].abs() > 1e-12).any()
 
 
+@settings(max_examples=6, deadline=None)
+@given(
+    rows=st.lists(st.lists(st.integers(3, 30), min_size=1, max_size=8), min_size=1, max_size=3),
+    side=st.sampled_from(["left", "right"]),
+    learned=st.booleans(),
+)
+def test_padding_changes_nothing_and_has_nothing(rows: list[list[int]], side: str, learned: bool) -> None:
+    model = models.tiny_gpt2() if learned else models.tiny_llama()
+    width = max(map(len, rows))
+    ids, mask = torch.zeros(len(rows), width, dtype=torch.int64), torch.zeros(len(rows), width, dtype=torch.int64)
+    spans = [slice(width - len(row), width) if side == "left" else slice(len(row)) for row in rows]
+    for at, (row, span) in enumerate(zip(rows, spans, strict=True)):
+        ids[at, span], mask[at, span] = torch.tensor(row), 1
+    places = (mask.cumsum(-1) - 1).clamp(min=0)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=places).logits
+        value = torch.stack([logits[at, span][-1, 5] for at, span in enumerate(spans)]).sum()
+    trace.explain(value)
+    assert trace.ledger().closes(1e-9)
+    for at, (row, span) in enumerate(zip(rows, spans, strict=True)):
+        with propagate(model, PA_LRP, observe=()) as alone:
+            one = model(input_ids=torch.tensor([row])).logits[0, -1, 5]
+        alone.explain(one)
+        for kept, mine in zip(trace.positions(), alone.positions(), strict=True):
+            assert_allclose(kept.relevance[at, span].numpy(), mine.relevance[0].numpy(), rtol=0, atol=1e-9)
+            assert float(kept.relevance[at].abs().sum() - kept.relevance[at, span].abs().sum()) == 0
+
+
 PIXELS = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 VIT = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "image_size": 8,
@@ -254,6 +284,20 @@ def test_images_have_positions(build: Any, places: dict[str, int]) -> None:
     alone.explain(value)
     for mine, one in zip(found, alone.positions(), strict=True):
         near(mine.relevance[1].numpy(), one.relevance[0].numpy())
+
+
+def test_deit_is_its_twin() -> None:
+    model, weights = IMAGES["DeiT"][0](), np.array([1.0, -1.0, 0.0])
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        logits = model(pixel_values=PIXELS[:1]).logits[0]
+    value = trace.explain(logits @ torch.as_tensor(weights))
+    want = deit.explain(model, PIXELS[0].numpy(), weights)
+    near(logits.detach().numpy(), want.logits)
+    assert abs(float(value) - want.value) < 1e-9
+    near(positions_of(trace)["input"], want.positions)
+    assert abs(trace.ledger().by_kind()["positions"] - want.positions.sum()) < 1e-9
+    own = want.patches.sum() + want.special.sum() + want.positions.sum() + sum(want.biases.values())
+    assert abs(own + sum(want.softmax_residue.values()) - want.value) < 1e-9
 
 
 def deberta() -> Any:
