@@ -115,11 +115,9 @@ def plain_text(
     while shown and _measured(shown, size) > room * POINTS:
         shown = shown[:-2].rstrip("…") + "…" if len(shown) > 2 else ""
     if shown.strip():
-        plain = Text(
-            x, y, shown, color=_share(color), fontproperties=_font(shown, size), usetex=False, parse_math=False
-        )
-        plain.set_transform(drawn.dpi_scale_trans)
-        drawn.add_artist(plain)
+        style: dict[str, Any] = {"color": _share(color), "fontproperties": _font(shown, size)}
+        style |= {"usetex": False, "parse_math": False}
+        drawn.add_artist(Text(x, y, shown, transform=drawn.dpi_scale_trans, **style))
 
 
 def png(drawn: Figure) -> bytes:
