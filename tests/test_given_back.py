@@ -12,8 +12,8 @@ from lrpx.methods import METHODS
 
 CAPTUMS = {"integrated-gradients", "smoothgrad", "gradient-shap"}
 """Their tensors are in cycles that Captum's passes leave, and wait for the garbage collector."""
-REFUSED = {"lrp-voita"}
-"""A rule for norms in one function, which the bundled model's are not."""
+REFUSED = {"lrp-voita", "centre", "libragrad-fullgrad"}
+"""A rule for norms in one function, which the bundled model's are not; and methods of images."""
 CASES = [(name, False) for name in METHODS if name not in CAPTUMS | REFUSED] + [
     (name, True) for name in ("attnlrp", "lrp", "alti-logit")
 ]

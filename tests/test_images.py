@@ -82,6 +82,15 @@ def test_class_tokens_and_positions_are_sources(name):
         assert found.parts["positions"].shape == {"place": positions[name]}
 
 
+def test_positions_that_are_interpolated_are_positions():
+    found = Explainer(build("dinov2"))(image(size=24), 1, ledger=True)
+    assert found.ledger.closes(1e-9)
+    positions = float(found.parts["positions"].values.sum())
+    assert found.ledger.by_kind()["positions"] == pytest.approx(positions, abs=1e-9)
+    assert abs(positions) > 1e-3
+    assert "constants" not in found.ledger.by_kind()
+
+
 def test_a_batch_of_images_of_two_sizes():
     model = build("resnet")
     given = [image(0), image(1, size=24), image(2)]

@@ -10,7 +10,6 @@ import torch
 import transformers as tf
 
 from lrpx import Attribution, Explainer
-from tests.cli.commands import finish, start
 from tests.pictures import SIZES, build
 
 pil = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -36,13 +35,10 @@ def folder(tmp_path_factory):
     return found
 
 
-def run(*arguments, **how):
-    return finish(start("explain", *arguments, **how))
-
-
-def test_an_image_on_the_command_line(folder, tmp_path):
+def test_an_image_on_the_command_line(run, folder, tmp_path):
     code, out, err = run(
-        "--image", folder / "cat.png", "--model", folder / "vit", "--target", "LABEL_1", "--method", "attnlrp-vit",
+        "explain", "--image", folder / "cat.png", "--model", folder / "vit", "--target", "LABEL_1",
+        "--method", "attnlrp-vit",
         "--ledger", "--html", tmp_path / "a.html", "--json", tmp_path / "a.json", "--save", tmp_path / "a",
     )  # fmt: skip
     assert (code, err) == (0, "")
@@ -61,14 +57,14 @@ def test_an_image_on_the_command_line(folder, tmp_path):
     assert "img-src data:" in page
 
 
-def test_methods_side_by_side_and_a_cell(folder):
+def test_methods_side_by_side_and_a_cell(run, folder):
     code, out, err = run(
-        "--image", folder / "cat.png", "--model", folder / "vit", "--method", "lrp", "--method", "rollout"
+        "explain", "--image", folder / "cat.png", "--model", folder / "vit", "--method", "lrp", "--method", "rollout"
     )
     assert (code, err) == (0, "")
     assert out.count("patches: sum") == 2
     code, out, err = run(
-        "--image", folder / "cat.png", "--model", folder / "maps", "--cell", "2,-1", "--target", "LABEL_2"
+        "explain", "--image", folder / "cat.png", "--model", folder / "maps", "--cell", "2,-1", "--target", "LABEL_2"
     )
     assert (code, err) == (0, "")
     assert "logit of 'LABEL_2' at row 2, column 15" in out
@@ -93,17 +89,18 @@ def test_methods_side_by_side_and_a_cell(folder):
         (["--image", "cat.png", "--model", "vit", "--method", "alti-logit"], "alti-logit does not serve"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_is_one_line(folder, arguments, told):
-    code, out, err = run(*arguments, cwd=folder)
+def test_what_goes_wrong_is_one_line(run, folder, arguments, told, monkeypatch):
+    monkeypatch.chdir(folder)
+    code, out, err = run("explain", *arguments)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert told in err
 
 
-def test_a_model_of_texts_reads_no_image(folder, tmp_path):
+def test_a_model_of_texts_reads_no_image(run, folder, tmp_path):
     from tests.reference import models
 
-    models.gpt2().save_pretrained(tmp_path)
-    code, _, err = run("--image", folder / "cat.png", "--model", tmp_path)
+    models.tiny_gpt2().save_pretrained(tmp_path)
+    code, _, err = run("explain", "--image", folder / "cat.png", "--model", tmp_path)
     assert code == 2
     assert "GPT2LMHeadModel is a causal language model, which reads no images; leave --image out" in err

@@ -81,7 +81,7 @@ MISTAKES = [
     ("causal", ["--choice", "a", "--choice", "b"], "leave --choice out", ["--target-id", "7"]),
     ("causal", ["--pair", "the tree"], "leave --pair out, or write both into one text", ["--target-id", "7"]),
     ("no tokenizer", [], "pass token ids with --ids, or a model folder", None),
-    ("images", [], "the command line reads texts; in Python, lrpx.Explainer explains it", None),
+    ("images", [], "pass an image with --image", None),
     ("encoder", [], "pass the other one with --pair", ["--pair", "the tree"]),
     ("encoder", ["--choice", "a", "--choice", "b"], "leave --choice out", ["--pair", "the tree"]),
     ("encoder", ["--pair", "the tree", "--target", "yes"], "", ["--pair", "the tree"]),

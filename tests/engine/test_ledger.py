@@ -491,7 +491,7 @@ NAMES = {
     "a buffer": ("constants", "buffer"),
     "a slice": ("biases", "rows"),
     "one element": ("biases", "bias"),
-    "cat": ("biases", "token"),
+    "cat": ("class token", "token"),
     "an embedding": ("tokens", "table"),
     "a slice of a table": ("biases", "table.weight"),
     "linear": ("biases", "linear.bias"),
@@ -678,7 +678,7 @@ def test_images_have_positions_and_a_class_token() -> None:
     ledger = explained(model, ATTNLRP, **batch)[0].ledger()
     assert entries(ledger, "inputs").keys() == {"pixel_values"}
     assert entries(ledger, "positions").keys() == {"vit.embeddings.position_embeddings"}
-    assert "vit.embeddings.cls_token" in entries(ledger, "biases")
+    assert entries(ledger, "class token").keys() == {"vit.embeddings.cls_token"}
     assert "constants" not in ledger.by_kind()
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
-from lrpx import Explainer, Logit, LogProb, Span
+from lrpx import Explainer, Logit, LogProb, Span, Task
 from lrpx.errors import MethodError
 from lrpx.methods import METHODS, AtMan, GradCam, GradientRollout, Rollout, attribute_all
 from lrpx.methods._rollout import discarded
@@ -292,7 +292,7 @@ def test_nothing_of_the_model_changes():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
     for method in METHODS:
-        if method not in ("lrp-voita",):
+        if method != "lrp-voita" and Task.CAUSAL in METHODS[method].tasks:
             Explainer(model)(IDS, method=method)
     assert torch.equal(state, torch.random.get_rng_state())
     for module in model.modules():

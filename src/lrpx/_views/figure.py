@@ -106,7 +106,8 @@ def plain_text(
     while shown and _measured(shown, size) > room * POINTS:
         shown = shown[:-2].rstrip("…") + "…" if len(shown) > 2 else ""
     if shown.strip():
-        style = {"color": _share(color), "fontproperties": _font(shown, size), "usetex": False, "parse_math": False}
+        style: dict[str, Any] = {"color": _share(color), "fontproperties": _font(shown, size)}
+        style |= {"usetex": False, "parse_math": False}
         drawn.add_artist(Text(x, y, shown, transform=drawn.dpi_scale_trans, **style))
 
 

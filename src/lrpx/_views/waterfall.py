@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 MEANINGS: Final = {
     "tokens": "what the tokens are",
     "positions": "where the tokens stand",
+    "class token": "learned tokens beside those of an image",
     "token types": "which text the tokens are of",
     "inputs": "numbers given to the model",
     "attention": "what the attention heads bring from the tokens",

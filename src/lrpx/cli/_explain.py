@@ -118,6 +118,7 @@ def _attribution(wanted: Wanted, explainer: Explainer, method: Method) -> Attrib
     decoder: Any = wanted.decoder
     if wanted.ids and decoder is not None:
         decoder = read_ids(decoder)
+    target: Any
     target, contrast = wanted.asked
     if wanted.place is not None:
         target = Cell(target, *wanted.place)

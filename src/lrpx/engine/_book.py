@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine._factors import CONSTANT
-from lrpx.engine._learned import JOINS
+from lrpx.engine._learned import ADDS, JOINS
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, carries, first, is_in_place
 from lrpx.ledger import Entry, Ledger
@@ -201,8 +201,10 @@ class Book(Tap):
         if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)
-        joined = operation in JOINS and any(source.ids is None for source in self._sources)
-        kind = _kind(name, "class token" if joined else "biases" if is_parameter else "constants")
+        kind = _kind(name, "biases" if is_parameter else "constants")
+        if constant.ndim == 3 and any(source.ids is None for source in self._sources):  # beside the tokens of an image
+            learned = {**dict.fromkeys(JOINS, "class token"), **dict.fromkeys(ADDS, "positions")}
+            kind = learned.get(operation, kind) if operation in JOINS or constant.shape[1] > 1 else kind
         self._leaves.append((self._line(kind, name), leaf))
         self._fresh.append(leaf)
         return leaf

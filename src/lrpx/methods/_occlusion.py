@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx.methods._contract import register
-from lrpx.methods._embedded import Baseline, ByCaptum, Function
+from lrpx.methods._embedded import Baseline, ByCaptum, Values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ class Occlusion(ByCaptum):
         """The baseline."""
         return f"f(x) − f(x with the baseline for i); baseline={self.baseline}"
 
-    def explain(self, captum: Any, function: Function, inputs: Any, baselines: Any) -> Sequence[Tensor]:
+    def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:
         """See :class:`~lrpx.methods._embedded.ByCaptum`."""
         found = captum.FeatureAblation(function).attribute(
             inputs, baselines, feature_mask=features(inputs), perturbations_per_eval=self.batch_size
