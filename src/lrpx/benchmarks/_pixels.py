@@ -110,8 +110,7 @@ class Pictured(Benchmark[S]):
         return Pictures(self.data, self.image, self.label, self.mask)
 
     def drawn_pictures(self) -> list[Picture]:
-        """The first so many images, in an order that is drawn once for a number of them: data are often sorted by
-        class."""
+        """The first so many images, in an order that is drawn, always the same: data are often sorted by class."""
         every = self.pictures.listed()
         order = np.random.default_rng(0).permutation(len(every))[: self.limit]
         return [every[i] for i in order]
@@ -448,7 +447,7 @@ class Mosaics(Pictured[Mosaic]):
 
     Args:
         data: the images, with labels.
-        image, label, mask: the columns of a table.
+        image, label: the columns of a table.
         count: how many mosaics are made.
         seed: of their draw.
         limit: take so many images; which is drawn, always the same.
@@ -457,11 +456,11 @@ class Mosaics(Pictured[Mosaic]):
     data: Annotated[Path, "Images with labels: a folder of folders, .npz, or a table: .tsv, .csv, .jsonl."]
     image: Annotated[str, "The column of the files of a table's images."] = "image"
     label: Annotated[str, "The column of the labels."] = "label"
-    mask: Annotated[str, "Not read."] = "mask"
     count: Annotated[int, "How many mosaics are made."] = 100
     seed: Annotated[int, "Of their draw."] = 0
     limit: Annotated[int | None, "Take so many images, drawn, always the same."] = None
 
+    mask: ClassVar[str] = "mask"  # type: ignore[misc]  # which is not read
     name: ClassVar[str] = "mosaics"
     title: ClassVar[str] = "Which explanation finds a class among four images?"
     metrics: ClassVar[Mapping[str, Metric]] = MOSAIC_METRICS
