@@ -413,7 +413,7 @@ class Positions(Tap):
         source = next((each for each in reversed(of_tokens) if each.ids.shape[-1] == count), None)
         if source is None and of_tokens:
             raise self._refusal(f"it has positions for {count} places, which are none of the tokens")
-        rows = _rows((of_tokens or run.sources)[0])
+        rows = self._rows()
         if rows > 1:
             if shape[0] % rows or axis.dim == -len(shape):
                 raise self._refusal(f"nothing tells the {rows} rows of the batch apart", "pass batch_size=1, or ")
@@ -426,6 +426,13 @@ class Positions(Tap):
             line = Line((len(run.sources), len(self.sinks)), "positions", INPUT if layer is None else layer.path)
             self.sinks.append(Sink(line, leaf, source, rows if rows > 1 else None, axis.dim))
         return leaf
+
+    def _rows(self) -> int:
+        """How many rows the batch has: of ids, if the model takes any."""
+        sources = self._run.sources
+        first = next((each for each in sources if each.ids is not None), sources[0])
+        shape = first.value.shape if first.ids is None else first.ids.shape
+        return int(shape[0]) if first.ids is None or len(shape) > 1 else 1
 
     def _axis(self, c: Tensor, shape: Sequence[int], *, is_scores: bool = False) -> _Axis | None:
         """The dimension of the places of a constant; None where it is no positions.
@@ -454,10 +461,14 @@ class Positions(Tap):
         if is_scores:
             return _Axis(-1 if c.shape[-1] > 1 else -2)
         is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
+        is_pair &= c.shape[-1] in (self._lengths or c.shape)
         if is_pair and len(shape) > 3 and c.shape[-2:] == (2, 2):  # too few to tell
             return _Axis(-1)
-        many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1}
-        fewest = min(many.values())
+        rows = (
+            -len(shape) if self._rows() > 1 else 0
+        )  # in which some may differ and others not, as where they are padded
+        many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1 and dim != rows}
+        fewest = min(many.values(), default=0)
         found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
         if len(found) == 1:
             return _Axis(found[0])
@@ -529,11 +540,6 @@ def _shape_of(*shapes: Sequence[int]) -> tuple[int, ...]:
 def _is_part(c: Tensor) -> bool:
     """Whether a tensor is a part of a larger one, as the first rows of a table of angles are."""
     return c.untyped_storage().nbytes() > c.numel() * c.element_size()
-
-
-def _rows(source: Source) -> int:
-    shape = source.value.shape if source.ids is None else source.ids.shape
-    return int(shape[0]) if source.ids is None or len(shape) > 1 else 1
 
 
 def _spread(differs: Tensor, dim: int) -> int:
