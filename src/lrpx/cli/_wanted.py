@@ -16,10 +16,10 @@ from lrpx.cli._streams import DASH, decoded, refuse_unwritable, standard_input
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
 METHODS: Final = (
-    "attnlrp", "lrp", "attnlrp-vit", "lrp-vit", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1",
-    "gradient-l2-squared", "gim", "libragrad", "lrp-ding", "lrp-voita", "lrp-chefer", "leave-one-out", "occlusion",
-    "atman", "integrated-gradients", "smoothgrad", "gradient-shap", "kernel-shap", "rollout", "gradient-rollout",
-    "grad-cam", "ifr", "random", "position", "centre", "libragrad-fullgrad",
+    "attnlrp", "lrp", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1", "gradient-l2-squared",
+    "gim", "libragrad", "lrp-ding", "lrp-voita", "lrp-chefer", "attnlrp-vit", "lrp-vit", "leave-one-out",
+    "occlusion", "atman", "integrated-gradients", "smoothgrad", "gradient-shap", "kernel-shap", "rollout",
+    "gradient-rollout", "grad-cam", "ifr", "random", "position", "centre", "libragrad-fullgrad",
 )  # fmt: skip
 """The names of our methods, known without importing them."""
 

@@ -203,5 +203,3 @@ def _axes(name: str, count: int) -> tuple[str, ...]:
 
 register(Backward("attnlrp", recipes.ATTNLRP, label="AttnLRP"))
 register(Backward("lrp", recipes.LRP, label="LRP"))
-register(Backward("attnlrp-vit", recipes.ATTNLRP_VIT, label="AttnLRP (ViT)"))
-register(Backward("lrp-vit", recipes.LRP_VIT, label="LRP (ViT)"))
