@@ -22,6 +22,7 @@ PUBLIC = {
     "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
         find keep register""",
     "lrpx.cli": "main",
+    "lrpx.composites": "GRID composites plotted rule search",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
     "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
     "lrpx.errors": """LRPxError InputError TargetError ModelError MethodError UnknownOperationError NonFiniteError
@@ -32,8 +33,8 @@ PUBLIC = {
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Centre Found FullGrad GradCam GradientRollout
         GradientShap InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position Random Rollout
         SmoothGrad attribute_all find register""",
-    "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
-        metric mrr paired_test perturbation_metric pg pta rma top1""",
+    "lrpx.metrics": """ANSWERS IMAGE_METRICS METRICS MOSAIC_METRICS PERTURBATION_METRICS Curve Given Metric
+        PerturbationMetric SetMetric holm interval iou metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
     "lrpx.parts": "Part Parts",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
