@@ -346,3 +346,23 @@ def test_a_drawing_is_shown_and_runs_nothing(opened, sample, tmp_path):
     assert driver.execute_script("return document.querySelectorAll('img,image,foreignObject').length") == 0
     assert driver.execute_script("return document.querySelector('svg').getBoundingClientRect().width") > 400
     assert driver.execute_script("return document.querySelectorAll('svg path').length") > len(sample())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_image_is_drawn_and_its_layers_can_be_switched(opened, scheme):
+    from lrpx import Explainer
+    from tests.pictures import build, image
+
+    found = Explainer(build("vit"))(image(), 1, method="attnlrp-vit")
+    for width in (900, 390):
+        driver = opened(page(found), scheme, width)
+        assert not driver.get_log("browser")  # the page's policy admits its images
+        assert driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
+        assert len(driver.find_elements("css selector", "svg.lrpx-pic image")) == 5
+        texts = [(text, rgb(ink), rgb(paper)) for text, ink, paper in driver.execute_script(COLOURS)]
+        assert not [each for each in texts if contrast(each[1], each[2]) < 4.5]
+        for switch, layer in (("lrpx-show-heat", "lrpx-heat"), ("lrpx-show-base", "lrpx-base")):
+            opacity = f"return getComputedStyle(document.querySelector('.{layer}')).opacity"
+            assert driver.execute_script(opacity) == "1"
+            driver.find_element("css selector", f".{switch}").click()
+            assert driver.execute_script(opacity) == "0"
