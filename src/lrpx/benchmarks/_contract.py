@@ -98,7 +98,7 @@ class Benchmark(ABC, Generic[S]):
     name: ClassVar[str]
     """Of its command, and of its runs' kind."""
     methods: ClassVar[tuple[str, ...]] = ()
-    """The methods that are measured when none are named; all that are registered, if it is empty."""
+    """The methods that are measured when none are named; if it is empty, all that serve the model."""
     tasks: ClassVar[frozenset[Task]]
     """What the models predict that it can be asked of."""
     metrics: ClassVar[Mapping[str, Metric]]
