@@ -15,20 +15,21 @@ import lrpx
 ROOT = Path(lrpx.__file__).parent
 PUBLIC = {
     "lrpx": """ATTNLRP GRADIENT LRP METHODS PA_LRP Add Along Attribution Attributions Cell Clamp Contrast Epsilon
-        Explainer Gamma LRPxError Ledger LogProb Logit Margin Method Part Patch Recipe Scale Set Similarity Span Tap
-        Target Task Trace ZPlus intervene propagate register""",
+        Explainer Gamma LRPxError Ledger LogProb Logit Margin Method Part Patch Recipe Scale Set Similarity Span
+        Tap Target Task Trace ZPlus intervene propagate register""",
     "lrpx.attribution": "Attribution Explained Prediction Provenance Token",
     "lrpx.attributions": "Attributions",
-    "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source Words
-        find keep register""",
-    "lrpx.cards": """Card Collection Hit Kept Lens Passage References Scale Shown Written card collect explain_units
-        from_table index_page merge page search to_table""",
+    "lrpx.benchmarks": """BENCHMARKS Benchmark Case Dropped GroundTruth Group Kept Perturbed Run Samples Source
+        Words find keep register""",
+    "lrpx.cards": """Card Collection Hit Kept Lens Passage References Scale Shown Written card collect
+        explain_units from_table index_page merge page search to_table""",
     "lrpx.circuits": "Graph check_closes chosen exact_edges graph_of run scores",
     "lrpx.cli": "main",
+    "lrpx.composites": "GRID composites plotted rule search",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
     "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
-    "lrpx.errors": """LRPxError InputError TargetError ModelError MethodError UnknownOperationError NonFiniteError
-        TraceError DataError MissingExtraError ResultError ResultFileError""",
+    "lrpx.errors": """DataError InputError LRPxError MethodError MissingExtraError ModelError NonFiniteError
+        ResultError ResultFileError TargetError TraceError UnknownOperationError""",
     "lrpx.explainer": "Explainer",
     "lrpx.flow": "Flow",
     "lrpx.inputs": "Reader Row Segment",
@@ -37,18 +38,17 @@ PUBLIC = {
     "lrpx.methods": """ALIASES METHODS AltiLogit AtMan Backward Centre Found FullGrad GradCam GradientRollout
         GradientShap InformationFlow IntegratedGradients KernelShap LeaveOneOut Method Occlusion Position
         PositionAware Random Rollout SmoothGrad attribute_all find register""",
-    "lrpx.metrics": """ANSWERS METRICS PERTURBATION_METRICS Curve Given Metric PerturbationMetric holm interval iou
-        metric mrr paired_test perturbation_metric pg pta rma top1""",
+    "lrpx.metrics": """ANSWERS IMAGE_METRICS METRICS MOSAIC_METRICS PERTURBATION_METRICS Curve Given Metric
+        PerturbationMetric SetMetric holm interval iou metric mrr paired_test perturbation_metric pg pta rma top1""",
     "lrpx.model": "BoundModel Spec",
     "lrpx.neurons": "relevance_of_units",
     "lrpx.parts": "Part Parts",
-    "lrpx.patching": """BY_POSITION KINDS Pair Write attributed coefficients exact pair_of parts_of patched
-        recorded""",
+    "lrpx.patching": "BY_POSITION KINDS Pair Write attributed coefficients exact pair_of parts_of patched recorded",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
     "lrpx.ranking": "MeanUnit Ranking Unit",
-    "lrpx.recipes": """ALTI_LOGIT ATTNLRP ATTNLRP_VIT GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VIT LRP_VOITA
-        PA_LRP RELP Override Recipe""",
+    "lrpx.recipes": """ALTI_LOGIT ATTNLRP ATTNLRP_VIT GIM GRADIENT LIBRAGRAD LRP LRP_CHEFER LRP_DING LRP_VIT
+        LRP_VOITA PA_LRP RELP Override Recipe""",
     "lrpx.rules": """AlphaBeta AumannShapley Epsilon Flat Gamma Rule Scaled Temperature WSquare ZBox ZPlus constant
         identity ratio signal_take_all uniform uniform_bias unmodified with_gradient_of""",
     "lrpx.runs": "Store digest read_table versions write_table write_whole",
@@ -56,8 +56,8 @@ PUBLIC = {
     "lrpx.sanity": "SIMILAR Mean Sane Sanity Stage check",
     "lrpx.targets": "Cell Contrast LogProb Logit Margin Preferred Similarity Span Target",
     "lrpx.tasks": "Task",
-    "lrpx.units": "KINDS Kind Place Reading place_in places",
     "lrpx.tuning": "GRIDS Tried Tuned candidates tune",
+    "lrpx.units": "KINDS Kind Place Reading place_in places",
 }
 """Every public name. A change here is a change of what users may rely on, and stands in the changelog."""
 

@@ -5,8 +5,8 @@
     python training/image_heads.py --backbone runs/models/dinov2 --train cifar10/train.npz --test cifar10/test.npz \\
         --side 84 --limit 3000 --out runs/dinov2-cifar
 
-Accuracy 0.7475 on 198 photographs (0.6061 of them are of the largest group), and 0.7020 on CIFAR-10's 2,000 test images;
-one and two minutes of one core.
+Accuracy 0.7475 on 198 photographs (0.6061 of them are of the largest group), and 0.7020 on CIFAR-10's 2,000 test
+images; one and two minutes of one core.
 
 The photographs' folder has classes.tsv with the columns ``file`` and ``group``; every fifth row of a group is tested
 and not trained on. The npz files have ``x`` (uint8, ``[N, height, width, 3]``) and ``y``.

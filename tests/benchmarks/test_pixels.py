@@ -75,7 +75,7 @@ def test_rows_are_what_a_loop_over_covered_images_gives(model, arrays, cells, fi
     """Each covered image alone, covered pixel by pixel, and the slow twins of the metrics."""
     size = PATCH if cells == "patches" else 1
     benchmark = find("pixels")(data=arrays, limit=2, cells=cells, fill=fill)
-    run = Run(benchmark, model, METHODS)
+    run = Run(benchmark, model, METHODS, list(twins.PERTURBATION))
     for row, sample in zip(run.part(0).to_pylist(), run.samples.kept, strict=True):
         pixels = model.reader.row(benchmark.pictures.open(sample.picture)).arguments["pixel_values"][0]
         explained = int(logits_of(model, pixels).argmax())

@@ -100,7 +100,7 @@ class Benchmark(ABC, Generic[S]):
     name: ClassVar[str]
     """Of its command, and of its runs' kind."""
     methods: ClassVar[tuple[str, ...]] = ()
-    """The methods that are measured when none are named; all that are registered, if it is empty."""
+    """The methods that are measured when none are named; if it is empty, all that serve the model."""
     explains: ClassVar[bool] = True
     """Whether the methods explain each sample's tokens first; if not, its judgement asks them what it needs."""
     tasks: ClassVar[frozenset[Task]]

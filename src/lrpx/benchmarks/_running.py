@@ -64,7 +64,8 @@ class Run:
         part: int = PART,
     ) -> None:
         own = {method.name: method for method in benchmark.of_model(model)}
-        given = [*(benchmark.methods or METHODS), *own] if methods is None else list(dict.fromkeys(methods))
+        known = benchmark.methods or [name for name, each in METHODS.items() if model.task in each.tasks]
+        given = [*known, *own] if methods is None else list(dict.fromkeys(methods))
         named = benchmark.usual() if metrics is None else list(dict.fromkeys(metrics))
         self.benchmark = benchmark
         self.model = model
