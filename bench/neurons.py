@@ -3,8 +3,8 @@
     python bench/neurons.py [--model NAME_OR_FOLDER] [--tokens 256] [--rounds 9]
 
 Both are run by turns, and the median of the ratios of neighbours is told with its quartiles. What is measured is the
-processor time of this process, which another load of the machine leaves nearly alone. The model's units are found before,
-once for a model, which takes the time that is printed below.
+processor time of this process, which another load of the machine leaves nearly alone. The model's units are found
+before, once for a model, which takes the time that is printed below.
 """
 
 from __future__ import annotations
