@@ -21,6 +21,7 @@ SCRIPTS = {
     "positions.py": ([*TOY, "--lengths", "8", "--runs", "1"], 1),
     "batches.py": (["--sentences", "4", "--rounds", "1"], 2),
     "questions.py": (["--shape", "toy", "--lengths", "8", "--questions", "3", "--rounds", "1"], 1),
+    "collect.py": (["--texts", "4", "--rounds", "1", "--no-relevance"], 1),
     "curves.py": (["--samples", "3", "--steps", "5", "--looped", "1"], 1),
     "neurons.py": (["--tokens", "8", "--rounds", "1"], 3),
     "sva.py": ([*SVA, "--samples", "4", "--rounds", "1", "--sizes", "2", "4", "--subjects", "lrpx attnlrp"], 3),

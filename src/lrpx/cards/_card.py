@@ -76,6 +76,7 @@ class Card:
             range; the outer two are open.
         peaks: ``(first, last, texts)``: in how many texts it was highest at which positions, from 0.
         relevant_for: ``(token, passages, relevance)``: what the model predicted in the passages of highest relevance.
+        every: the histogram counts one of so many tokens.
         note: why there is no vocabulary, or empty.
     """
 
@@ -90,6 +91,7 @@ class Card:
     histogram: Sequence[tuple[float, float, int]]
     peaks: Sequence[tuple[int, int, int]]
     relevant_for: Sequence[tuple[str, int, float]]
+    every: int
     note: str = ""
 
     @property
@@ -171,6 +173,7 @@ def card(
             for i, count in enumerate(references.peaks(layer, unit))
         ],
         relevant_for=[(bound.label(token), count, relevance[token]) for token, count in predicted.most_common()],
+        every=references.settings["every"],
         note=note,
     )
 

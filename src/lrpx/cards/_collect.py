@@ -144,6 +144,7 @@ class Collection:
             "recipe": ATTNLRP.describe() if "relevance" in self.measures else None,
             "at": self.at if "relevance" in self.measures else None,
             "skip": self.skip,
+            "every": EVERY,
             "part": self.part,
         }
 

@@ -18,7 +18,6 @@ from markupsafe import Markup
 
 from lrpx._views import html
 from lrpx._views.picture import number, one_line, picture
-from lrpx.cards._collect import EVERY
 from lrpx.cards._lens import Lens
 from lrpx.cards._ranges import places as positions
 from lrpx.cards._ranges import ranged, trimmed
@@ -58,7 +57,6 @@ def page(card: Card) -> str:
         "histogram_most": max((count for *_, count in histogram), default=1) or 1,
         "peaks": peaks,
         "peaks_most": max((count for *_, count in peaks), default=1) or 1,
-        "every": EVERY,
     }
     pieces = [piece for some in shown.values() for _, each in some for piece in each.pieces]
     sheet = _sheet(pieces)
