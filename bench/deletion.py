@@ -117,8 +117,12 @@ def main() -> None:
         name: torch.stack([relevance(model, each, name) for each in ranked]).mean(0) for name in [*RECIPES, "active"]
     }
     width = next(iter(scores.values())).shape[1]
+    leaders = {
+        name: ", ".join(f"{layer}.{neuron}" for layer, neuron in first(each, 3)) for name, each in scores.items()
+    }
     generator = torch.Generator().manual_seed(0)
     print(f"{model.name}, {given.data}: ranked on {len(ranked)} prompts, measured on {len(measured)}\n")
+    print("First neurons, layer.neuron: " + "; ".join(f"{name} {each}" for name, each in leaders.items()) + "\n")
     print("| neurons deleted | " + " | ".join(map(str, COUNTS)) + " |")
     print("|---|" + "---:|" * len(COUNTS))
     lines: dict[str, list[list[Write]]] = {}

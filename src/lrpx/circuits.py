@@ -258,7 +258,7 @@ class _Mixed(Tap):
             missing = self._missing[:, self._readers[path]]
             upto = int(self._graph.edges[self._readers[path]].sum())
             other = self._corrupt[:upto] - self.written[:, :upto]
-            mixed = by_row(value, self._rows) + torch.einsum("bu,butd->btd", missing[:, :upto], other)
+            mixed = by_row(value, self._rows) + torch.einsum("rw,rwtd->rtd", missing[:, :upto], other)
             return mixed.reshape(value.shape)
         return None
 
