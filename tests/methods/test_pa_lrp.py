@@ -154,3 +154,16 @@ def test_where_positions_decide_attnlrp_is_blind() -> None:
     assert told["attnlrp"][0] < 0.5 < 0.9 < told["pa-lrp-positions"][0]
     shares = positional.shares(explainer, held)
     assert abs(shares["tokens"]) < 0.3 < 0.6 < shares["positions"]
+
+
+def test_a_figure_has_a_cell_for_each_layer_and_token(llama: lrpx.Explainer) -> None:
+    pytest.importorskip("matplotlib")
+    texts, cells = [], []
+    for name in ("attnlrp", "pa-lrp"):
+        artists = llama(IDS, 5, 9, method=name).to_figure().artists
+        cells.append(sum(type(each).__name__ == "Rectangle" for each in artists))
+        texts.append(" ".join(each.get_text() for each in artists if hasattr(each, "get_text")))
+    assert cells[1] - cells[0] == 2 * len(IDS)
+    assert "layer × token" not in texts[0]
+    assert "positions: layer × token" in texts[1]
+    assert "model.layers.1" in texts[1]
