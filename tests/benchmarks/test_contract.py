@@ -166,7 +166,8 @@ def test_what_is_no_benchmark_is_refused_when_it_is_registered(drops):
         register(Path)
     with pytest.raises(InputError, match="there is a benchmark 'sva' already"):
         register(type("Other", (Drop,), {"name": "sva"}))
-    assert set(BENCHMARKS) == {"sva", "faithfulness", "loo", "layers", "qa", "qa-perturbed", "drop"}
+    ours = {"sva", "circuits", "faithfulness", "loo", "layers", "patching", "qa", "qa-perturbed"}
+    assert set(BENCHMARKS) == ours | {"drop"}
 
 
 @pytest.mark.parametrize("name", ["magic", "missing.py"])
