@@ -19,6 +19,7 @@ from lrpx.benchmarks import _report
 from lrpx.benchmarks._curves import picture
 from lrpx.benchmarks._faithful_report import SHOWN, _context, terminal
 from lrpx.benchmarks._faithful_summary import ORDERS, Summary, Variant, _agreement, _judged, _p_values, _score
+from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._summary import Score, select
 from lrpx.errors import InputError, ResultFileError
 from lrpx.metrics import Metric, PerturbationMetric, SetMetric
@@ -162,12 +163,7 @@ def _described(store: Store, known: Mapping[str, Metric]) -> tuple[str, tuple[st
 def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list[dict[str, Any]]:
     """The samples asked for, or the first few, as every method explains them."""
     ids = select(store, ["id"])["id"].to_list()
-    unknown = sorted(set(show) - set(ids))
-    if unknown:
-        raise InputError(
-            f"there is no sample {', '.join(map(repr, unknown))} in {store.folder}; its {len(ids)} samples have ids "
-            f"such as {ids[0]!r}"
-        )
+    check_shown(show, ids, store.folder)
     wanted = list(dict.fromkeys(show)) or ids[:SHOWN]
     columns = ["id", "explained", "value", "image", "grid", *(f"relevance/{method}" for method in methods)]
     rows = {row["id"]: row for row in select(store, columns, ids=wanted).iter_rows(named=True)}
