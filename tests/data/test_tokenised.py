@@ -200,7 +200,7 @@ def test_what_cannot_be_tokenised_is_named(bundled, stories, treebank):
     with pytest.raises(ModelError, match=r"the tokenizer of .*bundled has no mask token"):
         tokenise([DOORS], bundled, Task.MASKED)
     for task in (Task.CLASSIFICATION, Task.SEQ2SEQ):
-        with pytest.raises(ModelError, match=f"a {task.title} predicts no verb"):
+        with pytest.raises(ModelError, match=f"{task.named} predicts no verb"):
             tokenise([DOORS], bundled, task)
     stories.name_or_path = "stories260K"
     with pytest.raises(ModelError, match="the tokenizer of stories260K splits a form of every verb"):

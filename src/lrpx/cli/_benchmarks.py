@@ -34,9 +34,9 @@ OURS: Final = {
     "faithfulness": ("_faithfulness.py",),
     "loo": ("_faithfulness.py",),
     "layers": ("_layers.py", "_faithfulness.py"),
+    "patching": ("_patching.py", "_pairs.py"),
     "pixels": ("_pixels.py",),
     "mosaics": ("_pixels.py",),
-    "patching": ("_patching.py", "_pairs.py"),
     "qa": ("_qa.py",),
     "qa-perturbed": ("_qa.py",),
 }

@@ -19,7 +19,8 @@ METHODS: Final = (
     "attnlrp", "lrp", "alti-logit", "logit", "alti", "gradient-x-input", "gradient-l1", "gradient-l2-squared",
     "gim", "libragrad", "lrp-ding", "lrp-voita", "lrp-chefer", "attnlrp-vit", "lrp-vit", "leave-one-out",
     "occlusion", "atman", "integrated-gradients", "smoothgrad", "gradient-shap", "kernel-shap", "rollout",
-    "gradient-rollout", "grad-cam", "ifr", "random", "position", "centre", "libragrad-fullgrad",
+    "gradient-rollout", "grad-cam", "ifr", "random", "position", "centre", "libragrad-fullgrad", "pa-lrp",
+    "pa-lrp-absolute", "pa-lrp-single-sink", "pa-lrp-positions", "pa-lrp-tokens",
 )  # fmt: skip
 """The names of our methods, known without importing them."""
 
