@@ -168,7 +168,7 @@ def test_what_is_no_benchmark_is_refused_when_it_is_registered(drops):
         register(Path)
     with pytest.raises(InputError, match="there is a benchmark 'sva' already"):
         register(type("Other", (Drop,), {"name": "sva"}))
-    ours = "sva circuits faithfulness loo layers patching pixels mosaics qa qa-perturbed".split()
+    ours = "sva circuits faithfulness loo positions layers patching pixels mosaics qa qa-perturbed".split()
     assert set(BENCHMARKS) == {*ours, "drop"}
 
 

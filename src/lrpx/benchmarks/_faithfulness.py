@@ -3,8 +3,8 @@
 Every method explains the same value of every text; then tokens are hidden, as every metric's plan says, and what the
 model says then is measured (:mod:`lrpx.metrics._perturbation`). There is no ground truth in it but the model.
 
-``faithfulness`` measures by all metrics; ``loo`` by those of You et al. (2025). :class:`Perturbed` is for benchmarks
-that read other data.
+``faithfulness`` measures by all metrics; ``loo`` by those of You et al. (2025), ``positions`` by those of Bakish et al.
+(2025). :class:`Perturbed` is for benchmarks that read other data.
 """
 
 from __future__ import annotations
@@ -516,6 +516,26 @@ class LeaveOneOutAgreement(Faithfulness):
     def usual(self) -> list[str]:
         """Those of You et al. 2025, Table 2."""
         return ["LOO Pearson", "LOO Spearman", "AOPC LeRF", "AOPC MoRF", "AOPC Δ"]
+
+
+@register
+@dataclass(frozen=True)
+class PositionTests(Faithfulness):
+    """Do positions make an explanation truer to the model? By generation and pruning (Bakish et al. 2025)."""
+
+    perturbation: Annotated[
+        str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
+    ] = "unk"
+
+    name: ClassVar[str] = "positions"
+    title: ClassVar[str] = "Do positions make an explanation truer to the model?"
+    methods: ClassVar[tuple[str, ...]] = (
+        "attnlrp", "pa-lrp", "pa-lrp-absolute", "pa-lrp-single-sink", "pa-lrp-positions", "random",
+    )  # fmt: skip
+
+    def usual(self) -> list[str]:
+        """Those of Bakish et al. 2025, Tables 1 to 3."""
+        return ["AUAC generation", "AU-MSE generation", "AUAC pruning", "AU-MSE pruning"]
 
 
 def _listed(names: str, what: str) -> list[str]:
