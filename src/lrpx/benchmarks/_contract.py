@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_arg
 
 from lrpx._registry import Registry
 from lrpx._scripts import from_script, is_script
-from lrpx.errors import DataError, InputError, ModelError
+from lrpx.errors import DataError, InputError, ModelError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -243,6 +243,25 @@ class Benchmark(ABC, Generic[S]):
             raise ModelError(
                 f"{model.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
             )
+
+
+def labelled(row: Mapping[str, Any], model: BoundModel, path: Path) -> int:
+    """The index of the label of a file's row: its name, or its number.
+
+    Raises:
+        DataError: the model has none such.
+    """
+    given = row["label"]
+    try:
+        return model.index(given)
+    except TargetError as error:
+        size = int(getattr(model.config, "num_labels", 0)) if model.task.logits == "classes" else 0
+        if given.isdecimal() and int(given) < size:
+            return int(given)
+        mend = str(error).replace("the index of a class", "its number")
+        raise DataError(
+            f"{path}:{row['line']} has the label {given!r}, which the model does not have: {mend}"
+        ) from error
 
 
 BENCHMARKS: Registry[type[Benchmark[Any]]] = Registry("benchmark", InputError, "lrpx.benchmarks")

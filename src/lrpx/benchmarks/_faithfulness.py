@@ -21,7 +21,7 @@ import torch
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.texts import read_texts
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, register
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, labelled, register
 from lrpx.benchmarks._faithful_report import terminal, write_reports
 from lrpx.benchmarks._faithful_summary import Variant, variants
 from lrpx.errors import DataError, InputError, TargetError
@@ -415,7 +415,7 @@ class Faithfulness(Perturbed[TextSample]):
             ids, label = ids[: end - 1], ids[end - 1]
             more = {name: values[: len(ids)] for name, values in more.items()}
         elif row["label"] is not None:
-            label = self._label(row, model)
+            label = labelled(row, model, self.data)
         try:
             made = model.reader.row({"input_ids": ids, "attention_mask": [1] * len(ids)} | more)
             position = model.reader.position(made)
@@ -449,24 +449,6 @@ class Faithfulness(Perturbed[TextSample]):
             if name not in ("input_ids", "attention_mask") and len(values) == count
         }
         return list(found["input_ids"]), more
-
-    def _label(self, row: Mapping[str, Any], model: BoundModel) -> int:
-        """The index of a label: its name, or its number.
-
-        Raises:
-            DataError: the model has none such.
-        """
-        given = row["label"]
-        try:
-            return model.index(given)
-        except TargetError as error:
-            size = int(getattr(model.config, "num_labels", 0)) if model.task is Task.CLASSIFICATION else 0
-            if given.isdecimal() and int(given) < size:
-                return int(given)
-            mend = str(error).replace("the index of a class", "its number")
-            raise DataError(
-                f"{self.data}:{row['line']} has the label {given!r}, which the model does not have: {mend}"
-            ) from error
 
     def _target(self, row: Mapping[str, Any], label: int | None, model: BoundModel) -> Logit:
         if self.target == "predicted":

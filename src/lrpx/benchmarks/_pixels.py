@@ -23,9 +23,9 @@ import torch
 from lrpx._covering import CELLS, FILLS, FIRST, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, register
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, labelled, register
 from lrpx.benchmarks._pixel_report import terminal, write_reports
-from lrpx.errors import DataError, InputError, ModelError, TargetError
+from lrpx.errors import DataError, InputError, ModelError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric
 from lrpx.metrics._images import STEPS
 from lrpx.metrics._perturbation import Curve, even, least_relevant_first, most_relevant_first
@@ -148,23 +148,6 @@ class Pictured(Benchmark[S]):
                 self.pictures.open_mask(each)
             rows.append({"id": each.id, "line": each.line, "label": each.label, "mask": each.mask})
         return Source(pa.Table.from_pylist(rows, self.source), (), {"counts": {"images": len(rows)}})
-
-    def labelled(self, row: Mapping[str, Any], model: BoundModel) -> int:
-        """The index of a row's label: its name, or its number.
-
-        Raises:
-            DataError: the model has none such.
-        """
-        given = row["label"]
-        try:
-            return model.index(given)
-        except TargetError as error:
-            if given.isdecimal() and int(given) < int(getattr(model.config, "num_labels", 0)):
-                return int(given)
-            mend = str(error).replace("the index of a class", "its number")
-            raise DataError(
-                f"{self.data}:{row['line']} has the label {given!r}, which the model does not have: {mend}"
-            ) from error
 
     @property
     def facts(self) -> pa.Schema:
@@ -295,7 +278,7 @@ class Pixels(Pictured[ImageSample]):
         """
         kept = []
         for row in source.rows.to_pylist():
-            label = None if row["label"] is None else self.labelled(row, model)
+            label = None if row["label"] is None else labelled(row, model, self.data)
             picture = Picture(row["id"], row["line"], row["label"], row["mask"])
             named = None if label is None else model.label(label)
             kept.append(ImageSample(picture, label, named, self._target(row, label, model)))
@@ -493,7 +476,9 @@ class Mosaics(Pictured[Mosaic]):
         """
         by_class: dict[int, list[Picture]] = {}
         for row in source.rows.to_pylist():
-            by_class.setdefault(self.labelled(row, model), []).append(Picture(row["id"], row["line"], row["label"]))
+            by_class.setdefault(labelled(row, model, self.data), []).append(
+                Picture(row["id"], row["line"], row["label"])
+            )
         if len(by_class) < 4:
             raise InputError(f"the images have {len(by_class)} classes and a mosaic needs 4; pass other data")
         draw = np.random.default_rng(self.seed)
