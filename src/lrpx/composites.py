@@ -11,7 +11,6 @@ there, as any run is.
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import replace
 from itertools import product
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks._panels import png, sheet
 from lrpx.benchmarks._summary import select
-from lrpx.errors import MethodError, MissingExtraError
+from lrpx.errors import MethodError
 from lrpx.methods import Backward
 from lrpx.methods import find as find_method
 from lrpx.rules import AlphaBeta, Epsilon, Gamma, ZPlus
@@ -151,17 +151,8 @@ def plotted(found: Tuned, title: str) -> bytes:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("a grid as a picture needs matplotlib: pip install 'lrpx[benchmarks]'") from error
     kinds = list(found.tried[0].settings)
-    settings = {"font.family": ["DejaVu Sans"], "font.size": 9.0, "text.usetex": False, "text.parse_math": False}
-    with mpl.rc_context(mpl.rcParamsDefault | settings):
-        figure = Figure(figsize=(2.6 * len(kinds) + 0.8, 3.6), dpi=160, layout="constrained")
-        FigureCanvasAgg(figure)
+    with sheet((2.6 * len(kinds) + 0.8, 3.6), 160, "a grid as a picture needs") as figure:
         axes = figure.subplots(1, len(kinds), sharey=True, squeeze=False)[0]
         for kind, panel in zip(kinds, axes, strict=True):
             rules = list(dict.fromkeys(each.settings[kind] for each in found.tried))
@@ -176,6 +167,4 @@ def plotted(found: Tuned, title: str) -> bytes:
             panel.grid(alpha=0.25, linewidth=0.5)
         axes[0].set_ylabel("mean ΔA")
         figure.suptitle(title, fontsize=10)
-        file = io.BytesIO()
-        figure.savefig(file, format="png")
-    return file.getvalue()
+        return png(figure)

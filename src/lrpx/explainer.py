@@ -239,7 +239,7 @@ class Explainer:
             NonFiniteError: NaN or infinity in the logits or the relevance.
         """
         bound = self.bound
-        self._refuse_random()
+        self.bound.refuse_random()
         if (whole_number(batch_size) or 0) < 1:
             raise InputError(f"batch_size is {batch_size!r}; pass a whole number, at least 1")
         chosen = find(method)
@@ -301,7 +301,7 @@ class Explainer:
         (3, 25344, "logit of ' are' − logit of ' is'")
         """
         bound = self.bound
-        self._refuse_random()
+        self.bound.refuse_random()
         for name, number in (("top", top), ("batch_size", batch_size)):
             if (whole_number(number) or 0) < 1:
                 raise InputError(f"{name} is {number!r}; pass a whole number, at least 1")
@@ -411,7 +411,7 @@ class Explainer:
         Raises:
             InputError: there are several inputs or questions.
         """
-        self._refuse_random()
+        self.bound.refuse_random()
         chosen = find(method)
         chosen.check(self.bound)
         several, rows, asked = self._asked(inputs, target, contrast, position, decoder)
@@ -424,12 +424,6 @@ class Explainer:
         predicted = self.bound.predicted(found.answers.logits[0].to(torch.float64))
         prediction = None if predicted is None else Prediction(*predicted)
         return self._attribution(questions.rows[0], questions.asked[0], found, 0, prediction, method)
-
-    def _refuse_random(self) -> None:
-        if self.bound.random_part:
-            raise ModelError(
-                f"{self.bound.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
-            )
 
     def _asked(
         self, inputs: Any, target: Any, contrast: Any, position: Any, decoder: Any

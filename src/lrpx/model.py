@@ -243,6 +243,17 @@ class BoundModel(Named):
         """What is in training mode, where dropout makes outputs random: the model, or a dropout by its path."""
         return "the model" if self.module.training else tasks.active_dropout(self.module)
 
+    def refuse_random(self) -> None:
+        """Refuse to run while outputs are random.
+
+        Raises:
+            ModelError: something is in training mode.
+        """
+        if self.random_part:
+            raise ModelError(
+                f"{self.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
+            )
+
     def accepts(self, argument: str) -> bool:
         """Whether its forward pass takes an argument of this name."""
         return tasks.accepts(self.module, argument)

@@ -164,10 +164,7 @@ def check(
     names = [method.name for method in chosen]
     if not names or len(set(names)) != len(names):
         raise MethodError(f"the methods are {', '.join(names) or 'none'}; name one or more, each once")
-    if model.random_part:
-        raise ModelError(
-            f"{model.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
-        )
+    model.refuse_random()
     for method in chosen:
         method.check(model)
     questions = _questions(model, texts)

@@ -239,10 +239,7 @@ class Benchmark(ABC, Generic[S]):
             raise ModelError(f"{kind} is {model.task.named}, and {self.name} asks a {served}; pass such a model")
         if model.tokenizer is None:
             raise ModelError("the model has no tokenizer to read samples with; save its tokenizer in the same folder")
-        if model.random_part:
-            raise ModelError(
-                f"{model.random_part} is in training mode, where dropout makes outputs random; call model.eval()"
-            )
+        model.refuse_random()
 
 
 def labelled(row: Mapping[str, Any], model: BoundModel, path: Path) -> int:

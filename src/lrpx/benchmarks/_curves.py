@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from lrpx._views.colour import INK, QUIET, hexadecimal
-from lrpx.errors import MissingExtraError
+from lrpx.benchmarks._panels import png, sheet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -102,16 +101,7 @@ def picture(
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("curves as a picture need matplotlib: pip install 'lrpx[benchmarks]'") from error
-    settings = {"font.family": ["DejaVu Sans"], "font.size": 9.0, "text.usetex": False, "text.parse_math": False}
-    with mpl.rc_context(mpl.rcParamsDefault | settings):
-        figure = Figure(figsize=(9.0, 4.2), dpi=200, layout="constrained")
-        FigureCanvasAgg(figure)
+    with sheet((9.0, 4.2), 200, "curves as a picture need") as figure:
         axes = figure.subplots(1, len(curves), sharey=True)
         for order, panel in zip(curves, axes, strict=True):
             for number, (method, values) in enumerate(curves[order].items()):
@@ -128,6 +118,4 @@ def picture(
         handles, names = axes[0].get_legend_handles_labels()
         figure.legend(handles, names, loc="outside lower center", ncols=min(4, max(1, len(names))), frameon=False)
         figure.suptitle(title, fontsize=10)
-        file = io.BytesIO()
-        figure.savefig(file, format="png")
-    return file.getvalue()
+        return png(figure)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,7 +52,7 @@ def write_reports(store: Store, title: str, *, show: Sequence[str] = ()) -> Summ
     environment = _report._html()
     sheet = html.style(every, whole_page=True) + environment.get_template("report.css.j2").render()
     sheet += environment.get_template("faithfulness.css.j2").render(context)
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    digest = html.content_hash(sheet)
     page = environment.get_template("faithfulness.html.j2")
     drawn = picture(found.curves, context["labels"], context["curve_value"], f"{one_line(found.model)}: {title}")
     files = {

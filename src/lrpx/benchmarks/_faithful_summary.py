@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from lrpx.metrics._metric import ROUNDING
 from lrpx.metrics._statistics import holm, interval, paired_test
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import polars as pl
     from numpy.typing import NDArray
@@ -76,6 +76,10 @@ def variants(metrics: Iterable[Metric], ways: Sequence[str], reads: Sequence[str
                 name = f"{metric.name} [{', '.join(named)}]" if named else metric.name
                 found.append(Variant(name, metric, way, read))
     return found
+
+
+Described: TypeAlias = tuple[str, tuple[str, ...], tuple[Variant, ...]]
+"""A run's model, its methods and its variants."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +177,32 @@ def summarise(store: Store) -> Summary:
     drawn = [f"curve {order}/{method}" for order in ORDERS for method in methods]
     rows = select(store, ["correct", *columns, *drawn])
     values = {each.name: {m: _values(rows[f"{each.name}/{m}"]) for m in methods} for each in found}
+    scores = {name: {m: score(each) for m, each in table.items()} for name, table in values.items()}
+    curve_of = _names(store, "perturbation")[0], _names(store, "read_out")[0]
+    return tabulated(store, (model, methods, found), rows, values, scores, ORDERS, curve_of)
+
+
+def tabulated(
+    store: Store,
+    of: Described,
+    rows: pl.DataFrame,
+    values: Mapping[str, Mapping[str, NDArray[np.float64] | None]],
+    scores: Mapping[str, Mapping[str, Score | None]],
+    orders: Sequence[str],
+    curve_of: tuple[str, str],
+) -> Summary:
+    """The summary of a run.
+
+    Args:
+        store: the run's folder.
+        of: the model, the methods and the variants.
+        rows: the columns ``correct``, and ``curve order/method`` for each of ``orders``.
+        values: ``[variant][method]``: a number for each sample; None where the metric is made of the method.
+        scores: likewise their means and intervals.
+        orders: of the curves.
+        curve_of: the way and the reading of the curves.
+    """
+    model, methods, found = of
     known = rows["correct"].drop_nulls()
     made = Summary(
         model=model,
@@ -181,36 +211,48 @@ def summarise(store: Store) -> Summary:
         variants=found,
         samples=len(rows),
         correct=(int(known.sum() or 0), len(known)),
-        scores={name: {m: _score(each) for m, each in table.items()} for name, table in values.items()},
+        scores=scores,
         p_values={name: _p_values(table) for name, table in values.items()},
         agreement={a.name: {b.name: _agreement(values[a.name], values[b.name], a, b) for b in found} for a in found},
         curves={
             order: {m: tuple(np.array(rows[f"curve {order}/{m}"].to_list()).mean(0).tolist()) for m in methods}
-            for order in ORDERS
+            for order in orders
         },
-        curve_of=(_names(store, "perturbation")[0], _names(store, "read_out")[0]),
+        curve_of=curve_of,
         verdict=None,
     )
     return made if len(methods) == 1 else _judged(made)
 
 
-def described(store: Store) -> tuple[str, tuple[str, ...], tuple[Variant, ...]]:
-    """What a run's record says of its model, its methods and its variants.
+def described(store: Store) -> Described:
+    """What a run that hides tokens says in its record of its model, its methods and its variants.
 
     Raises:
         ResultFileError: it says nothing of them.
     """
+
+    def read(settings: Mapping[str, Any]) -> list[Variant]:
+        metrics = [PerturbationMetric.read(each) for each in settings["metrics"]]
+        return variants(metrics, _names(store, "perturbation"), _names(store, "read_out"))
+
+    return recorded(store, "that hides tokens", read)
+
+
+def recorded(store: Store, kind: str, read: Callable[[Mapping[str, Any]], Sequence[Variant]]) -> Described:
+    """The model and the methods of a run's record, and the variants that ``read`` finds in its settings.
+
+    Raises:
+        ResultFileError: it says nothing of them, so it is no run of this kind.
+    """
     try:
         settings = store.settings
         model, methods = settings["model"], settings["methods"]
-        metrics = [PerturbationMetric.read(each) for each in settings["metrics"]]
-        found = variants(metrics, _names(store, "perturbation"), _names(store, "read_out"))
+        found = read(settings)
         if not found or not methods or not all(isinstance(name, str) for name in (model, *methods)):
             raise ValueError("it names no methods, or no metrics")
     except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
         raise ResultFileError(
-            f"{store.folder} does not hold a run that hides tokens ({type(error).__name__}: {error}); run it into a "
-            "new folder"
+            f"{store.folder} does not hold a run {kind} ({type(error).__name__}: {error}); run it into a new folder"
         ) from error
     return model, tuple(methods), tuple(found)
 
@@ -224,7 +266,8 @@ def _values(column: pl.Series) -> NDArray[np.float64] | None:
     return None if column.null_count() else column.to_numpy()
 
 
-def _score(values: NDArray[np.float64] | None) -> Score | None:
+def score(values: NDArray[np.float64] | None) -> Score | None:
+    """The mean and its interval; None where the metric is made of the method."""
     return None if values is None else Score(float(values.mean()), *interval(values))
 
 

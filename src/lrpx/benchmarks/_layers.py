@@ -6,7 +6,6 @@ measured as ``loo`` measures methods, and drawn against the layer.
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -20,8 +19,9 @@ from lrpx.benchmarks._contract import register
 from lrpx.benchmarks._curves import COLOURS
 from lrpx.benchmarks._faithful_report import write_reports
 from lrpx.benchmarks._faithfulness import Faithfulness
+from lrpx.benchmarks._panels import png, sheet
 from lrpx.benchmarks._report import figure
-from lrpx.errors import MissingExtraError, ModelError
+from lrpx.errors import ModelError
 from lrpx.methods._backward import Backward
 from lrpx.recipes import ATTNLRP, LRP
 from lrpx.runs import write_whole
@@ -169,16 +169,7 @@ def picture(found: Summary, of: int) -> bytes:
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("curves as a picture need matplotlib: pip install 'lrpx[benchmarks]'") from error
-    settings = {"font.family": ["DejaVu Sans"], "font.size": 9.0, "text.usetex": False, "text.parse_math": False}
-    with mpl.rc_context(mpl.rcParamsDefault | settings):
-        drawn = Figure(figsize=(4.2 * len(found.variants), 3.6), dpi=150, layout="constrained")
-        FigureCanvasAgg(drawn)
+    with sheet((4.2 * len(found.variants), 3.6), 150, "curves as a picture need") as drawn:
         axes = drawn.subplots(1, len(found.variants), squeeze=False)[0]
         for each, panel in zip(found.variants, axes, strict=True):
             for (light, _), (sweep, column) in zip(COLOURS, scores(found, each.name, of).items(), strict=False):
@@ -195,9 +186,7 @@ def picture(found: Summary, of: int) -> bytes:
         handles, names = axes[0].get_legend_handles_labels()
         drawn.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
         drawn.suptitle(f"{one_line(found.model)}: {found.samples:,} samples", fontsize=10)
-        file = io.BytesIO()
-        drawn.savefig(file, format="png")
-    return file.getvalue()
+        return png(drawn)
 
 
 def _cell(score: Score | None) -> str:

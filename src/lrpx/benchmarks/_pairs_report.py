@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,8 @@ from rich.text import Text
 from lrpx._views import html
 from lrpx._views.picture import one_line
 from lrpx.benchmarks import _report
+from lrpx.benchmarks._panels import png, sheet
 from lrpx.benchmarks._report import UNTOLD, figure
-from lrpx.errors import MissingExtraError
 from lrpx.metrics._statistics import interval
 from lrpx.runs import write_whole
 
@@ -86,7 +84,7 @@ def write(store: Store, report: Report) -> Report:
         "pictured": report.pictured,
         "made": list(_report._facts(record)),
         "style": Markup(sheet),
-        "style_hash": base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode(),
+        "style_hash": html.content_hash(sheet),
     }
     write_whole(store.folder / "table.md", _report._markdown().get_template("pairs.md.j2").render(context).encode())
     write_whole(store.folder / "report.html", environment.get_template("pairs.html.j2").render(context).encode())
@@ -118,22 +116,11 @@ def cell(values: Sequence[float | None]) -> str:
 
 
 def drawn(rows: int, columns: int, size: tuple[float, float], draw: Callable[[Any], None]) -> bytes:
-    """A PNG file of panels, whatever matplotlib's settings are; no text in it is read as mathematics.
+    """A PNG file of panels.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("the picture of a run needs matplotlib: pip install 'lrpx[benchmarks]'") from error
-    settings = {"font.family": ["DejaVu Sans"], "font.size": 7.0, "text.usetex": False, "text.parse_math": False}
-    with mpl.rc_context(mpl.rcParamsDefault | settings):
-        made = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=150, layout="constrained")
-        FigureCanvasAgg(made)
+    with sheet((size[0] * columns, size[1] * rows), 150, "the picture of a run needs", font=7.0) as made:
         draw(made.subplots(rows, columns, squeeze=False))
-        file = io.BytesIO()
-        made.savefig(file, format="png")
-    return file.getvalue()
+        return png(made)

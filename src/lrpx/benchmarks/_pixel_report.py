@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,10 +17,9 @@ from lrpx._views.picture import one_line
 from lrpx.benchmarks import _report
 from lrpx.benchmarks._curves import picture
 from lrpx.benchmarks._faithful_report import SHOWN, _context, terminal
-from lrpx.benchmarks._faithful_summary import ORDERS, Summary, Variant, _agreement, _judged, _p_values, _score
+from lrpx.benchmarks._faithful_summary import ORDERS, Described, Summary, Variant, recorded, score, tabulated
 from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._summary import Score, select
-from lrpx.errors import InputError, ResultFileError
 from lrpx.metrics import Metric, PerturbationMetric, SetMetric
 from lrpx.metrics._statistics import RESAMPLES
 from lrpx.runs import write_whole
@@ -49,12 +47,12 @@ def summarise(store: Store, known: Mapping[str, Metric]) -> Summary:
     Raises:
         ResultFileError: the folder holds no readable run of this kind, or no rows.
     """
-    model, methods, found = _described(store, known)
+    described = _described(store, known)
+    _, methods, found = described
     curves = "cells" in store.settings
     columns = [f"{each.name}/{method}" for each in found for method in methods]
     drawn = [f"curve {order}/{method}" for order in ORDERS for method in methods] if curves else []
     rows = select(store, ["correct", *columns, *drawn])
-    right = rows["correct"].drop_nulls()
     values: dict[str, dict[str, NDArray[np.float64] | None]] = {}
     scores: dict[str, dict[str, Score | None]] = {}
     for each in found:
@@ -66,25 +64,9 @@ def summarise(store: Store, known: Mapping[str, Metric]) -> Summary:
             scores[each.name] = {m: of_set(metric, every) for m, every in counts.items()}
         else:
             values[each.name] = {method: column.to_numpy() for method, column in table.items()}
-            scores[each.name] = {m: _score(every) for m, every in values[each.name].items()}
-    made = Summary(
-        model=model,
-        methods=methods,
-        labels={name: str(store.record.get("labels", {}).get(name, name)) for name in methods},
-        variants=found,
-        samples=len(rows),
-        correct=(int(right.sum() or 0), len(right)),
-        scores=scores,
-        p_values={name: _p_values(table) for name, table in values.items()},
-        agreement={a.name: {b.name: _agreement(values[a.name], values[b.name], a, b) for b in found} for a in found},
-        curves={
-            order: {m: tuple(np.array(rows[f"curve {order}/{m}"].to_list()).mean(0).tolist()) for m in methods}
-            for order in (ORDERS if curves else ())
-        },
-        curve_of=(str(store.settings.get("fill", "")), str(store.settings.get("read_out", ""))),
-        verdict=None,
-    )
-    return made if len(methods) == 1 else _judged(made)
+            scores[each.name] = {m: score(every) for m, every in values[each.name].items()}
+    curve_of = str(store.settings.get("fill", "")), str(store.settings.get("read_out", ""))
+    return tabulated(store, described, rows, values, scores, ORDERS if curves else (), curve_of)
 
 
 def of_set(metric: SetMetric, counts: NDArray[np.float64]) -> Score:
@@ -122,7 +104,7 @@ def write_reports(store: Store, title: str, known: Mapping[str, Metric], *, show
     sheet = html.style([], whole_page=True) + environment.get_template("report.css.j2").render()
     sheet += environment.get_template("faithfulness.css.j2").render(context)
     sheet += environment.get_template("pixels.css.j2").render()
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    digest = html.content_hash(sheet)
     page = environment.get_template("pixels.html.j2").render(context, style=Markup(sheet), style_hash=digest)
     files = {
         "table.md": _report._markdown().get_template("faithfulness.md.j2").render(context).encode(),
@@ -139,10 +121,8 @@ def write_reports(store: Store, title: str, known: Mapping[str, Metric], *, show
 # ------------------------------------------------------------------------------------------------ below: pieces
 
 
-def _described(store: Store, known: Mapping[str, Metric]) -> tuple[str, tuple[str, ...], tuple[Variant, ...]]:
-    try:
-        settings = store.settings
-        model, methods = settings["model"], settings["methods"]
+def _described(store: Store, known: Mapping[str, Metric]) -> Described:
+    def variants(settings: Mapping[str, Any]) -> list[Variant]:
         found = []
         for each in settings["metrics"]:
             mine = known.get(each["name"])
@@ -150,14 +130,9 @@ def _described(store: Store, known: Mapping[str, Metric]) -> tuple[str, tuple[st
             way = f"{settings['cells']} covered by {settings['fill']}" if each.get("reads") is not None else "as it is"
             read = each.get("reads") or settings.get("read_out", "relevance")
             found.append(Variant(metric.name, metric, way, str(read if "reads" in each else "relevance")))  # type: ignore[arg-type]
-        if not found or not methods or not all(isinstance(name, str) for name in (model, *methods)):
-            raise ValueError("it names no methods, or no metrics")
-    except (ValueError, KeyError, TypeError, AttributeError, InputError) as error:
-        raise ResultFileError(
-            f"{store.folder} does not hold a run about images ({type(error).__name__}: {error}); run it into a new "
-            "folder"
-        ) from error
-    return model, tuple(methods), tuple(found)
+        return found
+
+    return recorded(store, "about images", variants)
 
 
 def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list[dict[str, Any]]:

@@ -9,8 +9,6 @@ environment, whatever the template does.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
 from collections import defaultdict
 from functools import cache
@@ -69,7 +67,7 @@ def write_reports(benchmark: Reported, store: Store, *, show: Sequence[str] = ()
     context = _context(benchmark, found, store.record) | {"chosen": chosen}
     pieces = [piece for kind in chosen for each in kind.heatmaps for line in each.lines for piece in line.pieces]
     sheet = html.style(pieces, whole_page=True) + _html().get_template("report.css.j2").render()
-    digest = base64.b64encode(hashlib.sha256(sheet.encode()).digest()).decode()
+    digest = html.content_hash(sheet)
     texts = {
         "table.md": _markdown().get_template("table.md.j2").render(context),
         "table.tex": _latex().get_template("table.tex.j2").render(context),

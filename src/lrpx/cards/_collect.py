@@ -105,8 +105,7 @@ class Collection:
             if getattr(self, name) not in known:
                 raise InputError(f"{name} is {getattr(self, name)!r}; pass {' or '.join(map(repr, known))}")
         model, task = self.model, self.model.task
-        if model.random_part:
-            raise ModelError(f"{model.random_part} is in training mode, where dropout makes it random; call eval()")
+        model.refuse_random()
         if task.arguments != ("input_ids",) or task.together is not None:
             raise ModelError(f"{type(model.module).__name__} does not take one text; collect a model that does")
         if model.padding_side != "right":

@@ -6,8 +6,6 @@ tokens and nothing else; they are data to it, never markup.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from functools import cache
 from importlib import resources
@@ -62,7 +60,12 @@ def page(card: Card) -> str:
     sheet = _sheet(pieces)
     template = _environment().get_template("page.html.j2")
     return template.render(
-        context, body="card.html.j2", scope="lrpx", style=Markup(sheet), style_hash=_hash(sheet), whole_page=True
+        context,
+        body="card.html.j2",
+        scope="lrpx",
+        style=Markup(sheet),
+        style_hash=html.content_hash(sheet),
+        whole_page=True,
     )
 
 
@@ -121,9 +124,9 @@ def index_page(
             corpus=references.settings["corpus"]["file"],
             data=Markup(data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")),
             script=Markup(script),
-            script_hash=_hash(script),
+            script_hash=html.content_hash(script),
             style=Markup(sheet),
-            style_hash=_hash(sheet),
+            style_hash=html.content_hash(sheet),
         )
     )
 
@@ -134,7 +137,3 @@ def _sheet(pieces: Sequence[Any]) -> str:
     several = html.environment().get_template("gallery.css.j2").render(named, quiet=("#5b616e", "#9aa1ae"))
     own = resources.files("lrpx.cards").joinpath("templates/card.css.j2").read_text(encoding="utf-8")
     return html.style(pieces, whole_page=True) + several + own
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

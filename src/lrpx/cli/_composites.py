@@ -14,14 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from lrpx.cli._streams import hush, progress
-from lrpx.errors import InputError, MethodError
+from lrpx.cli._tuning import BEST, grid_of
+from lrpx.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from lrpx.tuning import Tuned
 
-BEST: Final = "best.json"
+RULES: Final = "a kind of layer and its rules once, such as --grid linear=epsilon,gamma:0.25,zplus"
+"""What ``--grid`` is, for errors."""
 SHOWN: Final = 20
 """Lines of the table on the terminal; the file has all."""
 
@@ -35,24 +37,6 @@ def are_images(data: Path, text: str) -> bool:
     with data.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         head = next(csv.reader(file, delimiter="\t" if data.suffix == ".tsv" else ","), [])
     return "image" in head and text not in head
-
-
-def grid_of(given: tuple[str, ...]) -> dict[str, list[str]] | None:
-    """``("linear=epsilon,gamma:0.25",)`` as a grid.
-
-    Raises:
-        MethodError: a part is no such thing, or a kind stands twice.
-    """
-    found: dict[str, list[str]] = {}
-    for each in given:
-        kind, equals, rules = each.partition("=")
-        if not equals or not kind or not rules or kind in found:
-            raise MethodError(
-                f"--grid is {each!r}; write a kind of layer and its rules once, such as "
-                "--grid linear=epsilon,gamma:0.25,zplus"
-            )
-        found[kind] = [rule.strip() for rule in rules.split(",")]
-    return found or None
 
 
 def tune(
@@ -78,7 +62,7 @@ def tune(
 
     benchmark = find("pixels")(**options)
     benchmark.check()
-    wanted = grid_of(grid)
+    wanted = grid_of(grid, str, RULES)
     count = len(composites(method, wanted))  # before a model is loaded
     with progress("Loading the model …"):
         hush()

@@ -17,6 +17,7 @@ from lrpx.cli._streams import hush, progress
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 BEST: Final = "best.json"
@@ -37,22 +38,32 @@ class Search:
     out: Path
 
 
-def grid_of(given: tuple[str, ...]) -> dict[str, list[Any]] | None:
-    """``("sigma=0.1,0.2",)`` as a grid; a value that is no JSON is a text.
+def grid_of(
+    given: tuple[str, ...],
+    value: Callable[[str], Any],
+    wanted: str = "a setting and its values once, such as --grid sigma=0.1,0.2",
+) -> dict[str, list[Any]] | None:
+    """``("sigma=0.1,0.2",)`` as a grid.
+
+    Args:
+        given: the options.
+        value: from a text to the value that it stands for.
+        wanted: what is to be written, for the error.
 
     Raises:
-        MethodError: a part is no such thing, or a setting stands twice.
+        MethodError: a part is no such thing, or a name stands twice.
     """
     found: dict[str, list[Any]] = {}
     for each in given:
         name, equals, values = each.partition("=")
         if not equals or not name or not values or name in found:
-            raise MethodError(f"--grid is {each!r}; write a setting and its values once, such as --grid sigma=0.1,0.2")
-        found[name] = [_value(value.strip()) for value in values.split(",")]
+            raise MethodError(f"--grid is {each!r}; write {wanted}")
+        found[name] = [value(text.strip()) for text in values.split(",")]
     return found or None
 
 
-def _value(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """A value that is no JSON is a text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -68,7 +79,7 @@ def tune(search: Search, options: dict[str, Any]) -> None:
 
     benchmark = find("faithfulness")(**options)
     benchmark.check()
-    grid = grid_of(search.grid)
+    grid = grid_of(search.grid, json_or_text)
     count = len(candidates(search.method, grid))  # before a model is loaded
     with progress("Loading the model …"):
         hush()
