@@ -29,6 +29,7 @@ from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
 from lrpx.engine._running import intervened
+from lrpx.engine._trace import is_finite
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
@@ -515,9 +516,12 @@ class BoundModel(Named):
         else:
             run = self.compiler.run(self.module, forward, given, paths, recipe)
         with run as (trace, logits):
-            trace.refuse_non_finite(logits.detach().masked_fill(logits == -torch.inf, 0.0), "logits")
-            if self.task.reads != "map":
-                self._refuse_probabilities(logits.detach())
+            with torch._C.DisableTorchFunction():  # no part of the model
+                seen = logits.detach()
+                if not is_finite(seen):
+                    trace.refuse_non_finite(seen.masked_fill(seen == -torch.inf, 0.0), "logits")
+                if self.task.reads != "map":
+                    self._refuse_probabilities(seen)
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
             yield Pass(questions, batch, trace, answers, paths, packs)
 
@@ -533,7 +537,7 @@ class BoundModel(Named):
         Raises:
             ModelError: no logit is negative, and each row sums to one.
         """
-        if logits.shape[-1] > 1 and bool((logits >= 0).all()):
+        if logits.shape[-1] > 1 and logits.numel() and float(logits.min()) >= 0:
             sums = logits.double().sum(-1)
             # no more than a softmax may lose, for two or three logits sum to about 1 by chance too
             if bool(((sums - 1).abs() <= max(torch.finfo(logits.dtype).eps, 1e-6, 1e-8 * logits.shape[-1])).all()):

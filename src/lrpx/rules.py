@@ -78,7 +78,7 @@ def constant(op: Operation, /, *inputs: Any) -> Tensor:
     CP-LRP's softmax (all relevance goes to the values) and the standard deviation of the norms
     (Ali et al. 2022; Arras 2025, D.5).
     """
-    return op(*(x.detach() if isinstance(x, Tensor) else x for x in inputs))
+    return op(*[x.detach() if x is not None and isinstance(x, Tensor) else x for x in inputs])
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,8 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 
 def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
-    return _roles.attend(run, _ruled(run, func, args, kwargs), *arguments(args, kwargs, *NAMES[:3]))
+    out = _ruled(run, func, args, kwargs)
+    return _roles.attend(run, out, *arguments(args, kwargs, *NAMES[:3])) if run.recipe.has_places() else out
 
 
 def _ruled(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -124,15 +125,14 @@ def _ruled(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             mend = "take matmul=lrpx.rules.uniform, or "
             raise run.refuse_rule("softmax", func.__name__, "under another rule for matmul", mend)
     is_uniform = matmul is rules.uniform and softmax is rules.unmodified
-    of = partial(_factors.factors, run)
-    counts = (of(q), of(k), of(v)) if is_uniform else (1, 1, 1)
+    counts = (_factors.factors(run, q), _factors.factors(run, k), _factors.factors(run, v)) if is_uniform else (1, 1, 1)
     out = run.apply(
         "softmax", op, q, k, v, mask,
         rule=partial(fused, softmax=softmax, matmul=matmul, counts=counts), called=called,
         conserves=softmax is rules.constant,
     )  # fmt: skip
     # the attention weights are one factor, as where the two products are written out
-    return _factors.made_of(out, counts[2] + 1) if is_uniform and carries(v) and any_carries((q, k, mask)) else out
+    return _factors.made_of(run, out, counts[2] + 1) if is_uniform and carries(v) and any_carries((q, k, mask)) else out
 
 
 def _has_layer(run: Run, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:

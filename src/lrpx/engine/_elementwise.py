@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions
 from lrpx.engine._functions import CURVED
 from lrpx.engine._gates import (
+    GATE,
     WEAK,
     gate_of,
     gate_strength,
@@ -26,7 +28,7 @@ from lrpx.engine._gates import (
     weakest_gate,
 )
 from lrpx.engine._operation import Operation, as_it_is, write
-from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
+from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,29 +44,15 @@ ELEMENTWISE = ("mul", "multiply", "__mul__", "__rmul__")
 def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``a · b``, element by element."""
     a, b = args if len(args) == 2 else pair(args, kwargs)[:2]
-    a = a if type(a) is Tensor else constants(a)
-    b = b if type(b) is Tensor else constants(b)
+    if type(a) is not Tensor:
+        a = a.detach() if type(a) is Parameter else constants(a)
+    if type(b) is not Tensor:
+        b = constants(b)
     if run.has_scales and (softmax := _functions.times_inverse(run, func, a, b)) is not None:
         return softmax
-    a_carries, b_carries = carries(a), carries(b)
-    if not (a_carries and b_carries):
-        if run.positions is not None and (a_carries or b_carries):
-            shared = run.positions.product(func, a, b)
-            if shared is not None:
-                return shared
-        out = func(a, b)
-        if a_carries:
-            _functions.scaled(out, a, lambda a: func(a, b))
-        elif b_carries:
-            _functions.scaled(out, b, lambda b: func(a, b))
-        else:
-            if run.has_scales:
-                _functions.keep_exponents(func, out, (a, b), {})
-            if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
-                _functions.divided(out, a, 1)
-                return _functions.of_whole_numbers(run, out, a)
-            return run.computed_ids(out, a, b)
-        return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
+    a_carries = a.requires_grad if type(a) is Tensor else carries(a)
+    if not (a_carries and (b.requires_grad if type(b) is Tensor else carries(b))):
+        return _scaling(run, func, a, b, a_carries)
     if a is b:
         return _square(run, func, a)
     if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
@@ -76,6 +64,29 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         out = _factors.scaled(run, "product", func, a, b, first_scales=gate is a)
         return put_gate(run.recipe, out, weakest_gate((a, b)))
     return _factors.product(run, func, a, b)
+
+
+def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool) -> Any:
+    """``a · b``, of which one at most depends on the input."""
+    if run.positions is not None and (a_carries or carries(b)):
+        shared = run.positions.product(func, a, b)
+        if shared is not None:
+            return shared
+    out = func(a, b)
+    if a_carries:
+        _functions.scaled(out, a, (func, b, True))
+    elif carries(b):
+        _functions.scaled(out, b, (func, a, False))
+    else:
+        if run.has_scales:
+            _functions.keep_exponents(func, out, (a, b), {})
+        if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
+            _functions.divided(out, a, 1)
+            return _functions.of_whole_numbers(run, out, a)
+        return run.computed_ids(out, a, b)
+    if not run.asks_for_gates or getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
+        return out
+    return keep_gate(run.recipe, out, a, b)
 
 
 def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -178,7 +189,7 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
-    if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if isinstance(v, Tensor)]):
+    if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if is_tensor(v)]):
         if any_carries(others):
             why = f"{func.__name__} of several tensors that depend on the input"
             return as_it_is(run, why, func, (x, *rest), settings)

@@ -17,19 +17,18 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from lrpx import _kernels, rules
 from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import COPY, LINEAR, OWN, SCALES, SUMS, kind
+from lrpx.engine._tensors import is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lrpx.rules import Rule
+    from torch import Tensor
 
-FACTORS = "lrpx factors"
-"""What the node of the graph that made a product is marked with: how many factors it has."""
+    from lrpx.engine._run import Run
+    from lrpx.rules import Rule
 
 LEADS_ON = LINEAR | SCALES | {OWN}
 """Nodes whose result is a product of as many factors as what it is made of."""
@@ -40,23 +39,26 @@ CONSTANT = "_lrpx_constant"
 DECAYED = "lrpx decayed"
 """What the node of the graph is marked with that made a product with an exponential."""
 
+LEAF = "AccumulateGrad"
+"""The node of a leaf."""
+
 FARTHEST = 1024
 """Nodes that are looked at for one tensor; the parts that a loop over the tokens has made are many."""
 DEEPEST = 32
 """Sums in sums, and nodes after one another, that are looked through for one tensor."""
 
 
-def product(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
+def product(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
     """``op(a, b)``, the element-wise product of two that depend on the input; under the recipe's rule, or another."""
     return _shared(run, "product", op, a, b, run.recipe.product if rule is None else rule)
 
 
-def matmul(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
+def matmul(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
     """``op(a, b)``, a matrix product of two that depend on the input."""
     return _shared(run, "matmul", op, a, b, run.recipe.matmul)
 
 
-def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
+def _shared(run: Run, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
     if rule is not rules.uniform:
         return run.apply(what, op, a, b, rule=rule)
     if run.asks_for_gates:
@@ -64,18 +66,18 @@ def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         if is_scale[0] != is_scale[1]:
             return scaled(run, what, op, a, b, first_scales=is_scale[0])
         if is_scale[0]:  # the product of two scales is one
-            out = made_of(run.apply(what, op, a, b, rule=rule, called="uniform"), 0)
+            out = made_of(run, run.apply(what, op, a, b, rule=rule, called="uniform"), 0)
             return put_gate(run.recipe, out, EXPONENTIAL)
     m, n = factors(run, a), factors(run, b)
     if m == n:
         out = run.apply(what, op, a, b, rule=rule, called="uniform")
     else:
         out = run.apply(what, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
-    out = made_of(out, m + n)
+    out = made_of(run, out, m + n)
     return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
-def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
+def scaled(run: Run, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
     """``op(a, b)``, one of which is a gate: the other takes all."""
     if first_scales:
         out = run.apply(what, op, a, b, rule=rules.signal_take_all, called="signal_take_all")
@@ -88,7 +90,7 @@ def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
             node.metadata[DECAYED] = True
         # a scaling leads on to the signal, and is told when it is asked for; a matrix product may end in another shape
         if run.has_scales or kind(node) not in SCALES:
-            node.metadata[FACTORS] = factors(run, signal)
+            run.counts[node._sequence_nr()] = factors(run, signal)
     return out
 
 
@@ -97,50 +99,45 @@ def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> A
     return op(_kernels.scale_gradient(a, share), _kernels.scale_gradient(b, 1 - share))
 
 
-def made_of(out: Any, count: int) -> Any:
-    """``out``, marked as a product of so many factors."""
-    if isinstance(out, Tensor):
-        _mark(out.grad_fn, count)
+def made_of(run: Run, out: Any, count: int) -> Any:
+    """``out``, noted as a product of so many factors."""
+    if is_tensor(out) and (node := out.grad_fn) is not None:
+        run.counts[node._sequence_nr()] = count
     return out
 
 
-def _mark(node: Any, count: int) -> None:
-    if node is not None:
-        node.metadata[FACTORS] = count
-
-
-def exponential(run: Any, value: Tensor) -> Tensor:
+def exponential(run: Run, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
     recipe = run.recipe
     ours = takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
     if ours and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
-        _mark(value.grad_fn, 0)
+        made_of(run, value, 0)
         run.meet_scale()
     return value
 
 
-def factors(run: Any, x: Tensor) -> int:
+def factors(run: Run, x: Tensor) -> int:
     """How many factors that depend on the input a tensor is a product of; the fewest, where it is a sum."""
     node = x.grad_fn
     if not run.has_scales and node is not None and kind(node) in SUMS and _is_of_two(node):
         return 1
-    return _factors(node, [FARTHEST]) or 1
+    return _factors(run.counts, node, [FARTHEST]) or 1
 
 
-def _factors(node: Any, left: list[int], depth: int = 0) -> int:
+def _factors(counts: dict[int, int], node: Any, left: list[int], depth: int = 0) -> int:
     """The same of a node of the graph; 0 of a scale, and of what does not depend on the input."""
     fewest, waiting = 0, list[Any]()
     while True:
         if node is not None:
-            count = node.metadata.get(FACTORS)
+            count = counts.get(node._sequence_nr())
             if count is None:
                 left[0] -= 1
                 name = kind(node)
                 if left[0] < 0 or name not in LEADS_ON:
-                    count = 0 if hasattr(node, "variable") and CONSTANT in vars(node.variable) else 1
+                    count = 0 if name == LEAF and CONSTANT in vars(node.variable) else 1
                 elif name in SUMS:
-                    count = _of_sum(node, left, depth)
+                    count = _of_sum(counts, node, left, depth)
                 else:
                     children, node = node.next_functions, None
                     for child, _ in children[1:] if name == COPY else children:
@@ -160,19 +157,19 @@ def _factors(node: Any, left: list[int], depth: int = 0) -> int:
 def _is_of_two(node: Any) -> bool:
     """Whether a sum is of two that depend on the input, and neither is the constant of a ledger."""
     made_of = [child for child, _ in node.next_functions if child is not None]
-    return len(made_of) == 2 and not any(hasattr(child, "variable") for child in made_of)
+    return len(made_of) == 2 and LEAF not in map(kind, made_of)
 
 
-def _of_sum(node: Any, left: list[int], depth: int) -> int:
+def _of_sum(counts: dict[int, int], node: Any, left: list[int], depth: int) -> int:
     if depth == DEEPEST:
         return 1
     made_of = [child for child, _ in node.next_functions if child is not None]
-    counts = [count for child in made_of if (count := _factors(child, left, depth + 1))]
-    if len(counts) > 1 and not any(map(_is_decayed, made_of)):
+    found = [count for child in made_of if (count := _factors(counts, child, left, depth + 1))]
+    if len(found) > 1 and not any(map(_is_decayed, made_of)):
         if left[0] >= 0:
-            _mark(node, 1)
+            counts[node._sequence_nr()] = 1
         return 1
-    return min(counts, default=0)
+    return min(found, default=0)
 
 
 def _is_decayed(node: Any) -> bool:

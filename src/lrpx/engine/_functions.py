@@ -18,18 +18,20 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL as OF_EXPONENTS
 from lrpx.engine._gates import GATE, WEAK, gate_strength, mark_gate, mark_written, put_gate, takes_all, weakest_gate
-from lrpx.engine._tensors import PLAIN, carries, constants
+from lrpx.engine._tensors import PLAIN, carries, constants, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     Op = Callable[..., Any]
+    Noted = Op | tuple[Op, Any, bool]
+    """A function; or one of two arguments, the other of them, and whether that is the second: sooner made than a
+    closure."""
 
 
 class Note(tuple[Any, ...]):
@@ -63,7 +65,9 @@ def _function(x: Tensor) -> Function | None:
     if not found or x._version != found[0]:
         return None
     root = found[1]()
-    return found if root is not None and root._version == found[2] else None
+    if root is None or root._version != found[2]:
+        return None
+    return (*found[:5], _callable(found[5])) if isinstance(found[5], tuple) else found
 
 
 def _of_itself(x: Tensor) -> Function:
@@ -71,14 +75,25 @@ def _of_itself(x: Tensor) -> Function:
     return version, ref(x), version, LINEAR, True, None
 
 
-def _then(before: Op | None, op: Op) -> Op:
-    return op if before is None else lambda root: op(before(root))
+def _callable(op: Noted) -> Op:
+    if not isinstance(op, tuple):
+        return op
+    func, other, is_second = op
+    return (lambda x: func(x, other)) if is_second else lambda x: func(other, x)
 
 
-def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = True) -> Tensor:
+def _then(before: Noted | None, op: Noted) -> Op:
+    last = _callable(op)
+    if before is None:
+        return last
+    first = _callable(before)
+    return lambda root: last(first(root))
+
+
+def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = True) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
-        if FUNCTION not in x.__dict__:  # nearly always
+        if getattr(x, FUNCTION, None) is None:  # nearly always
             out.__dict__[FUNCTION] = Note((0, ref(x), x._version, kind, exact, op))
             return out
         _, root, version, before, was_exact, again = _function(x) or _of_itself(x)
@@ -86,10 +101,10 @@ def linked(out: Tensor, x: Tensor, op: Op, kind: int = LINEAR, exact: bool = Tru
     return out
 
 
-def scaled(out: Tensor, x: Tensor, op: Op) -> Tensor:
+def scaled(out: Tensor, x: Tensor, op: Noted) -> Tensor:
     """``out = op(x)``, where ``op`` scales, by constants, or casts."""
     linked(out, x, op)
-    if EXPONENTS in x.__dict__:
+    if getattr(x, EXPONENTS, None) is not None:
         _keep_exponents(out, x, op)
     return out
 
@@ -153,7 +168,7 @@ def is_logistic(x: Tensor) -> bool:
 def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     f, g = _function(a), _function(b)
-    if f is None and g is None:
+    if g is None if f is None else (g is None and f[1]() is not b):
         return None
     f, g = f or _of_itself(a), g or _of_itself(b)
     root = f[1]()
@@ -190,29 +205,43 @@ def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
 
 def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """``a + b`` or ``a − b``, or with a number: its plain gradient is right."""
-    out = _called(func, args, kwargs)
-    if len(args) == 2 and not kwargs and carries(out):
+    if len(args) == 2 and type(args[0]) is type(args[1]) is Tensor and not kwargs:  # nearly always
         a, b = args
-        if type(a) is type(b) is Tensor and a.ndim and b.ndim:  # nearly always
-            if (a.__dict__ or b.__dict__) and out is not a and a is not b and a.requires_grad and b.requires_grad:
+        out = func(a, b)
+        if out.requires_grad and a.ndim and b.ndim:
+            if not (out is a or a is b) and _is_noted(a, b) and a.requires_grad and b.requires_grad:
                 _summed(out, a, b, func)
             return out
-        if not isinstance(a, Tensor):
+    else:
+        out = _called(func, args, kwargs)
+    if len(args) == 2 and not kwargs and carries(out):
+        a, b = args
+        if not is_tensor(a):
             a, b, func = b, a, _swapped(func)
-        if not isinstance(b, Tensor) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
-            number = b.detach() if isinstance(b, Tensor) else b
+        if not is_tensor(b) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
+            number = b.detach() if is_tensor(b) else b
             if out is a:
                 _shifted_in_place(a, lambda x: func(x.clone(), number))
             else:
-                op: Op = lambda x: func(x, number)  # noqa: E731
+                op: Noted = func, number, True
                 linked(out, a, op, exact=False)
-                _keep_exponents(out, a, op)
+                if getattr(a, EXPONENTS, None) is not None:
+                    _keep_exponents(out, a, op)
             _mark_shifted(run, out, a)
         elif out is not a and a is not b and a.requires_grad and b.requires_grad:
             _summed(out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         run.computed_ids(out, *args, *kwargs.values())
     return out
+
+
+def _is_noted(a: Tensor, b: Tensor) -> bool:
+    """Whether a sum of the two may be known by what they are functions of."""
+    of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
+    if of_a is None or of_b is None:
+        return not (of_a is of_b is getattr(b, LOGSUM, None) is None)
+    root = of_a[1]  # of the same tensor there is one weak reference
+    return root is of_b[1] or root() is None or root() is b or of_b[1]() is a or bool(a._version or b._version)
 
 
 def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
@@ -243,7 +272,7 @@ def _shifted_in_place(x: Tensor, op: Op) -> None:
 
 
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
-    if PLAIN.issuperset(map(type, args)) and not kwargs:  # nearly always
+    if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
         return func(*args)
     return func(*constants(args), **constants(kwargs))
 
@@ -255,7 +284,7 @@ def _swapped(func: Any) -> Op:
 def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
     """``out = op(a, b)``, a sum of two or a selection among them: a function of what both are functions of."""
     f, g = _function(a), _function(b)
-    if (f is None and g is None) or isinstance(a, Parameter) or isinstance(b, Parameter):
+    if (f is None and g is None) or is_parameter(a) or is_parameter(b):
         return out
     f, g = f or _of_itself(a), g or _of_itself(b)
     if f[1]() is g[1]():
@@ -288,16 +317,21 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A cast, a copy or a change of sign; of one-hot ids a source."""
     out = _called(func, args, kwargs)
     x = args[0] if args else None
-    if out is x or not isinstance(x, Tensor):
+    if out is x or not is_tensor(x):
         return out
     if not x.requires_grad:
         return out if x.is_floating_point() else of_whole_numbers(run, out, x)
     if out.requires_grad:
-        rest = args[1:]
-        scaled(out, x, lambda x: func(x, *rest, **kwargs))
-        if (normalised := _noted(x, NORMALISED)) is not None:
+        scaled(out, x, _with_rest(func, args[1:], kwargs))
+        if getattr(x, NORMALISED, None) is not None and (normalised := _noted(x, NORMALISED)) is not None:
             _note(out, NORMALISED, *normalised)
     return out
+
+
+def _with_rest(func: Any, rest: Any, kwargs: Any) -> Noted:
+    if kwargs or len(rest) > 1:
+        return lambda x: func(x, *rest, **kwargs)
+    return (func, rest[0], True) if rest else func
 
 
 def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
@@ -374,7 +408,7 @@ def log_softmax(out: Tensor, x: Tensor, dim: int) -> Tensor:
     return out
 
 
-def _keep_exponents(out: Tensor, x: Tensor, op: Op, state: int = PART) -> None:
+def _keep_exponents(out: Tensor, x: Tensor, op: Noted, state: int = PART) -> None:
     found = _noted(x, EXPONENTS)
     if found is not None:
         exponents, before, was = found
@@ -462,7 +496,7 @@ def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
 
 def one_over(b: Any) -> Tensor | None:
     """``x``, where ``b`` is ``1 / x``, which a rule has made a constant: to divide by that is a product."""
-    found = _noted(b, RECIPROCAL) if isinstance(b, Tensor) else None
+    found = _noted(b, RECIPROCAL) if is_tensor(b) else None
     if found is None:
         return None
     x, op = found
@@ -500,7 +534,7 @@ def keep_weighted(out: Tensor, a: Any, b: Any, again: Op | None) -> Tensor:
 
 def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b) = a · b``, if that is a softmax: exponentials times the reciprocal of their sum."""
-    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+    if not (is_tensor(a) and is_tensor(b)):
         return None
     one, other = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
     if one is None or other is None or one[0] is not other[0] or {one[2], other[2]} != {PART, INVERSE}:
@@ -515,7 +549,7 @@ def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x = args[0] if args else None
     if type(out) is Tensor and not out.requires_grad:
         run.computed_ids(out, *args)
-    if isinstance(x, Tensor) and vars(x) and isinstance(out, Tensor) and out.is_floating_point():
+    if is_tensor(x) and x.__dict__ and is_tensor(out) and out.is_floating_point():
         rest = args[1:]
         _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), SUMMED * (func.__name__ == "sum"))
         if (normaliser := _noted(x, LOGSUM)) is not None:

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
 from lrpx.engine._nodes import OWN, SCALES, SHAPES, kind
-from lrpx.engine._tensors import any_carries, carries
+from lrpx.engine._tensors import any_carries, carries, is_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
     from lrpx.recipes import Recipe
 
@@ -68,21 +68,13 @@ def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
         return any(bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all()) for sign in (1, -1))
 
 
-def any_gate(args: Sequence[Any], tensors: Sequence[int], others: Sequence[int]) -> bool:
-    """Whether a gate is among a call's arguments: at the places of tensors, or in the lists at others."""
-    for i in tensors:
-        if GATE in args[i].__dict__:
-            return True
-    return bool(others) and any_gate_in([args[i] for i in others])
-
-
-def any_gate_in(values: Iterable[Any]) -> bool:
+def any_gate(values: Iterable[Any]) -> bool:
     """Whether a gate is among values, also in lists."""
     for value in values:
-        if isinstance(value, Tensor):
-            if GATE in value.__dict__:
+        if is_tensor(value):
+            if getattr(value, GATE, None) is not None:
                 return True
-        elif isinstance(value, (tuple, list)) and any_gate_in(value):
+        elif isinstance(value, (tuple, list)) and any_gate(value):
             return True
     return False
 
@@ -98,7 +90,7 @@ def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
     for value in out if isinstance(out, (tuple, list)) else (out,):
         if is_gate and carries(value):
             setattr(value, GATE, strength)
-        elif isinstance(value, Tensor):  # perhaps changed in place
+        elif is_tensor(value):  # perhaps changed in place
             vars(value).pop(GATE, None)
     return out
 
@@ -106,23 +98,32 @@ def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
 def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection or a sum, or by a product with constants: a gate, if all of them that
     depend on the input are."""
+    if getattr(out, GATE, None) is None and not any_gate(inputs):  # nearly always
+        return out
     strength = weakest_gate(inputs)
-    if isinstance(out, Tensor) and out is not inputs[0]:  # perhaps a function that is known better
+    if is_tensor(out) and out is not inputs[0]:  # perhaps a function that is known better
         strength = max(strength, gate_strength(out))
     return put_gate(recipe, out, strength)
 
 
 def weakest_gate(inputs: Any) -> int:
     """The strength of the weakest gate among what depends on the input, also in lists."""
-    return min(_strengths(inputs), default=0)
+    return _weakest(inputs) or 0
 
 
-def _strengths(values: Any) -> Iterator[int]:
+def _weakest(values: Any) -> int | None:
+    """The same; None where nothing depends on the input."""
+    found: int | None = None
     for value in values:
-        if isinstance(value, (tuple, list)):
-            yield from _strengths(value)
-        elif any_carries(value):
-            yield gate_strength(value)
+        if type(value) is Tensor:
+            strength = getattr(value, GATE, 0) if value.requires_grad else None
+        elif isinstance(value, (tuple, list)):
+            strength = _weakest(value)
+        else:
+            strength = gate_strength(value) if any_carries(value) else None
+        if strength is not None and (found is None or strength < found):
+            found = strength
+    return found
 
 
 def gate_of(a: Tensor, b: Tensor) -> Tensor | None:
@@ -161,7 +162,7 @@ def _is_made_of(x: Tensor, gate: Tensor) -> bool:
 
 def move_gate(out: Any, x: Any) -> Any:
     """``out``, which is ``x`` cast or in another shape: a gate stays a gate."""
-    if isinstance(x, Tensor):
+    if is_tensor(x):
         strength = vars(x).get(GATE)
         if strength is not None:
             setattr(out, GATE, strength)

@@ -356,7 +356,7 @@ def _solve_triangular(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         count = _factors.factors(run, a)  # what it is solved for is a sum, and so one factor
         rule = partial(_kernels.substitution, share=count / (count + 1), **settings)
         out = run.apply("matmul", func, a, b, rule=rule, conserves=True)
-        return _factors.made_of(out, _factors.factors(run, b)) if carries(b) else out
+        return _factors.made_of(run, out, _factors.factors(run, b)) if carries(b) else out
     if matmul is not rules.unmodified:
         raise run.refuse_rule("matmul", "linalg.solve_triangular", "which hides its products from a rule")
     return run.apply("matmul", op, a, b)

@@ -6,20 +6,21 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
 from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch._C._functorch import peek_interpreter_stack
+from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
 from lrpx.engine._functions import keep_exponents
-from lrpx.engine._gates import any_gate, any_gate_in, keep_gate, move_gate, put_gate, weakest_gate
+from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
 from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
-from lrpx.engine._table import TABLE
+from lrpx.engine._table import GETTER, KNOWN_ROWS, TABLE, row_of
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, as_own, carries, has_foreign, layout
+from lrpx.engine._tensors import LISTS, NUMBERS, TRANSPOSES, any_carries, as_own, carries, has_foreign
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -70,36 +71,43 @@ class RuleMode(TorchFunctionMode):
         if not run.is_usual:
             return self._careful(func, types, args, kwargs)
         # nearly always; what is asked here is asked of each call, so it is asked as cheaply as can be
-        name = func.__name__
-        if name == "__get__" and func.__self__.__name__ not in TRANSPOSES:
+        row = KNOWN_ROWS.get(func)
+        if row is None:
+            row = row_of(func)
+        if row is GETTER:
             return func(*args)
-        row = TABLE.get(name)
         nodes = run.nodes
+        first, last = nodes.first, nodes.last
         if (
             row is None
-            or newest() != nodes.last
+            or newest() != last
             or hooks_of_saved(False) is not None
             or peek_interpreter_stack() is not None
             or not is_grad_enabled()
             or (kwargs and ("out" in kwargs or not nodes.knows(kwargs.values())))
         ):
             return self._careful(func, types, args, kwargs)
-        tensors, others, is_bare = layout((*map(type, args),))
-        for i in tensors:  # as nodes.knows() does
-            node = (value := args[i]).grad_fn
-            if value.requires_grad if node is None else not nodes.first <= node._sequence_nr() < nodes.last:
-                return self._careful(func, types, args, kwargs)
-        if others and not nodes.knows([args[i] for i in others]):
-            return self._careful(func, types, args, kwargs)
+        is_bare = not kwargs
+        for value in args:  # as nodes.knows() does
+            kind = type(value)
+            if kind is Tensor:
+                node = value.grad_fn
+                if value.requires_grad if node is None else not first <= node._sequence_nr() < last:
+                    return self._careful(func, types, args, kwargs)
+            elif kind not in NUMBERS:
+                if kind is not Parameter and not (kind in LISTS and nodes.knows(value)):
+                    return self._careful(func, types, args, kwargs)
+                is_bare = False
         handler = row.handler
         if run.asks_for_gates and row.gate is not None:
-            has_gates = any_gate(args, tensors, others) or (kwargs and any_gate_in(kwargs.values()))
+            has_gates = any_gate(args) or (kwargs and any_gate(kwargs.values()))
             strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
             out = handler(run, func, args, kwargs)
-            if has_gates or (args and out is args[0]):  # else what is made of them is none
+            # else what is made of them is none
+            if has_gates or (args and out is args[0] and (row.gate != "moves" or run.has_scales)):
                 out = self._marked(func, row, out, args, kwargs, strength)
-        elif handler is plain and is_bare and (not kwargs or PLAIN.issuperset(map(type, kwargs.values()))):
-            out = func(*args, **kwargs)
+        elif is_bare and handler is plain:
+            out = func(*args)
         else:
             out = handler(run, func, args, kwargs)
         if nodes.waiting:

@@ -31,7 +31,7 @@ def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The operation as it is, on constants that are detached."""
     if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
         return func(*args)
-    return func(*constants(args), **constants(kwargs))
+    return func(*constants(args), **(constants(kwargs) if kwargs else kwargs))
 
 
 def moving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

@@ -27,6 +27,7 @@ from lrpx.engine._tensors import (
     constants,
     has_foreign,
     is_in_place,
+    is_tensor,
     transformed_constants,
     unwrapped,
 )
@@ -73,6 +74,7 @@ class Run:
         has_taps_on_constants: whether a tap wants to know the constants that are added.
         has_unseen: whether something in the model was made unseen.
         has_constants: whether something was changed in place into a constant.
+        counts: of the nodes that made products, by their numbers: of how many factors (``engine/_factors.py``).
         positions: what makes positions leaves, where the recipe gives them relevance.
     """
 
@@ -107,6 +109,7 @@ class Run:
         self._paths = paths
         self._rule = ""
         self._marked: list[Tensor] = []
+        self.counts: dict[int, int] = {}
         self.positions: Positions | None = None
         self.taps = taps
         self._on_calls, self._on_rules, self._on_constants = (
@@ -123,8 +126,9 @@ class Run:
     # ------------------------------------------------------------------------------ state
 
     def begin(self) -> None:
-        """The model's forward pass begins."""
+        """The model's forward pass begins; its inputs have been made leaves."""
         self.recipe = self._whole
+        self.nodes.last = newest()
         self._outer.clear()
         self.active, self.is_after = True, False
 
@@ -184,14 +188,14 @@ class Run:
     def again(self, recipe: Recipe, is_other_thread: bool) -> Iterator[None]:
         """Inside, a part of the model runs as it did under ``recipe``, and nothing is recorded."""
         nodes = self.nodes
-        before = self.active, self.replaying, self.recipe, self.is_after, nodes.first, nodes.last
+        before = self.active, self.replaying, self.recipe, self.is_after, self.counts, nodes.first, nodes.last
         self.active, self.replaying, self.recipe, self.is_after, nodes.last = True, True, recipe, False, newest()
         if is_other_thread:  # where nodes have other numbers
-            nodes.first = 0
+            self.counts, nodes.first = {}, 0
         try:
             yield
         finally:
-            self.active, self.replaying, self.recipe, self.is_after, nodes.first, nodes.last = before
+            self.active, self.replaying, self.recipe, self.is_after, self.counts, nodes.first, nodes.last = before
 
     def forget_marks(self) -> None:
         """Take the run's marks off the tensors that are there after it."""
@@ -439,13 +443,13 @@ class Run:
     def is_lookup(self, ids: Any) -> bool:
         """Whether what is indexed with these is looked up for the model's input: an integer argument of the model, or
         the first indices there are in a model without another source."""
-        if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.dtype is torch.bool:
+        if not is_tensor(ids) or ids.is_floating_point() or ids.dtype is torch.bool:
             return False
         return not self.trace.sources or id(ids if ids._base is None else ids._base) in self._given
 
     def is_given(self, ids: Any) -> bool:
         """Whether these are ids of tokens that the model was given, in whatever shape."""
-        if not isinstance(ids, Tensor):
+        if not is_tensor(ids):
             return False
         known = self._given.get(id(ids if ids._base is None else ids._base))
         return known is not None and known[1]
@@ -458,7 +462,7 @@ class Run:
 
     def computed_ids(self, out: Any, *made_of: Any) -> Any:
         """``out``; whole numbers that were computed from ids of tokens are such ids too."""
-        if isinstance(out, Tensor) and not (out.is_floating_point() or out.is_complex() or out.dtype is torch.bool):
+        if is_tensor(out) and not (out.is_floating_point() or out.is_complex() or out.dtype is torch.bool):
             given = [each for value in made_of for each in (value if isinstance(value, (tuple, list)) else (value,))]
             if any(map(self.is_given, given)):
                 self._give(out, is_tokens=True)
@@ -534,7 +538,7 @@ FROM_INPUT = "_lrpx_from_input"
 def _is_from_input(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_is_from_input, value))
-    return isinstance(value, Tensor) and (any_carries(value) or FROM_INPUT in vars(value))
+    return is_tensor(value) and (any_carries(value) or FROM_INPUT in vars(value))
 
 
 def _any_own(values: Any, nodes: Nodes) -> bool:
@@ -543,7 +547,7 @@ def _any_own(values: Any, nodes: Nodes) -> bool:
         if isinstance(value, (tuple, list)):
             if _any_own(value, nodes):
                 return True
-        elif isinstance(value, Tensor) and value.grad_fn is not None and nodes.is_own(value.grad_fn):
+        elif is_tensor(value) and value.grad_fn is not None and nodes.is_own(value.grad_fn):
             return True
     return False
 

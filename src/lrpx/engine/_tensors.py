@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,21 +15,30 @@ PLAIN = frozenset(
 )
 """Types of arguments that are no parameter and hold none."""
 
-KNOWN = (PLAIN - {Tensor}) | {Parameter}
+NUMBERS = PLAIN - {Tensor}
+"""The same that hold no tensor."""
+
+KNOWN = NUMBERS | {Parameter}
 """Types of arguments that the graph of a run does not lead on from."""
 
-
-@lru_cache(maxsize=4096)
-def layout(kinds: tuple[type, ...]) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """Where, among arguments of these types, tensors are, and what else may lead on to the graph of a run, such as
-    lists; and whether there is no parameter, nor what may hold one."""
-    tensors = tuple(i for i, kind in enumerate(kinds) if kind is Tensor)
-    others = tuple(i for i, kind in enumerate(kinds) if kind is not Tensor and kind not in KNOWN)
-    return tensors, others, PLAIN.issuperset(kinds)
+LISTS = frozenset({tuple, list})
+"""Types of arguments that may hold tensors."""
 
 
 TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Properties of a tensor that are operations on it."""
+
+
+def is_tensor(value: Any) -> TypeGuard[Tensor]:
+    """``isinstance(value, Tensor)``, which torch answers slowly (250 ns) for anything else."""
+    kind = type(value)
+    return kind is Tensor or (kind not in NUMBERS and isinstance(value, Tensor))
+
+
+def is_parameter(value: Any) -> TypeGuard[Parameter]:
+    """``isinstance(value, Parameter)``, which torch answers slowly (1 us) for anything else."""
+    kind = type(value)
+    return kind is Parameter or (kind is not Tensor and kind not in NUMBERS and isinstance(value, Parameter))
 
 
 def constants(value: Any) -> Any:
@@ -96,19 +104,21 @@ def transformed_constants(value: Any) -> Any:
 
 def carries(value: Any) -> bool:
     """Whether a value, no parameter, depends on the input."""
-    return isinstance(value, Tensor) and value.requires_grad
+    return value.requires_grad if type(value) is Tensor else is_tensor(value) and value.requires_grad
 
 
 def any_carries(value: Any) -> bool:
     """Whether a value, or one in a list or tuple of values, depends on the input; parameters do not."""
+    if type(value) is Tensor:
+        return value.requires_grad
     if isinstance(value, (tuple, list)):
         return any(map(any_carries, value))
-    return carries(value) and not isinstance(value, Parameter)
+    return carries(value) and not is_parameter(value)
 
 
 def detached(*values: Any) -> tuple[Any, ...]:
     """The same values, the tensors among them detached."""
-    return tuple(value.detach() if isinstance(value, Tensor) else value for value in values)
+    return tuple(value.detach() if is_tensor(value) else value for value in values)
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> list[Any]:
