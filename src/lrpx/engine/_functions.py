@@ -238,7 +238,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def _is_noted(a: Tensor, b: Tensor) -> bool:
     """Whether a sum of the two may be known by what they are functions of."""
     of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
-    if of_a is None or of_b is None:
+    if of_a is None or of_b is None or getattr(b, LOGSUM, None) is not None:
         return not (of_a is of_b is getattr(b, LOGSUM, None) is None)
     root = of_a[1]  # of the same tensor there is one weak reference
     return root is of_b[1] or root() is None or root() is b or of_b[1]() is a or bool(a._version or b._version)

@@ -18,7 +18,7 @@ from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
 from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
-from lrpx.engine._table import GETTER, KNOWN_ROWS, TABLE, row_of
+from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
 from lrpx.engine._tensors import LISTS, NUMBERS, TRANSPOSES, any_carries, as_own, carries, has_foreign
 from lrpx.errors import UnknownOperationError
@@ -71,11 +71,10 @@ class RuleMode(TorchFunctionMode):
         if not run.is_usual:
             return self._careful(func, types, args, kwargs)
         # nearly always; what is asked here is asked of each call, so it is asked as cheaply as can be
-        row = KNOWN_ROWS.get(func)
-        if row is None:
-            row = row_of(func)
-        if row is GETTER:
+        name = func.__name__
+        if name == "__get__" and func.__self__.__name__ not in TRANSPOSES:
             return func(*args)
+        row = TABLE.get(name)
         nodes = run.nodes
         first, last = nodes.first, nodes.last
         if (
@@ -108,6 +107,8 @@ class RuleMode(TorchFunctionMode):
                 out = self._marked(func, row, out, args, kwargs, strength)
         elif is_bare and handler is plain:
             out = func(*args)
+            nodes.last = newest()
+            return out
         else:
             out = handler(run, func, args, kwargs)
         if nodes.waiting:

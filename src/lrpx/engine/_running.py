@@ -167,7 +167,7 @@ def propagate(
     )
     for tap in trace.taps:
         tap.begin(run)
-    replayed = [path for path, m in modules.items() if vars(m).get("gradient_checkpointing") and m.training]
+    replayed = [path for path, m in modules.items() if m.training and vars(m).get("gradient_checkpointing")]
     # the model's own checkpoints are inside the hooks; and without rules, a layer's gradients are left to torch
     last = next(layers(reversed(modules)), None) if recipe.has_rules() and not replayed else None
     seams = _Seams(run, model, modules, recipe, recomputed, last)

@@ -53,7 +53,8 @@ def constants(value: Any) -> Any:
     if kind is dict:
         if not value:
             return value
-        return {key: constants(item) for key, item in value.items()}
+        is_plain = PLAIN.issuperset(map(type, value.values()))
+        return value.copy() if is_plain else {key: constants(item) for key, item in value.items()}
     if isinstance(value, Parameter):
         return value.detach()
     return value
