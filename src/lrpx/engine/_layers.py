@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions, _roles
@@ -36,7 +37,8 @@ FEW_ROWS = 64
 
 def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, weight, bias = args if len(args) == 3 else arguments(args, kwargs, "input", "weight", "bias")
-    x, weight = x if type(x) is Tensor else constants(x), constants(weight)
+    x = x if type(x) is Tensor else constants(x)
+    weight = weight.detach() if type(weight) is Parameter else constants(weight)
     bias = None if bias is None else run.added(bias, "bias", x, weight)
     if weight.requires_grad:
         return _with_computed_weight(run, "linear", func, x, weight, bias, bias)
