@@ -112,6 +112,32 @@ def test_sentence_transformers_gives_the_same_similarity(minilm, tmp_path, kind)
     assert found.explained.value == pytest.approx(float(a @ b / (a.norm() * b.norm())), abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["cls", "mean"])
+def test_a_model_of_sentence_transformers_is_taken_apart(encoder, piece_tokenizer, tmp_path, kind):
+    package = pytest.importorskip("sentence_transformers")
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "lasttoken"})  # which it does not ask
+    transformer = package.models.Transformer(str(folder), model_kwargs={"dtype": torch.float64})
+    model = package.SentenceTransformer(
+        modules=[transformer, package.models.Pooling(encoder.config.hidden_size, kind), package.models.Normalize()],
+        device="cpu",
+    )
+    a, b = model.encode(list(PAIR), convert_to_tensor=True)
+    found = Explainer(model)(PAIR)
+    assert found.explained.value == pytest.approx(float(a @ b), abs=1e-6)
+    assert found.explained.description == f"similarity of the two texts ({Pooling(kind)})"
+    assert found == Explainer(transformer.auto_model, model.tokenizer, pooling=kind)(PAIR)
+    model.max_seq_length = 2
+    with pytest.raises(InputError, match="context is 2, where sentence-transformers cuts it"):
+        Explainer(model)(PAIR)
+    model.max_seq_length = None
+    model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
+    with pytest.raises(ModelError, match="puts a prompt before each text, 'query'"):
+        Explainer(model)
+    dense = package.models.Dense(encoder.config.hidden_size, 3)
+    with pytest.raises(ModelError, match="makes its embeddings by a Dense too; pass pooling='mean'"):
+        Explainer(package.SentenceTransformer(modules=[*list(model)[:2], dense], device="cpu"))
+
+
 def test_a_text_that_sentence_transformers_would_cut_is_refused(encoder, piece_tokenizer, tmp_path):
     folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
     whole = Explainer.from_pretrained(folder)

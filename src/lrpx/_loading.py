@@ -98,19 +98,29 @@ def _refuse_random(name: str, architecture: str, missing: Iterable[str], task: t
 
 
 def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """``(model, tokenizer)`` of a pipeline of transformers; anything else as it is.
+    """``(model, tokenizer)`` of a pipeline of transformers or of a model of sentence-transformers; anything else as it
+    is.
 
     A pipeline has a processor for images with texts, a tokenizer for texts, or what reads images or sounds.
     """
-    if not any(
-        kind.__name__ == "Pipeline" and kind.__module__.startswith("transformers.") for kind in type(model).__mro__
-    ):
+    if is_sentence_transformer(model) and isinstance(encoder := getattr(model[0], "auto_model", None), torch.nn.Module):
+        return encoder, model.tokenizer if tokenizer is None else tokenizer
+    if not _is_one("Pipeline", "transformers", model):
         return model, tokenizer
     readers = (
         getattr(model, name, None) for name in ("processor", "tokenizer", "image_processor", "feature_extractor")
     )
     found = next((reader for reader in readers if reader is not None), None)
     return model.model, found if tokenizer is None else tokenizer
+
+
+def is_sentence_transformer(model: Any) -> bool:
+    """Whether it is a model of sentence-transformers, which holds one of transformers."""
+    return _is_one("SentenceTransformer", "sentence_transformers", model)
+
+
+def _is_one(name: str, package: str, model: Any) -> bool:
+    return any(kind.__name__ == name and kind.__module__.startswith(f"{package}.") for kind in type(model).__mro__)
 
 
 @cache

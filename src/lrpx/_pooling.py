@@ -13,7 +13,7 @@ import torch
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor
 
@@ -28,6 +28,7 @@ TITLES: Final[dict[Kind, str]] = {
 }
 SAME: Final = {"mean_sqrt_len_tokens": "mean"}
 """What differs from another in length alone, which a cosine does not see."""
+MEND: Final = "pass pooling='mean', say, to compare what the encoder itself gives, or use lrpx.propagate(model, recipe)"
 WHERE: Final = ("revision", "token", "cache_dir", "local_files_only", "force_download", "subfolder")
 
 
@@ -85,24 +86,49 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
     modules = _json(name, "modules.json", options)
     if modules is None:
         return Pooling(is_assumed=True)
-    mend = (
-        f"pass pooling={'mean'!r}, say, to compare what the encoder itself gives, or use lrpx.propagate(model, recipe)"
-    )
     try:
         kinds = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in modules}
-        others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
-        if others:
-            raise ModelError(f"{name} makes its embeddings by a {others[0]} too, says its modules.json; {mend}")
+        _refuse_others(name, kinds, ", says its modules.json")
         config = _json(name, f"{kinds['Pooling']}/config.json", options) if "Pooling" in kinds else None
         if config is None:
-            raise ModelError(f"{name} has a modules.json that names no Pooling with a config.json; {mend}")
+            raise ModelError(f"{name} has a modules.json that names no Pooling with a config.json; {MEND}")
         said = _kinds(config)
     except (TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{name} has a modules.json that is none of sentence-transformers; {mend}") from error
+        raise ModelError(f"{name} has a modules.json that is none of sentence-transformers; {MEND}") from error
+    longest = (_json(name, "sentence_bert_config.json", options) or {}).get("max_seq_length")
+    return _known(name, said, longest, ", say its files")
+
+
+def pooling_in(encoder: Any) -> Pooling:
+    """How a model of sentence-transformers itself makes embeddings.
+
+    Raises:
+        ModelError: in a way that is not known here, or of texts with a prompt before them.
+    """
+    name = type(encoder).__name__
+    parts = {type(part).__name__: part for part in encoder}
+    _refuse_others(name, parts, "")
+    if not {"Transformer", "Pooling"} <= set(parts):
+        raise ModelError(f"the {name} has no Transformer with a Pooling after it; {MEND}")
+    prompt = getattr(encoder, "default_prompt_name", None)
+    if prompt is not None:
+        raise ModelError(
+            f"the {name} puts a prompt before each text, {prompt!r}, which is no part of the text that is explained; "
+            "set its default_prompt_name to None, and write the prompt into the texts"
+        )
+    return _known(f"the {name}", _kinds(parts["Pooling"].get_config_dict()), encoder.max_seq_length, "")
+
+
+def _refuse_others(name: Any, kinds: Iterable[str], where: str) -> None:
+    others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
+    if others:
+        raise ModelError(f"{name} makes its embeddings by a {others[0]} too{where}; {MEND}")
+
+
+def _known(name: Any, said: list[str], longest: Any, where: str) -> Pooling:
     kind = SAME.get(said[0], said[0]) if len(said) == 1 else ""
     if kind not in TITLES:
-        raise ModelError(f"{name} makes its embeddings by {' and '.join(said) or 'no'} pooling, say its files; {mend}")
-    longest = (_json(name, "sentence_bert_config.json", options) or {}).get("max_seq_length")
+        raise ModelError(f"{name} makes its embeddings by {' and '.join(said) or 'no'} pooling{where}; {MEND}")
     return Pooling(kind, most=longest if isinstance(longest, int) and longest > 0 else None)
 
 

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
-from lrpx._loading import load_pretrained, short_name, taken_apart
+from lrpx._loading import is_sentence_transformer, load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
 from lrpx._passes import Pass
 from lrpx._patches import patches_of, places_of
-from lrpx._pooling import Pooling, pooling_of
+from lrpx._pooling import Pooling, pooling_in, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
@@ -134,7 +134,7 @@ class BoundModel(Named):
 
     Args:
         module: a model of transformers, or one of your own that takes ``input_ids`` and returns logits, in eval mode;
-            or a pipeline of transformers, which is taken apart.
+            or a pipeline of transformers or a SentenceTransformer, which are taken apart.
         tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
         task: what it predicts; by its class when None.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
@@ -161,6 +161,7 @@ class BoundModel(Named):
         pooling: str | None = None,
         spec: Spec | None = None,
     ) -> None:
+        pooled = pooling_in(module) if is_sentence_transformer(module) and pooling is None else None
         module, tokenizer = taken_apart(module, tokenizer)
         if not isinstance(module, torch.nn.Module):
             raise ModelError(
@@ -175,7 +176,7 @@ class BoundModel(Named):
         self.module = module
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
-        self.pooling = self._pooling(pooling, spec)
+        self.pooling = pooled or self._pooling(pooling, spec)
         self.reader = Reader(module, tokenizer, self.task, self.pooling.most)
         if self.task.segments:
             _refuse_no_tokenizer(self.reader.text_tokenizer, "convert_ids_to_tokens")

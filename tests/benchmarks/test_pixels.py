@@ -292,7 +292,7 @@ def test_the_command_says_it_in_one_line(run, folder, files, tmp_path):
     assert not OF_PYTHON.search(err)
     code, _, err = run("benchmark", "pixels", "--data", tmp_path, "--out", tmp_path / "text")
     assert (code, err.count("\n")) == (2, 1), err
-    assert "pixels asks a image classifier" in err or "image classifier" in err
+    assert "pixels asks an image" in err
 
 
 def test_what_is_not_there_is_asked_for(model, arrays, tmp_path):

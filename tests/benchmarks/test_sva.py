@@ -262,7 +262,7 @@ def test_what_cannot_run_is_refused_before_any_work(explainer, tmp_path):
         run(own, metrics=["magic"])
     with pytest.raises(InputError, match="batch_size is 0"):
         run(own, batch_size=0)
-    with pytest.raises(ModelError, match="is a sequence classifier, and sva asks a causal language model or masked"):
+    with pytest.raises(ModelError, match="is a sequence classifier, and sva asks a causal language model or a masked"):
         run((tiny.bert_classifier(),))
     with pytest.raises(ModelError, match="no tokenizer"):
         run((tiny.roberta(),))

@@ -235,8 +235,8 @@ class Benchmark(ABC, Generic[S]):
         """
         kind = type(model.module).__name__
         if model.task not in self.tasks:
-            served = " or ".join(sorted(task.title for task in self.tasks))
-            raise ModelError(f"{kind} is {model.task.named}, and {self.name} asks a {served}; pass such a model")
+            served = " or ".join(sorted(task.named for task in self.tasks))
+            raise ModelError(f"{kind} is {model.task.named}, and {self.name} asks {served}; pass such a model")
         if model.tokenizer is None:
             raise ModelError("the model has no tokenizer to read samples with; save its tokenizer in the same folder")
         model.refuse_random()
