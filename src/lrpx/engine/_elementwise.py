@@ -13,7 +13,6 @@ from torch import Tensor
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions
-from lrpx.engine._functions import CURVED
 from lrpx.engine._gates import (
     WEAK,
     gate_of,
@@ -25,7 +24,7 @@ from lrpx.engine._gates import (
     takes_all,
     weakest_gate,
 )
-from lrpx.engine._operation import Operation, as_it_is, write
+from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
 if TYPE_CHECKING:
@@ -54,9 +53,9 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
                 return shared
         out = func(a, b)
         if a_carries:
-            _functions.scaled(out, a, lambda a: func(a, b))
+            _functions.scaled_by(out, a, b, lambda a: func(a, b))
         elif b_carries:
-            _functions.scaled(out, b, lambda b: func(a, b))
+            _functions.scaled_by(out, b, a, lambda b: func(a, b))
         else:
             if run.has_scales:
                 _functions.keep_exponents(func, out, (a, b), {})
@@ -187,7 +186,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(run, x, activation(run, func, (x.clone(), *rest), settings))
+        return changes_in_place(activation, func)(run, func, (x, *rest), settings)
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     if func.__name__ in EXPONENTIALS:
         return _functions.exponential(run, op, x)
@@ -249,13 +248,13 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if not carries(out):
             return run.computed_ids(out, x)
-        mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
+        mark_gate(run.recipe, "relu", _functions.curved(run, out, x, lambda x: func(x, *rest, **settings)))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):
         return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(run, x, homogeneous(run, func, (x.clone(), *rest), settings))
+        return changes_in_place(homogeneous, func)(run, func, (x, *rest), settings)
     y = mark_gate(run.recipe, "relu", _functions.activation(run, lambda x: func(x, *rest, **settings), x))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
@@ -281,7 +280,8 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         return func(x, x) if func.__name__ != "square" else func(x)
     if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
-        y = mark_gate(run.recipe, "square", _functions.linked(x.detach() * x, x, torch.square, CURVED))
+        y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
+        _factors.made_of(y, 1)  # no product of what x is a product of
     else:
         y = _functions.activation(run, torch.square, x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y

@@ -3,9 +3,10 @@
 The uniform rule is one for ``N`` factors, ``R_i = R / N`` (Achtibat et al. 2024, Prop. 3.3). A model multiplies two at
 a time, and ``(a · b) · c`` is not to differ from ``a · (b · c)``: a state-space model computes ``C_t (B_s x_s)`` across
 the borders of its chunks and ``(C_t B_s) x_s`` inside them. So a factor that is itself a product of ``m`` gets ``m``
-shares. What a tensor is a product of, the graph tells, when two are multiplied: selections, shapes, scalings and sums
-over dimensions lead on to what they are made of, and so does what is added to a state that decays; everything else (a
-linear layer, an activation, a norm, a sum of two) is one factor. So an LSTM's state is one, however long it has run.
+shares. What a tensor is a product of, the graph tells, when two are multiplied: selections, shapes, scalings (an RMS
+norm is one) and sums over dimensions lead on to what they are made of, and so does what is added to a state that
+decays; everything else (a linear layer, an activation, a sum of two, and so what a mean is taken off) is one factor. So
+an LSTM's state is one, however long it has run.
 
 An exponential is no factor that shares. It scales what it is multiplied with, by nothing at all where its argument is
 0, where the identity rule would be steepest; so the other factor takes all (Jafari et al. 2024 hold the decays of a
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from lrpx import _kernels, rules
 from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, put_gate, takes_all, weakest_gate
-from lrpx.engine._nodes import COPY, LINEAR, OWN, SCALES, SUMS, kind
+from lrpx.engine._nodes import COPY, LINEAR, NORM, OWN, SCALES, SUMS, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 FACTORS = "lrpx factors"
 """What the node of the graph that made a product is marked with: how many factors it has."""
 
-LEADS_ON = LINEAR | SCALES | {OWN}
+LEADS_ON = LINEAR | SCALES | {OWN, NORM}
 """Nodes whose result is a product of as many factors as what it is made of."""
 
 CONSTANT = "_lrpx_constant"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where masked_fill maximum minimum".split())
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
+ADDED = frozenset("add sub rsub".split())
 PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute transpose t slice select read".split())
 
 
@@ -88,6 +89,10 @@ def _bases(node: Node, value: Value, of: dict[int, frozenset[int]], first: dict[
         return own
     if any(each.tensor.shape != value.tensor.shape for each in inputs):
         return own
+    if node.name in ADDED and any(
+        isinstance(each, Value) and each.node is None and each.tensor.ndim for each in node.args
+    ):
+        return own  # a tensor that is added is a bias
     return own | frozenset.intersection(*(of[id(each)] for each in inputs))
 
 
@@ -95,7 +100,7 @@ def _product(
     node: Node, found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value], first: dict[int, int]
 ) -> None:
     a, b = (node.args[i] for i in BILINEAR[node.name])
-    if not (depends(a) and depends(b)):
+    if not (depends(a) and depends(b)) or (node.name == "addcmul" and depends(node.args[0])):
         return
     if node.name in QUOTIENTS and (scores := _written_softmax(a, b, first)) is not None:
         found.softmaxes[node.index] = (scores, node.outputs[0])
