@@ -625,6 +625,24 @@ def test_a_square_of_a_product_is_one_factor(square: Function) -> None:
 
 
 @every_family
+def test_an_einsum_of_many_shares_as_products_of_two(recipe: Recipe) -> None:
+    """A state-space model in the four-factor spelling of its authors: the decays are exponentials, and take nothing."""
+
+    def parts(x: Tensor) -> tuple[Tensor, ...]:
+        decays = torch.exp(-F.softplus(x @ noise(8, 5, seed=4)).cumsum(1))
+        return x @ UP, (x @ DOWN) * (x @ UP.T), decays, x @ DOWN.T
+
+    def at_once(x: Tensor) -> Tensor:
+        return torch.einsum("bln,bsn,bls,bsp->blp", *parts(x)) * (x @ DOWN)
+
+    def by_twos(x: Tensor) -> Tensor:
+        c, b, decays, values = parts(x)
+        return ((c @ b.mT) * decays) @ values * (x @ DOWN)
+
+    agree(at_once, by_twos, recipe)
+
+
+@every_family
 def test_an_exponential_takes_nothing_of_a_product(recipe: Recipe) -> None:
     for function in (
         lambda x: torch.exp((x @ UP) / 9) * (x @ DOWN),

@@ -25,7 +25,7 @@ from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, put_gate, takes
 from lrpx.engine._nodes import COPY, LINEAR, NORM, OWN, SCALES, SUMS, kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lrpx.rules import Rule
 
@@ -74,6 +74,22 @@ def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         out = run.apply(what, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
     out = made_of(out, m + n)
     return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
+
+
+def several(run: Any, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+    """``op(*given)``, a product of more than two that depend on the input, under the uniform rule; as products of two
+    after one another are."""
+    is_scale = [run.asks_for_gates and gate_strength(each) == EXPONENTIAL for each in given]
+    if all(is_scale):
+        out = made_of(op(*(_kernels.scale_gradient(each, 1 / len(given)) for each in given)), 0)
+        return put_gate(run.recipe, out, EXPONENTIAL)
+    counts = [0 if scales else factors(run, each) for each, scales in zip(given, is_scale, strict=True)]
+    total = sum(counts)
+    shared = (_kernels.scale_gradient(x, n / total) if n else x.detach() for x, n in zip(given, counts, strict=True))
+    out = made_of(op(*shared), total)
+    if any(is_scale) and isinstance(out, Tensor) and out.grad_fn is not None:
+        out.grad_fn.metadata[DECAYED] = True
+    return out
 
 
 def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:

@@ -331,7 +331,7 @@ def _shared(run: Run, name: str, op: Callable[..., Any], factors: Sequence[Tenso
     """A product of more than two tensors that depend on the input."""
     if run.recipe.matmul is rules.uniform:
         run.under("matmul")
-        return op(*(_kernels.scale_gradient(factor, 1 / len(factors)) for factor in factors))
+        return _factors.several(run, op, factors)
     if run.recipe.matmul not in (rules.unmodified, rules.constant):
         raise run.refuse_rule(
             "matmul", name, f"a product of {len(factors)} tensors that depend on the input",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_iter
 
-from tests.reference.aten.operations import BILINEAR, FUNCTIONS, QUOTIENTS, SAME
+from tests.reference.aten.operations import BILINEAR, FUNCTIONS, NORMALISERS, QUOTIENTS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
@@ -115,11 +115,11 @@ def _of_one(
     a, b = both
     common = of[id(a)] & of[id(b)] if a.tensor.shape == b.tensor.shape else frozenset()
     if common:
-        found.functions[node.index] = max((values[each] for each in common), key=lambda v: (v.index, v.number))
+        found.functions[node.index] = min((values[each] for each in common), key=lambda v: (v.index, v.number))
 
 
 def _chained(node: Node, found: Patterns) -> Value | None:
-    """The base of a function of a function plus a number, as in ``log(1 + exp(x))``."""
+    """The base of a function of a function, as in ``log(1 + exp(x))``, or of a tensor plus a number."""
     value, shifted = node.values[0], False
     while value.node.name in ARITHMETIC | SAME and len(value.node.values) == 1:
         others = [each for each in value.node.args if isinstance(each, Value) and each.node is None]
@@ -128,11 +128,14 @@ def _chained(node: Node, found: Patterns) -> Value | None:
         shifted |= value.node.name in ("add", "sub", "rsub")
         value = value.node.values[0]
     inner = value.node
-    if not shifted or len(node.values) != 1:
+    divides = node.name in QUOTIENTS | NORMALISERS or (node.name == "pow" and float(node.args[1]) < 0)
+    if len(node.values) != 1 or (divides and not shifted):
         return None
     if inner.index in found.functions:
         return found.functions[inner.index]
-    return inner.values[0] if inner.name in FUNCTIONS and len(inner.values) == 1 else None
+    if inner.name in FUNCTIONS and len(inner.values) == 1:
+        return inner.values[0]
+    return value if shifted and not divides else None  # one over what is no function is a normaliser
 
 
 def depends(value: object) -> bool:
