@@ -87,8 +87,9 @@ def several(run: Any, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
     total = sum(counts)
     shared = (_kernels.scale_gradient(x, n / total) if n else x.detach() for x, n in zip(given, counts, strict=True))
     out = made_of(op(*shared), total)
-    if any(is_scale) and isinstance(out, Tensor) and out.grad_fn is not None:
-        out.grad_fn.metadata[DECAYED] = True
+    node = out.grad_fn
+    if any(is_scale) and node is not None:
+        node.metadata[DECAYED] = True
     return out
 
 
