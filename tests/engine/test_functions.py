@@ -544,6 +544,35 @@ def test_a_function_that_is_computed_in_place(name: str, recipe: Recipe) -> None
     agree(lambda x: changing((x @ UP)[..., :4]) @ DOWN[:4], lambda x: plain((x @ UP)[..., :4]) @ DOWN[:4], recipe)
 
 
+BY_KEYWORD: dict[str, tuple[Function, Function]] = {
+    "a number": (lambda h: F.relu6(torch.add(input=h, other=3)), lambda h: F.relu6(h + 3)),
+    "a number times": (lambda h: F.silu(torch.sub(h, 1, alpha=2)), lambda h: F.silu(h - 2)),
+    "and in place": (lambda h: F.relu6(h.clone().add_(1, alpha=3)), lambda h: F.relu6(h + 3)),
+    "a sum": (lambda h: torch.add(h, torch.tanh(h), alpha=0.5) * h, lambda h: (h + 0.5 * torch.tanh(h)) * h),
+    "twice the same": (lambda h: (h + h) * torch.tanh(h), lambda h: (2 * h) * torch.tanh(h)),
+    "pieces": (lambda h: torch.where(condition=h > 0, input=h, other=torch.exp(h) - 1), F.elu),
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", BY_KEYWORD)
+def test_a_sum_by_keyword_is_that_sum(name: str, recipe: Recipe) -> None:
+    spelled, plain = BY_KEYWORD[name]
+    agree(
+        lambda x: spelled(x @ UP) * (x @ UP.T) * (x @ DOWN), lambda x: plain(x @ UP) * (x @ UP.T) * (x @ DOWN), recipe
+    )
+
+
+@every_family
+def test_gates_stay_gates_in_a_product_that_is_added(recipe: Recipe) -> None:
+    gate = lambda x: torch.sigmoid(x @ UP)  # noqa: E731
+    agree(
+        lambda x: torch.baddbmm(gate(x), gate(x) @ gate(x).mT, gate(x)) * (x @ DOWN),
+        lambda x: (gate(x) + (gate(x) @ gate(x).mT) @ gate(x)) * (x @ DOWN),
+        recipe,
+    )
+
+
 @every_family
 def test_what_is_turned_or_summed_is_no_element_wise_function(recipe: Recipe) -> None:
     def turned(x: Tensor) -> Tensor:

@@ -87,6 +87,10 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(a) and carries(b):
         zero = torch.zeros_like(x)
         apart = product(run, lambda a, b: func(zero, a, b, **settings), (a, b if b is not a else b.view_as(b)), {})
+    elif run.positions is not None and carries(a) != carries(b) and func.__name__ == "addcmul":
+        zero = torch.zeros_like(x)
+        shared = run.positions.product(lambda a, b: func(zero, a, b, **settings), a, b)
+        apart = func(zero, a, b, **settings) if shared is None else shared
     elif carries(x) and run.has_taps_on_constants and not (carries(a) or carries(b)):
         apart = run.added(func(torch.zeros_like(x), a, b, **settings), func.__name__, x)
     else:

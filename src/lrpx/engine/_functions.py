@@ -231,13 +231,17 @@ def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
 
 def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """``a + b`` or ``a − b``, or with a number: its plain gradient is right."""
+    if kwargs and (two := _two_of(func, args, kwargs)) is not None:
+        func, args, kwargs = *two, {}
     is_of_two = len(args) == 2 and type(args[1]) is Tensor and args[1].ndim  # nearly always
     was = None if is_of_two else _before_a_shift(func, args)
     out = _called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):
         a, b = args
         if type(a) is type(b) is Tensor and a.ndim and b.ndim:  # nearly always
-            if (a.__dict__ or b.__dict__) and out is not a and a is not b and a.requires_grad and _may_be_known(b):
+            if a is b:
+                return out if out is a else scaled(out, a, lambda x: func(x, x))
+            if (a.__dict__ or b.__dict__) and out is not a and a.requires_grad and _may_be_known(b):
                 _summed(out, a, b, func)
             return out
         if not isinstance(a, Tensor):
@@ -251,11 +255,29 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
                 linked(out, a, op, exact=False)
                 _keep_exponents(out, a, op)
             _mark_shifted(run, out, a)
-        elif out is not a and a is not b and a.requires_grad and b.requires_grad:
+        elif a is b:
+            return out if out is a else scaled(out, a, lambda x: func(x, x))
+        elif out is not a and a.requires_grad and b.requires_grad:
             _summed(out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         run.computed_ids(out, *args, *kwargs.values())
     return out
+
+
+def _two_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, Any]] | None:
+    """A sum that has arguments by keyword: as a function of two, and these."""
+    given = *args, *(kwargs[name] for name in ("input", "other") if name in kwargs)
+    rest = {name: value for name, value in kwargs.items() if name not in ("input", "other")}
+    if len(given) != 2 or not rest.keys() <= {"alpha"}:
+        return None
+
+    def of_two(a: Any, b: Any) -> Any:
+        return func(a, b, **rest)
+
+    of_two.__name__ = "sum" if rest.get("alpha", 1) != 1 else func.__name__
+    if is_in_place(func.__name__):
+        of_two.__name__ += "_" * (not is_in_place(of_two.__name__))
+    return of_two, given
 
 
 def _before_a_shift(func: Any, args: Any) -> Function | None:
@@ -321,6 +343,8 @@ def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
 
 def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
+    if kwargs.keys() <= {"condition", "input", "other"} and len(args) + len(kwargs) == 3:
+        args, kwargs = (*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)), {}
     out = _called(func, args, kwargs)
     if run.asks_for_gates:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
