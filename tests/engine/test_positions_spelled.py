@@ -37,8 +37,7 @@ class Model(nn.Module):
         self.tokens = nn.Embedding(11, WIDTH, _weight=noise(11, WIDTH, seed=0))
         self.places = nn.Parameter(noise(32, WIDTH, seed=1))
         self.layers = nn.ParameterList(noise(4, WIDTH, WIDTH, seed=seed) for seed in (2, 3))
-        self.register_buffer("cos", ANGLES.cos())
-        self.register_buffer("sin", ANGLES.sin())
+        self.cos, self.sin = nn.Buffer(ANGLES.cos()), nn.Buffer(ANGLES.sin())
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         rows, length = ids.shape
@@ -66,7 +65,8 @@ def found(model: Model, ids: Tensor, mask: Tensor, row: int = 0, at: int = -1) -
     assert trace.ledger().closes(1e-9)
     kept = trace.positions()
     assert kept
-    return trace.source_relevance(trace.sources[0])[row].sum(-1), sum(each.relevance[row] for each in kept)
+    of_places = torch.stack([each.relevance[row] for each in kept]).sum(0)
+    return trace.source_relevance(trace.sources[0])[row].sum(-1), of_places
 
 
 def turned(x: Tensor) -> Tensor:
