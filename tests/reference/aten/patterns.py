@@ -124,7 +124,7 @@ def _chained(node: Node, found: Patterns) -> Value | None:
     while value.node.name in ARITHMETIC | SAME and len(value.node.values) == 1:
         others = [each for each in value.node.args if isinstance(each, Value) and each.node is None]
         if value.node.name in ("where", "masked_fill") or any(each.tensor.ndim for each in others):
-            return None
+            break  # what is chosen, or has a bias, is something new
         shifted |= value.node.name in ("add", "sub", "rsub")
         value = value.node.values[0]
     inner = value.node
