@@ -282,6 +282,38 @@ def test_grey_transparent_and_turned_files_are_read_as_the_model_takes_them(proc
     near(processed(tmp_path / "turned.png", 1).relevance, processed(upright, 1).relevance, atol=1e-6)
 
 
+def test_sixteen_bits_are_read_as_eight(processed, tmp_path):
+    from PIL import Image
+
+    grey = np.random.default_rng(1).integers(0, 256, (40, 30), dtype=np.uint8)
+    Image.fromarray(grey).save(tmp_path / "eight.png")
+    wanted = processed(tmp_path / "eight.png", 1)
+    Image.fromarray(grey.astype(np.uint16) * 257).save(tmp_path / "sixteen.png")
+    Image.fromarray(grey.astype(np.float32)).save(tmp_path / "floats.tiff")
+    for name in ("sixteen.png", "floats.tiff"):
+        found = processed(tmp_path / name, 1)
+        assert found.explained.value == wanted.explained.value
+        near(found.relevance, wanted.relevance, atol=0)
+    for i, numbers in enumerate((grey.astype(np.int32) * 300, grey.astype(np.float32) / 255, grey - 9.0)):
+        Image.fromarray(numbers.astype(np.int32 if not i else np.float32)).save(tmp_path / "odd.tiff")
+        with pytest.raises(InputError, match=r"odd.tiff', whose numbers are from .* to .*, and nothing tells"):
+            processed(tmp_path / "odd.tiff", 1)
+
+
+def test_colours_that_a_processor_would_read_as_others_are_refused(processed, photograph):
+    from PIL import Image
+
+    opened = Image.open(photograph)
+    for mode in ("HSV", "YCbCr"):
+        with pytest.raises(InputError, match=rf"of mode {mode}, .*; pass image.convert\('RGB'\)"):
+            processed(opened.convert(mode), 1)
+    pixels = np.asarray(opened)
+    for given in (pixels / 255, (pixels / 255).astype(np.float32), pixels > 128):
+        with pytest.raises(InputError, match="divides by 255, as if it were nearly black; pass whole numbers"):
+            processed(given, 1)
+    near(processed(pixels.astype(np.float64), 1).relevance, processed(opened, 1).relevance, atol=1e-6)
+
+
 def test_what_is_no_image_says_so(processed, photograph, tmp_path):
     whole = photograph.read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])

@@ -41,7 +41,8 @@ def open_image(path: str | os.PathLike[str], channels: int | None) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file) as opened:
-                return ImageOps.exif_transpose(opened).convert("L" if channels == 1 else "RGB")
+                whole = _of_eight_bits(ImageOps.exif_transpose(opened), shown)
+                return whole.convert("L" if channels == 1 else "RGB")
     except InputError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -50,6 +51,29 @@ def open_image(path: str | os.PathLike[str], channels: int | None) -> Any:
         told = "no image" if type(error).__name__ == "UnidentifiedImageError" else f"no whole image ({error})"
         told = " ".join(told.split())
         raise InputError(f"the image is {shown}, a file that holds {told[:200]}; {mend}") from None
+
+
+def _of_eight_bits(image: Any, shown: str) -> Any:
+    """A PIL image of one channel of more than 8 bits, which Pillow would cut off at 255, with 8; any other as it is.
+
+    Raises:
+        InputError: nothing tells what its numbers are.
+    """
+    import numpy as np
+    from PIL import Image
+
+    if not image.mode.startswith(("I", "F")):
+        return image
+    numbers = np.asarray(image)
+    if image.mode.startswith("I;16"):
+        return Image.fromarray(np.ceil(numbers / 257).astype(np.uint8))  # what is not 0 stays so, as in a mask
+    is_share = image.mode == "F" and 0 < numbers.max() <= 1
+    if is_share or not (numbers.min() >= 0 and numbers.max() <= 255):
+        raise InputError(
+            f"the image is {shown}, whose numbers are from {numbers.min():g} to {numbers.max():g}, and nothing tells "
+            "which is white; pass a file with 8 or 16 bits for a channel, or pixel_values"
+        )
+    return image
 
 
 def as_shown(pixels: Tensor, processor: Any = None) -> Tensor:

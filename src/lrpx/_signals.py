@@ -47,6 +47,7 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
             f"the image is {type(given).__name__}; pass pixel_values as the model takes them, a float tensor "
             "[channels, rows, columns], or an image together with the model's processor as tokenizer"
         )
+    _refuse_numbers(processor, given)
     try:
         made = dict(processor(images=given, return_tensors="pt"))
     except (TypeError, ValueError, OSError) as error:
@@ -58,6 +59,23 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
     pixels = made["pixel_values"]
     _refuse_channels(model, pixels, given)
     return {argument: pixels}
+
+
+def _refuse_numbers(processor: Any, given: Any) -> None:
+    """Refuse what a processor would read as other colours than it has, without a word."""
+    if getattr(given, "mode", None) in ("HSV", "LAB", "YCbCr"):
+        raise InputError(
+            f"the image is {_told(given)}, and the processor reads red, green and blue; pass image.convert('RGB')"
+        )
+    kind = str(getattr(given, "dtype", "")).removeprefix("torch.")
+    if not getattr(processor, "do_rescale", False) or not kind.startswith(("float", "bool")):
+        return
+    highest = float(given.max()) if 0 not in given.shape else 0.0
+    if 0 < highest <= 1:
+        raise InputError(
+            f"the image is {_told(given)} of {kind} up to {highest:g}, and the processor divides by 255, as if it were "
+            "nearly black; pass whole numbers from 0 to 255, or pixel_values, a float tensor [channels, rows, columns]"
+        )
 
 
 def _refuse_channels(model: Module, pixels: Any, given: Any) -> None:

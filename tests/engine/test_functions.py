@@ -379,6 +379,14 @@ def test_queries_and_keys_get_nothing_of_a_softmax_that_is_constant() -> None:
     assert values.any()
 
 
+def test_a_softmax_by_its_logsumexp_is_constant_where_a_softmax_is() -> None:
+    agree(
+        lambda x: ((h := x @ UP) - torch.logsumexp(h, -1, keepdim=True)).exp() + h,
+        lambda x: (h := x @ UP).softmax(-1) + h,
+        LRP,
+    )
+
+
 def test_what_a_model_returns_can_be_saved_and_copied(tmp_path: Path) -> None:
     for function in (
         lambda x: 30 * torch.tanh(x / 30),
@@ -478,6 +486,93 @@ def test_a_tensor_that_was_changed_in_place_is_another(recipe: Recipe) -> None:
         agree(function, other, recipe)
 
 
+CHAINS: dict[str, Function] = {
+    "hard sigmoid": lambda x: F.relu6(x + 3) / 6,
+    "relu": lambda x: torch.relu(x + 1),
+    "silu": lambda x: F.silu(x - 1),
+    "a power": lambda x: (x + 1) ** 2,
+    "a root": lambda x: (x.square() + 1).sqrt(),
+    "what is left of tanh": lambda x: (1 - torch.tanh(x)) ** 2,
+    "softplus": lambda x: torch.log(1 + torch.exp(x)),
+    "sigmoid": lambda x: (1 + torch.exp(-x)).reciprocal(),
+    "a function of a flat one": lambda x: torch.sigmoid(torch.relu(x)),
+    "a cosine of one": lambda x: torch.cos(x.clamp(min=0)),
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", CHAINS)
+def test_it_is_no_matter_whether_the_model_keeps_what_a_function_is_of(name: str, recipe: Recipe) -> None:
+    function, kept = CHAINS[name], list[Tensor]()
+
+    def keeping(x: Tensor) -> Tensor:
+        kept.append(x @ UP)
+        return function(kept[-1]) @ DOWN
+
+    spelled: Function = {  # each temporary is gone with the line, as no argument is
+        "hard sigmoid": lambda x: F.relu6(x @ UP + 3) / 6,
+        "relu": lambda x: torch.relu(x @ UP + 1),
+        "silu": lambda x: F.silu(x @ UP - 1),
+        "a power": lambda x: (x @ UP + 1) ** 2,
+        "a root": lambda x: ((x @ UP).square() + 1).sqrt(),
+        "what is left of tanh": lambda x: (1 - torch.tanh(x @ UP)) ** 2,
+        "softplus": lambda x: torch.log(1 + torch.exp(x @ UP)),
+        "sigmoid": lambda x: (1 + torch.exp(-(x @ UP))).reciprocal(),
+        "a function of a flat one": lambda x: torch.sigmoid(torch.relu(x @ UP)),
+        "a cosine of one": lambda x: torch.cos((x @ UP).clamp(min=0)),
+    }[name]
+    agree(lambda x: spelled(x) @ DOWN, keeping, recipe)
+
+
+IN_PLACE: dict[str, tuple[Function, Function]] = {
+    "hard sigmoid": (lambda x: x.add_(3).clamp_(0, 6).div_(6), lambda x: (x + 3).clamp(0, 6) / 6),
+    "relu6": (lambda x: F.relu6(x.add_(3), inplace=True), lambda x: F.relu6(x + 3)),
+    "relu": (lambda x: F.relu(x.sub_(1), inplace=True), lambda x: F.relu(x - 1)),
+    "sigmoid": (lambda x: x.neg_().exp_().add_(1).reciprocal_(), lambda x: (1 + torch.exp(-x)).reciprocal()),
+    "softplus": (lambda x: x.exp_().add_(1).log_(), lambda x: torch.log(1 + torch.exp(x))),
+    "a number and a scale": (lambda x: x.mul_(-1).add_(1).tanh_(), lambda x: torch.tanh(1 - x)),
+    "a power": (lambda x: x.add_(0.5).pow_(2), lambda x: (x + 0.5) ** 2),
+    "a function of a flat one": (lambda x: x.clamp_(min=0).cos_(), lambda x: x.clamp(min=0).cos()),
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_function_that_is_computed_in_place(name: str, recipe: Recipe) -> None:
+    changing, plain = IN_PLACE[name]
+    agree(inside(changing), inside(plain), recipe)
+    agree(lambda x: changing((x @ UP)[..., :4]) @ DOWN[:4], lambda x: plain((x @ UP)[..., :4]) @ DOWN[:4], recipe)
+
+
+BY_KEYWORD: dict[str, tuple[Function, Function]] = {
+    "a number": (lambda h: F.relu6(torch.add(input=h, other=3)), lambda h: F.relu6(h + 3)),
+    "a number times": (lambda h: F.silu(torch.sub(h, 1, alpha=2)), lambda h: F.silu(h - 2)),
+    "and in place": (lambda h: F.relu6(h.clone().add_(1, alpha=3)), lambda h: F.relu6(h + 3)),
+    "a sum": (lambda h: torch.add(h, torch.tanh(h), alpha=0.5) * h, lambda h: (h + 0.5 * torch.tanh(h)) * h),
+    "twice the same": (lambda h: (h + h) * torch.tanh(h), lambda h: (2 * h) * torch.tanh(h)),
+    "pieces": (lambda h: torch.where(condition=h > 0, input=h, other=torch.exp(h) - 1), F.elu),
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", BY_KEYWORD)
+def test_a_sum_by_keyword_is_that_sum(name: str, recipe: Recipe) -> None:
+    spelled, plain = BY_KEYWORD[name]
+    agree(
+        lambda x: spelled(x @ UP) * (x @ UP.T) * (x @ DOWN), lambda x: plain(x @ UP) * (x @ UP.T) * (x @ DOWN), recipe
+    )
+
+
+@every_family
+def test_gates_stay_gates_in_a_product_that_is_added(recipe: Recipe) -> None:
+    gate = lambda x: torch.sigmoid(x @ UP)  # noqa: E731
+    agree(
+        lambda x: torch.baddbmm(gate(x), gate(x) @ gate(x).mT, gate(x)) * (x @ DOWN),
+        lambda x: (gate(x) + (gate(x) @ gate(x).mT) @ gate(x)) * (x @ DOWN),
+        recipe,
+    )
+
+
 @every_family
 def test_what_is_turned_or_summed_is_no_element_wise_function(recipe: Recipe) -> None:
     def turned(x: Tensor) -> Tensor:
@@ -508,6 +603,72 @@ def test_the_factors_of_a_product_share_alike_however_it_is_bracketed() -> None:
     linear: list[Function] = [lambda x: (a(x) @ b(x).mT) @ c(x), lambda x: a(x) @ (b(x).mT @ c(x))]
     (_, wanted), (_, found) = (relevance(product, ATTNLRP) for product in linear)
     near(found, wanted)
+
+
+def test_norms_are_as_many_factors_in_one_function_as_written_out() -> None:
+    def of(norm: Function) -> Tensor:
+        return relevance(lambda x: norm((x @ x.mT) @ (x @ UP)) * (x @ DOWN), ATTNLRP)[1]
+
+    near(
+        of(lambda h: F.rms_norm(h, (8,), eps=0.1)), of(lambda h: h * (h.square().mean(-1, keepdim=True) + 0.1).rsqrt())
+    )
+    near(
+        of(lambda h: F.layer_norm(h, (8,), eps=0.1)),
+        of(lambda h: (c := h - h.mean(-1, keepdim=True)) / (c.square().mean(-1, keepdim=True) + 0.1).sqrt()),
+    )
+
+
+@every_family
+def test_what_divides_makes_something_new(recipe: Recipe) -> None:
+    """``x / rms(x)`` is no function of ``x``, in whatever spelling, so that its product with one stays a product."""
+    root = lambda h: (h.square().mean(-1, keepdim=True) + 0.1).sqrt()  # noqa: E731
+
+    def of(norm: Function) -> Function:
+        return inside(lambda h: (1 - torch.sigmoid(h)) * norm(h))
+
+    for norm in (lambda h: h / root(h), lambda h: h * root(h).reciprocal(), lambda h: h * (root(h) ** 2).rsqrt()):
+        agree(of(norm), of(lambda h: F.rms_norm(h, (8,), eps=0.1)), recipe)
+
+
+@every_family
+@pytest.mark.parametrize("place", range(3))
+def test_an_exponential_in_fused_attention_takes_nothing(place: int, recipe: Recipe) -> None:
+    def given(x: Tensor) -> list[Tensor]:
+        qkv = [x @ UP, x @ DOWN, x @ UP.T]
+        qkv[place] = torch.exp(qkv[place] / 9)
+        return qkv
+
+    def written(x: Tensor) -> Tensor:
+        q, k, v = given(x)
+        return (q @ k.mT / 8**0.5).softmax(-1) @ v
+
+    agree(lambda x: F.scaled_dot_product_attention(*(each[:, None] for each in given(x)))[:, 0], written, recipe)
+
+
+@pytest.mark.parametrize("square", [torch.square, lambda h: h * h, lambda h: h**2, lambda h: h.clone().square_()])
+def test_a_square_of_a_product_is_one_factor(square: Function) -> None:
+    def of(function: Function) -> Tensor:
+        return relevance(lambda x: function((x @ x.mT) @ (x @ UP)) * (x @ DOWN), ATTNLRP)[1]
+
+    near(of(square), of(lambda h: h.abs() ** 2.0000000000001))
+
+
+@every_family
+def test_an_einsum_of_many_shares_as_products_of_two(recipe: Recipe) -> None:
+    """A state-space model in the four-factor spelling of its authors: the decays are exponentials, and take nothing."""
+
+    def parts(x: Tensor) -> tuple[Tensor, ...]:
+        decays = torch.exp(-F.softplus(x @ noise(8, 5, seed=4)).cumsum(1))
+        return x @ UP, (x @ DOWN) * (x @ UP.T), decays, x @ DOWN.T
+
+    def at_once(x: Tensor) -> Tensor:
+        return torch.einsum("bln,bsn,bls,bsp->blp", *parts(x)) * (x @ DOWN)
+
+    def by_twos(x: Tensor) -> Tensor:
+        c, b, decays, values = parts(x)
+        return ((c @ b.mT) * decays) @ values * (x @ DOWN)
+
+    agree(at_once, by_twos, recipe)
 
 
 @every_family

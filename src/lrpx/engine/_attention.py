@@ -10,7 +10,7 @@ import torch
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
 from lrpx.engine import _factors, _functions, _roles
-from lrpx.engine._gates import mark_gate
+from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
@@ -109,7 +109,9 @@ def _ruled(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return op(q, k, v, mask)
     called = "" if run.trace.ran is None else f"softmax={rule_name(softmax)}, matmul={rule_name(matmul)}"
     is_linear = linear is not rules.unmodified and _has_layer(run, q, k, v, mask)
-    is_spelled = is_linear or not is_fused(softmax, matmul)
+    is_uniform = matmul is rules.uniform and softmax is rules.unmodified
+    has_scale = is_uniform and run.has_scales and EXPONENTIAL in map(gate_strength, (q, k, v))  # which takes nothing
+    is_spelled = is_linear or has_scale or not is_fused(softmax, matmul)
     if is_spelled or isinstance(softmax, rules.AumannShapley):
         _, _, _, _, dropout, causal, scale, _ = arguments(args, kwargs, *NAMES)
         called = f"linear={rule_name(linear)}, {called}" if is_linear else called
@@ -124,7 +126,6 @@ def _ruled(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if is_spelled:
             mend = "take matmul=lrpx.rules.uniform, or "
             raise run.refuse_rule("softmax", func.__name__, "under another rule for matmul", mend)
-    is_uniform = matmul is rules.uniform and softmax is rules.unmodified
     counts = (_factors.factors(run, q), _factors.factors(run, k), _factors.factors(run, v)) if is_uniform else (1, 1, 1)
     out = run.apply(
         "softmax", op, q, k, v, mask,
@@ -186,12 +187,12 @@ def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, sc
     wide = torch.promote_types(q.dtype, torch.float32)
 
     def widened(x: Tensor, made_of: Any) -> Tensor:
-        x = x.to(wide)
+        x = move_gate(x.to(wide), x)
         if not carries(x):  # a weight, unless it was made of the input
             run.mark_from_input(x, made_of, "to")
         return x
 
-    wide_q, wide_k, wide_v = widened(q, inputs[:1]), widened(k.mT, inputs[1:2]), widened(v, inputs[2:3])
+    wide_q, wide_k, wide_v = widened(q, inputs[:1]), widened(move_gate(k.mT, k), inputs[1:2]), widened(v, inputs[2:3])
     scores = product_of_two(run, torch.matmul, wide_q, wide_k) * (q.shape[-1] ** -0.5 if scale is None else scale)
     admitted = None if mask is None or mask.dtype is not torch.bool else mask
     if causal:

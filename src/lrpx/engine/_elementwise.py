@@ -14,7 +14,6 @@ from torch.nn import Parameter
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions
-from lrpx.engine._functions import CURVED
 from lrpx.engine._gates import (
     GATE,
     WEAK,
@@ -27,7 +26,7 @@ from lrpx.engine._gates import (
     takes_all,
     weakest_gate,
 )
-from lrpx.engine._operation import Operation, as_it_is, write
+from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
 
 if TYPE_CHECKING:
@@ -74,9 +73,9 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool) -> Any:
             return shared
     out = func(a, b)
     if a_carries:
-        _functions.scaled(out, a, (func, b, True))
+        _functions.scaled_by(out, a, b, (func, b, True))
     elif carries(b):
-        _functions.scaled(out, b, (func, a, False))
+        _functions.scaled_by(out, b, a, (func, a, False))
     else:
         if run.has_scales:
             _functions.keep_exponents(func, out, (a, b), {})
@@ -99,6 +98,10 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(a) and carries(b):
         zero = torch.zeros_like(x)
         apart = product(run, lambda a, b: func(zero, a, b, **settings), (a, b if b is not a else b.view_as(b)), {})
+    elif run.positions is not None and carries(a) != carries(b) and func.__name__ == "addcmul":
+        zero = torch.zeros_like(x)
+        shared = run.positions.product(lambda a, b: func(zero, a, b, **settings), a, b)
+        apart = func(zero, a, b, **settings) if shared is None else shared
     elif carries(x) and run.has_taps_on_constants and not (carries(a) or carries(b)):
         apart = run.added(func(torch.zeros_like(x), a, b, **settings), func.__name__, x)
     else:
@@ -198,7 +201,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(run, x, activation(run, func, (x.clone(), *rest), settings))
+        return changes_in_place(activation, func)(run, func, (x, *rest), settings)
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     if func.__name__ in EXPONENTIALS:
         return _functions.exponential(run, op, x)
@@ -260,13 +263,13 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if not carries(out):
             return run.computed_ids(out, x)
-        mark_gate(run.recipe, "relu", _functions.linked(out, x, lambda x: func(x, *rest, **settings), CURVED))
+        mark_gate(run.recipe, "relu", _functions.curved(run, out, x, lambda x: func(x, *rest, **settings)))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):
         return run.computed_ids(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
-        return write(run, x, homogeneous(run, func, (x.clone(), *rest), settings))
+        return changes_in_place(homogeneous, func)(run, func, (x, *rest), settings)
     y = mark_gate(run.recipe, "relu", _functions.activation(run, lambda x: func(x, *rest, **settings), x))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
@@ -292,7 +295,8 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         return func(x, x) if func.__name__ != "square" else func(x)
     if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
-        y = mark_gate(run.recipe, "square", _functions.linked(x.detach() * x, x, torch.square, CURVED))
+        y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
+        _factors.made_of(run, y, 1)  # no product of what x is a product of
     else:
         y = _functions.activation(run, torch.square, x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y

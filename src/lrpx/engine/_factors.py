@@ -3,9 +3,10 @@
 The uniform rule is one for ``N`` factors, ``R_i = R / N`` (Achtibat et al. 2024, Prop. 3.3). A model multiplies two at
 a time, and ``(a · b) · c`` is not to differ from ``a · (b · c)``: a state-space model computes ``C_t (B_s x_s)`` across
 the borders of its chunks and ``(C_t B_s) x_s`` inside them. So a factor that is itself a product of ``m`` gets ``m``
-shares. What a tensor is a product of, the graph tells, when two are multiplied: selections, shapes, scalings and sums
-over dimensions lead on to what they are made of, and so does what is added to a state that decays; everything else (a
-linear layer, an activation, a norm, a sum of two) is one factor. So an LSTM's state is one, however long it has run.
+shares. What a tensor is a product of, the graph tells, when two are multiplied: selections, shapes, scalings (an RMS
+norm is one) and sums over dimensions lead on to what they are made of, and so does what is added to a state that
+decays; everything else (a linear layer, an activation, a sum of two, and so what a mean is taken off) is one factor. So
+an LSTM's state is one, however long it has run.
 
 An exponential is no factor that shares. It scales what it is multiplied with, by nothing at all where its argument is
 0, where the identity rule would be steepest; so the other factor takes all (Jafari et al. 2024 hold the decays of a
@@ -19,18 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import _kernels, rules
 from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, put_gate, takes_all, weakest_gate
-from lrpx.engine._nodes import COPY, LINEAR, OWN, SCALES, SUMS, kind
+from lrpx.engine._nodes import COPY, LINEAR, NORM, OWN, SCALES, SUMS, kind
 from lrpx.engine._tensors import is_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
     from lrpx.engine._run import Run
     from lrpx.rules import Rule
 
-LEADS_ON = LINEAR | SCALES | {OWN}
+LEADS_ON = LINEAR | SCALES | {OWN, NORM}
 """Nodes whose result is a product of as many factors as what it is made of."""
 
 CONSTANT = "_lrpx_constant"
@@ -75,6 +76,23 @@ def _shared(run: Run, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
         out = run.apply(what, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
     out = made_of(run, out, m + n)
     return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
+
+
+def several(run: Run, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+    """``op(*given)``, a product of more than two that depend on the input, under the uniform rule; as products of two
+    after one another are."""
+    is_scale = [run.asks_for_gates and gate_strength(each) == EXPONENTIAL for each in given]
+    if all(is_scale):
+        out = made_of(run, op(*(_kernels.scale_gradient(each, 1 / len(given)) for each in given)), 0)
+        return put_gate(run.recipe, out, EXPONENTIAL)
+    counts = [0 if scales else factors(run, each) for each, scales in zip(given, is_scale, strict=True)]
+    total = sum(counts)
+    shared = (_kernels.scale_gradient(x, n / total) if n else x.detach() for x, n in zip(given, counts, strict=True))
+    out = made_of(run, op(*shared), total)
+    node = out.grad_fn
+    if any(is_scale) and node is not None:
+        node.metadata[DECAYED] = True
+    return out
 
 
 def scaled(run: Run, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:

@@ -13,7 +13,7 @@ hands on what it is given; a number that is added after the last of them is a co
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
 import torch
@@ -23,7 +23,7 @@ from lrpx import rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL as OF_EXPONENTS
 from lrpx.engine._gates import GATE, WEAK, gate_strength, mark_gate, mark_written, put_gate, takes_all, weakest_gate
-from lrpx.engine._tensors import PLAIN, carries, constants, is_parameter, is_tensor
+from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,10 +44,11 @@ class Note(tuple[Any, ...]):
 
 
 FUNCTION = "_lrpx_function"
-"""The attribute of a tensor that is a function of another: ``(version, root, its version, kind, exact, op)``. The root
-is held weakly, so that nothing lives longer than without; and a change in place, of the tensor or of its root, shows in
-the version. Exact: no number was added, so that all relevance of the tensor arrives at the root. ``op(root)`` is the
-tensor; None: the root itself."""
+"""The attribute of a tensor that is a function of another: ``(version, root, its version, kind, exact, op)``. A change
+in place, of the tensor or of its root, shows in the version. Exact: no number was added, so that all relevance of the
+tensor arrives at the root. ``op(root)`` is the tensor; None: the root itself. ``root()`` is the root. What a rule gives
+must not hang on whether the model has kept it: so it is kept where a number was added, or an exponential is in it. Else
+it is held weakly, so that few live longer than without: the run keeps the newest (``run.roots``)."""
 
 ONE_HOT = "_lrpx_one_hot"
 """The attribute of one-hot ids of the model's input: the ids. Cast to be multiplied they are a source, as what is
@@ -56,23 +57,32 @@ looked up in an embedding is."""
 LINEAR, CURVED, EXPONENTIAL = range(3)
 """Kinds of functions: scalings and shifts by numbers; others; those that an exponential is in."""
 
-Function = tuple[int, Any, int, int, bool, "Op | None"]
+
+class Function(NamedTuple):
+    """What a tensor is a function of; see :data:`FUNCTION`."""
+
+    root: Tensor
+    kind: int = LINEAR
+    exact: bool = True
+    op: Op | None = None
 
 
 def _function(x: Tensor) -> Function | None:
     """What ``x`` is a function of, if that is known and still there."""
-    found: Function | None = vars(x).get(FUNCTION)
+    found = vars(x).get(FUNCTION)
     if not found or x._version != found[0]:
         return None
     root = found[1]()
     if root is None or root._version != found[2]:
         return None
-    return (*found[:5], _callable(found[5])) if isinstance(found[5], tuple) else found
+    return Function(root, found[3], found[4], None if found[5] is None else _callable(found[5]))
 
 
-def _of_itself(x: Tensor) -> Function:
-    version = x._version
-    return version, ref(x), version, LINEAR, True, None
+def _write(out: Tensor, f: Function) -> None:
+    """Note on a tensor what it is a function of."""
+    root = f.root
+    is_kept = not f.exact or f.kind == EXPONENTIAL
+    setattr(out, FUNCTION, Note((out._version, (lambda: root) if is_kept else ref(root), root._version, *f[1:])))
 
 
 def _callable(op: Noted) -> Op:
@@ -82,23 +92,28 @@ def _callable(op: Noted) -> Op:
     return (lambda x: func(x, other)) if is_second else lambda x: func(other, x)
 
 
-def _then(before: Noted | None, op: Noted) -> Op:
+def _then(before: Op | None, op: Noted) -> Op:
     last = _callable(op)
-    if before is None:
-        return last
-    first = _callable(before)
-    return lambda root: last(first(root))
+    return last if before is None else lambda root: last(before(root))
 
 
 def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = True) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
         if getattr(x, FUNCTION, None) is None:  # nearly always
-            out.__dict__[FUNCTION] = Note((0, ref(x), x._version, kind, exact, op))
+            root = ref(x) if exact and kind != EXPONENTIAL else lambda: x  # as _write() has it
+            out.__dict__[FUNCTION] = Note((0, root, x._version, kind, exact, op))
             return out
-        _, root, version, before, was_exact, again = _function(x) or _of_itself(x)
-        setattr(out, FUNCTION, Note((0, root, version, max(kind, before), exact and was_exact, _then(again, op))))
+        f = _function(x) or Function(x)
+        _write(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
     return out
+
+
+def curved(run: Any, out: Tensor, x: Tensor, op: Noted, kind: int = CURVED) -> Tensor:
+    """``out``, a new tensor, noted as ``op(x)``, no scaling; the root is kept for a function of it that may follow."""
+    f = _function(x)
+    run.roots.append(x if f is None else f.root)
+    return linked(out, x, op, kind)
 
 
 def scaled(out: Tensor, x: Tensor, op: Noted) -> Tensor:
@@ -107,6 +122,25 @@ def scaled(out: Tensor, x: Tensor, op: Noted) -> Tensor:
     if getattr(x, EXPONENTS, None) is not None:
         _keep_exponents(out, x, op)
     return out
+
+
+NORMALISER = "_lrpx_normaliser"
+"""The attribute of a constant that divides, and was made of the input: a deviation, or one over it."""
+
+
+def normaliser(value: Tensor) -> Tensor:
+    """``value``, what divides: noted, if a rule has made it a constant."""
+    if not carries(value):
+        setattr(value, NORMALISER, True)
+    return value
+
+
+def scaled_by(out: Tensor, x: Tensor, constant: Any, op: Noted) -> Tensor:
+    """``out = op(x)``, ``x`` times a constant or over it: a scaling, or a norm, which is something new."""
+    if is_tensor(constant) and (known := constant.__dict__) and (NORMALISER in known or RECIPROCAL in known):
+        _keep_exponents(out, x, op)
+        return out
+    return scaled(out, x, op)
 
 
 def copied(out: Tensor, x: Tensor) -> None:
@@ -118,11 +152,17 @@ def copied(out: Tensor, x: Tensor) -> None:
         _keep_exponents(out, x, torch.clone)
 
 
+def rooted(run: Any, value: Tensor, x: Tensor, copy: Tensor) -> None:
+    """``value`` will be written into the place of ``x``: what it is a function of is then the copy of that."""
+    if (found := _function(value)) is not None and found.root is x:
+        _write(value, found._replace(root=copy))
+        run.roots.append(copy)
+
+
 def moved(x: Tensor, value: Tensor) -> None:
     """``value`` was written into the place of ``x``."""
-    found = vars(value).get(FUNCTION)
-    if found:
-        setattr(x, FUNCTION, Note((x._version, *found[1:])))
+    if (found := _function(value)) is not None:
+        _write(x, found)
     if exponents := vars(value).get(EXPONENTS):
         setattr(x, EXPONENTS, Note((x._version, *exponents[1:])))
 
@@ -133,13 +173,11 @@ def moved(x: Tensor, value: Tensor) -> None:
 def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
     found = _function(x)
-    if found is not None:
-        _, root, _, before, exact, again = found
-        if not (exact and before == LINEAR) and run.recipe.activation not in PARTWISE:
-            value = op(x.detach())
-            if _fits(value, root()):
-                return _whole(run, root(), value, _then(again, op), max(kind, before))
-    y = linked(run.apply("activation", op, x), x, op, kind)
+    if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
+        value = op(x.detach())
+        if _fits(value, found.root):
+            return _whole(run, found.root, value, _then(found.op, op), max(kind, found.kind))
+    y = curved(run, run.apply("activation", op, x), x, op, kind)
     _keep_exponents(y, x, op)
     return y
 
@@ -156,30 +194,39 @@ PARTWISE = (rules.unmodified, rules.constant)
 def is_shifted(x: Tensor) -> bool:
     """Whether ``x`` is a function of another, of which it does not hand on all: a number was added."""
     found = _function(x)
-    return found is not None and not found[4]
+    return found is not None and not found.exact
 
 
 def is_logistic(x: Tensor) -> bool:
     """Whether ``x`` is an exponential and a number, as the denominator of a sigmoid is; and no norm."""
     found = _function(x)
-    return found is not None and found[3] == EXPONENTIAL and not found[4]
+    return found is not None and found.kind == EXPONENTIAL and not found.exact
 
 
 def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
-    f, g = _function(a), _function(b)
-    if g is None if f is None else (g is None and f[1]() is not b):
+    if not _are_of_one(a, b):
         return None
-    f, g = f or _of_itself(a), g or _of_itself(b)
-    root = f[1]()
-    if root is not g[1]() or not _has_rules(run):
+    f, g = _function(a) or Function(a), _function(b) or Function(b)
+    if f.root is not g.root or not _has_rules(run):
         return None
     value = op(a.detach(), b.detach())
-    return _whole(run, root, value, _both(op, f, g), max(CURVED, f[3], g[3])) if _fits(value, root) else None
+    if not _fits(value, f.root):
+        return None
+    return _whole(run, f.root, value, _both(op, f, g), max(CURVED, f.kind, g.kind))
+
+
+def _are_of_one(a: Tensor, b: Tensor) -> bool:
+    """Whether two may be functions of one tensor, at a glance at what is noted."""
+    of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
+    if not (of_a or of_b):  # nearly always
+        return False
+    root, other = of_a and of_a[1](), of_b and of_b[1]()
+    return other is a or (root is not None and (root is other or root is b))
 
 
 def _both(op: Op, f: Function, g: Function) -> Op:
-    of_f, of_g = f[5], g[5]
+    of_f, of_g = f.op, g.op
     return lambda root: op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
 
 
@@ -196,7 +243,7 @@ def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
         return value.detach() if takes_value else again(x)
 
     y = run.apply("activation", op, root)
-    setattr(y, FUNCTION, Note((y._version, ref(root), root._version, kind, True, again)))
+    _write(y, Function(root, kind, op=again))
     return mark_written(run.recipe, y, root, again)
 
 
@@ -205,43 +252,74 @@ def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
 
 def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """``a + b`` or ``a − b``, or with a number: its plain gradient is right."""
+    if kwargs and (two := _two_of(func, args, kwargs)) is not None:
+        func, args, kwargs = *two, {}
     if len(args) == 2 and type(args[0]) is type(args[1]) is Tensor and not kwargs:  # nearly always
         a, b = args
-        out = func(a, b)
-        if out.requires_grad and a.ndim and b.ndim:
-            if not (out is a or a is b) and _is_noted(a, b) and a.requires_grad and b.requires_grad:
+        if a.ndim and b.ndim:
+            out = func(a, b)
+            if not out.requires_grad:
+                run.computed_ids(out, a, b)
+            elif a is b:
+                return out if out is a else scaled(out, a, lambda x: func(x, x))
+            elif out is not a and a.requires_grad and _may_be_known(a, b):
                 _summed(out, a, b, func)
             return out
-    else:
-        out = _called(func, args, kwargs)
+    was = _before_a_shift(func, args)
+    out = _called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):
         a, b = args
         if not is_tensor(a):
             a, b, func = b, a, _swapped(func)
         if not is_tensor(b) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
             number = b.detach() if is_tensor(b) else b
-            if out is a:
-                _shifted_in_place(a, lambda x: func(x.clone(), number))
+            if was is not None and out is a:
+                _shifted_in_place(a, was, lambda x: func(x.clone(), number))
             else:
                 op: Noted = func, number, True
                 linked(out, a, op, exact=False)
                 if getattr(a, EXPONENTS, None) is not None:
                     _keep_exponents(out, a, op)
             _mark_shifted(run, out, a)
-        elif out is not a and a is not b and a.requires_grad and b.requires_grad:
+        elif a is b:
+            return out if out is a else scaled(out, a, lambda x: func(x, x))
+        elif out is not a and a.requires_grad and b.requires_grad:
             _summed(out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         run.computed_ids(out, *args, *kwargs.values())
     return out
 
 
-def _is_noted(a: Tensor, b: Tensor) -> bool:
-    """Whether a sum of the two may be known by what they are functions of."""
-    of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
-    if of_a is None or of_b is None or getattr(b, LOGSUM, None) is not None:
-        return not (of_a is of_b is getattr(b, LOGSUM, None) is None)
-    root = of_a[1]  # of the same tensor there is one weak reference
-    return root is of_b[1] or root() is None or root() is b or of_b[1]() is a or bool(a._version or b._version)
+def _two_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, Any]] | None:
+    """A sum that has arguments by keyword: as a function of two, and these."""
+    given = *args, *(kwargs[name] for name in ("input", "other") if name in kwargs)
+    rest = {name: value for name, value in kwargs.items() if name not in ("input", "other")}
+    if len(given) != 2 or not rest.keys() <= {"alpha"}:
+        return None
+
+    def of_two(a: Any, b: Any) -> Any:
+        return func(a, b, **rest)
+
+    of_two.__name__ = "sum" if rest.get("alpha", 1) != 1 else func.__name__
+    if is_in_place(func.__name__):
+        of_two.__name__ += "_" * (not is_in_place(of_two.__name__))
+    return of_two, given
+
+
+def _before_a_shift(func: Any, args: Any) -> Function | None:
+    """What the tensor is a function of that a number is added to in place; of itself, as it is until then."""
+    if len(args) != 2 or type(args[0]) is not Tensor or not args[0].requires_grad or not is_in_place(func.__name__):
+        return None
+    x, number = args
+    if is_tensor(number) and (number.ndim or not number.is_leaf):
+        return None
+    return _function(x) or Function(x.clone())
+
+
+def _may_be_known(a: Tensor, b: Tensor) -> bool:
+    """Whether a sum may be a function of what both depend on, or the second is a normaliser, which a rule may have
+    made a constant."""
+    return (b.requires_grad and _are_of_one(a, b)) or getattr(b, LOGSUM, None) is not None
 
 
 def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
@@ -256,16 +334,14 @@ def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
     """``out`` is ``x`` and a number: perhaps of one sign now, as ``1 + tanh(x)`` is."""
     if takes_all(run.recipe) and gate_strength(x) == WEAK:
         found = _function(out)
-        if found is not None and found[3] != LINEAR and found[5]:
-            mark_written(run.recipe, out, found[1](), found[5])
+        if found is not None and found.kind != LINEAR and found.op:
+            mark_written(run.recipe, out, found.root, found.op)
 
 
-def _shifted_in_place(x: Tensor, op: Op) -> None:
+def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
+    _write(x, Function(was.root, was.kind, False, _then(was.op, op)))
     version = x._version
-    found = vars(x).get(FUNCTION)
-    if found and found[0] == version - 1:
-        setattr(x, FUNCTION, Note((version, *found[1:4], False, _then(found[5], op))))
     exponents = vars(x).get(EXPONENTS)
     if exponents and exponents[0] == version - 1:
         setattr(x, EXPONENTS, Note((version, *exponents[1:3], _then(exponents[3], op), exponents[4])))
@@ -286,14 +362,16 @@ def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
     f, g = _function(a), _function(b)
     if (f is None and g is None) or is_parameter(a) or is_parameter(b):
         return out
-    f, g = f or _of_itself(a), g or _of_itself(b)
-    if f[1]() is g[1]():
-        setattr(out, FUNCTION, Note((0, f[1], f[2], max(f[3], g[3]), f[4] and g[4], _both(op, f, g))))
+    f, g = f or Function(a), g or Function(b)
+    if f.root is g.root:
+        _write(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
     return out
 
 
 def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
+    if kwargs.keys() <= {"condition", "input", "other"} and len(args) + len(kwargs) == 3:
+        args, kwargs = (*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)), {}
     out = _called(func, args, kwargs)
     if run.asks_for_gates:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
@@ -306,10 +384,10 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
         rule = run.recipe.activation
-        if found is not None and rule not in PARTWISE and not (found[4] and rule is rules.identity):
-            _, root, _, kind, _, again = found
-            if again is not None and _fits(out, root()):
-                return _whole(run, root(), out, again, max(CURVED, kind))
+        if found is not None and rule not in PARTWISE and not (found.exact and rule is rules.identity):
+            root, kind, _, again = found
+            if again is not None and _fits(out, root):
+                return _whole(run, root, out, again, max(CURVED, kind))
     return out
 
 
@@ -400,6 +478,12 @@ def logsumexp(out: Tensor, x: Tensor, dim: Any) -> Tensor:
     """``out``, noted as ``log Σ exp x``."""
     _note(out, LOGSUM, x, dim)
     return out
+
+
+def stands_for(leaf: Tensor, constant: Tensor) -> None:
+    """The leaf of a ledger is what the constant in whose place it stands is noted as."""
+    if (found := _noted(constant, LOGSUM)) is not None:
+        _note(leaf, LOGSUM, *found)
 
 
 def log_softmax(out: Tensor, x: Tensor, dim: int) -> Tensor:

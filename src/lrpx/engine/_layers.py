@@ -9,6 +9,7 @@ constants are none, and their product with the values has its plain gradient.
 from __future__ import annotations
 
 from functools import partial
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +19,7 @@ from torch.nn import Parameter
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _functions, _roles
 from lrpx.engine._elementwise import product
-from lrpx.engine._gates import keep_gate
+from lrpx.engine._gates import keep_gate, put_gate, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -147,7 +148,8 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     else:
         return func(bias, a, b, **settings)
     value = func(bias.detach(), a.detach(), b.detach(), **settings)
-    return rules.with_gradient_of(value, apart + settings.get("beta", 1) * bias)
+    out = rules.with_gradient_of(value, apart + settings.get("beta", 1) * bias)
+    return put_gate(run.recipe, out, weakest_gate((given[0], apart))) if run.asks_for_gates else out
 
 
 # ------------------------------------------------------------------- products of two
@@ -246,6 +248,8 @@ def _sums_nothing(equation: str) -> bool:
 
 def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:
     """Products of two after one another, as ``a * b * c`` is; none is a layer, for no index is summed over."""
+    if run.positions is not None:
+        equation = _spelled(equation, operands)
     factors, arrow, result = equation.replace(" ", "").partition("->")
     labels = factors.split(",")
     if not arrow:
@@ -262,8 +266,35 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
         factor = factor.view_as(factor) if factor is made and carries(made) else factor
         op = partial(func, step)
         op.__name__ = "mul" if label == of_factor == kept else "outer"  # type: ignore[attr-defined]
-        made, label = product(run, op, (made, factor), {}), kept
+        if run.positions is not None and carries(made) != carries(factor):
+            # with a dimension for each index, in the order of what may have rows, so that positions can have them too
+            order = "".join(dict.fromkeys((label if carries(made) else of_factor) + kept))
+            given = _aligned(made, label, order), _aligned(factor, of_factor, order)
+            made = product(run, torch.mul, given, {}).permute([order.index(letter) for letter in kept])
+        else:
+            made = product(run, op, (made, factor), {})
+        label = kept
     return made
+
+
+def _spelled(equation: str, operands: Sequence[Tensor]) -> str:
+    """An equation with letters for its dots."""
+    factors, arrow, result = equation.replace(" ", "").partition("->")
+    labels = factors.split(",")
+    counts = [x.ndim - len(label) + 3 for x, label in zip(operands, labels, strict=True) if "..." in label]
+    dots = "".join(letter for letter in ascii_letters if letter not in equation)[: max(counts, default=0)]
+    for i, (x, label) in enumerate(zip(operands, labels, strict=True)):
+        count = x.ndim - len(label) + 3
+        labels[i] = label.replace("...", dots[len(dots) - count :])
+    if not arrow:
+        result = "..." * ("..." in factors) + "".join(sorted(set(factors) - set(",.")))
+    return f"{','.join(labels)}->{result.replace('...', dots)}"
+
+
+def _aligned(x: Tensor, label: str, order: str) -> Tensor:
+    """A factor of an element-wise ``einsum``, with its indices in another order, and 1 for those that it has not."""
+    x = x.permute([label.index(letter) for letter in order if letter in label])
+    return x[tuple(slice(None) if letter in label else None for letter in order)]
 
 
 def _chain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -333,7 +364,7 @@ def _shared(run: Run, name: str, op: Callable[..., Any], factors: Sequence[Tenso
     """A product of more than two tensors that depend on the input."""
     if run.recipe.matmul is rules.uniform:
         run.under("matmul")
-        return op(*(_kernels.scale_gradient(factor, 1 / len(factors)) for factor in factors))
+        return _factors.several(run, op, factors)
     if run.recipe.matmul not in (rules.unmodified, rules.constant):
         raise run.refuse_rule(
             "matmul", name, f"a product of {len(factors)} tensors that depend on the input",

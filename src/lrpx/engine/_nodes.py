@@ -45,5 +45,8 @@ LINEAR = (
 SCALES = frozenset(("Mul", "Div"))
 """Nodes that scale, where only one of what they are made of depends on the input."""
 
+NORM = "_RMSNormConstantStd"
+"""The node of an RMS norm in one function, which scales as one that is written out does."""
+
 OWN = "_GradientOf"
 """The node of ``rules.with_gradient_of``, which hands on to one tensor what another was given."""

@@ -251,7 +251,7 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         _functions.keep_exponents(func, out, (x, *rest), settings)
         if _functions.is_sum_of_exponentials(out):
             return out
-    return run.apply("norm", op, x)
+    return _functions.normaliser(run.apply("norm", op, x))
 
 
 def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -278,12 +278,12 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             out = run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
             return out if carries(a) else _functions.keep_inverse(out, divisor, lambda b: func(a, b, **settings))
         run.under("norm")
-        b = b.detach()
+        b = _functions.normaliser(b.detach())
         if not carries(a):
             return _functions.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
     out = func(a, b, **settings)
     if carries(a):
-        _functions.scaled(out, a, lambda a: func(a, b, **settings))
+        _functions.scaled_by(out, a, b, lambda a: func(a, b, **settings))
     return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
 
 

@@ -80,20 +80,26 @@ def in_place(name: str) -> Iterator[tuple[str, Any]]:
             return
 
 
+def copied(run: Any, x: Tensor) -> Tensor:
+    """What a change in place of ``x`` is computed from: a copy, which it leaves for the backward pass."""
+    before = x.detach().clone() if run.is_constant(x) else x.clone()
+    vars(before).update(vars(x))
+    if carries(x):
+        _functions.copied(before, x)
+    return before
+
+
 def changes_in_place(handler: Handler, out_of_place: Any) -> Handler:
     """A handler for a variant in place of the function ``out_of_place``."""
 
     def handle(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if not any_carries((*args, *kwargs.values())):
             return func(*constants(args), **constants(kwargs))
-        # computed from a copy, which the change in place leaves for the backward pass
         x = args[0] if args else kwargs["input"]
-        before = x.detach().clone() if run.is_constant(x) else x.clone()
-        vars(before).update(vars(x))
-        if carries(x):
-            _functions.copied(before, x)
+        before = copied(run, x)
         args = tuple(before if a is x else a for a in args)
         made = handler(run, out_of_place, args, {k: before if a is x else a for k, a in kwargs.items()})
+        _functions.rooted(run, made, x, before)
         is_entry = x._is_view() and not carries(made)
         return write(run, x, run.added(made.to(x.dtype), func.__name__, x) if is_entry else made)
 

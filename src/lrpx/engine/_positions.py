@@ -141,6 +141,7 @@ class Positions(Tap):
         self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
         self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
         self._tables: frozenset[int] | None = None
+        self._made: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors
         self._lengths: set[int] = set()
         self.sinks: list[Sink] = []
 
@@ -198,6 +199,18 @@ class Positions(Tap):
         self._see(out)
         return self._chosen(call, out) if call.name in CHOOSING else out
 
+    def _follow(self, out: Any, made_of: Any) -> None:
+        """What is cast, scaled or put together of a table is one."""
+        if any(self._is_of_model(each) for each, _ in _pairs(list(made_of), None) if _is_constant(each)):
+            for made, _ in _pairs(out, None):
+                if made.is_floating_point() or made.is_complex():
+                    self._made[made] = True
+
+    def _is_of_model(self, c: Tensor) -> bool:
+        """Whether the numbers of a constant are the model's own, or were made of them."""
+        base = c if c._base is None else c._base
+        return storage_of(c) in self._memory() or c in self._made or base in self._made
+
     def _see(self, out: Any) -> None:
         """Whole numbers that the run has made are no numbers of places that the model has kept."""
         for made, _ in _pairs(out, None):
@@ -210,6 +223,7 @@ class Positions(Tap):
         if not marks:
             out = proceed(args, kwargs)
             self._see(out)
+            self._follow(out, (*args, *kwargs.values()))
             if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
                 self._number(out)
             return out
@@ -499,7 +513,7 @@ class Positions(Tap):
 
     def _is_table(self, c: Tensor, dim: int) -> bool:
         """Whether a constant is numbers of the model itself that differ along a dimension, and no mask."""
-        if not (c.is_floating_point() or c.is_complex()) or storage_of(c) not in self._memory():
+        if not (c.is_floating_point() or c.is_complex()) or not self._is_of_model(c):
             return False
         is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
         return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -73,6 +74,7 @@ class Run:
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
         has_unseen: whether something in the model was made unseen.
+        roots: the newest tensors that functions were made of.
         has_constants: whether something was changed in place into a constant.
         counts: of the nodes that made products, by their numbers: of how many factors (``engine/_factors.py``).
         positions: what makes positions leaves, where the recipe gives them relevance.
@@ -120,6 +122,7 @@ class Run:
         self.is_quick = not self.is_tapped and trace.ran is None
         self.is_usual = self.is_quick and not (self.asks_for_weights or self._on_rules)
         self.has_constants = self.has_unseen = False
+        self.roots: deque[Tensor] = deque(maxlen=ROOTS)
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 
@@ -135,6 +138,7 @@ class Run:
     def end(self) -> None:
         """The model's forward pass ends."""
         self.recipe = self._whole
+        self.roots.clear()
         if newest() != self.nodes.last:
             self.meet_unseen()
         self.active = self.in_last_layer = False
@@ -196,6 +200,7 @@ class Run:
             yield
         finally:
             self.active, self.replaying, self.recipe, self.is_after, self.counts, nodes.first, nodes.last = before
+            self.roots.clear()
 
     def forget_marks(self) -> None:
         """Take the run's marks off the tensors that are there after it."""
@@ -527,6 +532,9 @@ def _around_rule(
 ) -> Callable[..., Any]:
     return lambda *inputs: tap.rule(kind, rule, op, inputs, proceed)
 
+
+ROOTS = 4
+"""How many tensors that functions were made of are kept: those of one line of a model, ``sigmoid(relu(layer(x)))``."""
 
 CONSTANT = "_lrpx_written_constant"
 """The attribute of a tensor that was changed in place into a constant: its version then."""

@@ -150,8 +150,9 @@ class _Way:
         elif name in SOFTMAXES:
             yield inputs[0], _softmax(node.outputs[0].tensor, c[0], node.args[1])
         elif name == "_log_softmax":
-            s = node.outputs[0].tensor.exp()
-            yield inputs[0], c[0] - s * c[0].sum(node.args[1], keepdim=True)
+            s = node.outputs[0].tensor.exp()  # of x less its logsumexp, which has the rule for softmax
+            taken = 0 if self.recipe is Recipe.LRP else s * c[0].sum(node.args[1], keepdim=True)
+            yield inputs[0], c[0] - taken
         elif name == "logsumexp":
             total = node.outputs[0].tensor, c[0]
             if not (len(node.args) > 2 and node.args[2]):

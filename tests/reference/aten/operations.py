@@ -51,6 +51,9 @@ BILINEAR = {
 """Products, and which two arguments are the factors (in a division the second counts as one over it); the others are
 added."""
 
+ADDING = frozenset("addmm baddbmm addbmm addmv addr addcmul".split())
+"""Those that add it to their first argument."""
+
 MATRIX = frozenset(BILINEAR) - {"mul", "div", "true_divide", "addcmul", "outer", "ger", "addr"}
 """Those of them that sum products."""
 

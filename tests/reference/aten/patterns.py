@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_iter
 
-from tests.reference.aten.operations import BILINEAR, FUNCTIONS, QUOTIENTS, SAME
+from tests.reference.aten.operations import BILINEAR, FUNCTIONS, NORMALISERS, QUOTIENTS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where masked_fill maximum minimum".split())
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
+ADDED = frozenset("add sub rsub".split())
 PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute transpose t slice select read".split())
 
 
@@ -88,6 +89,10 @@ def _bases(node: Node, value: Value, of: dict[int, frozenset[int]], first: dict[
         return own
     if any(each.tensor.shape != value.tensor.shape for each in inputs):
         return own
+    if node.name in ADDED and any(
+        isinstance(each, Value) and each.node is None and each.tensor.ndim for each in node.args
+    ):
+        return own  # a tensor that is added is a bias
     return own | frozenset.intersection(*(of[id(each)] for each in inputs))
 
 
@@ -95,7 +100,7 @@ def _product(
     node: Node, found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value], first: dict[int, int]
 ) -> None:
     a, b = (node.args[i] for i in BILINEAR[node.name])
-    if not (depends(a) and depends(b)):
+    if not (depends(a) and depends(b)) or (node.name == "addcmul" and depends(node.args[0])):
         return
     if node.name in QUOTIENTS and (scores := _written_softmax(a, b, first)) is not None:
         found.softmaxes[node.index] = (scores, node.outputs[0])
@@ -110,24 +115,27 @@ def _of_one(
     a, b = both
     common = of[id(a)] & of[id(b)] if a.tensor.shape == b.tensor.shape else frozenset()
     if common:
-        found.functions[node.index] = max((values[each] for each in common), key=lambda v: (v.index, v.number))
+        found.functions[node.index] = min((values[each] for each in common), key=lambda v: (v.index, v.number))
 
 
 def _chained(node: Node, found: Patterns) -> Value | None:
-    """The base of a function of a function plus a number, as in ``log(1 + exp(x))``."""
+    """The base of a function of a function, as in ``log(1 + exp(x))``, or of a tensor plus a number."""
     value, shifted = node.values[0], False
     while value.node.name in ARITHMETIC | SAME and len(value.node.values) == 1:
         others = [each for each in value.node.args if isinstance(each, Value) and each.node is None]
         if value.node.name in ("where", "masked_fill") or any(each.tensor.ndim for each in others):
-            return None
+            break  # what is chosen, or has a bias, is something new
         shifted |= value.node.name in ("add", "sub", "rsub")
         value = value.node.values[0]
     inner = value.node
-    if not shifted or len(node.values) != 1:
+    divides = node.name in QUOTIENTS | NORMALISERS or (node.name == "pow" and float(node.args[1]) < 0)
+    if len(node.values) != 1 or (divides and not shifted):
         return None
     if inner.index in found.functions:
         return found.functions[inner.index]
-    return inner.values[0] if inner.name in FUNCTIONS and len(inner.values) == 1 else None
+    if inner.name in FUNCTIONS and len(inner.values) == 1:
+        return inner.values[0]
+    return value if shifted and not divides else None  # one over what is no function is a normaliser
 
 
 def depends(value: object) -> bool:

@@ -3,7 +3,7 @@
 - ``N`` factors get ``1/N`` each, however a model brackets them (Achtibat et al. 2024, Prop. 3.3): a tensor that is a
   product of ``m`` gets ``m`` of ``m + n`` shares. Shapes, selections, scalings by constants, and sums over dimensions
   are products of as many factors as what they are made of (the fewest, if that is several); a linear layer, a function,
-  a softmax, a norm in one call and a sum of two are one factor.
+  a softmax, a norm that takes a mean off and a sum of two are one factor.
 - An exponential is a scale, held constant (Jafari et al. 2024): what it is multiplied with gets all. A product with one
   decays; a sum of what decays and of what is added to it leads on, as a selection does.
 - Under CP-LRP, of an element-wise product, the gate gets nothing (Arras et al. 2025, D.4); which one that is, says
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.reference.aten.gates import SCALE, Gates
 from tests.reference.aten.operations import (
+    ADDING,
     BILINEAR,
     JOINS,
     MATRIX,
@@ -115,6 +116,8 @@ class Sharing:
             return 0
         if self._is_whole(node):
             return 1
+        if node.name in ADDING and len(inputs) > len(factors or [0]):
+            return 1  # a sum of two
         if factors:
             held = self._held(node, *factors)
             if held is not None:
@@ -138,6 +141,7 @@ class Sharing:
         """Whether a call makes nothing new of its input: it moves, scales, or sums it."""
         return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS or node.name in (
             "mul", "div", "true_divide", "sum", "mean", "cumsum", "neg", "index_add", "scatter_add",
+            "native_batch_norm", "_native_batch_norm_legit_no_training",
         )  # fmt: skip
 
     def _decays(self, node: Node, inputs: list[Value], factors: list[Value]) -> bool:

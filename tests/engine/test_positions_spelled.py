@@ -1,0 +1,114 @@
+"""Positions have the same relevance however a model writes down what it does with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lrpx import PA_LRP
+from lrpx.engine import propagate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WIDTH, HEADS, EACH = 16, 2, 8
+REST, LENGTHS = torch.float64, (7, 5)
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=REST) / 2
+
+
+ANGLES = torch.outer(torch.arange(32, dtype=REST), 100 ** -(torch.arange(0, EACH, 2, dtype=REST) / EACH)).repeat(1, 2)
+IDS = torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(4))
+MASK = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
+
+
+class Model(nn.Module):
+    """Two layers of attention, with positions in the embeddings (``add``) or in queries and keys (``turn``)."""
+
+    def __init__(self, add: Callable[..., Tensor] | None = None, turn: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self.add, self.turn = add, turn
+        self.tokens = nn.Embedding(11, WIDTH, _weight=noise(11, WIDTH, seed=0))
+        self.places = nn.Parameter(noise(32, WIDTH, seed=1))
+        self.layers = nn.ParameterList(noise(4, WIDTH, WIDTH, seed=seed) for seed in (2, 3))
+        self.cos, self.sin = nn.Buffer(ANGLES.cos()), nn.Buffer(ANGLES.sin())
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        rows, length = ids.shape
+        x = self.tokens(ids)
+        x = x if self.add is None else self.add(x, self.places, length)
+        allowed = mask[:, None, None] & torch.ones(length, length, dtype=torch.bool).tril()
+        for weights in self.layers:
+            q, k, v, out = weights
+            q, k, v = (F.linear(x, w).view(rows, length, HEADS, EACH).transpose(1, 2) for w in (q, k, v))
+            if self.turn is not None:
+                q, k = (self.turn(each, self.cos[:length], self.sin[:length]) for each in (q, k))
+            scores = (q @ k.mT).masked_fill(~allowed, -1e30)
+            x = x + F.linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), out)
+        return x @ self.tokens.weight.T
+
+
+def found(model: Model, ids: Tensor, mask: Tensor, row: int = 0, at: int = -1) -> tuple[Tensor, Tensor]:
+    """The relevance of each token, and of its position."""
+    with torch.no_grad():
+        plain = model(ids, mask)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        logits = model(ids, mask)
+        trace.explain(logits[row, at, 3])
+    assert torch.equal(logits, plain)
+    assert trace.ledger().closes(1e-9)
+    kept = trace.positions()
+    assert kept
+    of_places = torch.stack([each.relevance[row] for each in kept]).sum(0)
+    return trace.source_relevance(trace.sources[0])[row].sum(-1), of_places
+
+
+def turned(x: Tensor) -> Tensor:
+    return torch.cat((-x[..., EACH // 2 :], x[..., : EACH // 2]), -1)
+
+
+def turned_as_one(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + turned(x) * sin
+
+
+TURNS: dict[str, Callable[..., Tensor]] = {
+    "added to a product": lambda x, cos, sin: torch.addcmul(x * cos, turned(x), sin),
+    "and in place": lambda x, cos, sin: (x * cos).addcmul_(sin, turned(x)),
+    "in place": lambda x, cos, sin: (x * cos).add_(turned(x).mul_(sin)),
+    "einsum": lambda x, c, s: torch.einsum("bhtd,td->bhtd", x, c) + torch.einsum("td,bhtd->bhtd", s, turned(x)),
+    "einsum, moved": lambda x, c, s: torch.einsum("bhtd,td->dthb", x, c).permute(3, 2, 1, 0) + turned(x) * s,
+    "einsum, dots": lambda x, c, s: torch.einsum("...td,td->...td", x, c) + torch.einsum("...,...", turned(x), s),
+    "heads last": lambda x, c, s: turned_as_one(x.transpose(1, 2), c[:, None], s[:, None]).transpose(1, 2),
+    "by keyword": lambda x, c, s: torch.add(torch.mul(x, other=c), other=torch.mul(input=turned(x), other=s)),
+}
+
+ADDS: dict[str, Callable[..., Tensor]] = {
+    "cast": lambda x, table, n: x + table[:n].to(torch.complex128).real,
+    "scaled": lambda x, table, n: x + table[:n] * 2 / 2,
+    "dropped": lambda x, table, n: x + F.dropout(table[:n], training=False).clone(),
+    "put together": lambda x, table, n: x + torch.cat([table[:n, :4], table[:n, 4:]], -1),
+    "chosen": lambda x, table, n: x + table.index_select(0, torch.arange(n)),
+    "for each row": lambda x, table, n: x + table[None, :n].repeat(len(x), 1, 1),
+    "with a factor": lambda x, table, n: torch.add(x, table[:n] * 2, alpha=0.5),
+}
+CASES = [*((Model(turn=turn), Model(turn=turned_as_one)) for turn in TURNS.values())]
+CASES += [(Model(add=add), Model(add=lambda x, table, n: x + table[:n])) for add in ADDS.values()]
+
+
+@pytest.mark.parametrize(("model", "plain"), CASES, ids=[*TURNS, *ADDS])
+def test_positions_in_another_spelling(model: Model, plain: Model) -> None:
+    for row, length in enumerate(LENGTHS):  # alone, and beside another row, padded
+        ids, mask = IDS[row : row + 1, :length], MASK[row : row + 1, :length]
+        wanted = found(plain, ids, mask)
+        assert all(float(each.abs().max()) > 1e-3 for each in wanted)
+        for mine, its in zip(found(model, ids, mask), wanted, strict=True):
+            assert torch.allclose(mine, its, rtol=1e-9, atol=1e-12)
+        for mine, its in zip(found(model, IDS, MASK, row, length - 1), wanted, strict=True):
+            assert torch.allclose(mine[:length], its, rtol=1e-9, atol=1e-12)
+            assert not mine[length:].any()
