@@ -323,20 +323,20 @@ class Run:
             return args, kwargs
         own = {id(source.value) for source in self.trace.sources}
         own.update(id(leaf) for tap in self.taps if not isinstance(tap, Observer) for leaf in tap.leaves())
-
-        def ours(value: Any) -> Any:
-            if type(value) is tuple or type(value) is list:
-                return type(value)(map(ours, value))
-            if self.is_constant(value):
-                return value.detach()
-            if type(value) is not Tensor or not has_foreign((value,), self.nodes.first) or id(value) in own:
-                return value
-            return value if descends(value.grad_fn, own) else value.detach()
-
-        given = tuple(map(ours, args))
+        given = tuple(self._own(value, own) for value in args)
         if is_in_place(name):
             given = (*args[:1], *given[1:])
-        return given, {key: ours(value) for key, value in kwargs.items()}
+        return given, {key: self._own(value, own) for key, value in kwargs.items()}
+
+    def _own(self, value: Any, own: set[int]) -> Any:
+        """A value without what is foreign or a constant; ``own``: the leaves, by their ``id``."""
+        if type(value) is tuple or type(value) is list:
+            return type(value)(self._own(each, own) for each in value)
+        if self.is_constant(value):
+            return value.detach()
+        if type(value) is not Tensor or not has_foreign((value,), self.nodes.first) or id(value) in own:
+            return value
+        return value if descends(value.grad_fn, own) else value.detach()
 
     def note_constant(self, x: Tensor) -> None:
         """Note that ``x``, which autograd takes for a result, was changed in place into a constant."""

@@ -143,10 +143,22 @@ class PixelFunction:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """``[N]``."""
-        found: Tensor = _AtPixels.apply(pixels, self)  # type: ignore[no-untyped-call]
+        found: Tensor = _WithGradients.apply(self, pixels)  # type: ignore[no-untyped-call]
         return found
 
-    def asked(self, pixels: Tensor) -> Questions:
+    def values(self, pixels: Tensor) -> Tensor:
+        """``[N]``, without a graph."""
+        return self.model.values(self._asked(pixels), batch_size=len(pixels)).to(pixels.device, pixels.dtype)
+
+    def with_gradients(self, pixels: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """``[N]``, and the gradient at the pixels."""
+        with self.model.traced(self._asked(pixels), GRADIENT, plain=True) as ran:
+            for _ in ran.explained():  # one round: each question has a row of its own
+                source = next(each for each in ran.trace.sources if each.paths == (self.argument,))
+                gradient = ran.trace.source_gradient(source).reshape(pixels.shape)
+        return ran.answers.values.detach(), (gradient,)
+
+    def _asked(self, pixels: Tensor) -> Questions:
         """The question about each of the images."""
         asked = self.questions.alone([self.question] * len(pixels))
         shape = asked.rows[0].arguments[self.argument].shape
@@ -157,33 +169,26 @@ class PixelFunction:
         return Questions(tuple(rows), asked.asked)
 
 
-class _AtPixels(autograd.Function):
-    """Values and their gradient, from one forward and one backward pass."""
+class _WithGradients(autograd.Function):
+    """Values and their gradients, from one forward and one backward pass, whose graph is gone then."""
 
     @staticmethod
-    def forward(ctx: Any, pixels: Tensor, function: PixelFunction) -> Tensor:
-        asked = function.asked(pixels)
-        if not ctx.needs_input_grad[0]:
-            return function.model.values(asked, batch_size=len(pixels)).to(pixels.device, pixels.dtype)
-        with function.model.traced(asked, GRADIENT, plain=True) as ran:
-            for _ in ran.explained():  # one round: each question has a row of its own
-                source = next(each for each in ran.trace.sources if each.paths == (function.argument,))
-                gradient = ran.trace.source_gradient(source)
-        ctx.save_for_backward(gradient.reshape(pixels.shape).to(pixels.device, pixels.dtype))
-        return ran.answers.values.detach().to(pixels.device, pixels.dtype)
+    def forward(ctx: Any, function: Function | PixelFunction, *inputs: Tensor) -> Tensor:
+        if not any(ctx.needs_input_grad):
+            return function.values(*inputs)
+        values, gradients = function.with_gradients(*inputs)
+        ctx.save_for_backward(*(each.to(x.device, x.dtype) for each, x in zip(gradients, inputs, strict=True)))
+        return values.to(inputs[0].device, inputs[0].dtype)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = ctx.saved_tensors
-        return dy.reshape(-1, 1, 1) * gradient, None
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(dy.reshape(-1, *(1,) * (each.ndim - 1)) * each for each in ctx.saved_tensors)
 
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """``f``: from the embeddings of one row's tokens, one tensor ``[N, T, d]`` a segment, to the values ``[N]``.
-
-    Where gradients are on, the values are in the graph of the embeddings.
-    """
+    """``f``: from the embeddings of one row's tokens, one tensor ``[N, T, d]`` a segment, to the values ``[N]``; where
+    gradients are on, with the gradient at the embeddings."""
 
     model: BoundModel
     questions: Questions
@@ -194,21 +199,37 @@ class Function:
         count = len(embeddings[0])
         row = self.questions.row_of(self.question)
         at_a_time = 1 if row.arguments else count  # beside an image there is room for one text
-        parts = [self._values(*(each[i : i + at_a_time] for each in embeddings)) for i in range(0, count, at_a_time)]
-        return torch.cat(parts).to(embeddings[0].device)
+        parts = [
+            _WithGradients.apply(self, *(each[i : i + at_a_time] for each in embeddings))  # type: ignore[no-untyped-call]
+            for i in range(0, count, at_a_time)
+        ]
+        return torch.cat(parts)
 
-    def _values(self, *embeddings: Tensor) -> Tensor:
+    def values(self, *embeddings: Tensor) -> Tensor:
+        """``[N]``, without a graph."""
+
+        def writing(batch: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+            chosen = torch.tensor(rows, device=embeddings[0].device)
+            return [Embeddings(self.model, batch, [each[chosen] for each in embeddings])]
+
         count = len(embeddings[0])
-        asked = self.questions.alone([self.question] * count)
-        if not torch.is_grad_enabled():
+        found = self.model.values(self._asked(count), taps=writing, batch_size=count)
+        return found.to(embeddings[0].device)
 
-            def writing(batch: Batch, rows: Sequence[int]) -> Sequence[Tap]:
-                chosen = torch.tensor(rows, device=embeddings[0].device)
-                return [Embeddings(self.model, batch, [each[chosen] for each in embeddings])]
+    def with_gradients(self, *embeddings: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """``[N]``, and the gradient at each segment's embeddings."""
+        leaves = [each.detach().requires_grad_() for each in embeddings]
 
-            return self.model.values(asked, taps=writing, batch_size=count)
-        with self.model.traced(asked, GRADIENT, taps=lambda batch: [Embeddings(self.model, batch, embeddings)]) as ran:
-            return ran.answers.values
+        def writing(batch: Batch) -> Sequence[Tap]:
+            return [Embeddings(self.model, batch, leaves)]
+
+        with self.model.traced(self._asked(len(leaves[0])), GRADIENT, taps=writing) as ran:
+            for _ in ran.explained():  # one round: each question has a row of its own
+                gradients = tuple(map(ran.trace.gradient_of, leaves))
+        return ran.answers.values.detach(), gradients
+
+    def _asked(self, count: int) -> Questions:
+        return self.questions.alone([self.question] * count)
 
 
 Values = Callable[..., Tensor]
