@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lrpx import circuits, patching
 from lrpx.errors import InputError, ModelError, TargetError
+from lrpx.interventions import Patch
 from lrpx.model import BoundModel, Spec
 from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LRP, RELP
 from tests import tiny
@@ -97,8 +98,7 @@ def test_patches_of_all_at_once_turn_the_clean_run_into_the_corrupt_one(model, p
     """The whole stream of a layer is all that later ones see."""
     place = patching.parts_of(model, "residual")[0]
     values = patching.recorded(model, pair, [place])[place]
-    write = patching.Write(place.path, place.side, values[1])
-    after = patching.patched(model, pair.questions.alone([0]), [[write], []])
+    after = patching.patched(model, pair.questions.alone([0]), [{place: Patch(values[1])}, {}])
     torch.testing.assert_close(after, model.values(pair.questions).flip(0), rtol=0, atol=1e-12)
 
 
@@ -139,10 +139,8 @@ def test_nothing_of_the_model_changes(module, model, pair, recipe):
     patching.exact(model, pair, "heads")
     graph = circuits.graph_of(model, pair)
     circuits.run(model, pair, graph, graph.edges[None])
-    with pytest.raises(RuntimeError):
-        patching.patched(
-            model, pair.questions.alone([0]), [[patching.Write("model.layers.0", "output", torch.zeros(99, 99))]]
-        )
+    with pytest.raises(InputError, match="99 features"):
+        patching.patched(model, pair.questions.alone([0]), [{"model.layers.0": Patch(torch.zeros(99, 99))}])
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
     assert torch.equal(module(input_ids=torch.tensor([CLEAN])).logits, logits)

@@ -31,7 +31,7 @@ class Unit:
         activation: what stood there; the length of the vector for a unit of several features.
         relevance: in the units of the explained value.
         share: the relevance as a share of the explained value; None where that is zero.
-        path: the module at whose input or output it was read.
+        path: the module at whose input or output it was read; with ``#2``, in its third call.
     """
 
     layer: int
@@ -55,7 +55,7 @@ class MeanUnit:
         low, high: the ends of its 95 % bootstrap interval, for this unit alone: of the most relevant of many, it is
             partly by chance that they are.
         total: the sum over the texts of the first set.
-        path: the module at whose input or output it was read.
+        path: the module at whose input or output it was read; with ``#2``, in its third call.
     """
 
     layer: int

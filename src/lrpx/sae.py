@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -24,31 +23,38 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from lrpx._files import write_whole
-from lrpx._modules import layer_of
 from lrpx._results import attribution_of
 from lrpx._views.picture import number, one_line, percent, share
 from lrpx.attribution import Explained
-from lrpx.engine import Tap
 from lrpx.errors import MethodError, ModelError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.rules import with_gradient_of
 from lrpx.targets import Contrast, Logit, Target
-from lrpx.units import places
+from lrpx.units import Called, called, places, split_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lrpx._passes import Pass
     from lrpx.attribution import Attribution
+    from lrpx.engine import Running
     from lrpx.engine._places import Side
     from lrpx.explainer import Explainer
     from lrpx.model import BoundModel
     from lrpx.recipes import Recipe
+    from lrpx.units import Kind
 
 __all__ = ["Feature", "FeatureRelevance", "FeatureTap", "SparseAutoencoder", "explain_features"]
 
 Activation = Literal["relu", "topk", "jumprelu"]
+KINDS_OF_HOOKS: Final[Mapping[str, Kind]] = {
+    "resid_pre": "residual",
+    "resid_post": "residual",
+    "mlp_out": "mlp",
+    "attn_out": "attention",
+}
+"""What SAELens' places are."""
 SAELENS: Final = "sae_weights.safetensors"
 SPARSIFY: Final = "sae.safetensors"
 PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -221,27 +227,23 @@ class SparseAutoencoder:
 
         Args:
             model: the model.
-            given: the module's path; where the autoencoder was trained when None: a module's path, or the end of one,
-                or a name as SAELens has it, ``blocks.7.hook_resid_post`` (behind layer 7), ``hook_resid_pre``,
-                ``hook_mlp_out`` or ``hook_attn_out``.
+            given: the module's path, with ``#2`` in its third call where it is called several times; where the
+                autoencoder was trained when None: a module's path, or the end of one, or a name as SAELens has it,
+                ``blocks.7.hook_resid_post`` (behind layer 7), ``hook_resid_pre``, ``hook_mlp_out`` or
+                ``hook_attn_out``.
 
         Raises:
             ModelError: no module of the model is meant, or several are.
         """
         wanted = self.hook if given is None else given
         paths = model.paths
-        if wanted in paths:
+        if wanted in paths or split_name(wanted)[0] in paths:
             return wanted
         found = [path for path in paths if given is None and wanted and path.endswith(f".{wanted}")]
         hook = re.fullmatch(r"blocks\.(\d+)\.hook_(resid_post|resid_pre|mlp_out|attn_out)", wanted)
         if hook is not None and given is None:
-            layer, kind = int(hook[1]), hook[2]
-            if kind.startswith("resid"):
-                number = layer - (kind == "resid_pre")
-                found = [path for path in paths if (of := layer_of(path)) is not None and of == (path, number)]
-            else:
-                branches = places(model.module, "mlp" if kind == "mlp_out" else "attention")
-                found = [place.path for place in branches if place.layer == layer]
+            number, kind = int(hook[1]) - (hook[2] == "resid_pre"), KINDS_OF_HOOKS[hook[2]]
+            found = [place.name for place in places(model.module, kind) if place.layer == number]
         if len(found) != 1:
             what = f"{wanted!r} names {len(found) or 'no'} modules" if wanted else "its files name no module"
             raise ModelError(
@@ -308,7 +310,7 @@ def _refuse_other_weights(folder: Path, weights: Mapping[str, Tensor], need: Seq
         )
 
 
-class FeatureTap(Tap):
+class FeatureTap(Called):
     """Puts ``decode(features) + error`` in the place of a module's output, whose value stays bit for bit.
 
     After ``trace.explain(value)``, ``trace.relevance_of(tap.features)`` is ``[B, T, F]``, and so for ``tap.bias`` and
@@ -316,7 +318,7 @@ class FeatureTap(Tap):
 
     Args:
         sae: the autoencoder.
-        path: the module.
+        path: the module; with ``#2`` in its third call.
 
     Raises:
         ModelError: while the model runs: the module's output is of another width, or it is called several times.
@@ -326,14 +328,23 @@ class FeatureTap(Tap):
     bias: Tensor
     error: Tensor
 
+    writes = True
+
     def __init__(self, sae: SparseAutoencoder, path: str) -> None:
         self.sae = sae
-        self.patterns = (escape(path),)
+        self.name = path
+        path, self._call = split_name(path)
+        super().__init__([path])
         self._leaves: list[Tensor] = []
 
-    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+    def begin(self, run: Running) -> None:
+        """A new run."""
+        super().begin(run)
+        self._leaves = []
+
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """The same value, with a graph through the features."""
-        if side != "output":
+        if side != "output" or self._call not in (None, call):
             return None
         if value.shape[-1] != self.sae.width:
             raise ModelError(
@@ -341,7 +352,10 @@ class FeatureTap(Tap):
                 "one that was trained there, or pass another path"
             )
         if self._leaves:
-            raise ModelError(f"{path} is called several times in one run; an autoencoder reads one place")
+            raise ModelError(
+                f"{path} is called several times in one run, and an autoencoder reads one place; pass "
+                f"path={called(path, 0)!r}, or a later call"
+            )
         wide = torch.promote_types(value.dtype, torch.float32)
         sae = self.sae.to(device=value.device, dtype=wide)
         x = value.to(wide)
@@ -352,6 +366,15 @@ class FeatureTap(Tap):
         self.error = (x.detach() - (written.detach() + bias)).requires_grad_()
         self._leaves = [self.features, self.bias, self.error]
         return with_gradient_of(value, (written + self.bias + self.error).to(value.dtype))
+
+    def check(self) -> None:
+        """Refuse a run in which the autoencoder read nothing.
+
+        Raises:
+            ModelError: the model did not come to its place.
+        """
+        if not self._leaves:
+            raise ModelError(f"the model did not come to {self.name}, where the autoencoder reads; pass another path")
 
     def leaves(self) -> list[Tensor]:
         """The features, the decoder's bias and the error."""

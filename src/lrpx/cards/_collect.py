@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -28,14 +27,13 @@ from lrpx.cards._best import keys
 from lrpx.cards._corpus import digest_of, length, read_row
 from lrpx.cards._reading import KIND, REFERENCES, References
 from lrpx.cards._references import BINS, FACTS, Kept, bins, from_table, octave, octaves, schema, to_table
-from lrpx.engine import Tap
 from lrpx.errors import DataError, InputError, ModelError, NonFiniteError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.runs import Store, versions, write_table
 from lrpx.targets import Logit, whole_number
 from lrpx.tasks import Task
-from lrpx.units import Place, places
+from lrpx.units import Called, Place, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
 
     from lrpx._batching import Batch
     from lrpx._data.texts import Text
+    from lrpx.engine import Tap
     from lrpx.engine._places import Side
     from lrpx.inputs import Row
     from lrpx.model import BoundModel
@@ -133,7 +132,7 @@ class Collection:
             "model": model.name,
             "weights": model.fingerprint(),
             "dtype": model.dtype,
-            "places": [[place.layer, place.path, place.width] for place in self.places],
+            "places": [[place.layer, place.name, place.width] for place in self.places],
             "corpus": {"file": self.corpus.name, "sha256": digest_of(self.corpus)},
             "text": self.text,
             "context": self.limit,
@@ -255,15 +254,14 @@ class Collection:
                     listening[0].rank_relevance(ran.trace.relevance_of, predicted, positions)
 
 
-class _Listening(Tap):
+class _Listening(Called):
     """Reads the units of one batch of passages as the model runs."""
 
     def __init__(self, collection: Collection, kept: dict[Place, Kept], batch: Batch, lines: Tensor) -> None:
         self._collection = collection
         self._kept = kept
+        super().__init__(place.path for place in kept)
         self._at = {(place.path, place.side, place.call): place for place in kept}
-        self.patterns = [escape(path) for path in {place.path for place in kept}]
-        self._calls: dict[tuple[str, Side], int] = {}
         self._leaves: dict[Place, Tensor] = {}
         device = collection.model.device
         real = batch.real
@@ -278,9 +276,7 @@ class _Listening(Tap):
         sampled = ((places + lines[:, None]) % EVERY == 0) & self._real.cpu()
         self._sampled = [each.to(device) for each in sampled.nonzero(as_tuple=True)]
 
-    def module(self, path: str, side: Side, value: Tensor) -> None:
-        call = self._calls.get((path, side), 0)
-        self._calls[path, side] = call + 1
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> None:
         place = self._at.get((path, side, call))
         if place is None:
             return
