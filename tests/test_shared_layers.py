@@ -282,7 +282,7 @@ def test_what_is_refused():
     model = tied((0, 0, 0))
     for path in ("model.layers.1", "model.layers.0", "model.layers.2.mlp"):
         with (
-            pytest.raises(MethodError, match=r"is one module with .*name a call of it, 'model\.layers\.0"),
+            pytest.raises(MethodError, match=r"is one module with .*name a call, 'model\.layers\.0"),
             lrpx.intervene(model, {path: Scale(2)}),
         ):
             pass

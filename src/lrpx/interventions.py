@@ -341,8 +341,8 @@ def _refuse_several(model: Module, path: str, call: int | None) -> None:
     if path != first or (len(same) > 1 and call is None):
         others = ", ".join(each for each in same if each != path) or first
         raise MethodError(
-            f"{path} is one module with {others}, and is run as all of them; name a call of it, {called(first, 0)!r} or "
-            "a later one"
+            f"{path} is one module with {others}, and is run as all of them; name a call, {called(first, 0)!r} or a "
+            "later one"
         )
 
 
