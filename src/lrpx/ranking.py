@@ -151,24 +151,29 @@ class Ranking:
         Raises:
             ResultFileError: the file cannot be written.
         """
-        from lrpx._views.ranking import page
+        from lrpx._views.tabled import page
 
-        text = page(self)
+        text = page(self._tables())
         if path is not None:
             write_text(path, text)
         return text
 
-    def _repr_html_(self) -> str:
-        from lrpx._views.ranking import fragment
+    def _tables(self) -> Any:
+        from lrpx._views.ranking import drawn
 
-        return fragment(self)
+        return [drawn(self)]
+
+    def _repr_html_(self) -> str:
+        from lrpx._views.tabled import fragment
+
+        return fragment(self._tables())
 
     def __str__(self) -> str:
-        from lrpx._views.ranking import lines
+        from lrpx._views.tabled import lines
 
-        return lines(self)
+        return lines(self._tables())
 
     def __rich__(self) -> Any:
-        from lrpx._views.ranking import table
+        from lrpx._views.tabled import renderable
 
-        return table(self)
+        return renderable(self._tables())

@@ -16,15 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
-from rich.table import Table
-from rich.text import Text
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from lrpx._features import Feature, FeatureRelevance
 from lrpx._files import write_whole
 from lrpx._results import attribution_of
-from lrpx._views.picture import number, one_line, percent, share
 from lrpx.attribution import Explained
 from lrpx.errors import MethodError, ModelError
 from lrpx.questions import Question, Questions
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lrpx._passes import Pass
-    from lrpx.attribution import Attribution
     from lrpx.engine import Running
     from lrpx.engine._places import Side
     from lrpx.explainer import Explainer
@@ -379,99 +376,6 @@ class FeatureTap(Called):
     def leaves(self) -> list[Tensor]:
         """The features, the decoder's bias and the error."""
         return self._leaves
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A feature at a token.
-
-    Args:
-        token: the token's place, from 0.
-        text: the token.
-        feature: the feature's number.
-        activation: how active it is.
-        relevance: in the units of the explained value.
-    """
-
-    token: int
-    text: str
-    feature: int
-    activation: float
-    relevance: float
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureRelevance:
-    """The relevance at one place of a model, split over an autoencoder's features, its bias and its error.
-
-    Args:
-        attribution: the tokens' relevance: what reaches them through the features.
-        path: the module.
-        features: how many features there are.
-        indices: ``[N, 2]``: the token and the feature of each one that is active.
-        activations: ``[N]``.
-        relevance: ``[N]``, in the units of the explained value.
-        bias: ``[T]``: of the decoder's bias, token by token.
-        error: ``[T]``: of what the autoencoder misses.
-    """
-
-    attribution: Attribution
-    path: str
-    features: int
-    indices: Tensor
-    activations: Tensor
-    relevance: Tensor
-    bias: Tensor
-    error: Tensor
-
-    @property
-    def total(self) -> float:
-        """The sum of all entries: the relevance that passes through this place."""
-        return float(sum(each.double().sum() for each in (self.relevance, self.bias, self.error)))
-
-    @property
-    def sparse(self) -> Tensor:
-        """``[T, F]``: the relevance as a sparse tensor."""
-        shape = len(self.attribution), self.features
-        return torch.sparse_coo_tensor(self.indices.T, self.relevance, shape, is_coalesced=True, check_invariants=True)
-
-    def top(self, count: int = 20) -> list[Feature]:
-        """The features at tokens of the largest relevance, in absolute terms; of equal ones the first."""
-        order = self.relevance.abs().argsort(descending=True, stable=True)[:count].tolist()
-        tokens = self.attribution.tokens
-        found = []
-        for i in order:
-            token, feature = self.indices[i].tolist()
-            values = float(self.activations[i]), float(self.relevance[i])
-            found.append(Feature(token, tokens[token], feature, *values))
-        return found
-
-    def by_feature(self) -> dict[int, float]:
-        """The relevance of each feature that is active, summed over the tokens, the largest in absolute terms first."""
-        summed = torch.zeros(self.features, dtype=torch.float64)
-        summed.index_add_(0, self.indices[:, 1], self.relevance.double())
-        active = torch.tensor(sorted(set(self.indices[:, 1].tolist())), dtype=torch.int64)
-        order = summed[active].abs().argsort(descending=True, stable=True)
-        return {int(i): float(summed[i]) for i in active[order]}
-
-    def __rich__(self) -> Table:
-        explained = self.attribution.explained
-        table = Table(title=f"{one_line(explained.description)} {number(explained.value)}", title_justify="left")
-        for name in ("token", "feature", "activation", "relevance", "share"):
-            table.add_column(name, justify="left" if name == "token" else "right")
-        for each in self.top():
-            part = percent(share(each.relevance, explained.value))
-            cells = (str(each.feature), number(each.activation), number(each.relevance), part)
-            table.add_row(Text(f"{each.token} {one_line(each.text)}"), *cells)
-        table.add_section()
-        sums = {"all features": self.relevance, "decoder's bias": self.bias, "error": self.error}
-        for name, values in sums.items():
-            one = float(values.double().sum())
-            table.add_row(name, "", "", number(one), percent(share(one, explained.value)))
-        table.add_row(
-            f"through {one_line(self.path)}", "", "", number(self.total), percent(share(self.total, explained.value))
-        )
-        return table
 
 
 def explain_features(
