@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as tf
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import lrpx
 from lrpx import circuits, patching
@@ -276,6 +277,53 @@ def test_features_at_one_call():
         explain_features(one, IDS, autoencoder(), 5, path="model.layers.0")
     with pytest.raises(ModelError, match=r"did not come to model\.layers\.0#3"):
         explain_features(one, IDS, autoencoder(), 5, path="model.layers.0#3")
+
+
+class Checkpointed(nn.Module):
+    """A layer that forgets what it saves, and computes it again."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x, **given):
+        return checkpoint(self.inner, x, use_reentrant=False, **given)
+
+
+def test_checkpoints_of_the_models_own():
+    model, plain = untied((0, 1)), untied((0, 1))
+    model.model.layers = nn.ModuleList(Checkpointed(layer) for layer in model.model.layers)
+    changes = {("model.layers.0.inner.mlp.down_proj", "input"): Scale(-2)}
+    with lrpx.intervene(model, changes):
+        found = lrpx.Explainer(model)(IDS, 5).relevance
+    with lrpx.intervene(plain, {("model.layers.0.mlp.down_proj", "input"): Scale(-2)}):
+        wanted = lrpx.Explainer(plain)(IDS, 5).relevance
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
+    model.model.layers = nn.ModuleList([model.model.layers[0]] * 3)
+    with (
+        pytest.raises(TraceError, match="runs again in the backward pass, where nobody knows which call"),
+        lrpx.intervene(model, {("model.layers.0.inner.mlp.down_proj#1", "input"): Scale(-2)}),
+    ):
+        lrpx.Explainer(model)(IDS, 5)
+
+
+class Deeper(nn.Module):
+    """A layer that runs its MLP again where there are many tokens."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        x = self.inner(x)
+        return self.inner(x) if x.shape[1] > 5 else x
+
+
+def test_depth_that_depends_on_the_input_is_refused():
+    model = untied((0, 1))
+    model.model.layers[1].mlp = Deeper(model.model.layers[1].mlp)
+    with pytest.raises(TraceError, match="was called 2 times, and 1 when its units were looked for"):
+        lrpx.Explainer(model).neurons(IDS, 5)
 
 
 def test_what_is_refused():

@@ -26,7 +26,7 @@ from lrpx._modules import layers, named_modules
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import intervened, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
-from lrpx.units import Called, Place, called, calls_of, is_looking, own_paths, places, split_name, stack_of
+from lrpx.units import AGAIN, Called, Place, called, calls_of, is_looking, own_paths, places, split_name, stack_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -564,6 +564,15 @@ class Writing(Called):
             self.scopes[path] = positions
             self._calls.pop((path, "input"), None)
             self._calls.pop((path, "output"), None)
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        """See :meth:`Called.module <lrpx.units.Called.module>`."""
+        if self._run is not None or torch._C._current_graph_task_id() < 0:
+            return super().module(path, side, value)
+        # by a hook, in the backward pass: a checkpoint of the model's own, and what held for all calls holds again
+        if any(site.where.call is not None for site in self.places[path, side]):
+            raise TraceError(AGAIN.format(path))
+        return self.at(path, side, 0, value)
 
     def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """The value with the changes that are due."""

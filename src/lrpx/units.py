@@ -66,6 +66,12 @@ RANKS = ("heads", "weights", "scores", "neurons", "linear")
 """Of two marks that meet in a product, the first here goes on."""
 
 
+AGAIN = (
+    "{} runs again in the backward pass, where nobody knows which call it is that was changed; switch the model's "
+    "checkpoints off"
+)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where units of one kind can be read and written: the input or output of a module of the model, ``[B, T, n]``.
@@ -245,10 +251,7 @@ class Called(Tap):
         """
         if self._run is not None and self._run.replaying:
             if self.writes:
-                raise TraceError(
-                    f"{path} runs again in the backward pass, where nobody knows which call it is that was changed; "
-                    "switch the checkpoints of the model off"
-                )
+                raise TraceError(AGAIN.format(path))
             return None
         call = self._calls[path, side]
         self._calls[path, side] += 1
@@ -295,11 +298,18 @@ class Reading(Called):
         """``[B, T, n]``: what stood there, every feature of the module's input or output.
 
         Raises:
-            TraceError: the model did not come there, or has changed it in place since.
+            TraceError: the model did not come there, came there more often than when its units were looked for, or has
+                changed the value in place since.
         """
         value, version = self._values.get((place.path, place.side, place.call), (None, 0))
         if value is None:
             raise TraceError(f"{place.path} was not called, or less than {place.call + 1} times; choose other units")
+        calls = self._calls[place.path, place.side]
+        if calls > max(place.calls, place.call + 1):
+            raise TraceError(
+                f"{place.path} was called {calls} times, and {place.calls} when its units were looked for, as in one "
+                "whose depth depends on its input; choose other units"
+            )
         if value._version != version:
             raise TraceError(f"the {place.side} of {place.name} was changed in place later; choose other units")
         return value
