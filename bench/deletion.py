@@ -24,13 +24,15 @@ from lrpx._data.minimal_pairs import agreement_pairs
 from lrpx.errors import LRPxError
 from lrpx.metrics._statistics import interval
 from lrpx.model import BoundModel, Spec
-from lrpx.patching import Pair, Write, coefficients, parts_of, patched, recorded
+from lrpx.patching import Pair, coefficients, parts_of, patched, recorded
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP, RELP
 from lrpx.targets import Contrast, Logit, LogProb, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from lrpx.units import Place
 
 CAPITALS = {
     "France": "Paris", "Italy": "Rome", "Spain": "Madrid", "England": "London", "Japan": "Tokyo", "Russia": "Moscow",
@@ -84,16 +86,13 @@ def relevance(model: BoundModel, question: Questions, name: str) -> Tensor:
     return torch.stack([(values[each][0] * gradients[each]).sum(0) for each in places])
 
 
-def without(model: BoundModel, neurons: list[tuple[int, int]]) -> list[Write]:
+def without(model: BoundModel, neurons: list[tuple[int, int]]) -> dict[Place, dict[int, float]]:
     """What deletes some neurons."""
     places = parts_of(model, "neurons")
-    by_layer: dict[int, list[int]] = {}
+    changes: dict[Place, dict[int, float]] = {}
     for layer, neuron in neurons:
-        by_layer.setdefault(layer, []).append(neuron)
-    return [
-        Write(places[layer].path, places[layer].side, 0.0, units=[places[layer].features(n)[0] for n in some])
-        for layer, some in by_layer.items()
-    ]
+        changes.setdefault(places[layer], {})[neuron] = 0.0
+    return changes
 
 
 def first(scores: Tensor, count: int) -> list[tuple[int, int]]:
@@ -125,7 +124,7 @@ def main() -> None:
     print("First neurons, layer.neuron: " + "; ".join(f"{name} {each}" for name, each in leaders.items()) + "\n")
     print("| neurons deleted | " + " | ".join(map(str, COUNTS)) + " |")
     print("|---|" + "---:|" * len(COUNTS))
-    lines: dict[str, list[list[Write]]] = {}
+    lines: dict[str, list[dict[Place, dict[int, float]]]] = {}
     for name, each in scores.items():
         lines[name] = [without(model, first(each, count)) for count in COUNTS]
     for draw in range(given.draws):
@@ -134,7 +133,7 @@ def main() -> None:
                             for layer, _ in first(scores["attnlrp"], count)])
             for count in COUNTS
         ]  # fmt: skip
-    runs = [[], *(run for line in lines.values() for run in line)]
+    runs = [{}, *(run for line in lines.values() for run in line)]
     falls: dict[str, list[list[float]]] = {name: [] for name in lines}
     before = []
     for question in measured:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import subprocess
 import sys
 from itertools import takewhile
@@ -53,3 +55,23 @@ def test_the_command_line_is_measured():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["lrpx"] * 6 + ["completion"]
+
+
+def test_the_reactions_map_atoms_to_atoms_of_their_element():
+    spec = importlib.util.spec_from_file_location("atom_mapping", BENCH / "atom_mapping.py")
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script  # dataclasses look their module up
+    spec.loader.exec_module(script)
+    found = script.reaction("C[c:1]1[nH:2][cH:3]1.[Cl:4][O-:5]>>[O-:5][CH2:3][nH:2]")
+    assert found.tokens == (
+        *("[CLS]", "C", "c", "1", "[nH]", "c", "1", ".", "Cl", "[O-]", ">>", "[O-]", "C", "[nH]", "[SEP]"),
+    )
+    assert found.was == {11: {9}, 12: {5}, 13: {4}}
+    assert found.reactants == (1, 2, 4, 5, 8, 9)
+    for text in script.REACTIONS:
+        each = script.reaction(text)
+        for atom, places in each.was.items():
+            elements = {re.search(r"[A-Z][a-z]?|[a-z]", each.tokens[at])[0].upper() for at in (atom, *places)}
+            assert len(elements) == 1, (text, atom)
+        product = [at for at in range(each.tokens.index(">>") + 1, len(each.tokens) - 1) if each.tokens[at].isalpha()]
+        assert set(product) <= set(each.was)

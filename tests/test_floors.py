@@ -60,6 +60,7 @@ FLOORS = {
     "circuits": 9,
     "covering": 9,
     "results": 8,
+    "features": 8,
     "methods": 9,
     "neurons": 8,
     "explainer": 10,

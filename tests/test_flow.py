@@ -149,6 +149,26 @@ def test_it_is_kept_and_shown(bundled, tmp_path):
     assert len(flow.to_dataframe("heads")) == layers * tokens * 8
 
 
+def test_the_table(bundled):
+    flow = bundled.flow("The <b>doors</b> & [red]more", " are")
+    said = str(flow)
+    for layer in range(6):
+        (line,) = (line for line in said.splitlines() if line.startswith(f"│ {layer} "))
+        cells = [cell.strip() for cell in line.split("│")[1:-1]]
+        for cell, part in zip(cells[1:4], ("residual", "attention", "mlp"), strict=True):
+            assert float(cell) == pytest.approx(float(flow[part][layer].sum()), rel=1e-3)
+        head, amount = cells[4].split(": ")
+        heads = flow["heads"][layer].sum(-1)
+        assert int(head) == int(heads.abs().argmax())
+        assert float(amount) == pytest.approx(float(heads[int(head)]), rel=1e-3)
+        best = flow.tokens[int(flow["residual"][layer].abs().argmax())]
+        assert cells[5].startswith(best.strip())
+    assert "layers of model.layers" in said
+    albert = lrpx.Explainer(SAMPLES["albert"].build()).flow(IDS, 5, position=3)
+    assert "│ albert_layer_groups.0#1 │" in str(albert) or "│ 0#1 " in str(albert)
+    assert "encoder.layers.1" in str(lrpx.Explainer(tiny.bart()).flow([4, 8, 2], 7, decoder=[2, 5, 9]))
+
+
 def test_long_texts_are_shown_in_blocks(bundled):
     flow = bundled.flow("The doors of the house " * 20, " are")
     assert len(flow.tokens) > 64

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import lrpx
 from lrpx import circuits, patching
-from lrpx.errors import InputError, ModelError, TargetError
+from lrpx.errors import InputError, MethodError, ModelError, TargetError, TraceError
+from lrpx.interventions import Add, Clamp, Patch, Scale, Set
 from lrpx.model import BoundModel, Spec
 from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LRP, RELP
 from tests import tiny
@@ -97,9 +101,32 @@ def test_patches_of_all_at_once_turn_the_clean_run_into_the_corrupt_one(model, p
     """The whole stream of a layer is all that later ones see."""
     place = patching.parts_of(model, "residual")[0]
     values = patching.recorded(model, pair, [place])[place]
-    write = patching.Write(place.path, place.side, values[1])
-    after = patching.patched(model, pair.questions.alone([0]), [[write], []])
+    after = patching.patched(model, pair.questions.alone([0]), [{place: Patch(values[1])}, {}])
     torch.testing.assert_close(after, model.values(pair.questions).flip(0), rtol=0, atol=1e-12)
+
+
+def test_many_changes_at_once_are_each_what_intervene_makes_of_it(module, model, pair):
+    heads = patching.parts_of(model, "heads")
+    other = patching.recorded(model, pair, [heads[1]])[heads[1]][1]
+    runs = [
+        {"model.layers.0.mlp": {3: 0.0, 5: 0.0, 7: Scale(5)}, heads[1]: {2: Patch(other)}},
+        {},
+        {"model.layers.1": Add(torch.linspace(-1, 1, 16), positions=[2, 5])},
+        {heads[0]: Clamp(-0.01, 0.01), ("model.layers.1.mlp", "output"): {4: 1.5}},
+    ]
+    found = patching.patched(model, pair.questions.alone([0]), runs)
+    for value, changes in zip(found, runs, strict=True):
+        with lrpx.intervene(module, changes) if changes else nullcontext():
+            wanted = model.values(pair.questions.alone([0]))[0]
+        torch.testing.assert_close(value, wanted, rtol=0, atol=1e-9)
+    assert len(set(found.tolist())) == 4
+    for changes, error, told in (
+        ({heads[0]: {4: 0.0}}, MethodError, "has 4 heads"),
+        ({"model.layers.0": Set(0.0, positions=[9])}, TraceError, "no text in this block had position 9"),
+        ({"model.layers.7": 0.0}, MethodError, "no module 'model.layers.7'"),
+    ):
+        with pytest.raises(error, match=told):
+            patching.patched(model, pair.questions.alone([0]), [changes])
 
 
 def test_only_the_parts_asked_for_are_patched(model, pair):
@@ -139,10 +166,8 @@ def test_nothing_of_the_model_changes(module, model, pair, recipe):
     patching.exact(model, pair, "heads")
     graph = circuits.graph_of(model, pair)
     circuits.run(model, pair, graph, graph.edges[None])
-    with pytest.raises(RuntimeError):
-        patching.patched(
-            model, pair.questions.alone([0]), [[patching.Write("model.layers.0", "output", torch.zeros(99, 99))]]
-        )
+    with pytest.raises(InputError, match="99 features"):
+        patching.patched(model, pair.questions.alone([0]), [{"model.layers.0": Patch(torch.zeros(99, 99))}])
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in module.modules())
     assert torch.equal(module(input_ids=torch.tensor([CLEAN])).logits, logits)

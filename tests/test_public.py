@@ -43,7 +43,7 @@ PUBLIC = {
     "lrpx.model": "BoundModel Spec",
     "lrpx.neurons": "relevance_of_units",
     "lrpx.parts": "Part Parts",
-    "lrpx.patching": "BY_POSITION KINDS Pair Write attributed coefficients exact pair_of parts_of patched recorded",
+    "lrpx.patching": "BY_POSITION KINDS Pair attributed coefficients exact pair_of parts_of patched recorded",
     "lrpx.perturbations": "READS WAYS Perturbation outputs",
     "lrpx.questions": "Answers Question Questions",
     "lrpx.ranking": "MeanUnit Ranking Unit",

@@ -128,6 +128,27 @@ def test_what_is_shown(explainer):
     said = console.file.getvalue()
     assert "decoder's bias" in said
     assert f"through {PATH}" in said
+    plain = json.loads(json.dumps(found.to_dict()))
+    parts = [[each["relevance"] for each in plain["features"]], plain["bias"], plain["error"]]
+    assert sum(map(sum, parts)) == pytest.approx(found.total, abs=1e-9)
+    assert len(parts[0]) == len(found.indices)
+
+
+def test_the_page(byte_tokenizer, tmp_path):
+    explainer = lrpx.Explainer(models.tiny_llama(vocab_size=340), byte_tokenizer)
+    found = explain_features(explainer, "<b>&[red]", made(), target=7)
+    page = found.to_html(tmp_path / "features.html", top=7)
+    assert page == (tmp_path / "features.html").read_text()
+    assert "<script" not in page
+    assert "the 7 most relevant of" in page
+    first = next(iter(found.by_feature()))
+    assert f"<bdi>{first}</bdi>" in page
+    for name in ("all features", "decoder&#39;s bias", "error", "Token by token"):
+        assert name in page
+    assert "&lt;" in page
+    assert "<b>&" not in page
+    assert f"through {PATH}" in str(found)
+    assert "Token by token" not in found._repr_html_()
 
 
 def test_another_model_is_left_as_it_is(explainer):

@@ -105,7 +105,7 @@ def test_keys_and_values_of_one_matrix_are_told_apart():
 def test_one_module_run_as_several_layers_has_a_place_for_each():
     found = places(SAMPLES["albert"].build(), "neurons")
     path = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn_output"
-    assert found == tuple(Place(i, path, "input", "neurons", 24, call=i) for i in range(2))
+    assert found == tuple(Place(i, path, "input", "neurons", 24, call=i, calls=2) for i in range(2))
     model, tap = SAMPLES["albert"].build(), Reading(found)
     with propagate(model, ATTNLRP, taps=[tap]) as trace:
         value = model(input_ids=token_ids()).logits[0, -1, 3]

@@ -7,24 +7,24 @@ out, on behalf of the branch, attention or MLP, that :mod:`lrpx.units` has found
 
 from __future__ import annotations
 
-import weakref
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from lrpx._modules import layer_of
-from lrpx.engine import Tap
 from lrpx.errors import MethodError, ModelError
-from lrpx.units import Place, places
+from lrpx.units import Called, Place, own_paths, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Mapping
 
-    from lrpx.engine import Call, Running
+    from lrpx.engine import Call
     from lrpx.engine._places import Side
     from lrpx.model import BoundModel
     from lrpx.questions import Questions
+    from lrpx.units import Kind
 
 __all__ = ["Reader", "Wiring", "Writer", "wiring_of"]
 
@@ -37,11 +37,13 @@ class Writer:
         path: of the module: the last of its branch, perhaps a norm.
         branch: what the branch puts out before that.
         heads: the heads of an attention, at the input of the same matrix.
+        call: which call of the module.
     """
 
     path: str
     branch: Place
     heads: Place | None = None
+    call: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,19 @@ class Reader:
     Args:
         path: of the module.
         after: how many of the writers have written before it reads.
+        call: which call of the module.
+        calls: how many calls of it read the stream.
     """
 
     path: str
     after: int
+    call: int = 0
+    calls: int = 1
+
+    @property
+    def place(self) -> Place:
+        """What it is given."""
+        return Place(0, self.path, "input", "residual", 1, call=self.call, calls=self.calls)
 
 
 @dataclass(frozen=True)
@@ -79,9 +90,10 @@ def wiring_of(model: BoundModel, questions: Questions) -> Wiring:
         ModelError: it has no layers in a list, or no residual stream that each layer is given and adds to.
         MethodError: it has no attentions or no MLPs that are seen.
     """
-    branches = {each.path: each for kind in ("attention", "mlp") for each in places(model.module, kind)}
-    heads = {each.path: each for each in places(model.module, "heads")}
-    watch = _Watch(branches)
+    both: tuple[Kind, ...] = ("attention", "mlp")
+    branches = {(each.path, each.call): each for kind in both for each in places(model.module, kind)}
+    heads = {(each.path, each.call): each for each in places(model.module, "heads")}
+    watch = _Watch(set(own_paths(model.module).values()), branches)
     model.values(questions.alone([0]), taps=lambda *_: [watch])
     if watch.lost or not watch.written or len(watch.written) not in {each.after for each in watch.readers}:
         where = f" (in {watch.lost} it is something else)" if watch.lost else ""
@@ -89,42 +101,44 @@ def wiring_of(model: BoundModel, questions: Questions) -> Wiring:
             f"{type(model.module).__name__} has no residual stream that every layer is given and adds to{where}, so no "
             "edges can be cut; use a model whose norms stand before its attentions, as GPT-2's or Llama's"
         )
-    writers = tuple(Writer(path, branch, heads.get(branch.path)) for path, branch in watch.written)
+    writers = tuple(
+        Writer(path, branch, heads.get((branch.path, branch.call)), call) for path, call, branch in watch.written
+    )
     known = {(each.branch.path, each.branch.call) for each in writers}
     missing = next((each for each in branches.values() if (each.path, each.call) not in known), None)
     if missing is not None or len(known) != len(writers):
-        named = writers[0].path if missing is None else missing.path
+        named = writers[0].path if missing is None else missing.name
         raise MethodError(f"{named} writes into the residual stream in a way that is not seen; its edges cannot be cut")
-    return Wiring(watch.layers[0], writers, tuple(watch.readers))
+    times = Counter(each.path for each in watch.readers)
+    readers = tuple(replace(each, calls=times[each.path]) for each in watch.readers)
+    return Wiring(watch.layers[0], writers, readers)
 
 
-class _Watch(Tap):
+class _Watch(Called):
     """Watches one run."""
 
-    patterns = ("*",)
-
-    def __init__(self, branches: dict[str, Place]) -> None:
-        self._run: Running
+    def __init__(self, paths: Collection[str], branches: Mapping[tuple[str, int], Place]) -> None:
+        super().__init__(())
+        self.patterns = ("*",)
+        self._paths = paths
         self._branches = branches
         self._branch: Place | None = None
         self._stream: Tensor | None = None
-        self._put_out: dict[int, list[tuple[str, Place]]] = {}
+        self._put_out: dict[int, list[tuple[str, int, Place]]] = {}
         self._kept: list[Tensor] = []  # so that none of their numbers is another's
         self.layers: list[str] = []
         self.readers: list[Reader] = []
-        self.written: list[tuple[str, Place]] = []
+        self.written: list[tuple[str, int, Place]] = []
         self.lost = ""
 
-    def begin(self, run: Running) -> None:
-        """The run that is watched."""
-        self._run = weakref.proxy(run)
-
-    def module(self, path: str, side: Side, value: Tensor) -> None:
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> None:
         """A layer is given the stream, another module reads it, or something is put out that may be written."""
+        if path not in self._paths:
+            return
         if side == "output":
-            self._branch = self._branches.get(path, self._branch)
+            self._branch = self._branches.get((path, call), self._branch)
             if self._branch is not None:
-                self._put_out[id(value)] = [(path, self._branch)]  # the outermost module comes last
+                self._put_out[id(value)] = [(path, call, self._branch)]  # the outermost module comes last
                 self._kept.append(value)
             return
         layer = layer_of(path)
@@ -133,7 +147,7 @@ class _Watch(Tap):
             self.lost = self.lost or ("" if value is self._stream else path)
             self.layers.append(path)
         elif self.layers and value is self._stream and not self._is_inside_a_reader(path):
-            self.readers.append(Reader(path, len(self.written)))
+            self.readers.append(Reader(path, len(self.written), call))
 
     def _is_inside_a_reader(self, path: str) -> bool:
         return any(path.startswith(each.path + ".") for each in self.readers)
@@ -152,6 +166,7 @@ class _Watch(Tap):
         others = [each for each in tensors if each is not self._stream]
         written = [each for other in others for each in self._put_out.get(id(other), ())]
         if len(others) == 1:
+            assert self._run is not None
             self.lost = self.lost or ("" if written else self._run.where())
             self.written += written
             self._stream = out

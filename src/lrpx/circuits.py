@@ -32,15 +32,15 @@ import torch
 from torch import Tensor
 
 from lrpx._wiring import Wiring, wiring_of
-from lrpx.engine import Tap
 from lrpx.errors import InputError, MethodError
 from lrpx.patching import beginning, between, by_row, coefficients
-from lrpx.units import Place
+from lrpx.units import Called
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lrpx._batching import Batch
+    from lrpx.engine import Tap
     from lrpx.engine._places import Side
     from lrpx.model import BoundModel
     from lrpx.patching import Pair
@@ -78,8 +78,8 @@ class Graph:
 
     @cached_property
     def readers(self) -> tuple[str, ...]:
-        """The path of each reader, in the order in which they read."""
-        return tuple(each.path for each in self.wiring.readers)
+        """What each reader is called, its path, in the order in which they read."""
+        return tuple(each.place.name for each in self.wiring.readers)
 
     @cached_property
     def edges(self) -> Tensor:
@@ -125,7 +125,7 @@ def scores(model: BoundModel, pair: Pair, graph: Graph, recipe: Recipe, *, steps
     """
     written = _written(model, pair, graph)
     start = beginning(model)
-    readers = [Place(0, path, "input", "residual", 1) for path in graph.readers]
+    readers = [each.place for each in graph.wiring.readers]
     inputs = None if steps == 1 else between(written[:, 0], steps)
     found = coefficients(model, pair, recipe, [start, *readers], inputs)
     gradients = torch.stack([found[each] for each in readers])
@@ -207,7 +207,7 @@ def _written(model: BoundModel, pair: Pair, graph: Graph) -> Tensor:
     return torch.stack([found[0], found[1]])
 
 
-class _Mixed(Tap):
+class _Mixed(Called):
     """Knows what each writer writes, and gives each reader its own mix.
 
     Args:
@@ -231,32 +231,31 @@ class _Mixed(Tap):
         self._rows = rows
         self._corrupt = corrupt
         self._missing = None if circuits is None else (graph.edges & ~circuits).to(corrupt)
-        self._writers = dict(zip((each.path for each in graph.wiring.writers), self._parts(), strict=True))
-        self._matrices = {each.branch.path for each in graph.wiring.writers}
-        self._readers = {path: i for i, path in enumerate(graph.readers)}
+        wiring = graph.wiring
+        pairs = zip(wiring.writers, graph.slots(), strict=True)
+        self._writers = {(each.path, each.call): (slot, each) for each, slot in pairs}
+        self._matrices = {each.branch.path for each in wiring.writers}
+        self._readers = {(each.path, each.call): i for i, each in enumerate(wiring.readers)}
         self._at: dict[tuple[str, Side], Tensor] = {}
         self.written = torch.empty(0)
-        self.patterns = tuple(
-            {graph.wiring.begin: None, **self._writers, **dict.fromkeys(self._matrices), **self._readers}
-        )
+        among = [path for path, _ in (*self._writers, *self._readers)]
+        super().__init__((wiring.begin, *among, *self._matrices))
 
-    def _parts(self) -> list[tuple[slice, Any]]:
-        return list(zip(self._graph.slots(), self._graph.wiring.writers, strict=True))
-
-    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """A writer has written, or a reader is given what it reads."""
-        if side == "input" and path == self._graph.wiring.begin:
+        if side == "input" and path == self._graph.wiring.begin and not call:
             first = by_row(value, self._rows)
             self.written = first.new_zeros(len(first), len(self._graph.writers), *first.shape[1:])
             self.written[:, 0] = first
         if path in self._matrices:
             self._at[path, side] = value
-        if side == "output" and path in self._writers:
-            slot, writer = self._writers[path]
+        if side == "output" and (path, call) in self._writers:
+            slot, writer = self._writers[path, call]
             self.written[:, slot] = self._heads(writer, value) if writer.heads else by_row(value, self._rows)[:, None]
-        if side == "input" and path in self._readers and self._missing is not None and self._corrupt is not None:
-            missing = self._missing[:, self._readers[path]]
-            upto = int(self._graph.edges[self._readers[path]].sum())
+        reader = self._readers.get((path, call)) if side == "input" else None
+        if reader is not None and self._missing is not None and self._corrupt is not None:
+            missing = self._missing[:, reader]
+            upto = int(self._graph.edges[reader].sum())
             other = self._corrupt[:upto] - self.written[:, :upto]
             mixed = by_row(value, self._rows) + torch.einsum("rw,rwtd->rtd", missing[:, :upto], other)
             return mixed.reshape(value.shape)

@@ -310,7 +310,7 @@ class Explainer:
             raise InputError(f"at is {at!r}; pass the number of a token, or a list of them")
         chosen = find(method)
         chosen.check(bound)
-        recipe = _recipe_of(chosen)
+        recipe = recipe_of(chosen)
         several, rows, asked = self._asked(inputs, target, contrast, position, decoder)
         made = self._provenance(chosen)
         if not several and versus is None:
@@ -359,7 +359,7 @@ class Explainer:
             InputError, TargetError, ModelError, NonFiniteError: as :meth:`__call__`.
         """
         chosen, questions = self._one_asked(inputs, target, contrast, method, position, decoder)
-        answers, tokens, parts = neurons.flow(self.bound, questions, _recipe_of(chosen))
+        answers, tokens, parts = neurons.flow(self.bound, questions, recipe_of(chosen))
         found = Found(answers, (tokens,), {part.name: (part,) for part in parts})
         return Flow(self._attributed(questions, found, chosen))
 
@@ -400,7 +400,7 @@ class Explainer:
         if not given or any(number is None or number < least for number in map(whole_number, given)):
             raise InputError(f"units is {units!r}; pass how many, or a list of their numbers")
         chosen, questions = self._one_asked(inputs, target, contrast, method, position, decoder)
-        answers, tokens, part = neurons.paths(self.bound, questions, _recipe_of(chosen), kind, layer, units)
+        answers, tokens, part = neurons.paths(self.bound, questions, recipe_of(chosen), kind, layer, units)
         return self._attributed(questions, Found(answers, (tokens,), {"paths": (part,)}), chosen)
 
     def _one_asked(
@@ -602,7 +602,7 @@ def _one_each(rows: Sequence[Row], asked: Sequence[tuple[bool, list[tuple[int | 
     return Questions(tuple(rows), tuple(Question(i, *each[0]) for i, (_, each) in enumerate(asked)))
 
 
-def _recipe_of(method: Method) -> Recipe:
+def recipe_of(method: Method) -> Recipe:
     """The rules of a method whose relevance is that of units too.
 
     Raises:

@@ -109,7 +109,13 @@ class Flow:
         return fragment(self)
 
     def __str__(self) -> str:
-        return str(self.attribution)
+        from lrpx._views.flow import tabled
+        from lrpx._views.tabled import lines
+
+        return lines([tabled(self)])
 
     def __rich__(self) -> Any:
-        return self.attribution.__rich__()
+        from lrpx._views.flow import tabled
+        from lrpx._views.tabled import renderable
+
+        return renderable([tabled(self)])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,14 +26,15 @@ from lrpx._modules import layers, named_modules
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import intervened, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
-from lrpx.units import Place, is_looking, places
+from lrpx.units import AGAIN, Called, Place, called, calls_of, is_looking, own_paths, places, split_name, stack_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch.nn import Module
     from torch.utils.hooks import RemovableHandle
 
+    from lrpx.engine import Running
     from lrpx.engine._places import Side
     from lrpx.units import Kind
 
@@ -207,7 +208,8 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
             MLP (``"model.layers.17.mlp"``, or of its second matrix), whose units are its latent neurons; of an
             attention (or of its output projection), whose units are its heads; of a layer, or any other module, whose
             units are the features of its output; ``(path, "input")`` or ``(path, "output")`` for the features that any
-            module takes or gives; or a :class:`~lrpx.units.Place`. A change is a number, which is set, or
+            module takes or gives; or a :class:`~lrpx.units.Place`. Of a module that is called several times in a pass,
+            ``"path#2"`` is the third call, and ``"path"`` every one. A change is a number, which is set, or
             :class:`Set`, :class:`Scale`, :class:`Add`, :class:`Clamp`, :class:`Patch` or :class:`Along`.
 
     Raises:
@@ -216,10 +218,10 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
     """
-    sites = [_Site(place, _edits(place, wanted)) for place, wanted in _resolved(model, changes)]
-    with _watching(model, sites) as calls:
+    tap = Writing(Site(place, _edits(place, wanted)) for place, wanted in _resolved(model, changes))
+    with _watching(model, tap):
         yield
-        _refuse_unreached(model, sites, calls)
+        tap.refuse_unreached(type(model).__name__)
 
 
 @contextmanager
@@ -241,11 +243,36 @@ def record(model: Module, keys: Sequence[Key]) -> Iterator[dict[Any, Tensor]]:
     def keeper(key: Any) -> Callable[[Tensor], None]:
         return lambda value: found.__setitem__(key, value.detach().clone())
 
-    pairs = zip(keys, _resolved(model, dict.fromkeys(keys)), strict=True)
-    sites = [_Site(place, [], keeper(key)) for key, (place, _) in pairs]
-    with _watching(model, sites) as calls:
+    tap = recording(model, {key: keeper(key) for key in keys})
+    with _watching(model, tap):
         yield found
-        _refuse_unreached(model, sites, calls)
+        tap.refuse_unreached(type(model).__name__)
+
+
+def writing(model: Module, runs: Sequence[Mapping[Key, Wanted]], positions: Tensor) -> Writing:
+    """A tap of a run in which each row of the batch is changed as its own run says.
+
+    Args:
+        model: the model that is called.
+        runs: the changes of each row, as :func:`intervene` takes them; they may be none.
+        positions: ``[B, W]``: where the batch's tokens stand in their texts, -1 for padding.
+
+    Raises:
+        InputError, MethodError, ModelError: as :func:`intervene`.
+    """
+    return Writing(
+        (
+            Site(place, _edits(place, wanted), row=row)
+            for row, changes in enumerate(runs)
+            for place, wanted in (_resolved(model, changes) if changes else ())
+        ),
+        positions,
+    )
+
+
+def recording(model: Module, keepers: Mapping[Key, Callable[[Tensor], None]]) -> Writing:
+    """A tap that gives each keeper what stands at its place, in every call of it."""
+    return Writing(Site(place, [], keep) for place, keep in _resolved(model, keepers))
 
 
 # -------------------------------------------------------------------------- what is meant
@@ -259,6 +286,11 @@ class _Where:
     side: Side
     place: Place | None = None
     call: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The path, and which call of it."""
+        return called(self.path, self.call)
 
 
 def _resolved(model: Module, changes: Mapping[Any, Any]) -> list[tuple[_Where, Any]]:
@@ -282,22 +314,44 @@ def _resolved(model: Module, changes: Mapping[Any, Any]) -> list[tuple[_Where, A
 
 def _where(model: Module, modules: Mapping[str, Module], key: Any) -> _Where:
     if isinstance(key, Place):
-        found = _Where(key.path, key.side, key, key.call)
-    elif isinstance(key, tuple) and len(key) == 2 and key[1] in ("input", "output"):
-        found = _Where(key[0], key[1])
-    elif isinstance(key, str):
-        found = _Where(key, "output")
-    else:
+        return _Where(key.path, key.side, key, key.call if key.calls > 1 else None)
+    named = key[0] if isinstance(key, tuple) and len(key) == 2 and key[1] in ("input", "output") else key
+    if not isinstance(named, str):
         raise InputError(f'{key!r} is no place; pass a path, (path, "input"), (path, "output") or a Place')
-    if found.path not in modules or not found.path:
+    path, call = (named, None) if named in modules else split_name(named)
+    if path not in modules or not path:
         names = list(layers(modules))
         told = f"; it has {len(names)} layers, {names[0]} to {names[-1]}" if names else ""
-        raise MethodError(f"{type(model).__name__} has no module {found.path!r}{told}")
-    return _of_units(model, found.path) or found if isinstance(key, str) else found
+        raise MethodError(f"{type(model).__name__} has no module {named!r}{told}")
+    _refuse_several(model, path, call)
+    if isinstance(key, str):
+        return _of_units(model, path, call) or _Where(path, "output", None, call)
+    return _Where(path, key[1], None, call)
 
 
-def _of_units(model: Module, path: str) -> _Where | None:
-    """The neurons of the MLP at a path, or the heads of the attention there, if it is one of these and not both."""
+def _refuse_several(model: Module, path: str, call: int | None) -> None:
+    """Refuse one of several paths of one module, where it may be taken for a layer of its own.
+
+    Raises:
+        MethodError: it is one.
+    """
+    own = own_paths(model)
+    first = own[path]
+    same = [each for each, its in own.items() if its == first and stack_of(each) == stack_of(path)]
+    if path != first or (len(same) > 1 and call is None):
+        others = ", ".join(each for each in same if each != path) or first
+        raise MethodError(
+            f"{path} is one module with {others}, and is run as all of them; name a call, {called(first, 0)!r} or a "
+            "later one"
+        )
+
+
+def _of_units(model: Module, path: str, call: int | None) -> _Where | None:
+    """The neurons of the MLP at a path, or the heads of the attention there, if it is one of these and not both.
+
+    Raises:
+        MethodError: a call is named of a module that calls the one with the units several times.
+    """
     kinds: tuple[Kind, ...] = ("neurons", "heads")
     inside: dict[str, Place] = {}
     for kind in kinds:
@@ -305,11 +359,15 @@ def _of_units(model: Module, path: str) -> _Where | None:
             found = places(model, kind)
         except MethodError:  # there are none of these
             continue
-        inside |= {each.path: each for each in found if each.path == path or each.path.startswith(f"{path}.")}
+        for each in found:
+            if each.path == path or each.path.startswith(f"{path}."):
+                inside.setdefault(each.path, each)
     if len(inside) != 1:
         return None
     (place,) = inside.values()
-    return _Where(place.path, place.side, place)
+    if call is not None and calls_of(model)[path] != place.calls:
+        raise MethodError(f"{path} calls {place.path} several times; name one of the {place.calls} calls of that")
+    return _Where(place.path, place.side, place, call)
 
 
 def _edits(where: _Where, wanted: Any) -> list[tuple[tuple[int, ...] | None, Change]]:
@@ -320,7 +378,7 @@ def _edits(where: _Where, wanted: Any) -> list[tuple[tuple[int, ...] | None, Cha
         return [(None if where.place is None else where.place.columns, change)]
     if not wanted:
         raise InputError(f"no unit of {where.path} is named; pass {{unit: change}}")
-    edits: list[tuple[tuple[int, ...] | None, Change]] = []
+    named: list[tuple[tuple[int, ...], Change]] = []
     for unit, each in wanted.items():
         if isinstance(unit, bool) or not isinstance(unit, int):
             raise InputError(f"{unit!r} is no unit of {where.path}; pass its number, from 0")
@@ -328,8 +386,15 @@ def _edits(where: _Where, wanted: Any) -> list[tuple[tuple[int, ...] | None, Cha
         change.check()
         if where.place is None and unit < 0:
             raise MethodError(f"{where.path} has no feature {unit}; count from 0")
-        edits.append(((unit,) if where.place is None else where.place.features(unit), change))
-    return edits
+        named.append(((unit,) if where.place is None else where.place.features(unit), change))
+    edits: list[tuple[tuple[int, ...] | None, Change]] = []
+    together: dict[float, list[int]] = defaultdict(list)  # of one number, which is written once
+    for features, change in named:
+        if isinstance(change, Set) and change.positions is None and not isinstance(change.value, Tensor):
+            together[change.value] += features
+        else:
+            edits.append((features, change))
+    return edits + [(tuple(features), Set(value)) for value, features in together.items()]
 
 
 def _change(given: Any) -> Change:
@@ -362,16 +427,17 @@ def _like(value: float | Tensor, x: Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=x.dtype, device=x.device).detach()
 
 
-# ------------------------------------------------------------------------------- hooks
+# ----------------------------------------------------------------------------- the tap
 
 
-class _Site:
-    """One place while the block runs.
+class Site:
+    """One place that is written or kept.
 
     Args:
         where: the place.
         edits: the changes there, in order.
         keep: what is given the value, if anything.
+        row: of the batch, which alone is changed; None for all.
     """
 
     def __init__(
@@ -379,42 +445,54 @@ class _Site:
         where: _Where,
         edits: list[tuple[tuple[int, ...] | None, Change]],
         keep: Callable[[Tensor], None] | None = None,
+        row: int | None = None,
     ) -> None:
         self.where = where
         self.edits = edits
         self.keep = keep
-        self.calls = 0  # of this call of the model
+        self.row = row
         self.reached = False
         self.waiting = {p for _, change in edits for p in getattr(change, "positions", None) or ()}
         self.needs_positions = any(_needs_positions(change) for _, change in edits)
 
-    def value(self, value: Tensor, at: Tensor | None) -> Tensor | None:
-        """What stands in the place of a value, or None; ``at``: ``[B, W]``, where its tokens are in their texts."""
-        call, self.calls = self.calls, self.calls + 1
-        if self.where.call not in (None, call):
-            return None
+    def value(self, value: Tensor, positions: Tensor | None) -> Tensor | None:
+        """What stands in the place of a value, or None.
+
+        Args:
+            value: what is there.
+            positions: ``[B, W]``, where its tokens are in their texts, -1 for padding; None where nobody knows.
+        """
         self.reached = True
         if self.keep is not None:
             self.keep(value)
         if not self.edits:
             return None
-        where = self._positions(value, at) if self.needs_positions else None
+        return self._edited(value, self._positions(value, positions) if self.needs_positions else None)
+
+    def write(self, row: int, value: Tensor, positions: Tensor) -> None:
+        """Change one row of a value in place, where there is no graph."""
+        self.reached = True
+        with torch._C.DisableTorchFunction():  # no rule is asked for
+            tokens = _by_token(value, positions)
+            tokens[row] = self._edited(tokens[row], positions[row].to(value.device))
+
+    def _edited(self, value: Tensor, at: Tensor | None) -> Tensor:
         for columns, change in self.edits:
-            value = self._changed(value, where, columns, change)
+            value = self._changed(value, at, columns, change)
         return value
 
     def _changed(self, value: Tensor, at: Tensor | None, columns: tuple[int, ...] | None, change: Change) -> Tensor:
         chosen = None if columns is None else torch.tensor(columns, device=value.device)
         if columns is not None and max(columns) >= value.shape[-1]:
             raise MethodError(
-                f"the {self.where.side} of {self.where.path} has {value.shape[-1]} features; {max(columns)} is none of "
+                f"the {self.where.side} of {self.where.name} has {value.shape[-1]} features; {max(columns)} is none of "
                 "them, count from 0"
             )
         before = value if chosen is None else value.index_select(-1, chosen)
         width = getattr(change, "value", getattr(change, "amount", None))
         if isinstance(width, Tensor) and len(width) != before.shape[-1]:
             raise InputError(
-                f"the vector has {len(width)} features, the unit of {self.where.path} has {before.shape[-1]}; pass as "
+                f"the vector has {len(width)} features, the unit of {self.where.name} has {before.shape[-1]}; pass as "
                 "many"
             )
         after = change.of(before, at, chosen)
@@ -441,33 +519,99 @@ class _Site:
             if len(at) == 1 and before[1:] == at.shape[1:]:
                 return at.expand(before)
         raise TraceError(
-            f"nobody knows at which tokens the {self.where.side} of {self.where.path}, {list(value.shape)}, stands, as "
+            f"nobody knows at which tokens the {self.where.side} of {self.where.name}, {list(value.shape)}, stands, as "
             "where the model was not called itself; leave the positions out"
         )
 
 
-def _needs_positions(change: Change) -> bool:
-    return isinstance(change, Patch) or getattr(change, "positions", None) is not None
+def _by_token(value: Tensor, positions: Tensor) -> Tensor:
+    """``[B, W, n]``, a view of a value in which each of these positions ``[B, W]`` has a vector."""
+    if value.ndim == 3 and value.shape[:2] == positions.shape:
+        return value
+    return value.transpose(0, 1) if value.ndim == 3 else value.view(*positions.shape, -1)
 
 
-class _Scope:
-    """A module whose input says which tokens run: the model, or its encoder or decoder.
+class Writing(Called):
+    """Changes what stands at some places, or keeps it: in a run that it is a tap of, or by hooks (:func:`intervene`).
 
     Args:
-        path: the module.
-        sites: those inside it.
+        sites: the places.
+        positions: ``[B, W]``: where the tokens of a run stand in their texts, -1 for padding; of the hooks each scope
+            has its own.
     """
 
-    def __init__(self, path: str, sites: Sequence[_Site]) -> None:
-        self.path = path
-        self.sites = sites
-        self.positions: Tensor | None = None
+    writes = True
 
-    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The module is called."""
+    def __init__(self, sites: Iterable[Site], positions: Tensor | None = None) -> None:
+        self.sites = tuple(sites)
+        super().__init__(site.where.path for site in self.sites)
+        self.places: dict[tuple[str, Side], list[Site]] = defaultdict(list)
         for site in self.sites:
-            site.calls = 0
-        self.positions = _positions_of(args, kwargs)
+            self.places[site.where.path, site.where.side].append(site)
+        self._positions = positions
+        self.scopes: dict[str, Tensor | None] = {}
+        self.begun = False
+
+    def begin(self, run: Running) -> None:
+        """A new run."""
+        super().begin(run)
+        self.begun = True
+
+    def enter(self, within: Sequence[str], positions: Tensor | None) -> None:
+        """A module that says which tokens run, the model or its encoder or decoder, is called, with these in it."""
+        self.begun = True
+        for path in within:
+            self.scopes[path] = positions
+            self._calls.pop((path, "input"), None)
+            self._calls.pop((path, "output"), None)
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        """See :meth:`Called.module <lrpx.units.Called.module>`."""
+        if self._run is not None or torch._C._current_graph_task_id() < 0:
+            return super().module(path, side, value)
+        # by a hook, in the backward pass: a checkpoint of the model's own, and what held for all calls holds again
+        if any(site.where.call is not None for site in self.places[path, side]):
+            raise TraceError(AGAIN.format(path))
+        return self.at(path, side, 0, value)
+
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
+        """The value with the changes that are due."""
+        positions = self.scopes.get(path, self._positions)
+        now = value
+        for site in self.places.get((path, side), ()):
+            if site.where.call not in (None, call):
+                continue
+            if site.row is None:
+                after = site.value(now, positions)
+                now = now if after is None else after
+            else:
+                assert positions is not None
+                now = now.clone() if now is value else now
+                site.write(site.row, now, positions)
+        return None if now is value else now
+
+    def refuse_unreached(self, name: str) -> None:
+        """Refuse what had no effect in a model of this name.
+
+        Raises:
+            TraceError: the model was not called, or did not come to a place, or to a position.
+        """
+        if not (self.begun or any(site.reached for site in self.sites)):
+            raise TraceError(f"{name} was not called in this block, so nothing in it was changed; call this very model")
+        for site in self.sites:
+            where = site.where
+            if not site.reached:
+                raise TraceError(
+                    f"{name} did not come to the {where.side} of {where.name} in this block, as to an expert that no "
+                    "token was given; choose another place"
+                )
+            if site.waiting:
+                told = ", ".join(map(str, sorted(site.waiting)))
+                raise TraceError(f"no text in this block had position {told} at {where.name}; count tokens from 0")
+
+
+def _needs_positions(change: Change) -> bool:
+    return isinstance(change, Patch) or getattr(change, "positions", None) is not None
 
 
 def _positions_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -504,54 +648,53 @@ def _seen(kwargs: Mapping[str, Any]) -> int | None:
     return None
 
 
+# ------------------------------------------------------------------------------- hooks
+
+
 @contextmanager
-def _watching(model: Module, sites: Sequence[_Site]) -> Iterator[Counter[str]]:
-    """The hooks of the sites, in this thread, until the block ends; and how often each scope was called."""
+def _watching(model: Module, tap: Writing) -> Iterator[None]:
+    """Hooks that call a tap, in this thread, until the block ends."""
     modules = dict(named_modules(model))
-    paths = _scopes(model, modules)
-    scopes = [_Scope(path, [site for site in sites if _holder(paths, site.where.path) == path]) for path in paths]
     thread = threading.get_ident()
     handles: list[RemovableHandle] = []
-    calls: Counter[str] = Counter()
 
     def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: hook(*args) if threading.get_ident() == thread and not is_looking() else None
 
-    def begins(scope: _Scope) -> Callable[..., Any]:
+    def begins(within: Sequence[str]) -> Callable[..., Any]:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls[scope.path] += 1
-            scope.begin(args, kwargs)
+            tap.enter(within, _positions_of(args, kwargs))
 
         return mine(before)
 
-    def entered(site: _Site, scope: _Scope) -> Callable[..., Any]:
+    def entered(path: str) -> Callable[..., Any]:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = first_tensor((*args, *kwargs.values()))
-            other = None if value is None else site.value(value, scope.positions)
+            other = None if value is None else tap.module(path, "input", value)
             return None if other is None else (with_other(args, value, other), with_other(kwargs, value, other))
 
         return mine(before)
 
-    def left(site: _Site, scope: _Scope) -> Callable[..., Any]:
+    def left(path: str) -> Callable[..., Any]:
         def after(_: Module, __: Any, output: Any) -> Any:
             value = first_tensor(output)
-            other = None if value is None else site.value(value, scope.positions)
+            other = None if value is None else tap.module(path, "output", value)
             return None if other is None else with_other(output, value, other)
 
         return mine(after)
 
     try:
         intervened(1, model)
+        scopes = _scopes(model, modules)
         for scope in scopes:
-            handles.append(modules[scope.path].register_forward_pre_hook(begins(scope), with_kwargs=True))
-        for scope in scopes:
-            for site in scope.sites:
-                module = modules[site.where.path]
-                if site.where.side == "input":
-                    handles.append(module.register_forward_pre_hook(entered(site, scope), with_kwargs=True))
-                else:
-                    handles.append(module.register_forward_hook(left(site, scope)))
-        yield calls
+            within = [path for path, _ in tap.places if _holder(scopes, path) == scope]
+            handles.append(modules[scope].register_forward_pre_hook(begins(within), with_kwargs=True))
+        for path, side in tap.places:
+            if side == "input":
+                handles.append(modules[path].register_forward_pre_hook(entered(path), with_kwargs=True))
+            else:
+                handles.append(modules[path].register_forward_hook(left(path)))
+        yield
     finally:
         for handle in handles:
             handle.remove()
@@ -570,24 +713,3 @@ def _scopes(model: Module, modules: Mapping[str, Module]) -> list[str]:
 
 def _holder(scopes: Sequence[str], path: str) -> str:
     return next(scope for scope in scopes if not scope or path == scope or path.startswith(f"{scope}."))
-
-
-def _refuse_unreached(model: Module, sites: Sequence[_Site], calls: Counter[str]) -> None:
-    """Refuse what had no effect.
-
-    Raises:
-        TraceError: the model was not called, or did not come to a place, or to a position.
-    """
-    name = type(model).__name__
-    for site in sites:
-        where = site.where
-        if not site.reached and not calls.total():
-            raise TraceError(f"{name} was not called in this block, so nothing in it was changed; call this very model")
-        if not site.reached:
-            raise TraceError(
-                f"{name} did not come to the {where.side} of {where.path} in this block, as to an expert that no token "
-                "was given; choose another place"
-            )
-        if site.waiting:
-            told = ", ".join(map(str, sorted(site.waiting)))
-            raise TraceError(f"no text in this block had position {told} at {where.path}; count tokens from 0")

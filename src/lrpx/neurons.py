@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from lrpx._batching import batches
-from lrpx._modules import layer_of
 from lrpx.errors import InputError, MethodError
 from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
@@ -129,7 +128,7 @@ def spots_of(batch: Batch, row: int, place: Place, shape: Sequence[int]) -> Spot
         if before == (spots.wide, rows):
             return replace(spots, turned=True)
     raise MethodError(
-        f"the {place.side} of {place.path} has the shape {list(shape)}, which has no vector for each of the input's "
+        f"the {place.side} of {place.name} has the shape {list(shape)}, which has no vector for each of the input's "
         "tokens; ask for other units"
     )
 
@@ -184,7 +183,7 @@ def rank(
                 float(there if place.size == 1 else torch.linalg.vector_norm(there)),
                 amount,
                 amount / value if value else None,
-                place.path,
+                place.name,
             )
         )
     return tuple(units), count, answers
@@ -261,7 +260,7 @@ def mean_units(chosen: Sequence[Place], found: Tensor, others: Tensor | None, to
     return tuple(
         MeanUnit(
             units[u][0].layer, units[u][1], float(means[u]), float(low[i]), float(high[i]),
-            float(found[:, u].double().sum()), units[u][0].path,
+            float(found[:, u].double().sum()), units[u][0].name,
         )
         for i, u in enumerate(order)
     )  # fmt: skip
@@ -285,8 +284,7 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
     for kind in kinds:
         with suppress(MethodError):
             found[kind] = places_of(model, questions, kind)
-    layers_ = [(_layer_of(place), place.call) for place in found["residual"]]
-    labels = [path if call == 0 and len({c for _, c in layers_}) == 1 else f"{path} #{call}" for path, call in layers_]
+    layers_ = [(place.stack, place.layer) for place in found["residual"]]
     count = sum(questions.rows[0].lengths)
     values: dict[str, Tensor] = {}
     reading = [place for each in found.values() for place in each]
@@ -295,17 +293,18 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
         for kind, chosen in found.items():
             heads = kind == "heads"
             whole = torch.zeros(len(layers_), max(place.width for place in chosen), count, dtype=torch.float64)
-            times = Counter((_layer_of(place), place.call) for place in chosen)
+            times = Counter((place.stack, place.layer) for place in chosen)
             if heads and (len({place.width for place in chosen}) > 1 or set(times.values()) != {1}):
                 continue
             for place in chosen:
                 value = read.value(place)
                 spots = spots_of(ran.batch, 0, place, value.shape)
                 relevance = place.of(spots.of(ran.trace.relevance_of(value))).T
-                at = layers_.index((_layer_of(place), place.call))
+                at = layers_.index((place.stack, place.layer))
                 whole[at, :, spots.first : spots.first + relevance.shape[1]] += relevance.double().cpu()
             values[kind] = whole if heads else whole[:, 0]
         answers = ran.answers.detached()
+    labels = [place.name for place in found["residual"]]
     axes = {"heads": ("layer", "head", "token")}
     parts = [
         Part(kind, values[kind].to(tokens.dtype), axes.get(kind, ("layer", "token")), {"layer": labels})
@@ -367,9 +366,12 @@ def paths(
 class _Cut(Reading):
     """The units of a place as a leaf: nothing goes on below them."""
 
-    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+    writes = True
+
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
+        """A leaf in the place of the value."""
         before = len(self.leaves())
-        super().module(path, side, value)
+        super().at(path, side, call, value)
         if len(self.leaves()) == before:
             return None
         (place,) = self.places
@@ -402,8 +404,3 @@ def _of_tokens(ran: Pass, gradients: Sequence[Tensor]) -> Tensor:
 def _times(value: Tensor, gradient: Tensor) -> Tensor:
     gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
     return (value.detach().to(gradient.dtype) * gradient).sum(-1)
-
-
-def _layer_of(place: Place) -> str:
-    layer = layer_of(place.path)
-    return place.path if layer is None else layer.path

@@ -23,26 +23,27 @@ True
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
-from lrpx.engine import Tap
 from lrpx.errors import InputError, MethodError, TargetError
+from lrpx.interventions import Patch, Writing, recording, writing
 from lrpx.questions import Question, Questions
 from lrpx.targets import Contrast, Target
-from lrpx.units import Place, places
+from lrpx.units import Called, Place, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lrpx._batching import Batch
+    from lrpx.engine import Tap
     from lrpx.engine._places import Side
     from lrpx.inputs import Row
+    from lrpx.interventions import Key, Wanted
     from lrpx.model import BoundModel
     from lrpx.recipes import Recipe
 
@@ -50,7 +51,6 @@ __all__ = [
     "BY_POSITION",
     "KINDS",
     "Pair",
-    "Write",
     "attributed",
     "coefficients",
     "exact",
@@ -107,25 +107,6 @@ class Pair:
         return next(at for at, (a, b) in enumerate(ids) if a != b)
 
 
-@dataclass(frozen=True, eq=False)
-class Write:
-    """What is put into the place of a value.
-
-    Args:
-        path: of a module.
-        side: whether what enters or what leaves it.
-        value: what is written, of a shape that fits ``[T, w]`` at the positions and the units.
-        positions: which positions.
-        units: which of the features.
-    """
-
-    path: str
-    side: Side
-    value: Tensor | float
-    positions: slice = field(default_factory=lambda: slice(None))
-    units: slice | Sequence[int] = field(default_factory=lambda: slice(None))
-
-
 def pair_of(
     model: BoundModel, clean: Any, corrupt: Any, right: str | int, wrong: str | int, *, position: int | None = None
 ) -> Pair:
@@ -163,15 +144,11 @@ def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
 
     Raises:
         InputError: there is no such kind.
-        MethodError: the model has no parts of that kind that are seen, or runs one module as several layers.
+        MethodError: the model has no parts of that kind that are seen.
     """
     if kind not in KINDS:
         raise InputError(f"there is no kind of parts {kind!r}; the kinds are {', '.join(KINDS)}")
     found = places(model.module, kind)  # type: ignore[arg-type]
-    if any(each.call for each in found):
-        raise MethodError(
-            f"{found[0].path} is run several times in one pass, so its parts cannot be patched one by one"
-        )
     if len({each.width for each in found}) > 1:
         raise MethodError(f"the layers have {kind} of unequal number, and no table holds them; ask for other parts")
     return found
@@ -179,18 +156,20 @@ def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
 
 def recorded(model: BoundModel, pair: Pair, at: Sequence[Place]) -> dict[Place, Tensor]:
     """``[2, T, w]`` for each place: its values in the clean and in the corrupt run."""
-    taps: list[tuple[Sequence[int], _Recorded]] = []
+    kept: dict[tuple[Place, int], Tensor] = {}
 
-    def record(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
-        taps.append((list(rows), _Recorded(at, len(rows))))
-        return [taps[-1][1]]
+    def listen(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+        return [recording(model.module, {place: keeper(place, rows) for place in at})]
 
-    model.values(pair.questions, taps=record)
-    by_row = {row: (tap, at) for rows, tap in taps for at, row in enumerate(rows)}
-    return {
-        each: torch.stack([by_row[row][0].values[each.path, each.side][by_row[row][1], : len(pair)] for row in (0, 1)])
-        for each in at
-    }
+    def keeper(place: Place, rows: Sequence[int]) -> Callable[[Tensor], None]:
+        def keep(value: Tensor) -> None:
+            for row, each in zip(rows, by_row(value.detach().clone(), len(rows)), strict=True):
+                kept[place, row] = each[: len(pair)]
+
+        return keep
+
+    model.values(pair.questions, taps=listen)
+    return {place: torch.stack([kept[place, row] for row in (0, 1)]) for place in at}
 
 
 def attributed(
@@ -259,7 +238,7 @@ def coefficients(
     with model.traced(questions, recipe, taps=listen) as ran:
         for _ in ran.explained():
             for each in at:
-                gradient = ran.trace.gradient_of(taps[-1].found[each.path, each.side])
+                gradient = ran.trace.gradient_of(taps[-1].found[each.path, each.side, each.call])
                 found[each] = gradient[:, : len(pair)].mean(0)
     return found
 
@@ -294,11 +273,11 @@ def exact(
     wrong = next(((i, at) for i, at in asked if not (0 <= i < len(chosen) and 0 <= at < width)), None)
     if wrong is not None:
         raise InputError(f"there is no part {wrong[1]} of layer {wrong[0]}; {kind} has {len(chosen)} × {width}")
-    writes = [[_write(chosen[i], values[chosen[i]][1], at)] for i, at in asked]
+    runs: list[Mapping[Key, Wanted]] = [{chosen[i]: _patch(chosen[i], values[chosen[i]][1], at)} for i, at in asked]
     before = float(model.values(pair.questions.alone([0]))[0])
     found = torch.full((len(chosen), width), torch.nan, dtype=torch.float64)
-    if writes:
-        after = patched(model, pair.questions.alone([0]), writes, batch_size=batch_size).double()
+    if runs:
+        after = patched(model, pair.questions.alone([0]), runs, batch_size=batch_size).double()
         rows, columns = zip(*asked, strict=True)
         found[list(rows), list(columns)] = after - before
     return found
@@ -307,7 +286,7 @@ def exact(
 def patched(
     model: BoundModel,
     question: Questions,
-    runs: Sequence[Sequence[Write]],
+    runs: Sequence[Mapping[Key, Wanted]],
     *,
     batch_size: int = AT_A_TIME,
     read: Callable[[int, Target, Tensor], Tensor] | None = None,
@@ -317,23 +296,30 @@ def patched(
     Args:
         model: the model.
         question: about one row, its target resolved.
-        runs: what is written in each run.
+        runs: what is changed in each run, as :func:`~lrpx.interventions.intervene` takes it.
         batch_size: the most runs together.
         read: what else is read at the output, as :meth:`BoundModel.values <lrpx.model.BoundModel.values>` takes it.
+
+    Raises:
+        MethodError, InputError: a place or a unit that is not there, or a change that does not fit it.
+        TraceError: the model did not come to a place, or to a position.
     """
+    taps: list[Writing] = []
 
-    def write(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
-        return [_Written([runs[row] for row in rows])]
+    def write(batch: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+        at = torch.arange(batch.real.shape[1]) - batch.starts[0][:, None]
+        taps.append(writing(model.module, [runs[row] for row in rows], torch.where(batch.real, at, -1)))
+        return taps[-1:]
 
-    return model.values(question.alone([0] * len(runs)), taps=write, batch_size=batch_size, read=read)
+    values = model.values(question.alone([0] * len(runs)), taps=write, batch_size=batch_size, read=read)
+    for tap in taps:
+        tap.refuse_unreached(type(model.module).__name__)
+    return values
 
 
-def _write(place: Place, corrupt: Tensor, at: int) -> Write:
+def _patch(place: Place, corrupt: Tensor, at: int) -> Wanted:
     """What patches one part."""
-    if place.kind in BY_POSITION:
-        return Write(place.path, place.side, corrupt[at : at + 1], positions=slice(at, at + 1))
-    features = place.features(at)
-    return Write(place.path, place.side, corrupt[:, features], units=features)
+    return Patch(corrupt, positions=[at]) if place.kind in BY_POSITION else {at: Patch(corrupt)}
 
 
 def _summed(values: Tensor, gradient: Tensor, place: Place) -> Tensor:
@@ -342,68 +328,33 @@ def _summed(values: Tensor, gradient: Tensor, place: Place) -> Tensor:
     return product.sum(-1) if place.kind in BY_POSITION else place.of(product).sum(0)
 
 
-class _Recorded(Tap):
-    """Values ``[B, T, w]`` at some places."""
-
-    def __init__(self, at: Sequence[Place], rows: int) -> None:
-        self._places = {(each.path, each.side) for each in at}
-        self._rows = rows
-        self.patterns = tuple({each.path: None for each in at})
-        self.values: dict[tuple[str, Side], Tensor] = {}
-
-    def module(self, path: str, side: Side, value: Tensor) -> None:
-        """Kept, if it is one of the places."""
-        if (path, side) in self._places:
-            self.values[path, side] = by_row(value.detach().clone(), self._rows)
-
-
-class _Leaves(Tap):
+class _Leaves(Called):
     """Values ``[B, T, w]`` at some places as leaves, and perhaps other inputs ``[B, T, d]`` of the first of them."""
 
+    writes = True
+
     def __init__(self, at: Sequence[Place], rows: int, start: Tensor | None) -> None:
-        self._places = {(each.path, each.side) for each in at}
-        self._first = (at[0].path, at[0].side)
+        super().__init__(each.path for each in at)
+        self._places = {(each.path, each.side, each.call) for each in at}
+        self._first = (at[0].path, at[0].side, at[0].call)
         self._rows = rows
         self._start = start
-        self.patterns = tuple({each.path: None for each in at})
-        self.found: dict[tuple[str, Side], Tensor] = {}
+        self.found: dict[tuple[str, Side, int], Tensor] = {}
 
-    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """The same value, with a leaf that all after it is computed from; what is before goes on in the graph."""
-        if (path, side) not in self._places:
+        key = path, side, call
+        if key not in self._places:
             return None
         leaf = by_row(value.detach().clone(), self._rows)
-        if self._start is not None and (path, side) == self._first:
+        if self._start is not None and key == self._first:
             leaf[:, : self._start.shape[1]] = self._start
-        self.found[path, side] = leaf.requires_grad_()
+        self.found[key] = leaf.requires_grad_()
         return leaf.reshape(value.shape) + (value - value.detach())
 
     def leaves(self) -> list[Tensor]:
         """What was found."""
         return list(self.found.values())
-
-
-class _Written(Tap):
-    """Writes into each row of a batch what is due there."""
-
-    def __init__(self, rows: Sequence[Sequence[Write]]) -> None:
-        self._rows = len(rows)
-        self._due: dict[tuple[str, Side], list[tuple[int, Write]]] = defaultdict(list)
-        for at, writes in enumerate(rows):
-            for each in writes:
-                self._due[each.path, each.side].append((at, each))
-        self.patterns = tuple({path: None for path, _ in self._due})
-
-    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
-        """The value with what is due in it."""
-        due = self._due.get((path, side))
-        if not due:
-            return None
-        changed = value.clone()
-        rows = by_row(changed, self._rows)
-        for row, write in due:
-            rows[row][write.positions, write.units] = write.value
-        return rows.reshape(value.shape)
 
 
 def by_row(value: Tensor, rows: int) -> Tensor:

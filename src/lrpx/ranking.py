@@ -31,7 +31,7 @@ class Unit:
         activation: what stood there; the length of the vector for a unit of several features.
         relevance: in the units of the explained value.
         share: the relevance as a share of the explained value; None where that is zero.
-        path: the module at whose input or output it was read.
+        path: the module at whose input or output it was read; with ``#2``, in its third call.
     """
 
     layer: int
@@ -55,7 +55,7 @@ class MeanUnit:
         low, high: the ends of its 95 % bootstrap interval, for this unit alone: of the most relevant of many, it is
             partly by chance that they are.
         total: the sum over the texts of the first set.
-        path: the module at whose input or output it was read.
+        path: the module at whose input or output it was read; with ``#2``, in its third call.
     """
 
     layer: int
@@ -151,24 +151,29 @@ class Ranking:
         Raises:
             ResultFileError: the file cannot be written.
         """
-        from lrpx._views.ranking import page
+        from lrpx._views.tabled import page
 
-        text = page(self)
+        text = page(self._tables())
         if path is not None:
             write_text(path, text)
         return text
 
-    def _repr_html_(self) -> str:
-        from lrpx._views.ranking import fragment
+    def _tables(self) -> Any:
+        from lrpx._views.ranking import drawn
 
-        return fragment(self)
+        return [drawn(self)]
+
+    def _repr_html_(self) -> str:
+        from lrpx._views.tabled import fragment
+
+        return fragment(self._tables())
 
     def __str__(self) -> str:
-        from lrpx._views.ranking import lines
+        from lrpx._views.tabled import lines
 
-        return lines(self)
+        return lines(self._tables())
 
     def __rich__(self) -> Any:
-        from lrpx._views.ranking import table
+        from lrpx._views.tabled import renderable
 
-        return table(self)
+        return renderable(self._tables())

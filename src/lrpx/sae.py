@@ -12,43 +12,46 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
-from rich.table import Table
-from rich.text import Text
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from lrpx._features import Feature, FeatureRelevance
 from lrpx._files import write_whole
-from lrpx._modules import layer_of
 from lrpx._results import attribution_of
-from lrpx._views.picture import number, one_line, percent, share
 from lrpx.attribution import Explained
-from lrpx.engine import Tap
 from lrpx.errors import MethodError, ModelError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.rules import with_gradient_of
 from lrpx.targets import Contrast, Logit, Target
-from lrpx.units import places
+from lrpx.units import Called, called, places, split_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from lrpx._passes import Pass
-    from lrpx.attribution import Attribution
+    from lrpx.engine import Running
     from lrpx.engine._places import Side
     from lrpx.explainer import Explainer
     from lrpx.model import BoundModel
     from lrpx.recipes import Recipe
+    from lrpx.units import Kind
 
 __all__ = ["Feature", "FeatureRelevance", "FeatureTap", "SparseAutoencoder", "explain_features"]
 
 Activation = Literal["relu", "topk", "jumprelu"]
+KINDS_OF_HOOKS: Final[Mapping[str, Kind]] = {
+    "resid_pre": "residual",
+    "resid_post": "residual",
+    "mlp_out": "mlp",
+    "attn_out": "attention",
+}
+"""What SAELens' places are."""
 SAELENS: Final = "sae_weights.safetensors"
 SPARSIFY: Final = "sae.safetensors"
 PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -221,27 +224,23 @@ class SparseAutoencoder:
 
         Args:
             model: the model.
-            given: the module's path; where the autoencoder was trained when None: a module's path, or the end of one,
-                or a name as SAELens has it, ``blocks.7.hook_resid_post`` (behind layer 7), ``hook_resid_pre``,
-                ``hook_mlp_out`` or ``hook_attn_out``.
+            given: the module's path, with ``#2`` in its third call where it is called several times; where the
+                autoencoder was trained when None: a module's path, or the end of one, or a name as SAELens has it,
+                ``blocks.7.hook_resid_post`` (behind layer 7), ``hook_resid_pre``, ``hook_mlp_out`` or
+                ``hook_attn_out``.
 
         Raises:
             ModelError: no module of the model is meant, or several are.
         """
         wanted = self.hook if given is None else given
         paths = model.paths
-        if wanted in paths:
+        if wanted in paths or split_name(wanted)[0] in paths:
             return wanted
         found = [path for path in paths if given is None and wanted and path.endswith(f".{wanted}")]
         hook = re.fullmatch(r"blocks\.(\d+)\.hook_(resid_post|resid_pre|mlp_out|attn_out)", wanted)
         if hook is not None and given is None:
-            layer, kind = int(hook[1]), hook[2]
-            if kind.startswith("resid"):
-                number = layer - (kind == "resid_pre")
-                found = [path for path in paths if (of := layer_of(path)) is not None and of == (path, number)]
-            else:
-                branches = places(model.module, "mlp" if kind == "mlp_out" else "attention")
-                found = [place.path for place in branches if place.layer == layer]
+            number, kind = int(hook[1]) - (hook[2] == "resid_pre"), KINDS_OF_HOOKS[hook[2]]
+            found = [place.name for place in places(model.module, kind) if place.layer == number]
         if len(found) != 1:
             what = f"{wanted!r} names {len(found) or 'no'} modules" if wanted else "its files name no module"
             raise ModelError(
@@ -308,7 +307,7 @@ def _refuse_other_weights(folder: Path, weights: Mapping[str, Tensor], need: Seq
         )
 
 
-class FeatureTap(Tap):
+class FeatureTap(Called):
     """Puts ``decode(features) + error`` in the place of a module's output, whose value stays bit for bit.
 
     After ``trace.explain(value)``, ``trace.relevance_of(tap.features)`` is ``[B, T, F]``, and so for ``tap.bias`` and
@@ -316,7 +315,7 @@ class FeatureTap(Tap):
 
     Args:
         sae: the autoencoder.
-        path: the module.
+        path: the module; with ``#2`` in its third call.
 
     Raises:
         ModelError: while the model runs: the module's output is of another width, or it is called several times.
@@ -326,14 +325,23 @@ class FeatureTap(Tap):
     bias: Tensor
     error: Tensor
 
+    writes = True
+
     def __init__(self, sae: SparseAutoencoder, path: str) -> None:
         self.sae = sae
-        self.patterns = (escape(path),)
+        self.name = path
+        path, self._call = split_name(path)
+        super().__init__([path])
         self._leaves: list[Tensor] = []
 
-    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+    def begin(self, run: Running) -> None:
+        """A new run."""
+        super().begin(run)
+        self._leaves = []
+
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """The same value, with a graph through the features."""
-        if side != "output":
+        if side != "output" or self._call not in (None, call):
             return None
         if value.shape[-1] != self.sae.width:
             raise ModelError(
@@ -341,7 +349,10 @@ class FeatureTap(Tap):
                 "one that was trained there, or pass another path"
             )
         if self._leaves:
-            raise ModelError(f"{path} is called several times in one run; an autoencoder reads one place")
+            raise ModelError(
+                f"{path} is called several times in one run, and an autoencoder reads one place; pass "
+                f"path={called(path, 0)!r}, or a later call"
+            )
         wide = torch.promote_types(value.dtype, torch.float32)
         sae = self.sae.to(device=value.device, dtype=wide)
         x = value.to(wide)
@@ -353,102 +364,18 @@ class FeatureTap(Tap):
         self._leaves = [self.features, self.bias, self.error]
         return with_gradient_of(value, (written + self.bias + self.error).to(value.dtype))
 
+    def check(self) -> None:
+        """Refuse a run in which the autoencoder read nothing.
+
+        Raises:
+            ModelError: the model did not come to its place.
+        """
+        if not self._leaves:
+            raise ModelError(f"the model did not come to {self.name}, where the autoencoder reads; pass another path")
+
     def leaves(self) -> list[Tensor]:
         """The features, the decoder's bias and the error."""
         return self._leaves
-
-
-@dataclass(frozen=True)
-class Feature:
-    """A feature at a token.
-
-    Args:
-        token: the token's place, from 0.
-        text: the token.
-        feature: the feature's number.
-        activation: how active it is.
-        relevance: in the units of the explained value.
-    """
-
-    token: int
-    text: str
-    feature: int
-    activation: float
-    relevance: float
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureRelevance:
-    """The relevance at one place of a model, split over an autoencoder's features, its bias and its error.
-
-    Args:
-        attribution: the tokens' relevance: what reaches them through the features.
-        path: the module.
-        features: how many features there are.
-        indices: ``[N, 2]``: the token and the feature of each one that is active.
-        activations: ``[N]``.
-        relevance: ``[N]``, in the units of the explained value.
-        bias: ``[T]``: of the decoder's bias, token by token.
-        error: ``[T]``: of what the autoencoder misses.
-    """
-
-    attribution: Attribution
-    path: str
-    features: int
-    indices: Tensor
-    activations: Tensor
-    relevance: Tensor
-    bias: Tensor
-    error: Tensor
-
-    @property
-    def total(self) -> float:
-        """The sum of all entries: the relevance that passes through this place."""
-        return float(sum(each.double().sum() for each in (self.relevance, self.bias, self.error)))
-
-    @property
-    def sparse(self) -> Tensor:
-        """``[T, F]``: the relevance as a sparse tensor."""
-        shape = len(self.attribution), self.features
-        return torch.sparse_coo_tensor(self.indices.T, self.relevance, shape, is_coalesced=True, check_invariants=True)
-
-    def top(self, count: int = 20) -> list[Feature]:
-        """The features at tokens of the largest relevance, in absolute terms; of equal ones the first."""
-        order = self.relevance.abs().argsort(descending=True, stable=True)[:count].tolist()
-        tokens = self.attribution.tokens
-        found = []
-        for i in order:
-            token, feature = self.indices[i].tolist()
-            values = float(self.activations[i]), float(self.relevance[i])
-            found.append(Feature(token, tokens[token], feature, *values))
-        return found
-
-    def by_feature(self) -> dict[int, float]:
-        """The relevance of each feature that is active, summed over the tokens, the largest in absolute terms first."""
-        summed = torch.zeros(self.features, dtype=torch.float64)
-        summed.index_add_(0, self.indices[:, 1], self.relevance.double())
-        active = torch.tensor(sorted(set(self.indices[:, 1].tolist())), dtype=torch.int64)
-        order = summed[active].abs().argsort(descending=True, stable=True)
-        return {int(i): float(summed[i]) for i in active[order]}
-
-    def __rich__(self) -> Table:
-        explained = self.attribution.explained
-        table = Table(title=f"{one_line(explained.description)} {number(explained.value)}", title_justify="left")
-        for name in ("token", "feature", "activation", "relevance", "share"):
-            table.add_column(name, justify="left" if name == "token" else "right")
-        for each in self.top():
-            part = percent(share(each.relevance, explained.value))
-            cells = (str(each.feature), number(each.activation), number(each.relevance), part)
-            table.add_row(Text(f"{each.token} {one_line(each.text)}"), *cells)
-        table.add_section()
-        sums = {"all features": self.relevance, "decoder's bias": self.bias, "error": self.error}
-        for name, values in sums.items():
-            one = float(values.double().sum())
-            table.add_row(name, "", "", number(one), percent(share(one, explained.value)))
-        table.add_row(
-            f"through {one_line(self.path)}", "", "", number(self.total), percent(share(self.total, explained.value))
-        )
-        return table
 
 
 def explain_features(

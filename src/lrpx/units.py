@@ -11,8 +11,9 @@ import threading
 import weakref
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import dataclass, field, replace
+from glob import escape
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from lrpx.errors import LRPxError, MethodError, ModelError, TraceError
 from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch.nn import Module
 
@@ -65,14 +66,21 @@ RANKS = ("heads", "weights", "scores", "neurons", "linear")
 """Of two marks that meet in a product, the first here goes on."""
 
 
+AGAIN = (
+    "{} runs again in the backward pass, where nobody knows which call it is that was changed; switch the model's "
+    "checkpoints off"
+)
+
+
 @dataclass(frozen=True)
 class Place:
     """Where units of one kind can be read and written: the input or output of a module of the model, ``[B, T, n]``.
 
-    Unit ``i`` is ``size`` features of the ``n``, one after another: ``columns[i * size : (i + 1) * size]``.
+    Unit ``i`` is ``size`` features of the ``n``, one after another: ``columns[i * size : (i + 1) * size]``. A
+    module that is called several times in a pass, as a layer that is run again and again, has a place for each call.
 
     Args:
-        layer: the number of the layer, from 0; where one module is run as several layers, of the run.
+        layer: the number of the layer, from 0; where a layer is run several times, of the run.
         path: the module.
         side: ``"input"`` or ``"output"``.
         kind: what they are.
@@ -80,6 +88,8 @@ class Place:
         size: of how many features each is: 1 for a neuron, the width of a head for a head.
         columns: which of the module's features they are; None for all of them in order.
         call: which call of the module, from 0, in one forward pass.
+        calls: how many calls there are.
+        stack: the list that the layer is in.
     """
 
     layer: int
@@ -90,6 +100,19 @@ class Place:
     size: int = 1
     columns: tuple[int, ...] | None = None
     call: int = 0
+    calls: int = 1
+    stack: str = field(default="", compare=False)
+
+    @property
+    def name(self) -> str:
+        """The module's path; of one of several calls with its number, from 0.
+
+        >>> Place(0, "layers.0.mlp", "input", "neurons", 8).name
+        'layers.0.mlp'
+        >>> Place(2, "layer.mlp", "input", "neurons", 8, call=2, calls=12).name
+        'layer.mlp#2'
+        """
+        return called(self.path, self.call if self.calls > 1 else None)
 
     def of(self, value: Tensor) -> Tensor:
         """``[…, width]``, each a sum over its features, or the feature itself; from ``[…, n]``."""
@@ -104,9 +127,39 @@ class Place:
             MethodError: there is no such unit.
         """
         if not 0 <= unit < self.width:
-            raise MethodError(f"{self.path} has {self.width} {self.kind}; {unit} is none of them, count from 0")
+            raise MethodError(f"{self.name} has {self.width} {self.kind}; {unit} is none of them, count from 0")
         chosen = range(unit * self.size, (unit + 1) * self.size)
         return tuple(chosen) if self.columns is None else tuple(self.columns[i] for i in chosen)
+
+
+def called(path: str, call: int | None) -> str:
+    """How a call of a module is named; None stands for every call, or the only one."""
+    return path if call is None else f"{path}#{call}"
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """A module's path and which of its calls is meant.
+
+    >>> split_name("layer.mlp#2"), split_name("layer.mlp")
+    (('layer.mlp', 2), ('layer.mlp', None))
+    """
+    path, _, call = name.rpartition("#")
+    return (path, int(call)) if path and call.isdecimal() else (name, None)
+
+
+def own_paths(model: Module) -> dict[str, str]:
+    """Of each path in a model the first one of the same module, which stands for it."""
+    first: dict[Module, str] = {}
+    return {path: first.setdefault(module, path) for path, module in named_modules(model)}
+
+
+def calls_of(model: Module) -> Mapping[str, int]:
+    """How often each module is called in one forward pass.
+
+    Raises:
+        ModelError: nobody knows what the model takes.
+    """
+    return _found(model, None).calls
 
 
 def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
@@ -155,7 +208,9 @@ def place_in(found: Sequence[Place], layer: int | str) -> Place:
         MethodError: there is none, or there are several.
     """
     if isinstance(layer, str):
-        fitting = [place for place in found if place.path == layer or place.path.startswith(f"{layer}.")]
+        path, call = split_name(layer)
+        inside = [place for place in found if place.path == path or place.path.startswith(f"{path}.")]
+        fitting = [place for place in inside if call in (None, place.call)]
     else:
         fitting = [place for place in found if place.layer == layer]
     kind = found[0].kind
@@ -163,12 +218,51 @@ def place_in(found: Sequence[Place], layer: int | str) -> Place:
         numbers = sorted({place.layer for place in found})
         raise MethodError(f"there are no {kind} in layer {layer!r}; there are in {numbers[0]} to {numbers[-1]}")
     if len(fitting) > 1:
-        told = ", ".join(place.path for place in fitting)
+        told = ", ".join(place.name for place in fitting)
         raise MethodError(f"layer {layer!r} has {kind} in {told}; pass the path of one of them")
     return fitting[0]
 
 
-class Reading(Tap):
+class Called(Tap):
+    """A tap at some modules that is told which of its module's calls it stands at.
+
+    Args:
+        paths: of the modules.
+    """
+
+    writes: ClassVar[bool] = False
+    """Whether it puts another value in the place of one."""
+    _run: Running | None = None
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self.patterns = tuple({escape(path): None for path in paths})
+        self._calls: Counter[tuple[str, Side]] = Counter()
+
+    def begin(self, run: Running) -> None:
+        """A new run."""
+        self._run = weakref.proxy(run)
+        self._calls.clear()
+
+    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+        """What enters or leaves a module, once more.
+
+        Raises:
+            TraceError: a part of the model that is to be changed runs again in the backward pass.
+        """
+        if self._run is not None and self._run.replaying:
+            if self.writes:
+                raise TraceError(AGAIN.format(path))
+            return None
+        call = self._calls[path, side]
+        self._calls[path, side] += 1
+        return self.at(path, side, call, value)
+
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
+        """What enters or leaves a module in one of its calls, from 0; another value in its place, or None."""
+        raise NotImplementedError
+
+
+class Reading(Called):
     """What stands at some places in one run, in its graph.
 
     Args:
@@ -176,26 +270,20 @@ class Reading(Tap):
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
+        super().__init__(place.path for place in places)
         self.places = tuple(places)
-        self.patterns = tuple({place.path: None for place in places})
         self._wanted = {(place.path, place.side, place.call) for place in places}
-        self._run: Running
-        self._calls: Counter[tuple[str, Side]]
-        self._values: dict[tuple[str, Side, int], tuple[Tensor, int]]
+        self._values: dict[tuple[str, Side, int], tuple[Tensor, int]] = {}
 
     def begin(self, run: Running) -> None:
         """A new run."""
-        self._run = weakref.proxy(run)
-        self._calls, self._values = Counter(), {}
+        super().begin(run)
+        self._values = {}
 
-    def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """What enters or leaves a module."""
-        if self._run.replaying:
-            return None
-        key = path, side, self._calls[path, side]
-        self._calls[path, side] += 1
-        if key in self._wanted:
-            self._values[key] = value, value._version
+        if (path, side, call) in self._wanted:
+            self._values[path, side, call] = value, value._version
         return None
 
     def leaves(self) -> list[Tensor]:
@@ -210,13 +298,20 @@ class Reading(Tap):
         """``[B, T, n]``: what stood there, every feature of the module's input or output.
 
         Raises:
-            TraceError: the model did not come there, or has changed it in place since.
+            TraceError: the model did not come there, came there more often than when its units were looked for, or has
+                changed the value in place since.
         """
         value, version = self._values.get((place.path, place.side, place.call), (None, 0))
         if value is None:
             raise TraceError(f"{place.path} was not called, or less than {place.call + 1} times; choose other units")
+        calls = self._calls[place.path, place.side]
+        if calls > max(place.calls, place.call + 1):
+            raise TraceError(
+                f"{place.path} was called {calls} times, and {place.calls} when its units were looked for, as in one "
+                "whose depth depends on its input; choose other units"
+            )
         if value._version != version:
-            raise TraceError(f"the {place.side} of {place.path} was changed in place later; choose other units")
+            raise TraceError(f"the {place.side} of {place.name} was changed in place later; choose other units")
         return value
 
 
@@ -228,6 +323,7 @@ class _Found:
     modules: tuple[str, ...]
     places: tuple[Place, ...]
     inside: dict[str, str]
+    calls: Mapping[str, int]
 
 
 _known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
@@ -282,7 +378,7 @@ def _example(model: Module) -> dict[str, Any]:
 
 
 def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) -> _Found:
-    follower = _Follower()
+    follower = _Follower(own_paths(model))
     with _now_looking(), torch.random.fork_rng(devices=[]), propagate(model, GRADIENT, (), taps=[follower]):
         try:
             model(**inputs)
@@ -294,7 +390,7 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
                 f"{type(model).__name__} cannot be run to find its units ({first}); pass an example of what it takes, "
                 "places(model, kind, inputs={…})"
             ) from error
-    return _Found(modules, tuple(follower.found()), follower.inside)
+    return _Found(modules, tuple(follower.found()), follower.inside, follower.calls)
 
 
 @contextmanager
@@ -348,14 +444,16 @@ class _Follower(Tap):
 
     patterns = ("*",)
 
-    def __init__(self) -> None:
+    def __init__(self, own: Mapping[str, str]) -> None:
+        self._own = own
         self._run: Running
-        self._calls: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
         self._entered: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
         self._gives: set[str] = set()
-        self._rows: dict[tuple[str, int], torch.Size] = {}
-        self._seen: list[tuple[Place, int, int]] = []
+        self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
+        self._running: list[tuple[str, int]] = []
+        self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self.inside: dict[str, str] = {}
 
     def begin(self, run: Running) -> None:
@@ -364,18 +462,27 @@ class _Follower(Tap):
     # ------------------------------------------------------------------- modules
 
     def module(self, path: str, side: Side, value: Tensor) -> None:
+        if self._own[path] != path:
+            return
+        layer = layer_of(path)
+        is_layer = layer is not None and layer.path == path
         if side == "input":
             self._entered[path] = value
+            self._running += [(path, self.calls[path])] if is_layer else []
             return
         made = self._made.get(path)
         if made is not None and _is_same(made, value):
             self._gives.add(path)
-        layer = layer_of(path)
-        if layer is not None and layer.path == path:
-            call = self._calls[f"{path} output"]
+        if is_layer and (path, self.calls[path]) in self._running:
+            call = self.calls[path]
             self._rows[path, call] = value.shape
-            self._seen.append((Place(0, path, "output", "residual", 1, value.shape[-1], call=call), 0, 0))
-        self._calls[f"{path} output"] += 1
+            self._saw(Place(0, path, "output", "residual", 1, value.shape[-1], call=call))
+            self._running.remove((path, call))
+        self.calls[path] += 1
+
+    def _saw(self, place: Place, wide: int = 0, rows: int = 0) -> None:
+        if self._running:
+            self._seen.append((place, wide, rows, self._running[-1]))
 
     # ---------------------------------------------------------------- operations
 
@@ -452,7 +559,7 @@ class _Follower(Tap):
         return out
 
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
-        path = self._run.where()
+        path = self._own.get(where := self._run.where(), where)
         self._made[path] = out
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
@@ -472,9 +579,8 @@ class _Follower(Tap):
         if entered is None or not _is_same(x, entered):
             self.inside.setdefault(kind, path)
         elif torch.equal(index, first.expand_as(index)):
-            call = self._calls[f"{path} output"]
-            place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=call)
-            self._seen.append((place, out.shape[-1], x.shape.numel() // x.shape[-1]))
+            place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
+            self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
 
     def _features(self, kind: Kind, mark: _Mark | None) -> None:
         if mark is None or mark.kind != "linear" or layer_of(mark.path) is None:
@@ -482,9 +588,8 @@ class _Follower(Tap):
         made = self._made[mark.path]
         columns = tuple(sorted(set(mark.index.flatten().tolist())))
         all_of_them = len(columns) == made.shape[-1]
-        call = self._calls[f"{mark.path} output"] - 1  # it has given its output
-        place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, max(call, 0))
-        self._seen.append((place, 0, 0))
+        call = self.calls[mark.path] - 1  # it has given its output
+        self._saw(Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, max(call, 0)))
 
     def _rearranged(
         self, call: Call, name: str, marks: list[_Mark | None], out: Any, proceed: Callable[..., Any]
@@ -537,15 +642,12 @@ class _Follower(Tap):
 
     def found(self) -> Iterator[Place]:
         """The places, those of no layer and of another width than their layer's left out."""
-        shared = {path for path, call in self._rows if call > 0}
-        whole = {path for place, *_ in self._seen if place.kind != "residual" for path in [_layer(place.path)]}
+        numbers = self._numbers()
+        whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
         done = set()
-        for place, wide, rows in self._seen:
-            layer = layer_of(place.path)
-            assert layer is not None
-            key = layer.path, place.call if layer.path in shared else 0
-            shape = self._rows.get(key)
-            if shape is None or (place.kind == "residual" and layer.path not in whole):
+        for place, wide, rows, layer in self._seen:
+            shape = self._rows.get(layer)
+            if shape is None or (place.kind == "residual" and layer[0] not in whole):
                 continue
             if wide and wide != shape[-1]:
                 continue
@@ -555,25 +657,40 @@ class _Follower(Tap):
             if place.side == "output" and place.kind != "residual" and place.path not in self._gives:
                 self.inside.setdefault(place.kind, place.path)
                 continue
-            number = place.call if layer.path in shared else layer.number
-            each = [_numbered(place, number)]
+            each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
             if place.kind in ("neurons", "heads"):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"
-                each.append(Place(number, place.path, "output", branch, 1, wide, call=place.call))
+                each.append(replace(each[0], side="output", kind=branch, width=1, size=wide))
             for one in each:
                 if one not in done:  # keys that several heads read
                     done.add(one)
                     yield one
 
-
-def _numbered(place: Place, layer: int) -> Place:
-    values = {name: getattr(place, name) for name in ("path", "side", "kind", "width", "size", "columns", "call")}
-    return Place(layer, **values)
+    def _numbers(self) -> dict[tuple[str, int], int]:
+        """The number of each layer's call: the layer's own; of a list whose layers run several times, of the run."""
+        again = {stack_of(path) for path, call in self._rows if call}
+        runs: Counter[str] = Counter()
+        found = {}
+        for path, call in self._rows:
+            layer, stack = layer_of(path), stack_of(path)
+            assert layer is not None
+            found[path, call] = runs[stack] if stack in again else layer.number
+            runs[stack] += 1
+        return found
 
 
 def _layer(path: str) -> str:
     layer = layer_of(path)
     return path if layer is None else layer.path
+
+
+def stack_of(path: str) -> str:
+    """The list that a module's layer is in.
+
+    >>> stack_of("decoder.layers.3.mlp")
+    'decoder.layers'
+    """
+    return _layer(path).rpartition(".")[0]
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

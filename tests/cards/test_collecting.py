@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import time
+from copy import deepcopy
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from lrpx.cards import Collection, References, collect
-from lrpx.cards._collect import EVERY, REFERENCES
+from lrpx.cards._collect import EVERY, REFERENCES, _first
 from lrpx.cards._references import BINS, edges, octave
 from lrpx.errors import DataError, InputError, MethodError, ModelError, NonFiniteError, ResultFileError
 from lrpx.model import BoundModel
@@ -302,3 +303,28 @@ def test_a_real_kill(tmp_path):
     killed.communicate()
     assert finish(start(*command, "--out", tmp_path / "run"))[0] == 0
     assert content(tmp_path / "run") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_first_place_is_argmaxs(dtype):
+    drawn = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 9, 40, generator=drawn).mul(2).round().to(dtype)  # with ties
+    seen = torch.rand(5, 9, generator=drawn) < 0.6
+    seen[:, 4] = True
+    plain = x.float().masked_fill(~seen[..., None], -torch.inf)
+    assert torch.equal(_first(x, plain.amax(1), seen).long(), plain.argmax(1))
+
+
+def test_a_layer_that_runs_twice_has_references_for_each_run(byte_tokenizer, tmp_path):
+    (once, twice) = (samples.llama(byte_tokenizer) for _ in range(2))
+    twice.module.model.layers[1] = twice.module.model.layers[0]
+    once.module.model.layers[1] = deepcopy(once.module.model.layers[0])
+    tables = [
+        collect(Collection(each, corpus(tmp_path), ("activation", "relevance"), k=3), tmp_path / name).table
+        for name, each in (("once", once), ("twice", twice))
+    ]
+    names = tables[1]["place"].unique().to_pylist()
+    assert names == [f"model.layers.0.mlp.down_proj#{i}" for i in range(2)]
+    for column in tables[0].column_names:
+        if column not in ("place", "relevance value"):
+            assert tables[0][column].to_pylist() == tables[1][column].to_pylist()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 import lrpx
 from lrpx import units
 from lrpx.cli import _neurons, main
 from lrpx.ranking import Ranking
+from lrpx.sae import SparseAutoencoder, explain_features
 
 
 @pytest.fixture
@@ -55,6 +57,46 @@ def test_rank_over_files(command, tmp_path):
     assert "2 texts less 1 texts" in out
 
 
+def test_flow(command, tmp_path):
+    asked = ("The doors of the house", "--target", " are", "--contrast", " is")
+    files = [tmp_path / f"flow.{kind}" for kind in ("json", "html", "png")]
+    code, out, _ = command("flow", *asked, "--json", files[0], "--html", files[1], "--png", files[2])
+    assert code == 0
+    expected = lrpx.Explainer.from_pretrained().flow("The doors of the house", " are", " is")
+    assert str(expected) == out.rstrip()
+    assert json.loads(files[0].read_text()) == json.loads(json.dumps(expected.attribution.to_dict()))
+    assert files[1].read_text() == expected.to_html()
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def autoencoder(tmp_path_factory):
+    drawn = torch.Generator().manual_seed(0)
+    wide = lrpx.Explainer.from_pretrained().model.config.hidden_size
+    encoder, decoder = (torch.randn(*shape, generator=drawn) / 8 for shape in ((wide, 64), (64, wide)))
+    folder = tmp_path_factory.mktemp("sae")
+    hook = "blocks.3.hook_resid_post"
+    SparseAutoencoder(encoder, torch.zeros(64), decoder, torch.full((wide,), 0.01), hook=hook).save(folder)
+    return folder
+
+
+def test_features(command, autoencoder, tmp_path):
+    asked = ("The doors of the house", "--target", " are", "--contrast", " is", "--method", "lrp")
+    files = [tmp_path / f"features.{kind}" for kind in ("json", "html")]
+    code, out, _ = command("features", *asked, "--sae", autoencoder, "--json", files[0], "--html", files[1], "--top", 3)
+    assert code == 0
+    sae = SparseAutoencoder.load(autoencoder)
+    explainer = lrpx.Explainer.from_pretrained()
+    expected = explain_features(explainer, "The doors of the house", sae, " are", " is", recipe=lrpx.LRP)
+    assert json.loads(files[0].read_text()) == json.loads(json.dumps(expected.to_dict()))
+    assert files[1].read_text() == expected.to_html(top=3)
+    assert all(f" {each.feature} " in out for each in expected.top(3))
+    assert "the 3 most relevant of" in out
+    assert "through model.layers.3" in out
+    code, _, err = command("features", "The doors", "--sae", autoencoder, "--path", "model.layers.9")
+    assert (code, "where the autoencoder belongs" in err) == (2, True)
+
+
 def test_turn(command):
     code, out, _ = command("turn", "The doors of the house", "--set", "3:5=9", "--scale", "2:7=-4", "--at", 2)
     assert code == 0
@@ -70,6 +112,10 @@ def test_turn(command):
 WRONG = {
     "no text": (["rank"], "there is no text"),
     "both": (["rank", "a", "--texts", "x"], "there is no text, or one beside"),
+    "flow of many": (["flow", "The doors", "--method", "ifr"], "tells nothing of neurons"),
+    "no folder": (["flow", "The doors", "--png", "no/such/a.png"], "cannot write no/such/a.png"),
+    "no autoencoder": (["features", "The doors", "--sae", "nowhere"], "cannot read nowhere/cfg.json"),
+    "no recipe": (["features", "The doors", "--sae", "nowhere", "--method", "ifr"], "tells nothing of neurons"),
     "versus alone": (["rank", "a", "--versus", "x"], "--versus compares two files"),
     "no file": (["rank", "--texts", "nowhere.txt"], "cannot read nowhere.txt"),
     "kind": (["rank", "The doors", "--kind", "cells"], "no units called 'cells'"),

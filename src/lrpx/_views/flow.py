@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final
 
 from lrpx._views.colour import colour
 from lrpx._views.grid import LARGEST, Cell, _blocks
 from lrpx._views.html import _fragment, _page, _provenance, environment, style
 from lrpx._views.picture import aligned, number, one_line, share_of_scale, visible
+from lrpx._views.tabled import Tabled, ratios
 from lrpx.attribution import scale
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from lrpx.flow import Flow
 
 TITLES: Final = {"residual": "The stream behind each layer", "attention": "Attention branches", "mlp": "MLPs"}
+_TOKENS: Final = 2
+"""So many tokens are named of each layer."""
 _ROW: Final = 0.16
 _SIZE: Final = 7
 
@@ -109,6 +113,39 @@ def fragment(flow: Flow) -> str:
 def _context(flow: Flow) -> dict[str, Any]:
     a = flow.attribution
     return {"title": one_line(a.explained.description), "a": a, "map": drawn(flow), "provenance": _provenance(a)}
+
+
+def tabled(flow: Flow) -> Tabled:
+    """A row a layer, the last first: what the stream behind it and each branch have of all tokens, the head with the
+    largest relevance, and the tokens that the stream has it at."""
+    a = flow.attribution
+    branches = [part for part in ("attention", "mlp") if part in a.parts]
+    heads = a.parts["heads"].values.sum(-1) if "heads" in a.parts else None
+    columns = [("layer", False), ("stream", True), *((part, True) for part in branches)]
+    columns += [] if heads is None else [("first head", True)]
+    names = a.parts["residual"].labels["layer"]
+    around = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    shared = ".".join(same[0] for same in takewhile(lambda each: len(set(each)) == 1, around))
+    rows, sizes = [], []
+    for layer, name in reversed(list(enumerate(names))):
+        stream = a.parts["residual"].values[layer]
+        sizes.append(float(stream.sum()))
+        cells = [one_line(name.removeprefix(f"{shared}.")), number(sizes[-1])]
+        cells += [number(float(a.parts[part].values[layer].sum())) for part in branches]
+        if heads is not None:
+            head = int(heads[layer].abs().argmax())
+            cells.append(f"{head}: {number(float(heads[layer, head]))}")
+        best = stream.abs().argsort(descending=True, stable=True)[:_TOKENS].tolist()
+        told = (f"{one_line(a.tokens[token]) or ' '} {number(float(stream[token]))}" for token in best if stream[token])
+        rows.append((*cells, " · ".join(told)))
+    return Tabled(
+        f"{one_line(a.explained.description)} = {number(a.explained.value)}",
+        one_line(f"layers of {shared} · {a.provenance.method} · {a.provenance.model}"),
+        (*columns, ("tokens", False)),
+        tuple(rows),
+        ratios(sizes),
+        "stream: behind the layer, of all tokens; what is lost on the way went to biases and the softmax",
+    )
 
 
 def figure(flow: Flow, width: float) -> Figure:

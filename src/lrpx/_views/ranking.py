@@ -1,15 +1,11 @@
-"""A ranking of units as a table: in a terminal, in a notebook, as a page."""
+"""A ranking of units as a table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from lrpx._views.html import _fragment, _page, style
 from lrpx._views.picture import number, one_line, percent
+from lrpx._views.tabled import Tabled, ratios
 
 if TYPE_CHECKING:
     from lrpx.ranking import Ranking
@@ -22,21 +18,7 @@ TITLES = {
 """How one unit of a kind is called, and many; one is called nothing where a layer has but one."""
 
 
-class Drawn(NamedTuple):
-    """A ranking as text: what every view shows.
-
-    ``columns`` are ``(name, whether its cells are numbers)``; ``ratios`` the relevance as a share of the largest.
-    """
-
-    title: str
-    facts: str
-    columns: tuple[tuple[str, bool], ...]
-    rows: tuple[tuple[str, ...], ...]
-    ratios: tuple[float, ...]
-    note: str
-
-
-def drawn(ranking: Ranking) -> Drawn:
+def drawn(ranking: Ranking) -> Tabled:
     """What the views show of a ranking; token text and names made plain."""
     unit, many = TITLES[ranking.kind]
     columns = [("layer", True)] + ([(unit, True)] if unit else [])
@@ -58,8 +40,6 @@ def drawn(ranking: Ranking) -> Drawn:
             ]  # fmt: skip
         rows.append((*first, *middle, one_line(row.path)))
     sizes = [row.mean if several else row.relevance for row in ranking]
-    largest = max(map(abs, sizes), default=0.0)
-    ratios = tuple(size / largest if largest else 0.0 for size in sizes)
     made = ranking.provenance
     among = f"{ranking.count:,} {many}" if several else f"{ranking.count:,} {many} at positions"
     facts = f"the {len(rows)} most relevant of {among} · {made.method} · {made.model}"
@@ -71,42 +51,4 @@ def drawn(ranking: Ranking) -> Drawn:
         counts = " less ".join(f"{count} texts" for count in ranking.texts)
         title = f"mean relevance over {counts}"
         note = "from, to: 95 % bootstrap interval of each unit alone; the largest of many are partly so by chance"
-    return Drawn(one_line(title), one_line(facts), tuple(columns), tuple(rows), ratios, note)
-
-
-def table(ranking: Ranking) -> Table:
-    """A renderable for ``rich``."""
-    shown = drawn(ranking)
-    found = Table(title=Text(shown.title, "bold"), caption=Text(f"{shown.facts}\n{shown.note}"), title_justify="left")
-    for name, is_number in shown.columns:
-        found.add_column(name, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
-    for row in shown.rows:
-        found.add_row(*map(Text, row))
-    return found
-
-
-def lines(ranking: Ranking) -> str:
-    """The table as plain text."""
-    console = Console(force_jupyter=False, highlight=False, no_color=True, width=120)
-    with console.capture() as captured:
-        console.print(table(ranking))
-    return captured.get().rstrip()
-
-
-def page(ranking: Ranking) -> str:
-    """One self-contained HTML page; it loads nothing and runs nothing."""
-    return _page("ranking.html.j2", _context(ranking), _style(whole_page=True))
-
-
-def fragment(ranking: Ranking) -> str:
-    """The table as a piece of HTML for a notebook."""
-    return _fragment("ranking.html.j2", _context(ranking), _style)
-
-
-def _context(ranking: Ranking) -> dict[str, Any]:
-    shown = drawn(ranking)
-    return {"title": shown.title, "shown": shown}
-
-
-def _style(**options: Any) -> str:
-    return style((), **options)
+    return Tabled(one_line(title), one_line(facts), tuple(columns), tuple(rows), ratios(sizes), note)

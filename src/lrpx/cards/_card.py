@@ -162,7 +162,7 @@ def card(
         model=bound.name,
         layer=layer,
         unit=unit,
-        path=place.path,
+        path=place.name,
         texts=seen,
         passages=shown,
         top=top,

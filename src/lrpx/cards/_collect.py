@@ -14,7 +14,6 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from glob import escape
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -28,14 +27,13 @@ from lrpx.cards._best import keys
 from lrpx.cards._corpus import digest_of, length, read_row
 from lrpx.cards._reading import KIND, REFERENCES, References
 from lrpx.cards._references import BINS, FACTS, Kept, bins, from_table, octave, octaves, schema, to_table
-from lrpx.engine import Tap
 from lrpx.errors import DataError, InputError, ModelError, NonFiniteError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.runs import Store, versions, write_table
 from lrpx.targets import Logit, whole_number
 from lrpx.tasks import Task
-from lrpx.units import Place, places
+from lrpx.units import Called, Place, places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
 
     from lrpx._batching import Batch
     from lrpx._data.texts import Text
+    from lrpx.engine import Tap
     from lrpx.engine._places import Side
     from lrpx.inputs import Row
     from lrpx.model import BoundModel
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
 PART: Final = 2048
 EVERY: Final = 16
 """The histogram counts one of so many tokens, others in each text."""
-DENSE: Final = 4
+DENSE: Final = 6
 """Where more than one of so many peaks is better than what is kept, all of them are looked for at once."""
 PACKAGES: Final = ("lrpx", "torch", "transformers", "pyarrow")
 
@@ -133,7 +132,7 @@ class Collection:
             "model": model.name,
             "weights": model.fingerprint(),
             "dtype": model.dtype,
-            "places": [[place.layer, place.path, place.width] for place in self.places],
+            "places": [[place.layer, place.name, place.width] for place in self.places],
             "corpus": {"file": self.corpus.name, "sha256": digest_of(self.corpus)},
             "text": self.text,
             "context": self.limit,
@@ -255,15 +254,14 @@ class Collection:
                     listening[0].rank_relevance(ran.trace.relevance_of, predicted, positions)
 
 
-class _Listening(Tap):
+class _Listening(Called):
     """Reads the units of one batch of passages as the model runs."""
 
     def __init__(self, collection: Collection, kept: dict[Place, Kept], batch: Batch, lines: Tensor) -> None:
         self._collection = collection
         self._kept = kept
+        super().__init__(place.path for place in kept)
         self._at = {(place.path, place.side, place.call): place for place in kept}
-        self.patterns = [escape(path) for path in {place.path for place in kept}]
-        self._calls: dict[tuple[str, Side], int] = {}
         self._leaves: dict[Place, Tensor] = {}
         device = collection.model.device
         real = batch.real
@@ -278,9 +276,7 @@ class _Listening(Tap):
         sampled = ((places + lines[:, None]) % EVERY == 0) & self._real.cpu()
         self._sampled = [each.to(device) for each in sampled.nonzero(as_tuple=True)]
 
-    def module(self, path: str, side: Side, value: Tensor) -> None:
-        call = self._calls.get((path, side), 0)
-        self._calls[path, side] = call + 1
+    def at(self, path: str, side: Side, call: int, value: Tensor) -> None:
         place = self._at.get((path, side, call))
         if place is None:
             return
@@ -298,11 +294,13 @@ class _Listening(Tap):
         kept, measures = self._kept[place], self._collection.measures
         x = place.of(value)
         tops = self._peaks(x, self._real)
+        best = tops.amax(1)
         if "activation" in measures:
-            self._rank(kept, "activation", x, tops.amax(1), self._real)
+            self._rank(kept, "activation", x, best, self._real)
         if "negative activation" in measures:
             self._rank(kept, "negative activation", -x, self._peaks(-x, self._real).amax(1), self._real)
-        highest = tops.argmax(1)[self._real.any(1)]
+        every = torch.ones(tops.shape[:2], dtype=torch.bool, device=tops.device)
+        highest = _first(tops, best, every)[self._real.any(1)]
         for i in range(tops.shape[1]):
             kept.peaks[:, i] += (highest == i).sum(0)
         few = bins(x[self._sampled[0], self._sampled[1]].float()) + BINS * torch.arange(place.width, device=x.device)
@@ -344,13 +342,25 @@ class _Listening(Tap):
             if len(rows) * DENSE < tops.numel():
                 at = x[rows, :, units].masked_fill(~seen[rows], -torch.inf).max(1).indices
             else:  # as of a part's first batches, where all is better than nothing
-                at = x.masked_fill(~seen[..., None], -torch.inf).max(1).indices[rows, units]
+                at = _first(x, tops, seen)[rows, units].long()
             found = [at - self._begins[rows], self._ids[rows, at]]
             found += [] if predicted is None else [predicted[rows]]
             return torch.stack(found, 1).int()
 
         found = keys(tops[there], self._lines[there, None])
         kept.best[name].offer(found, lambda rows, units: facts(there[rows], units))
+
+
+def _first(x: Tensor, best: Tensor, seen: Tensor) -> Tensor:
+    """``[B, U]``: the first place among those that are seen, ``[B, T]``, where ``x [B, T, U]`` is ``best [B, U]``.
+
+    What ``argmax`` gives, which is made for the last dimension alone and takes ten times as long here.
+    """
+    count = x.shape[1]
+    few = torch.int16 if count < torch.iinfo(torch.int16).max else torch.int32
+    rank = torch.where(seen, torch.arange(count, 0, -1, dtype=few, device=x.device), 0)
+    x = x.to(best.dtype) if x.dtype is torch.float64 else x  # of which the best was rounded
+    return count - ((x == best[:, None]) * rank[..., None]).amax(1)
 
 
 # ------------------------------------------------------------------------------ a folder

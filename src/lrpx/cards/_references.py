@@ -120,7 +120,7 @@ def to_table(kept: Mapping[Place, Kept], measures: Sequence[str]) -> pa.Table:
         units = len(each.counts)
         found: dict[str, Any] = {
             "layer": np.full(units, place.layer, np.int32),
-            "place": pa.array([place.path]).take(pa.array(np.zeros(units, np.int64))),
+            "place": pa.array([place.name]).take(pa.array(np.zeros(units, np.int64))),
             "unit": np.arange(units, dtype=np.int32),
         }
         for name in measures:

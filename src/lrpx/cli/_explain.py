@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lrpx.attribution import Attribution
     from lrpx.cli._wanted import Wanted
     from lrpx.methods import Method
+    from lrpx.sae import FeatureRelevance
 
 NEARLY = 0.02
 """A sum of tokens that misses the value by no more than this share is not worth a line."""
@@ -92,13 +93,13 @@ def _explain_one(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method])
     with progress("Explaining …"):
         found = Attributions(_attribution(wanted, explainer, method) for method in chosen)
     if wanted.json == DASH:
-        write_bytes(_json(found))
+        write_bytes(as_json(found))
     else:
         show(found)
     if wanted.html is not None:
         (found if len(found) > 1 else found[0]).to_html(wanted.html)
     if wanted.json is not None and wanted.json != DASH:
-        write_text(wanted.json, _json(found).decode())
+        write_text(wanted.json, as_json(found).decode())
     if wanted.save is not None:
         found[0].save(wanted.save)
 
@@ -122,7 +123,7 @@ def _attribution(wanted: Wanted, explainer: Explainer, method: Method) -> Attrib
     return found.words() if wanted.words else found  # type: ignore[no-any-return]
 
 
-def _json(found: Sequence[Attribution]) -> bytes:
+def as_json(found: Sequence[Attribution | FeatureRelevance]) -> bytes:
     """One result as an object, several as a list."""
     plain = [each.to_dict() for each in found]
     return (json.dumps(plain if len(plain) > 1 else plain[0], ensure_ascii=False, indent=1) + "\n").encode(

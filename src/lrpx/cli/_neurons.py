@@ -1,8 +1,9 @@
-"""``lrpx neurons rank`` and ``turn``: which units carry a prediction, and what the model says without them."""
+"""``lrpx neurons rank``, ``flow``, ``features`` and ``turn``: which units carry a prediction, and what the model says
+without them."""
 
 from __future__ import annotations
 
-from pathlib import Path  # noqa: TC003 - typer reads the annotations
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -32,18 +33,27 @@ Model = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
 Precision = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")]
+Text = Annotated[str, typer.Argument(help="The text.", show_default=False)]
+Target = Annotated[
+    str | None, typer.Option(help="Token or class to explain.", show_default="the model's own prediction")
+]
+Contrast = Annotated[str | None, typer.Option(help="Explain the target's logit less this one's.")]
+Position = Annotated[
+    int | None, typer.Option(help="The token whose logits are explained.", show_default="the last, or the mask")
+]
+How = Annotated[
+    str, typer.Option(help="attnlrp, lrp, gradient-x-input, or a recipe (my.json).", autocompletion=methods)
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this JSON file.")]
+Html = Annotated[Path | None, typer.Option(help="Write a page to this HTML file.")]
 
 
 @neurons.command()
 def rank(
     text: Annotated[str | None, typer.Argument(help="The text.", show_default=False)] = None,
-    target: Annotated[
-        str | None, typer.Option(help="Token or class to explain.", show_default="the model's own prediction")
-    ] = None,
-    contrast: Annotated[str | None, typer.Option(help="Explain the target's logit less this one's.")] = None,
-    position: Annotated[
-        int | None, typer.Option(help="The token whose logits are explained.", show_default="the last, or the mask")
-    ] = None,
+    target: Target = None,
+    contrast: Contrast = None,
+    position: Position = None,
     kind: Annotated[str, typer.Option(help=f"What is ranked: {', '.join(KINDS)}.")] = KINDS[0],
     top: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
     at: Annotated[
@@ -54,14 +64,12 @@ def rank(
         Path | None, typer.Option(help="Rank by the mean relevance over the lines of this file instead.")
     ] = None,
     versus: Annotated[Path | None, typer.Option(help="With --texts: less the mean over the lines of this one.")] = None,
-    method: Annotated[
-        str, typer.Option(help="attnlrp, lrp, gradient-x-input, or a recipe (my.json).", autocompletion=methods)
-    ] = "attnlrp",
+    method: How = "attnlrp",
     model: Model = None,
     dtype: Precision = "auto",
     device: Device = None,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the table to this JSON file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write the table to this HTML file.")] = None,
+    json_file: Json = None,
+    html: Html = None,
 ) -> None:
     """Rank all neurons, heads or layers by their relevance for a prediction."""
     refuse_unwritable(json_file, html)
@@ -94,8 +102,91 @@ def rank(
 
 
 @neurons.command()
+def flow(
+    text: Text,
+    target: Target = None,
+    contrast: Contrast = None,
+    position: Position = None,
+    method: How = "attnlrp",
+    model: Model = None,
+    dtype: Precision = "auto",
+    device: Device = None,
+    json_file: Json = None,
+    html: Html = None,
+    png: Annotated[Path | None, typer.Option(help="Draw layers by tokens into this PNG file.")] = None,
+) -> None:
+    """Show which layers, branches and heads carry a prediction, at which tokens."""
+    refuse_unwritable(json_file, html, png)
+    explainer = _loaded(model, dtype, device)
+    from rich.console import Console
+
+    from lrpx._files import write_text
+    from lrpx.cli._explain import as_json, check_names
+
+    check_names(target, contrast, explainer)
+    with progress("Explaining …"):
+        found = explainer.flow(text, target, contrast, method=method, position=position)
+    Console().print(found)
+    if json_file is not None:
+        write_text(json_file, as_json([found.attribution]).decode())
+    if html is not None:
+        found.to_html(html)
+    if png is not None:
+        found.to_png(png)
+
+
+@neurons.command()
+def features(
+    text: Text,
+    sae: Annotated[
+        Path, typer.Option(help="The folder of a sparse autoencoder, of SAELens or sparsify.", show_default=False)
+    ],
+    path: Annotated[
+        str | None, typer.Option(help="The module whose output it reads.", show_default="where it was trained")
+    ] = None,
+    target: Target = None,
+    contrast: Contrast = None,
+    position: Position = None,
+    method: How = "attnlrp",
+    top: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
+    model: Model = None,
+    dtype: Precision = "auto",
+    device: Device = None,
+    json_file: Json = None,
+    html: Html = None,
+) -> None:
+    """Split a prediction over the features of a sparse autoencoder, its bias and its error."""
+    refuse_unwritable(json_file, html)
+    with progress("Loading the autoencoder …"):
+        from lrpx.explainer import recipe_of
+        from lrpx.methods import find
+        from lrpx.sae import SparseAutoencoder, explain_features
+
+        recipe = recipe_of(find(method))
+        autoencoder = SparseAutoencoder.load(sae)
+    explainer = _loaded(model, dtype, device)
+    from rich.console import Console
+
+    from lrpx._features import drawn
+    from lrpx._files import write_text
+    from lrpx._views.tabled import renderable
+    from lrpx.cli._explain import as_json, check_names
+
+    check_names(target, contrast, explainer)
+    with progress("Explaining …"):
+        found = explain_features(
+            explainer, text, autoencoder, target, contrast, path=path, position=position, recipe=recipe
+        )
+    Console().print(renderable(drawn(found, top)))
+    if json_file is not None:
+        write_text(json_file, as_json([found]).decode())
+    if html is not None:
+        found.to_html(html, top)
+
+
+@neurons.command()
 def turn(
-    text: Annotated[str, typer.Argument(help="The text.", show_default=False)],
+    text: Text,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="LAYER:UNIT=NUMBER sets a unit; once for each, as all below.")
     ] = None,
@@ -239,7 +330,7 @@ def _written(explainer: Explainer, text: str, count: int) -> list[str]:
 def _show(before: Sequence[str], after: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
+    from rich.text import Text as Shown
 
     from lrpx._views.picture import one_line
 
@@ -247,7 +338,7 @@ def _show(before: Sequence[str], after: Sequence[str]) -> None:
     for column in table.columns:
         column.ratio, column.overflow = 1, "fold"
     for pair in zip(before, after, strict=True):
-        table.add_row(*(Text(one_line(each)) for each in pair))
+        table.add_row(*(Shown(one_line(each)) for each in pair))
     Console().print(table)
     if list(before) == list(after):
         Console(stderr=True).print("what was changed makes no difference here", style="dim")

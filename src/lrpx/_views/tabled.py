@@ -1,0 +1,75 @@
+"""Tables of numbers with a bar for each row: in a terminal, in a notebook, as a page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from lrpx._views.html import _fragment, _page, style
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Tabled(NamedTuple):
+    """A table as text: what every view shows.
+
+    ``columns`` are ``(name, whether its cells are numbers)``; ``ratios`` the length of each row's bar, from -1 to 1.
+    """
+
+    title: str
+    facts: str
+    columns: tuple[tuple[str, bool], ...]
+    rows: tuple[tuple[str, ...], ...]
+    ratios: tuple[float, ...]
+    note: str = ""
+
+
+def ratios(sizes: Sequence[float]) -> tuple[float, ...]:
+    """Each as a share of the largest."""
+    largest = max(map(abs, sizes), default=0.0)
+    return tuple(size / largest if largest else 0.0 for size in sizes)
+
+
+def renderable(tables: Sequence[Tabled]) -> Any:
+    """Something for ``rich``."""
+    return Group(*map(_table, tables))
+
+
+def _table(shown: Tabled) -> Table:
+    caption = "\n".join(filter(None, (shown.facts, shown.note)))
+    found = Table(title=Text(shown.title, "bold"), caption=Text(caption), title_justify="left")
+    for name, is_number in shown.columns:
+        found.add_column(name, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+    for row in shown.rows:
+        found.add_row(*map(Text, row))
+    return found
+
+
+def lines(tables: Sequence[Tabled]) -> str:
+    """The tables as plain text."""
+    console = Console(force_jupyter=False, highlight=False, no_color=True, width=120)
+    with console.capture() as captured:
+        console.print(renderable(tables))
+    return captured.get().rstrip()
+
+
+def page(tables: Sequence[Tabled]) -> str:
+    """One self-contained HTML page; it loads nothing and runs nothing."""
+    return _page("tables.html.j2", _context(tables), _style(whole_page=True))
+
+
+def fragment(tables: Sequence[Tabled]) -> str:
+    """The tables as a piece of HTML for a notebook."""
+    return _fragment("tables.html.j2", _context(tables), _style)
+
+
+def _context(tables: Sequence[Tabled]) -> dict[str, Any]:
+    return {"title": tables[0].title, "tables": tables}
+
+
+def _style(**options: Any) -> str:
+    return style((), **options)
