@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from transformers.models.bloom import modeling_bloom
 
-from lrpx import ATTNLRP, LRP, PA_LRP, rules
+from lrpx import ATTNLRP, LRP, PA_LRP, Explainer, Task, rules
 from lrpx.engine import propagate
+from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError, TraceError
 from tests import tiny
+from tests.pictures import build as pictured
+from tests.pictures import image
 from tests.reference import bert, bloom, deit, gpt2, llama, models, t5
 
 if TYPE_CHECKING:
@@ -117,7 +120,7 @@ def test_bloom_is_its_twin(lifted_bloom: Any) -> None:
     want = bloom.explain(lifted_bloom, TOKENS, POSITION, CONTRAST)
     near(tokens_of(trace), want.tokens)
     for layer, expected in enumerate(want.positions):
-        near(positions_of(trace)[f"transformer.h.{layer}"], expected)
+        near(positions_of(trace)[f"transformer.h.{layer}"], expected.sum(0))
     assert trace.ledger().closes(1e-9)
     own = sum(map(np.sum, want.positions)) + want.tokens.sum() + sum(want.biases.values())
     assert abs(own + sum(want.softmax_residue.values()) - want.value) < 1e-9
@@ -247,6 +250,86 @@ def test_padding_changes_nothing_and_has_nothing(rows: list[list[int]], side: st
             assert not kept.relevance[at][mask[at] == 0].any()
 
 
+# ------------------------------------------------------------------------------------ heads
+
+
+def by_head(model: Any, recipe: Any = PA_LRP, weights: Any = CONTRAST, **inputs: Any) -> Trace:
+    batch = {name: torch.as_tensor(value)[None] for name, value in inputs.items()}
+    with propagate(model, recipe, observe=(), ledger=True, taps=[Positions(model, by_head=True)]) as trace:
+        logits = model(**batch).logits
+    trace.explain(logits[0, POSITION] @ torch.as_tensor(weights, dtype=logits.dtype))
+    return trace
+
+
+def test_heads_of_queries_and_of_keys_are_the_twins() -> None:
+    model = models.tiny_llama()
+    found = by_head(model, input_ids=TOKENS).positions(by_head=True)
+    want = llama.explain(model, TOKENS, POSITION, CONTRAST, "pa-lrp").angles_by_head
+    assert [(kept.layer, kept.heads) for kept in found] == [(f"model.layers.{i}", n) for i in (0, 1) for n in (4, 2)]
+    for kept, expected in zip(found, (each for layer in want for each in layer), strict=True):
+        near(kept.relevance[0], expected)
+
+
+def test_heads_of_alibi_are_the_twins(lifted_bloom: Any) -> None:
+    found = by_head(lifted_bloom, input_ids=TOKENS).positions(by_head=True)
+    want = bloom.explain(lifted_bloom, TOKENS, POSITION, CONTRAST).positions
+    for kept, expected in zip(found, want, strict=True):
+        near(kept.relevance[0], expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_heads_of_relative_biases_are_the_twins(implementation: str) -> None:
+    model = models.tiny_t5(implementation)
+    trace = by_head(model, weights=np.eye(31)[7], input_ids=SOURCE, decoder_input_ids=TOKENS)
+    want = t5.explain(model, SOURCE, TOKENS, POSITION, np.eye(31)[7], "attnlrp")
+    for kept in trace.positions(by_head=True):
+        (bias,) = (part for name, part in want.position_bias.items() if name.startswith(kept.layer + "."))
+        near(kept.relevance[0], bias.sum(1))
+
+
+def heads_sum_to_what_they_were(model: Any, layers: int, heads: set[int | None], rows: int, **inputs: Any) -> None:
+    found = []
+    for taps in ([], [Positions(model, by_head=True)]):
+        with propagate(model, PA_LRP, observe=(), ledger=True, taps=taps) as trace:
+            logits = model(**inputs).logits
+        trace.explain(logits.reshape(rows, -1)[:, 5 % logits.shape[-1]].sum())
+        found.append(trace)
+    plain, several = found
+    apart, together = several.positions(by_head=True), several.positions()
+    assert {kept.heads for kept in apart} == heads
+    assert len(together) == layers
+    assert several.ledger().closes(1e-6)
+    for mine, kept in zip(together, plain.positions(), strict=True):
+        parts = [each.relevance for each in apart if each.layer == mine.layer and each.source is mine.source]
+        assert_allclose(sum(part.sum(1) for part in parts), kept.relevance, rtol=0, atol=1e-9)
+        assert_allclose(mine.relevance, kept.relevance, rtol=0, atol=1e-9)
+    with pytest.raises(TraceError, match="heads were not kept apart"):
+        plain.positions(by_head=True)
+
+
+HEADS: dict[str, set[int | None]] = {
+    "rotate-half": {2, 4}, "heads as wide as the text": {2, 8}, "YaRN": {2, 4}, "dynamic": {2, 4}, "complex": {2, 4},
+    "learned": {None}, "learned, by the mask": {None}, "learned, by the ids": {None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        *((name, length) for name in SPELLINGS for length in (8, 4)),
+        ("rotate-half", 1),
+        ("interleaved", 1),
+        ("learned", 1),
+    ],
+)
+def test_heads_sum_to_what_they_were_in_every_spelling(name: str, length: int) -> None:
+    build, count = SPELLINGS[name]
+    ids = torch.tensor(np.tile(TOKENS[:length], (2, 1)))
+    ids[1] = ids[1].flip(0)
+    for rows in (2, 1):
+        heads_sum_to_what_they_were(build(), count, HEADS.get(name, {4}), rows, input_ids=ids[:rows])
+
+
 PIXELS = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 VIT = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "image_size": 8,
@@ -284,6 +367,103 @@ def test_images_have_positions(build: Any, places: dict[str, int]) -> None:
     alone.explain(value)
     for mine, one in zip(found, alone.positions(), strict=True):
         near(mine.relevance[1].numpy(), one.relevance[0].numpy())
+
+
+@pytest.mark.parametrize(("name", "heads"), [("BEiT", {4}), ("Swin", {2}), ("ViT", {None})])
+def test_heads_of_images_sum_to_what_they_were(name: str, heads: set[int | None]) -> None:
+    build, places = IMAGES[name]
+    heads_sum_to_what_they_were(build(), len(places), heads, 2, pixel_values=PIXELS)
+
+
+def test_deberta_has_heads_of_queries_and_keys() -> None:
+    heads_sum_to_what_they_were(deberta(), 3, {None, 4}, 1, input_ids=torch.tensor(TOKENS)[None])
+
+
+class Map(torch.nn.Module):
+    """A table of positions for each place of a map, as SAM has it, or channels first."""
+
+    def __init__(self, *, channels_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.channels_first = channels_first
+        self.patches = torch.nn.Conv2d(3, 4, 4, 4)
+        self.where = torch.nn.Parameter(torch.randn(1, 4, 2, 4) if channels_first else torch.randn(1, 2, 4, 4))
+        self.head = torch.nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.patches(x)
+        if self.channels_first:
+            return self.head((made + self.where).flatten(2).mT).sum(1)
+        return self.head((made.permute(0, 2, 3, 1) + self.where).flatten(1, 2)).sum(1)
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_a_table_for_a_map_has_a_number_for_each_place(channels_first: bool) -> None:
+    model = Map(channels_first=channels_first).double().eval()
+    pixels = torch.randn(2, 3, 8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    table = model.where[0].flatten(1).T if channels_first else model.where[0].flatten(0, 1)
+    want = (table @ model.head.weight[1]).detach().numpy()
+    for recipe in (PA_LRP, ATTNLRP):
+        explainer = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+        for found in explainer(pixels, 1, method=recipe if recipe is ATTNLRP else "pa-lrp"):
+            part = found.parts["positions"]
+            near(part.values.numpy() if recipe is ATTNLRP else part.values[0].numpy(), want, 1e-6)
+        with propagate(model, recipe, observe=(), ledger=True) as trace:
+            logits = model(pixels[:1])
+        trace.explain(logits[0, 1])
+        assert trace.ledger().closes(1e-9)
+        assert abs(trace.ledger().by_kind()["positions"] - want.sum()) < 1e-9
+
+
+@pytest.mark.parametrize("recipe", [PA_LRP, ATTNLRP], ids=["pa-lrp", "attnlrp"])
+def test_the_tables_of_sam_are_positions(recipe: Any) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 24, "output_channels": 8}
+    config = tf.SamVisionConfig(**sizes, image_size=8, patch_size=2, window_size=0, use_rel_pos=False)
+    model = tiny.build(tf.SamVisionModel, config)
+    with torch.no_grad():
+        model.vision_encoder.pos_embed.normal_()
+    with propagate(model, recipe, observe=(), ledger=True) as trace:
+        out = model(pixel_values=PIXELS).last_hidden_state
+    trace.explain(out[:, 0, 0, 0].sum())
+    assert trace.ledger().closes(1e-9)
+    assert abs(trace.ledger().by_kind()["positions"]) > 1e-6
+    if recipe is PA_LRP:
+        (kept,) = trace.positions()
+        assert kept.relevance.shape == (2, 16)
+
+
+@pytest.mark.parametrize("size", [16, 24])  # 24: interpolated
+def test_positions_of_dinov2_have_the_same_sum_under_both_recipes(size: int) -> None:
+    model, pixels = pictured("dinov2"), image(size=size)[None]
+    found = []
+    for recipe in (PA_LRP, ATTNLRP):
+        with propagate(model, recipe, observe=(), ledger=True) as trace:
+            logits = model(pixel_values=pixels).logits
+        trace.explain(logits[0, 1])
+        found.append(trace.ledger().by_kind()["positions"])
+    assert abs(found[0]) > 1e-3
+    assert abs(found[0] - found[1]) < 1e-9  # added positions need no rule
+
+
+class Biased(torch.nn.Module):
+    """Attention over a batch as large as its rows, with a constant for each pair of them: no table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.bias = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.project(x) @ x.mT / 2 + self.bias
+        return (scores.softmax(-1) @ x).sum(1)
+
+
+def test_a_bias_of_scores_is_no_table_of_rows() -> None:
+    model = Biased().double()
+    with propagate(model, ATTNLRP, observe=(), ledger=True) as trace:
+        out = model(torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    trace.explain(out[:, 1].sum())
+    assert {e.kind for e in trace.ledger().entries if e.name == "bias"} == {"biases"}
 
 
 def test_deit_is_its_twin() -> None:
