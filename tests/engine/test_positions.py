@@ -15,7 +15,7 @@ from numpy.testing import assert_allclose
 from transformers.models.bloom import modeling_bloom
 
 from lrpx import ATTNLRP, LRP, PA_LRP, Explainer, Task, rules
-from lrpx.engine import propagate
+from lrpx.engine import Tap, propagate
 from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError, TraceError
 from tests import tiny
@@ -522,7 +522,113 @@ def test_half_of_what_a_distance_chooses_is_the_positions() -> None:
     near(trace.source_relevance(trace.sources[0]).sum(-1).numpy(), 0.5 * chosen.sum(2).numpy())
 
 
-def test_distances_are_refused_by_name() -> None:
-    model = tiny.xlnet()
+class Shifted(torch.nn.Module):
+    """Products with distances that positions have made, shifted until each is of a query and a key, as in XLNet."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embed, self.project = torch.nn.Embedding(31, 4), torch.nn.Linear(4, 4, bias=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, length = self.embed(input_ids), input_ids.shape[1]
+        angles = torch.arange(length, -length, -1.0)[:, None] * torch.tensor([1.0, 0.1])
+        distances = torch.cat([angles.sin(), angles.cos()], -1).to(x)
+        products = torch.einsum("bid,td->bit", x, self.project(distances)) * 0.5
+        if self.how == "softmax":
+            return products.softmax(-1)
+        rows, _, wide = products.shape
+        shifted = products.reshape(rows, wide, length)[:, 1:].reshape(rows, length, wide - 1)
+        shifted = shifted.index_select(2, torch.arange(length)) if self.how == "select" else shifted[..., :length]
+        if self.how == "sum":
+            return x.sum(-1) + shifted.sum(-1)
+        return x @ x.mT + shifted
+
+
+@pytest.mark.parametrize("how", ["select", "slice"])
+def test_half_of_what_a_shifted_distance_gives_is_the_keys_position(how: str) -> None:
+    torch.manual_seed(0)
+    model = Shifted(how).double()
+    ids = torch.tensor([[3, 4, 5, 6, 7], [9, 8, 7, 6, 5]])
+    weights = torch.randn(2, 5, 5, dtype=torch.float64)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        value = (model(ids) * weights).sum()
+    trace.explain(value)
+    x, project = model.embed(ids).detach().numpy(), model.project.weight.detach().numpy()
+    want = np.zeros((2, 5))
+    for row in range(2):
+        for i in range(5):
+            for j in range(5):
+                angles = np.float32(i - j) * np.array([1.0, 0.1], dtype=np.float32)
+                distance = np.concatenate([np.sin(angles), np.cos(angles)]).astype(float)
+                want[row, j] += 0.5 * weights[row, i, j].item() * 0.5 * (x[row, i] @ project @ distance)
+    near(trace.positions()[0].relevance.numpy(), want, 1e-7)  # the distances are float32
+    assert trace.ledger().closes(1e-9)
+
+
+@pytest.mark.parametrize("how", ["softmax", "sum"])
+def test_distances_that_become_no_scores_are_refused_by_name(how: str) -> None:
+    model = Shifted(how).double()
+    told = f"a product with distances goes into torch's '{how}' before"
+    with pytest.raises(MethodError, match=told), propagate(model, PA_LRP):
+        model(torch.tensor([[3, 4, 5, 6, 7]]))
+
+
+class Shift(Tap):
+    """What XLNet's distances give to each pair of a query and a key, as leaves."""
+
+    def __init__(self) -> None:
+        self.found: list[torch.Tensor] = []
+
+    def leaves(self) -> list[torch.Tensor]:
+        return self.found
+
+    def around(self, call: Any, proceed: Any) -> Any:
+        out = proceed(call.args, call.kwargs)
+        if call.name == "index_select" and out.requires_grad:
+            self.found.append(out := out.view_as(out))
+        return out
+
+
+def test_xlnet_by_the_scores_of_its_last_layer() -> None:
+    model, shift = tiny.xlnet(), Shift()
+    trace = run(model, input_ids=TOKENS)
+    assert list(positions_of(trace)) == ["transformer.layer.0", "transformer.layer.1"]
+    assert trace.ledger().closes(1e-6)
+    with propagate(model, ATTNLRP, observe=(), taps=[shift]) as plain:
+        logits = model(input_ids=torch.as_tensor(TOKENS)[None]).logits
+    plain.explain(logits[0, POSITION] @ torch.as_tensor(CONTRAST))
+    scores = shift.found[-1]  # below the last layer's scores the rules differ
+    want = 0.5 * (scores.detach() * plain.gradient_of(scores))[0].numpy()
+    near(positions_of(trace)["transformer.layer.1"], want.sum((0, 1)))
+    apart = by_head(model, input_ids=TOKENS).positions(by_head=True)
+    near(apart[-1].relevance[0], want.sum(1))
+
+
+@pytest.mark.parametrize("rows", [2, 5])  # 5: as many rows as tokens, and the model turns its ids round
+def test_a_batch_of_xlnet_is_its_rows(rows: int) -> None:
+    explainer = Explainer(tiny.xlnet())
+    given = [[int(i) for i in RNG.integers(6, 31, 5)] for _ in range(rows)]
+    for found, ids in zip(explainer(given, 5, 9, method="pa-lrp"), given, strict=True):
+        alone = explainer(ids, 5, 9, method="pa-lrp")
+        near(found.parts["positions"].values.numpy(), alone.parts["positions"].values.numpy(), 1e-7)
+        assert_allclose(found.relevance.numpy(), alone.relevance.numpy(), rtol=0, atol=1e-7)
+
+
+def test_a_bias_with_as_many_heads_as_there_are_tokens_is_refused_by_name() -> None:
+    with pytest.raises(MethodError, match=r"nothing tells which dimension of a table of shape \[4, 4\]"):
+        Explainer(tiny.xlnet())([6, 7, 8, 9], method="pa-lrp")
+
+
+def funnel(*sizes: int) -> Any:
+    config = tf.FunnelConfig(vocab_size=31, d_model=16, n_head=4, d_head=4, d_inner=24, block_sizes=list(sizes))
+    return tiny.build(tf.FunnelForMaskedLM, config, "eager")
+
+
+def test_positions_of_pooled_places_are_refused_by_name() -> None:
+    trace = run(funnel(1, 1), input_ids=TOKENS)  # queries are pooled, and keys are tokens still
+    assert "funnel.encoder.blocks.1" in positions_of(trace)
+    assert trace.ledger().closes(1e-6)
+    model = funnel(1, 2)
     with pytest.raises(MethodError, match="position=uniform cannot be applied"), propagate(model, PA_LRP):
         model(input_ids=torch.tensor(TOKENS)[None])

@@ -52,6 +52,7 @@ class Numbers:
         self._marks: Any = WeakTensorKeyDictionary()
         self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
         self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
+        self._ids: list[Tensor] = []
         self.lengths: set[int] = set()
 
     def mark(self, constant: Tensor) -> Mark | None:
@@ -64,12 +65,20 @@ class Numbers:
             self._number(value)
             return
         self._seen[value] = True
+        if "ids" in name and value.ndim == 2:
+            self._ids.append(value)
         if "ids" in name or "mask" in name or (value.ndim <= 2 and not any(word in name for word in OF_NO_TOKENS)):
             self.lengths.update(value.shape[-1:])
 
+    def is_turned(self, ids: Tensor) -> bool:
+        """Whether ids are those that the model was given, turned round."""
+        if ids.ndim != 2 or any(ids is given or torch.equal(ids, given) for given in self._ids):
+            return False
+        return any(torch.equal(ids.T, given) for given in self._ids)
+
     def see(self, out: Any) -> None:
         """Whole numbers that the run has made are no numbers of places that the model has kept."""
-        for made, _ in _pairs(out, None):
+        for made, _ in pairs(out, None):
             if made.dtype is torch.int64:
                 self._seen[made] = True
 
@@ -97,7 +106,7 @@ class Numbers:
                     is_known = False
             out = proceed(args, kwargs)
         is_single, is_mask = all(mark.is_single for mark in marks), all(mark.is_mask for mark in marks)
-        for made, other in _pairs(out, shadow):
+        for made, other in pairs(out, shadow):
             if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
                 fits = isinstance(other, Tensor) and other.shape == made.shape
                 self._marks[made] = Mark(other if fits else None, is_single, is_mask or made.dtype is torch.bool)
@@ -177,11 +186,11 @@ class Numbers:
         return mark.is_single or mark.shadow is None or not torch.equal(constant, mark.shadow)
 
 
-def _pairs(out: Any, shadow: Any) -> Iterator[tuple[Tensor, Any]]:
+def pairs(out: Any, shadow: Any) -> Iterator[tuple[Tensor, Any]]:
     """The tensors of a result, each with that of its shadow's, or None."""
     if isinstance(out, Tensor):
         yield out, shadow
     elif isinstance(out, (tuple, list)):
         others = shadow if isinstance(shadow, (tuple, list)) and len(shadow) == len(out) else [None] * len(out)
         for one, other in zip(out, others, strict=True):
-            yield from _pairs(one, other)
+            yield from pairs(one, other)

@@ -30,7 +30,7 @@ from lrpx._kinds import rule_name
 from lrpx._modules import layer_of
 from lrpx.engine._book import Book, Line, relevance, storage_of
 from lrpx.engine._factors import CONSTANT
-from lrpx.engine._numbers import Numbers
+from lrpx.engine._numbers import Numbers, pairs
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, is_in_place
 from lrpx.errors import MethodError
@@ -60,6 +60,10 @@ SCORES, FIRST, LAST = "scores", "channels first", "channels last"
 ``[B, d, R, C]``, which a convolution gives; or ``[B, R, C, d]``."""
 SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatten")
 """What is in the names of functions after which channels may be elsewhere."""
+WITH_DISTANCES = ("einsum", "matmul", "__matmul__", "bmm")
+"""Matrix products that may be with a table of distances."""
+REDUCING = frozenset("sum mean nansum nanmean cumsum trace diagonal".split())
+"""Functions that need no rule, after which a dimension is another's."""
 DIVISIONS = frozenset("div divide true_divide __truediv__ div_ divide_ __itruediv__".split())
 
 
@@ -149,6 +153,8 @@ class Positions(Tap):
         self._is_everywhere = False
         self._made: Any = WeakTensorKeyDictionary()
         self._looked_up: list[Tensor] = []
+        self._distances: Any = WeakTensorKeyDictionary()  # products of the input with distances
+        self._takes_distances = False
         self.by_head = by_head
         self.sinks: list[Sink] = []
 
@@ -205,6 +211,10 @@ class Positions(Tap):
         )
         if takes_shape or not any_carries((*args, *kwargs.values())):
             return self._numbers.of_constants(call, proceed)
+        if self._distances and any(each in self._distances for each in _tensors((*args, *kwargs.values()))):
+            return self._of_distances(call, proceed)
+        if self._is_with_distances(call):
+            return self._with_distances(call, proceed)
         if call.name != "__get__" and torch.is_grad_enabled():
             args, kwargs = self._met(call)
         out = proceed(args, kwargs)
@@ -283,13 +293,64 @@ class Positions(Tap):
             return out
         if dim % x.ndim != x.ndim - 1 or out.shape[-1] not in self._numbers.lengths:
             return out
-        ones = out.new_ones(*(1,) * (out.ndim - 1), out.shape[-1])
-        return self._run.apply(  # type: ignore[no-any-return]
-            "position",
-            lambda position, signal: signal * position,
-            self._sink(ones, out.shape, out.dtype, _Axis((-1,), is_scores=True)),
-            out,
-        )
+        return self._of_keys(out)
+
+    def _of_keys(self, scores: Tensor) -> Tensor:
+        """Scores that are products with distances, half of them that of the position of each key."""
+        ones = scores.new_ones(*(1,) * (scores.ndim - 1), scores.shape[-1])
+        leaf = self._sink(ones, scores.shape, scores.dtype, _Axis((-1,), is_scores=True))
+        shared: Tensor = self._run.apply("position", lambda position, signal: signal * position, leaf, scores)
+        return shared
+
+    def _is_with_distances(self, call: Call) -> bool:
+        """Whether a call is a matrix product of the input with a table of distances that positions have made, and the
+        rule gives them some."""
+        if call.name not in WITH_DISTANCES or self._run.recipe.position is rules.signal_take_all:
+            return False
+        given = [each for each in _tensors(call.args) if each.is_floating_point()]
+        return len(given) == 2 and sum(map(any_carries, given)) == 1 and any(map(self._numbers.varies, given))
+
+    def _with_distances(self, call: Call, proceed: Callable[..., Any]) -> Any:
+        """The product, which is remembered until it has become scores, as in XLNet: only then a place of it is one of
+        a key. Until then its rows are distances."""
+        self._takes_distances = True
+        try:
+            out = proceed(call.args, call.kwargs)
+        finally:
+            self._takes_distances = False
+        self._distances[out] = True
+        return out
+
+    def _of_distances(self, call: Call, proceed: Callable[..., Any]) -> Any:
+        """A call with such a product: shifted, cut and scaled it is one still; added to other scores it is scores.
+
+        Raises:
+            MethodError: another call, or scores that are none of the tokens' keys.
+        """
+        args, kwargs, row, name = call.args, call.kwargs, call.operation, call.name
+        given = [each for each in _tensors((*args, *kwargs.values())) if any_carries(each)]
+        is_alone = all(each in self._distances for each in given)
+        if name in SUMS and not is_alone and not (is_in_place(name) and args[0] in self._distances):
+            wrong = next((each for each in given if each in self._distances and not self._has_keys(each)), None)
+            if wrong is None:
+                return proceed(tuple(self._of_keys(e) if _is_in(e, self._distances) else e for e in args), kwargs)
+        is_moved = row is not None and row.kind == "plain" and name not in REDUCING
+        is_scaled = name in DIVISIONS or (row is not None and row.kind == "product")
+        if is_alone and (is_moved or (is_scaled and len(given) == 1)):
+            out = proceed(*self._met(call))
+        elif row is None and not any_carries(out := proceed(args, kwargs)):  # as its size
+            return out
+        else:
+            raise self._refusal(
+                f"a product with distances goes into torch's {name!r} before it is scores of the tokens"
+            )
+        for made, _ in pairs(out, None):
+            if any_carries(made):
+                self._distances[made] = True
+        return out
+
+    def _has_keys(self, scores: Tensor) -> bool:
+        return scores.ndim > 2 and scores.shape[-1] in (self._numbers.lengths or scores.shape)
 
     def _summed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = list(call.args), dict(call.kwargs)
@@ -360,6 +421,8 @@ class Positions(Tap):
         Raises:
             MethodError: one depends on the input, and the other is positions, under a rule that gives them some.
         """
+        if self._takes_distances:
+            return
         constant = b if any_carries(a) else a
         is_shared = self._run.recipe.position is not rules.signal_take_all
         if is_shared and _is_tensor(constant) and self._numbers.varies(constant):
@@ -374,7 +437,7 @@ class Positions(Tap):
             value = value.detach() if value.is_floating_point() or value.is_complex() else value.to(dtype)
         of_tokens = [each for each in run.sources if each.ids is not None] if self._is_everywhere else []
         count = math.prod(value.shape[dim] for dim in axis.dims)
-        source = next((each for each in reversed(of_tokens) if each.ids.shape[-1] == count), None)
+        source = next((each for each in reversed(of_tokens) if self._shape_of_ids(each)[-1] == count), None)
         if source is None and of_tokens:
             raise self._refusal(f"it has positions for {count} places, which are none of the tokens")
         rows = self._rows()
@@ -433,8 +496,17 @@ class Positions(Tap):
         """How many rows the batch has: of ids, if the model takes any, and positions are met everywhere."""
         sources = self._run.sources
         first = next((each for each in sources if (each.ids is not None) is self._is_everywhere), sources[0])
-        shape = first.value.shape if first.ids is None else first.ids.shape
+        shape = first.value.shape if first.ids is None else self._shape_of_ids(first)
         return int(shape[0]) if first.ids is None or len(shape) > 1 else 1
+
+    def is_turned(self, source: Source) -> bool:
+        """Whether the model has looked up ``[T, B]`` ids of tokens that it was given as ``[B, T]``."""
+        return source.ids is not None and self._numbers.is_turned(source.ids)
+
+    def _shape_of_ids(self, source: Source) -> tuple[int, ...]:
+        assert source.ids is not None
+        shape = tuple(source.ids.shape)
+        return shape[::-1] if self.is_turned(source) else shape
 
     def _axis(self, c: Tensor, shape: Sequence[int], *, is_scores: bool = False) -> _Axis | None:
         """The dimension of the places of a constant; None where it is no positions.
@@ -493,9 +565,11 @@ class Positions(Tap):
             dim = known[0] if len(known) == 1 else -2 if is_of_input else None
         if dim is None or not self._is_table(c, dim):
             return None
-        others = [each for each in range(1 - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
+        first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
+        others = [each for each in range(first - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
         is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others) and not _is_part(c)
-        if not is_pair and (is_unclear or (is_of_input and c.shape[-1] == c.shape[-2])):
+        is_unclear &= not is_pair or not is_scores
+        if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
         return _Axis((dim,), is_pair)
 
@@ -520,6 +594,21 @@ class Positions(Tap):
             f"{self._run.where()}: {why}, so the rule position={rule} cannot be applied; {mend}"
             "use attnlrp, for which positions are constants"
         )
+
+
+def _is_in(value: Any, known: Any) -> bool:
+    return isinstance(value, Tensor) and value in known
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """The tensors among arguments, and in lists of them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+    return found
 
 
 def _is_tensor(value: Any) -> bool:

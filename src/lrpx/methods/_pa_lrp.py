@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lrpx import recipes
+from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError
 from lrpx.methods._backward import Backward, of_tokens
 from lrpx.methods._contract import register
@@ -149,8 +150,10 @@ def _together(ran: Pass, kept: Sequence[Kept]) -> Tensor | list[Tensor]:
     if not ran.batch.arguments:  # an image: places are patches
         return torch.stack([each.relevance.cpu() for each in kept]).sum(0)
     found = [torch.zeros(part.value.shape[:-1], dtype=torch.float64) for part, *_ in ran.sources]
+    tap = ran.trace.tap(Positions)
     for each in kept:
-        found[_number(ran, each.source)] += each.relevance.cpu()
+        is_turned = tap is not None and each.source is not None and tap.is_turned(each.source)
+        found[_number(ran, each.source)] += (each.relevance.T if is_turned else each.relevance).cpu()
     return found
 
 
