@@ -350,7 +350,9 @@ class Positions(Tap):
         return out
 
     def _has_keys(self, scores: Tensor) -> bool:
-        return scores.ndim > 2 and scores.shape[-1] in (self._numbers.lengths or scores.shape)
+        """Whether these are of a query and a key, both of them tokens, and not of some that were pooled."""
+        known = self._numbers.lengths or scores.shape
+        return scores.ndim > 2 and scores.shape[-1] in known and scores.shape[-2] in known
 
     def _summed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = list(call.args), dict(call.kwargs)
