@@ -627,7 +627,7 @@ def funnel(*sizes: int) -> Any:
 
 def test_positions_of_pooled_places_are_refused_by_name() -> None:
     trace = run(funnel(2), input_ids=TOKENS)
-    assert list(positions_of(trace))[0] == "funnel.encoder.blocks.0"
+    assert next(iter(positions_of(trace))) == "funnel.encoder.blocks.0"
     assert trace.ledger().closes(1e-6)
     model = funnel(1, 1)
     with pytest.raises(MethodError, match="position=uniform cannot be applied"), propagate(model, PA_LRP):
