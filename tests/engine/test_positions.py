@@ -432,6 +432,33 @@ def test_the_tables_of_sam_are_positions(recipe: Any) -> None:
         assert kept.relevance.shape == (2, 16)
 
 
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_distances_of_sam_are_the_keys_positions(implementation: str) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 24, "output_channels": 8}
+    config = tf.SamVisionConfig(**sizes, image_size=8, patch_size=2, window_size=0, use_abs_pos=False)
+    model = tiny.build(tf.SamVisionModel, config, implementation)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "rel_pos" in name:
+                weight.normal_()
+    with propagate(model, PA_LRP, observe=(), ledger=True, taps=[Positions(model, by_head=True)]) as trace:
+        out = model(pixel_values=PIXELS).last_hidden_state
+    trace.explain(out[:, 0, 0, 0].sum())
+    assert trace.ledger().closes(1e-9)
+    spelled_out = tiny.build(tf.SamVisionModel, config, "eager")
+    spelled_out.load_state_dict(model.state_dict())
+    with propagate(spelled_out, ATTNLRP, observe=(), taps=[given := Given("reshape_as")]) as plain:
+        out = spelled_out(pixel_values=PIXELS).last_hidden_state
+    plain.explain(out[:, 0, 0, 0].sum())
+    (scores,) = given.found
+    want = 0.5 * (scores.detach() * plain.gradient_of(scores)).reshape(2, 2, 16, 16).sum(2)  # by image, head and key
+    (kept,) = trace.positions()
+    near(kept.relevance.numpy(), want.sum(1).numpy())
+    apart = trace.positions(by_head=True)
+    if implementation == "sdpa":
+        near(apart[0].relevance.numpy(), want.numpy())
+
+
 @pytest.mark.parametrize("size", [16, 24])  # 24: interpolated
 def test_positions_of_dinov2_have_the_same_sum_under_both_recipes(size: int) -> None:
     model, pixels = pictured("dinov2"), image(size=size)[None]
@@ -574,10 +601,11 @@ def test_distances_that_become_no_scores_are_refused_by_name(how: str) -> None:
         model(torch.tensor([[3, 4, 5, 6, 7]]))
 
 
-class Shift(Tap):
-    """What XLNet's distances give to each pair of a query and a key, as leaves."""
+class Given(Tap):
+    """What distances give to each pair of a query and a key, as leaves: what a function of this name gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.found: list[torch.Tensor] = []
 
     def leaves(self) -> list[torch.Tensor]:
@@ -585,13 +613,13 @@ class Shift(Tap):
 
     def around(self, call: Any, proceed: Any) -> Any:
         out = proceed(call.args, call.kwargs)
-        if call.name == "index_select" and out.requires_grad:
+        if call.name == self.name and out.requires_grad:
             self.found.append(out := out.view_as(out))
         return out
 
 
 def test_xlnet_by_the_scores_of_its_last_layer() -> None:
-    model, shift = tiny.xlnet(), Shift()
+    model, shift = tiny.xlnet(), Given("index_select")
     trace = run(model, input_ids=TOKENS)
     assert list(positions_of(trace)) == ["transformer.layer.0", "transformer.layer.1"]
     assert trace.ledger().closes(1e-6)

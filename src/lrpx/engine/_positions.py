@@ -329,10 +329,12 @@ class Positions(Tap):
         """
         args, kwargs, row, name = call.args, call.kwargs, call.operation, call.name
         given = [each for each in _tensors((*args, *kwargs.values())) if any_carries(each)]
+        given = given[:1] if name.endswith("_as") else given  # of the other it has the shape
         is_alone = all(each in self._distances for each in given)
-        if name in SUMS and not is_alone and not (is_in_place(name) and args[0] in self._distances):
-            wrong = next((each for each in given if each in self._distances and not self._has_keys(each)), None)
-            if wrong is None:
+        if name == ATTENTION or (name in SUMS and not (is_in_place(name) and args[0] in self._distances)):
+            mine = [each for each in given if each in self._distances]
+            if not is_alone and all(self._are_scores(each, call) for each in mine):
+                kwargs = {key: self._of_keys(e) if _is_in(e, self._distances) else e for key, e in kwargs.items()}
                 return proceed(tuple(self._of_keys(e) if _is_in(e, self._distances) else e for e in args), kwargs)
         is_moved = row is not None and row.kind == "plain" and name not in REDUCING
         is_scaled = name in DIVISIONS or (row is not None and row.kind == "product")
@@ -349,10 +351,16 @@ class Positions(Tap):
                 self._distances[made] = True
         return out
 
-    def _has_keys(self, scores: Tensor) -> bool:
-        """Whether these are of a query and a key, both of them tokens, and not of some that were pooled."""
-        known = self._numbers.lengths or scores.shape
-        return scores.ndim > 2 and scores.shape[-1] in known and scores.shape[-2] in known
+    def _are_scores(self, value: Tensor, call: Call) -> bool:
+        """Whether what is added to other scores, or is the mask of attention, is of a query and a key, both of them
+        tokens, and not of some that were pooled."""
+        if call.name == ATTENTION:
+            q, k, _, mask = arguments(call.args[:4], call.kwargs, "query", "key", "value", "attn_mask")
+            shape = (*q.shape[:-1], k.shape[-2]) if mask is value else ()
+        else:
+            shape = _shape_of(*(each.shape for each in _tensors((*call.args, *call.kwargs.values()))))
+        known = self._numbers.lengths or shape
+        return len(shape) > 2 and tuple(value.shape) == shape and shape[-1] in known and shape[-2] in known
 
     def _summed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = list(call.args), dict(call.kwargs)
