@@ -403,7 +403,7 @@ class Positions(Tap):
         """Whether a summand is a constant, or was looked up for all rows alike, as an image's positions may be."""
         if _is_constant(value):
             return True
-        is_for_all = isinstance(value, Tensor) and (value.ndim == 2 or len(value) == 1)
+        is_for_all = isinstance(value, Tensor) and value.ndim > 1 and (value.ndim == 2 or len(value) == 1)
         return is_for_all and any(value is each for each in self._looked_up)
 
     def _added(self, value: Any, shape: Sequence[int], dtype: torch.dtype, *, is_scores: bool = False) -> Any:
