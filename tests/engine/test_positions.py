@@ -601,6 +601,25 @@ def test_distances_that_become_no_scores_are_refused_by_name(how: str) -> None:
         model(torch.tensor([[3, 4, 5, 6, 7]]))
 
 
+class Mixed(torch.nn.Module):
+    """An image whose places are mixed by a table that positions have made: no scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(6.0, dtype=x.dtype)
+        return x + (places[:, None] - places) @ self.embed(x)
+
+
+def test_a_mixture_of_places_is_no_scores() -> None:
+    model = Mixed().double()
+    told = "a product with distances goes into torch's '.*add.*' before"
+    with pytest.raises(MethodError, match=told), propagate(model, PA_LRP):
+        model(torch.randn(2, 6, 6, dtype=torch.float64))
+
+
 class Given(Tap):
     """What distances give to each pair of a query and a key, as leaves: what a function of this name gives."""
 

@@ -358,7 +358,11 @@ class Positions(Tap):
             q, k, _, mask = arguments(call.args[:4], call.kwargs, "query", "key", "value", "attn_mask")
             shape = (*q.shape[:-1], k.shape[-2]) if mask is value else ()
         else:
-            shape = _shape_of(*(each.shape for each in _tensors((*call.args, *call.kwargs.values()))))
+            summands = _tensors((*call.args, *call.kwargs.values()))
+            shape = _shape_of(*(each.shape for each in summands))
+            others = [each for each in summands if any_carries(each) and each not in self._distances]
+            if self._is_of_image() and not all(self._made.get(each) == SCORES for each in others):
+                return False
         known = self._numbers.lengths or shape
         return len(shape) > 2 and tuple(value.shape) == shape and shape[-1] in known and shape[-2] in known
 
