@@ -493,6 +493,16 @@ def test_a_bias_of_scores_is_no_table_of_rows() -> None:
     assert {e.kind for e in trace.ledger().entries if e.name == "bias"} == {"biases"}
 
 
+def test_registers_are_tokens_and_no_positions() -> None:
+    a = Explainer(pictured("registers"))(image(), 1, method="pa-lrp-single-sink", ledger=True)
+    assert a.parts["positions"].shape == {"layer": 1, "place": 17}
+    assert a.parts["class token"].shape == {"learned token": 3}
+    kinds = a.ledger.by_kind()
+    for kind, part in {"positions": "positions", "class token": "class token", "inputs": "pixels"}.items():
+        assert abs(kinds[kind] - float(a.parts[part].values.sum())) < 1e-6
+    assert a.ledger.closes(1e-9)
+
+
 def test_deit_is_its_twin() -> None:
     model, weights = IMAGES["DeiT"][0](), np.array([1.0, -1.0, 0.0])
     with propagate(model, PA_LRP, observe=(), ledger=True) as trace:

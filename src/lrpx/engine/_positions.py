@@ -273,7 +273,12 @@ class Positions(Tap):
             return (self._added(args[0], shape, dtype, is_scores=is_scores), *args[1:]), kwargs
         if name in BESIDE and args and type(args[0]) in (tuple, list):
             dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
-            return ([self._added(each, each.shape, dtype) for each in args[0]], *args[1:]), kwargs
+            made = [
+                # what is learned and joined are tokens, as registers are, and no table
+                self._added(each, each.shape, dtype) if _is_tensor(each) and self._numbers.mark(each) else each
+                for each in args[0]
+            ]
+            return (made, *args[1:]), kwargs
         if call.operation is not None and (call.operation.kind in PRODUCTS or name in DIVISIONS):
             return args, kwargs  # products ask by themselves; a divisor is a normaliser
         for each in (*args, *kwargs.values()):
