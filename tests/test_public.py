@@ -27,7 +27,7 @@ PUBLIC = {
     "lrpx.cli": "main",
     "lrpx.composites": "GRID composites plotted rule search",
     "lrpx.coverage": "CHECKS MAPPINGS Checked ModelClass check choose every_class markdown summary sweep versions",
-    "lrpx.engine": "Call Ran Running Source Tap Trace propagate",
+    "lrpx.engine": "Call Positions Ran Running Source Tap Trace propagate",
     "lrpx.errors": """DataError InputError LRPxError MethodError MissingExtraError ModelError NonFiniteError
         ResultError ResultFileError TargetError TraceError UnknownOperationError""",
     "lrpx.explainer": "Explainer",

@@ -19,6 +19,7 @@ TEXTS = ["The doors of the house", "The keys to the cabinet that the old man los
 RECIPES = {
     "attnlrp": lrpx.ATTNLRP,
     "lrp": lrpx.LRP,
+    "pa-lrp": lrpx.PA_LRP,
     "gradient": lrpx.GRADIENT,
     "epsilon": lrpx.LRP.at(linear=Epsilon(1e-3)),
     "gamma": lrpx.LRP.at(linear=Gamma(0.25)),
@@ -45,10 +46,20 @@ def plain():
     return Explainer.from_pretrained()
 
 
-@pytest.fixture(scope="module")
-def quantised(torchao, plain):
+def config_of(torchao, name):
+    from torchao.quantization.granularity import PerGroup
+
+    return {
+        "int8": lambda: torchao.Int8WeightOnlyConfig(),
+        "int8 by group": lambda: torchao.Int8WeightOnlyConfig(granularity=PerGroup(32)),
+        "int4 by group": lambda: torchao.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(32)),
+    }[name]()
+
+
+@pytest.fixture(scope="module", params=["int8", "int8 by group", "int4 by group"])
+def quantised(torchao, plain, request):
     model = copy.deepcopy(plain.model)
-    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    torchao.quantize_(model, config_of(torchao, request.param))
     return Explainer(model, plain.tokenizer)
 
 
@@ -98,9 +109,25 @@ def test_an_int8_model_is_explained_as_the_matrices_it_stands_for(quantised, sto
     assert found <= 3 * lost
 
 
-@pytest.mark.parametrize("method", ["attnlrp", "lrp", "gradient-x-input"])
-def test_an_int8_model_is_explained_much_as_before(quantised, plain, method):
+@pytest.mark.parametrize("method", ["attnlrp", "pa-lrp-single-sink"])
+def test_the_ledger_and_the_positions_are_those_of_the_matrices(quantised, stood_for, exact, method):
+    a, b, c = (each(TEXTS[1], " are", " is", method=method, ledger=True) for each in (quantised, stood_for, exact))
+    assert a.ledger.closes()
+    for kind, value in c.ledger.by_kind().items():
+        lost = abs(b.ledger.by_kind()[kind] - value)
+        assert abs(a.ledger.by_kind()[kind] - value) <= 3 * lost + 1e-6 * c.ledger.scale
+    if method != "attnlrp":
+        found, wanted = (each.parts["positions"].values for each in (a, c))
+        assert (found - wanted).norm() / wanted.norm() < 1e-4
+        assert set(a.ledger.by_kind()) == {"tokens", "positions", "softmax residue"}
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "lrp", "pa-lrp", "gradient-x-input"])
+def test_an_int8_model_is_explained_much_as_before(torchao, plain, method):
     """Rounding a row of weights to 255 steps moves each by up to 0.4 % of the largest."""
+    model = copy.deepcopy(plain.model)
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    quantised = Explainer(model, plain.tokenizer)
     for found, before in zip(quantised(TEXTS, " are", " is", method), plain(TEXTS, " are", " is", method), strict=True):
         assert (found.relevance - before.relevance).norm() / before.relevance.norm() < 0.05
         assert spearmanr(found.relevance, before.relevance).statistic > 0.95
@@ -127,16 +154,17 @@ def test_nothing_of_an_int8_model_changes(quantised):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in quantised.model.modules())
 
 
-def test_int8_by_the_config_of_transformers_saved_and_loaded(torchao, plain, tmp_path):
+@pytest.mark.parametrize(("name", "kind"), [("int8", "Int8Tensor"), ("int4 by group", "IntxUnpackedToInt8Tensor")])
+def test_by_the_config_of_transformers_saved_and_loaded(torchao, plain, tmp_path, name, kind):
     from transformers import TorchAoConfig
 
-    first = Explainer.from_pretrained(quantization_config=TorchAoConfig(torchao.Int8WeightOnlyConfig()))
+    first = Explainer.from_pretrained(quantization_config=TorchAoConfig(config_of(torchao, name)))
     before, found = plain(TEXTS[0], " are", " is"), first(TEXTS[0], " are", " is")
-    assert (found.relevance - before.relevance).norm() / before.relevance.norm() < 0.05
+    assert (found.relevance - before.relevance).norm() / before.relevance.norm() < (0.05 if name == "int8" else 0.5)
     first.model.save_pretrained(tmp_path)
     first.tokenizer.save_pretrained(tmp_path)
     second = Explainer.from_pretrained(tmp_path)
-    assert type(second.model.model.layers[0].mlp.up_proj.weight).__name__ == "Int8Tensor"
+    assert type(second.model.model.layers[0].mlp.up_proj.weight).__name__ == kind
     assert torch.equal(second(TEXTS[0], " are", " is").relevance, found.relevance)
 
 

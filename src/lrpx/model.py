@@ -28,6 +28,7 @@ from lrpx._pooling import Pooling, pooling_in, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
+from lrpx.engine._positions import Positions
 from lrpx.engine._running import intervened
 from lrpx.engine._trace import is_finite
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
@@ -469,6 +470,7 @@ class BoundModel(Named):
         heads: bool = False,
         plain: bool = False,
         learned: bool = False,
+        by_head: bool = False,
         taps: Callable[[Batch], Sequence[Tap]] | None = None,
     ) -> Iterator[Pass]:
         """One forward pass under a recipe, ready to be explained: ``for round in ran.explained(): …``.
@@ -478,8 +480,9 @@ class BoundModel(Named):
             recipe: the rules.
             observe, ledger, heads: as :func:`~lrpx.propagate` takes them.
             plain: whether to run without compiled code, whatever the model was bound with.
-            learned: whether learned tokens and positions are leaves (:class:`~lrpx.engine._learned.Learned`); compiled
-                code has none.
+            learned: whether an image's learned tokens and positions are leaves (:class:`~lrpx.engine._learned.Learned`,
+                :class:`~lrpx.engine._positions.Positions`); compiled code has none.
+            by_head: whether the relevance of positions is kept head by head.
             taps: from the batch to what else listens to the run, or writes into it; it is then neither compiled nor
                 are its layers recomputed.
 
@@ -492,7 +495,8 @@ class BoundModel(Named):
         recompute = self.recompute and taps is None
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
         compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
-        own = [Learned(len(batch.rows), positions=not recipe.has_positions())] if learned and not compiled else []
+        own: list[Tap] = [Learned(len(batch.rows))] if learned and not compiled else []
+        own += [Positions(self.module, by_head=by_head)] if by_head or own else []
         how |= {"taps": [*([] if taps is None else taps(batch)), *own]}
 
         @contextmanager

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers as tf
 
+from lrpx import Ledger
 from lrpx.benchmarks import Run, find, keep
 from lrpx.benchmarks._pixel_report import overlay
 from lrpx.errors import DataError, InputError, ModelError, ResultFileError
@@ -108,6 +109,19 @@ def test_rows_are_what_a_loop_over_covered_images_gives(model, arrays, cells, fi
                 assert row[f"{name}/{method}"] == pytest.approx(twin(relevance, value), abs=1e-5), name
 
 
+def test_the_ledger_of_each_image_is_kept_where_a_method_has_one(model, arrays, monkeypatch):
+    benchmark = find("pixels")(data=arrays, limit=2)
+    run = Run(benchmark, model, ["attnlrp", "attnlrp-vit", "random"], ["ΔA"])
+    name = "completeness error by the ledger"
+    for row in run.part(0).to_pylist():
+        assert row[f"{name}/random"] is None
+        assert all(0 <= row[f"{name}/{method}"] < 1e-7 for method in ("attnlrp", "attnlrp-vit"))  # of a small value
+    total = Ledger.total.fget
+    monkeypatch.setattr(Ledger, "total", property(lambda ledger: 3 * total(ledger)))
+    for row in Run(benchmark, model, ["attnlrp"], ["ΔA"]).part(0).to_pylist():
+        assert row[f"{name}/attnlrp"] == pytest.approx(0.5, abs=1e-6)  # |3 v − v| / (|3 v| + |v|)
+
+
 def test_masks_are_counted_over_the_set(model, files):
     names = ["pixel accuracy", "mIoU", "mAP"]
     benchmark = of_table(files)
@@ -198,6 +212,8 @@ def test_reports_are_whole_and_escaped(run, folder, files, tmp_path):
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert page.count("data:image/png;base64,") == 3 * (1 + len(METHODS))
+    assert page.count('title="completeness error by the ledger"') == 3 * len(METHODS)
+    assert "| completeness error by the ledger | " in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
     assert "mean over" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8").lower()
     assert (tmp_path / "out" / "curves.png").read_bytes().startswith(b"\x89PNG")
     code, out, err = run(

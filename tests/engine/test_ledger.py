@@ -488,12 +488,12 @@ def test_one_operation(name: str, frozen: bool) -> None:
 
 NAMES = {
     "x + 1": ("constants", "add in Unit"),
-    "a buffer": ("constants", "buffer"),
+    "a buffer": ("positions", "buffer"),  # with a row for each place
     "a slice": ("biases", "rows"),
     "one element": ("biases", "bias"),
     "cat": ("class token", "token"),
     "an embedding": ("tokens", "table"),
-    "a slice of a table": ("biases", "table.weight"),
+    "a slice of a table": ("positions", "table.weight"),
     "linear": ("biases", "linear.bias"),
     "layer norm": ("biases", "norm.bias"),
     "group norm": ("biases", "groups.bias"),

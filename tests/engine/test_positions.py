@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from transformers.models.bloom import modeling_bloom
 
-from lrpx import ATTNLRP, LRP, PA_LRP, rules
-from lrpx.engine import propagate
+from lrpx import ATTNLRP, LRP, PA_LRP, Explainer, Task, rules
+from lrpx.engine import Tap, propagate
+from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError, TraceError
 from tests import tiny
+from tests.pictures import build as pictured
+from tests.pictures import image
 from tests.reference import bert, bloom, deit, gpt2, llama, models, t5
 
 if TYPE_CHECKING:
@@ -117,7 +120,7 @@ def test_bloom_is_its_twin(lifted_bloom: Any) -> None:
     want = bloom.explain(lifted_bloom, TOKENS, POSITION, CONTRAST)
     near(tokens_of(trace), want.tokens)
     for layer, expected in enumerate(want.positions):
-        near(positions_of(trace)[f"transformer.h.{layer}"], expected)
+        near(positions_of(trace)[f"transformer.h.{layer}"], expected.sum(0))
     assert trace.ledger().closes(1e-9)
     own = sum(map(np.sum, want.positions)) + want.tokens.sum() + sum(want.biases.values())
     assert abs(own + sum(want.softmax_residue.values()) - want.value) < 1e-9
@@ -247,6 +250,86 @@ def test_padding_changes_nothing_and_has_nothing(rows: list[list[int]], side: st
             assert not kept.relevance[at][mask[at] == 0].any()
 
 
+# ------------------------------------------------------------------------------------ heads
+
+
+def by_head(model: Any, recipe: Any = PA_LRP, weights: Any = CONTRAST, **inputs: Any) -> Trace:
+    batch = {name: torch.as_tensor(value)[None] for name, value in inputs.items()}
+    with propagate(model, recipe, observe=(), ledger=True, taps=[Positions(model, by_head=True)]) as trace:
+        logits = model(**batch).logits
+    trace.explain(logits[0, POSITION] @ torch.as_tensor(weights, dtype=logits.dtype))
+    return trace
+
+
+def test_heads_of_queries_and_of_keys_are_the_twins() -> None:
+    model = models.tiny_llama()
+    found = by_head(model, input_ids=TOKENS).positions(by_head=True)
+    want = llama.explain(model, TOKENS, POSITION, CONTRAST, "pa-lrp").angles_by_head
+    assert [(kept.layer, kept.heads) for kept in found] == [(f"model.layers.{i}", n) for i in (0, 1) for n in (4, 2)]
+    for kept, expected in zip(found, (each for layer in want for each in layer), strict=True):
+        near(kept.relevance[0], expected)
+
+
+def test_heads_of_alibi_are_the_twins(lifted_bloom: Any) -> None:
+    found = by_head(lifted_bloom, input_ids=TOKENS).positions(by_head=True)
+    want = bloom.explain(lifted_bloom, TOKENS, POSITION, CONTRAST).positions
+    for kept, expected in zip(found, want, strict=True):
+        near(kept.relevance[0], expected)
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_heads_of_relative_biases_are_the_twins(implementation: str) -> None:
+    model = models.tiny_t5(implementation)
+    trace = by_head(model, weights=np.eye(31)[7], input_ids=SOURCE, decoder_input_ids=TOKENS)
+    want = t5.explain(model, SOURCE, TOKENS, POSITION, np.eye(31)[7], "attnlrp")
+    for kept in trace.positions(by_head=True):
+        (bias,) = (part for name, part in want.position_bias.items() if name.startswith(kept.layer + "."))
+        near(kept.relevance[0], bias.sum(1))
+
+
+def heads_sum_to_what_they_were(model: Any, layers: int, heads: set[int | None], rows: int, **inputs: Any) -> None:
+    found = []
+    for taps in ([], [Positions(model, by_head=True)]):
+        with propagate(model, PA_LRP, observe=(), ledger=True, taps=taps) as trace:
+            logits = model(**inputs).logits
+        trace.explain(logits.reshape(rows, -1)[:, 5 % logits.shape[-1]].sum())
+        found.append(trace)
+    plain, several = found
+    apart, together = several.positions(by_head=True), several.positions()
+    assert {kept.heads for kept in apart} == heads
+    assert len(together) == layers
+    assert several.ledger().closes(1e-6)
+    for mine, kept in zip(together, plain.positions(), strict=True):
+        parts = [each.relevance for each in apart if each.layer == mine.layer and each.source is mine.source]
+        assert_allclose(sum(part.sum(1) for part in parts), kept.relevance, rtol=0, atol=1e-9)
+        assert_allclose(mine.relevance, kept.relevance, rtol=0, atol=1e-9)
+    with pytest.raises(TraceError, match="heads were not kept apart"):
+        plain.positions(by_head=True)
+
+
+HEADS: dict[str, set[int | None]] = {
+    "rotate-half": {2, 4}, "heads as wide as the text": {2, 8}, "YaRN": {2, 4}, "dynamic": {2, 4}, "complex": {2, 4},
+    "learned": {None}, "learned, by the mask": {None}, "learned, by the ids": {None},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "length"),
+    [
+        *((name, length) for name in SPELLINGS for length in (8, 4)),
+        ("rotate-half", 1),
+        ("interleaved", 1),
+        ("learned", 1),
+    ],
+)
+def test_heads_sum_to_what_they_were_in_every_spelling(name: str, length: int) -> None:
+    build, count = SPELLINGS[name]
+    ids = torch.tensor(np.tile(TOKENS[:length], (2, 1)))
+    ids[1] = ids[1].flip(0)
+    for rows in (2, 1):
+        heads_sum_to_what_they_were(build(), count, HEADS.get(name, {4}), rows, input_ids=ids[:rows])
+
+
 PIXELS = torch.randn(2, 3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 VIT = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24, "image_size": 8,
@@ -284,6 +367,140 @@ def test_images_have_positions(build: Any, places: dict[str, int]) -> None:
     alone.explain(value)
     for mine, one in zip(found, alone.positions(), strict=True):
         near(mine.relevance[1].numpy(), one.relevance[0].numpy())
+
+
+@pytest.mark.parametrize(("name", "heads"), [("BEiT", {4}), ("Swin", {2}), ("ViT", {None})])
+def test_heads_of_images_sum_to_what_they_were(name: str, heads: set[int | None]) -> None:
+    build, places = IMAGES[name]
+    heads_sum_to_what_they_were(build(), len(places), heads, 2, pixel_values=PIXELS)
+
+
+def test_deberta_has_heads_of_queries_and_keys() -> None:
+    heads_sum_to_what_they_were(deberta(), 3, {None, 4}, 1, input_ids=torch.tensor(TOKENS)[None])
+
+
+class Map(torch.nn.Module):
+    """A table of positions for each place of a map, as SAM has it, or channels first."""
+
+    def __init__(self, *, channels_first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.channels_first = channels_first
+        self.patches = torch.nn.Conv2d(3, 4, 4, 4)
+        self.where = torch.nn.Parameter(torch.randn(1, 4, 2, 4) if channels_first else torch.randn(1, 2, 4, 4))
+        self.head = torch.nn.Linear(4, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.patches(x)
+        if self.channels_first:
+            return self.head((made + self.where).flatten(2).mT).sum(1)
+        return self.head((made.permute(0, 2, 3, 1) + self.where).flatten(1, 2)).sum(1)
+
+
+@pytest.mark.parametrize("channels_first", [False, True])
+def test_a_table_for_a_map_has_a_number_for_each_place(channels_first: bool) -> None:
+    model = Map(channels_first=channels_first).double().eval()
+    pixels = torch.randn(2, 3, 8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    table = model.where[0].flatten(1).T if channels_first else model.where[0].flatten(0, 1)
+    want = (table @ model.head.weight[1]).detach().numpy()
+    for recipe in (PA_LRP, ATTNLRP):
+        explainer = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+        for found in explainer(pixels, 1, method=recipe if recipe is ATTNLRP else "pa-lrp"):
+            part = found.parts["positions"]
+            near(part.values.numpy() if recipe is ATTNLRP else part.values[0].numpy(), want, 1e-6)
+        with propagate(model, recipe, observe=(), ledger=True) as trace:
+            logits = model(pixels[:1])
+        trace.explain(logits[0, 1])
+        assert trace.ledger().closes(1e-9)
+        assert abs(trace.ledger().by_kind()["positions"] - want.sum()) < 1e-9
+
+
+@pytest.mark.parametrize("recipe", [PA_LRP, ATTNLRP], ids=["pa-lrp", "attnlrp"])
+def test_the_tables_of_sam_are_positions(recipe: Any) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 24, "output_channels": 8}
+    config = tf.SamVisionConfig(**sizes, image_size=8, patch_size=2, window_size=0, use_rel_pos=False)
+    model = tiny.build(tf.SamVisionModel, config)
+    with torch.no_grad():
+        model.vision_encoder.pos_embed.normal_()
+    with propagate(model, recipe, observe=(), ledger=True) as trace:
+        out = model(pixel_values=PIXELS).last_hidden_state
+    trace.explain(out[:, 0, 0, 0].sum())
+    assert trace.ledger().closes(1e-9)
+    assert abs(trace.ledger().by_kind()["positions"]) > 1e-6
+    if recipe is PA_LRP:
+        (kept,) = trace.positions()
+        assert kept.relevance.shape == (2, 16)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_distances_of_sam_are_the_keys_positions(implementation: str) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "mlp_dim": 24, "output_channels": 8}
+    config = tf.SamVisionConfig(**sizes, image_size=8, patch_size=2, window_size=0, use_abs_pos=False)
+    model = tiny.build(tf.SamVisionModel, config, implementation)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "rel_pos" in name:
+                weight.copy_(torch.as_tensor(np.random.default_rng(0).normal(size=weight.shape)))
+    with propagate(model, PA_LRP, observe=(), ledger=True, taps=[Positions(model, by_head=True)]) as trace:
+        out = model(pixel_values=PIXELS).last_hidden_state
+    trace.explain(out[:, 0, 0, 0].sum())
+    assert trace.ledger().closes(1e-6)
+    spelled_out = tiny.build(tf.SamVisionModel, config, "eager")
+    spelled_out.load_state_dict(model.state_dict())
+    with propagate(spelled_out, ATTNLRP, observe=(), taps=[given := Given("reshape_as")]) as plain:
+        out = spelled_out(pixel_values=PIXELS).last_hidden_state
+    plain.explain(out[:, 0, 0, 0].sum())
+    (scores,) = given.found
+    want = 0.5 * (scores.detach() * plain.gradient_of(scores)).reshape(2, 2, 16, 16).sum(2)  # by image, head and key
+    (kept,) = trace.positions()
+    near(kept.relevance.numpy(), want.sum(1).numpy(), 3e-6)  # it takes its softmax in float32
+    apart = trace.positions(by_head=True)
+    if implementation == "sdpa":
+        near(apart[0].relevance.numpy(), want.numpy(), 3e-6)
+
+
+@pytest.mark.parametrize("size", [16, 24])  # 24: interpolated
+def test_positions_of_dinov2_have_the_same_sum_under_both_recipes(size: int) -> None:
+    model, pixels = pictured("dinov2"), image(size=size)[None]
+    found = []
+    for recipe in (PA_LRP, ATTNLRP):
+        with propagate(model, recipe, observe=(), ledger=True) as trace:
+            logits = model(pixel_values=pixels).logits
+        trace.explain(logits[0, 1])
+        found.append(trace.ledger().by_kind()["positions"])
+    assert abs(found[0]) > 1e-3
+    assert abs(found[0] - found[1]) < 1e-9  # added positions need no rule
+
+
+class Biased(torch.nn.Module):
+    """Attention over a batch as large as its rows, with a constant for each pair of them: no table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project, self.bias = torch.nn.Linear(4, 4), torch.nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.project(x) @ x.mT / 2 + self.bias
+        return (scores.softmax(-1) @ x).sum(1)
+
+
+def test_a_bias_of_scores_is_no_table_of_rows() -> None:
+    model = Biased().double()
+    with propagate(model, ATTNLRP, observe=(), ledger=True) as trace:
+        out = model(torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+    trace.explain(out[:, 1].sum())
+    assert {e.kind for e in trace.ledger().entries if e.name == "bias"} == {"biases"}
+
+
+def test_registers_are_tokens_and_no_positions() -> None:
+    a = Explainer(pictured("registers"))(image(), 1, method="pa-lrp-single-sink", ledger=True)
+    assert a.parts["positions"].shape == {"layer": 1, "place": 17}
+    assert a.parts["class token"].shape == {"learned token": 3}
+    kinds = a.ledger.by_kind()
+    for kind, part in {"positions": "positions", "class token": "class token", "inputs": "pixels"}.items():
+        assert abs(kinds[kind] - float(a.parts[part].values.sum())) < 1e-6
+    assert a.ledger.closes(1e-9)
 
 
 def test_deit_is_its_twin() -> None:
@@ -342,7 +559,133 @@ def test_half_of_what_a_distance_chooses_is_the_positions() -> None:
     near(trace.source_relevance(trace.sources[0]).sum(-1).numpy(), 0.5 * chosen.sum(2).numpy())
 
 
-def test_distances_are_refused_by_name() -> None:
-    model = tiny.xlnet()
+class Shifted(torch.nn.Module):
+    """Products with distances that positions have made, shifted until each is of a query and a key, as in XLNet."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.embed, self.project = torch.nn.Embedding(31, 4), torch.nn.Linear(4, 4, bias=False)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, length = self.embed(input_ids), input_ids.shape[1]
+        angles = torch.arange(length, -length, -1.0)[:, None] * torch.tensor([1.0, 0.1])
+        distances = torch.cat([angles.sin(), angles.cos()], -1).to(x)
+        products = torch.einsum("bid,td->bit", x, self.project(distances)) * 0.5
+        if self.how == "softmax":
+            return products.softmax(-1)
+        rows, _, wide = products.shape
+        shifted = products.reshape(rows, wide, length)[:, 1:].reshape(rows, length, wide - 1)
+        shifted = shifted.index_select(2, torch.arange(length)) if self.how == "select" else shifted[..., :length]
+        if self.how == "sum":
+            return x.sum(-1) + shifted.sum(-1)
+        return x @ x.mT + shifted
+
+
+@pytest.mark.parametrize("how", ["select", "slice"])
+def test_half_of_what_a_shifted_distance_gives_is_the_keys_position(how: str) -> None:
+    torch.manual_seed(0)
+    model = Shifted(how).double()
+    ids = torch.tensor([[3, 4, 5, 6, 7], [9, 8, 7, 6, 5]])
+    weights = torch.randn(2, 5, 5, dtype=torch.float64)
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        value = (model(ids) * weights).sum()
+    trace.explain(value)
+    x, project = model.embed(ids).detach().numpy(), model.project.weight.detach().numpy()
+    want = np.zeros((2, 5))
+    for row in range(2):
+        for i in range(5):
+            for j in range(5):
+                angles = np.float32(i - j) * np.array([1.0, 0.1], dtype=np.float32)
+                distance = np.concatenate([np.sin(angles), np.cos(angles)]).astype(float)
+                want[row, j] += 0.5 * weights[row, i, j].item() * 0.5 * (x[row, i] @ project @ distance)
+    near(trace.positions()[0].relevance.numpy(), want, 1e-7)  # the distances are float32
+    assert trace.ledger().closes(1e-9)
+
+
+@pytest.mark.parametrize("how", ["softmax", "sum"])
+def test_distances_that_become_no_scores_are_refused_by_name(how: str) -> None:
+    model = Shifted(how).double()
+    told = f"a product with distances goes into torch's '{how}' before"
+    with pytest.raises(MethodError, match=told), propagate(model, PA_LRP):
+        model(torch.tensor([[3, 4, 5, 6, 7]]))
+
+
+class Mixed(torch.nn.Module):
+    """An image whose places are mixed by a table that positions have made: no scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(6.0, dtype=x.dtype)
+        return x + (places[:, None] - places) @ self.embed(x)
+
+
+def test_a_mixture_of_places_is_no_scores() -> None:
+    model = Mixed().double()
+    told = "a product with distances goes into torch's '.*add.*' before"
+    with pytest.raises(MethodError, match=told), propagate(model, PA_LRP):
+        model(torch.randn(2, 6, 6, dtype=torch.float64))
+
+
+class Given(Tap):
+    """What distances give to each pair of a query and a key, as leaves: what a function of this name gives."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.found: list[torch.Tensor] = []
+
+    def leaves(self) -> list[torch.Tensor]:
+        return self.found
+
+    def around(self, call: Any, proceed: Any) -> Any:
+        out = proceed(call.args, call.kwargs)
+        if call.name == self.name and out.requires_grad:
+            self.found.append(out := out.view_as(out))
+        return out
+
+
+def test_xlnet_by_the_scores_of_its_last_layer() -> None:
+    model, shift = tiny.xlnet(), Given("index_select")
+    trace = run(model, input_ids=TOKENS)
+    assert list(positions_of(trace)) == ["transformer.layer.0", "transformer.layer.1"]
+    assert trace.ledger().closes(1e-6)
+    with propagate(model, ATTNLRP, observe=(), taps=[shift]) as plain:
+        logits = model(input_ids=torch.as_tensor(TOKENS)[None]).logits
+    plain.explain(logits[0, POSITION] @ torch.as_tensor(CONTRAST))
+    scores = shift.found[-1]  # below the last layer's scores the rules differ
+    want = 0.5 * (scores.detach() * plain.gradient_of(scores))[0].numpy()
+    near(positions_of(trace)["transformer.layer.1"], want.sum((0, 1)))
+    apart = by_head(model, input_ids=TOKENS).positions(by_head=True)
+    near(apart[-1].relevance[0], want.sum(1))
+
+
+@pytest.mark.parametrize("rows", [2, 5])  # 5: as many rows as tokens, and the model turns its ids round
+def test_a_batch_of_xlnet_is_its_rows(rows: int) -> None:
+    explainer = Explainer(tiny.xlnet())
+    given = [[int(i) for i in RNG.integers(6, 31, 5)] for _ in range(rows)]
+    for found, ids in zip(explainer(given, 5, 9, method="pa-lrp"), given, strict=True):
+        alone = explainer(ids, 5, 9, method="pa-lrp")
+        near(found.parts["positions"].values.numpy(), alone.parts["positions"].values.numpy(), 1e-7)
+        assert_allclose(found.relevance.numpy(), alone.relevance.numpy(), rtol=0, atol=1e-7)
+
+
+def test_a_bias_with_as_many_heads_as_there_are_tokens_is_refused_by_name() -> None:
+    with pytest.raises(MethodError, match=r"nothing tells which dimension of a table of shape \[4, 4\]"):
+        Explainer(tiny.xlnet())([6, 7, 8, 9], method="pa-lrp")
+
+
+def funnel(*sizes: int) -> Any:
+    config = tf.FunnelConfig(vocab_size=31, d_model=16, n_head=4, d_head=4, d_inner=24, block_sizes=list(sizes))
+    return tiny.build(tf.FunnelForMaskedLM, config, "eager")
+
+
+def test_positions_of_pooled_places_are_refused_by_name() -> None:
+    trace = run(funnel(2), input_ids=TOKENS)
+    assert next(iter(positions_of(trace))) == "funnel.encoder.blocks.0"
+    assert trace.ledger().closes(1e-6)
+    model = funnel(1, 1)
     with pytest.raises(MethodError, match="position=uniform cannot be applied"), propagate(model, PA_LRP):
         model(input_ids=torch.tensor(TOKENS)[None])

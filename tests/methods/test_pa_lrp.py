@@ -20,6 +20,7 @@ from tests import tiny
 from tests.reference import models
 
 IDS = [5, 9, 3, 17, 22, 8, 4]
+PA = lrpx.METHODS["pa-lrp"]
 NAMES = ("pa-lrp", "pa-lrp-absolute", "pa-lrp-single-sink", "pa-lrp-positions", "pa-lrp-tokens")
 
 
@@ -71,6 +72,40 @@ def test_a_batch_is_its_rows(build: Any, recompute: bool) -> None:
         part, alone = (found.parts["positions"].values.numpy() for found in (each, one))
         assert_allclose(part, alone, rtol=0, atol=1e-7)
         assert np.abs(alone).max() > 1e-6
+
+
+def test_heads_are_a_part_that_sums_to_the_positions(llama: lrpx.Explainer) -> None:
+    method = replace(PA, by_head=True)
+    for a in llama([IDS, IDS[:3]], 5, 9, method=method):
+        part = a.parts["positions by head"]
+        assert part.axes == ("layer", "head", "token")
+        assert part.labels["head"] == ("0 of 2", "1 of 2", "0 of 4", "1 of 4", "2 of 4", "3 of 4")
+        assert_allclose(part.values.sum(1).numpy(), a.parts["positions"].values.numpy(), rtol=0, atol=1e-9)
+    plain = llama(IDS, 5, 9, method="pa-lrp")
+    assert_allclose(llama(IDS, 5, 9, method=method).relevance.numpy(), plain.relevance.numpy(), rtol=0, atol=1e-9)
+    assert "positions by head" not in plain.parts
+
+
+def test_heads_of_one_number_have_no_labels_and_those_of_none_are_refused() -> None:
+    found = lrpx.Explainer(models.tiny_t5())([5, 6, 7, 8], decoder=[0, 9], method=replace(PA, by_head=True))
+    part = found.parts["positions by head"]
+    assert part.shape["head"] == 4
+    assert set(part.labels) == {"layer"}
+    assert_allclose(part.values.sum(1).numpy(), found.parts["positions"].values.numpy(), rtol=0, atol=1e-9)
+    with pytest.raises(MethodError, match="outside of its heads; leave by_head out"):
+        lrpx.Explainer(models.tiny_gpt2())(IDS, method=replace(PA, by_head=True))
+
+
+def test_heads_of_an_image_whose_stages_have_their_own() -> None:
+    sizes = {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size": 2}
+    explainer = lrpx.Explainer(tiny.build(tf.SwinForImageClassification, tf.SwinConfig(**sizes, num_labels=3)))
+    pixels = torch.randn(3, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    a = explainer(pixels, 1, method=replace(PA, by_head=True))
+    part = a.parts["positions by head"]
+    assert part.shape == {"layer": 2, "head": 6, "place": 4}
+    assert_allclose(part.values.sum(1).numpy(), a.parts["positions"].values.numpy(), rtol=0, atol=1e-6)
+    assert not part.values[0, 2:].any()
+    assert not part.values[1, :2].any()
 
 
 def test_an_encoder_and_a_decoder_have_layers_of_their_own() -> None:

@@ -36,7 +36,7 @@ class BloomExplanation:
     logits: Array  # [T, V]
     value: float
     tokens: Array  # [T]
-    positions: list[Array]  # [T] of each layer's ALiBi, by key
+    positions: list[Array]  # [H, T] of each layer's ALiBi, by head and key
     biases: dict[str, float]
     softmax_residue: dict[str, float]
 
@@ -96,7 +96,7 @@ def explain(model: BloomForCausalLM, token_ids: Any, position: int, weights: Any
         r_heads = split_heads(out.relevance(attended, r_attention, ledger), heads)
         r = attention_relevance(attention, r_heads, "attnlrp")
         ledger.softmax_residue[f"transformer.h.{i}"] = r.residue
-        positions.insert(0, r.bias.sum((0, 1)))
+        positions.insert(0, r.bias.sum(1))
         r_fused = np.stack([part.transpose(1, 0, 2) for part in (r.q, r.k, r.v)], 2).reshape(length, -1)
         relevance = r_x + norm_1.relevance(x, qkv.relevance(normed, r_fused, ledger), ledger)
     r_tokens = first.relevance(embedded, relevance, ledger)

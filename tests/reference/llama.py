@@ -47,6 +47,7 @@ class LlamaExplanation:
     heads: list[Array]  # [T, H dh] at the input of each attention output projection
     neurons: list[Array]  # [T, f] at the input of each down projection
     angles: list[Array]  # [T] of each layer's rotary angles; zero unless the recipe is "pa-lrp"
+    angles_by_head: list[tuple[Array, Array]]  # the same in the heads of the queries [H, T], and of the keys
     biases: dict[str, float]  # by parameter name
     softmax_residue: dict[str, float]  # by attention module name
 
@@ -73,14 +74,14 @@ def rotate_relevance(x: Array, cos: Array, sin: Array, relevance: Array) -> Arra
 
 
 def rotate_shared(x: Array, cos: Array, sin: Array, relevance: Array) -> tuple[Array, Array]:
-    """Relevance of ``x [H, T, dh]`` and of the angles ``[T]`` behind :func:`rotate`, product by product.
+    """Relevance of ``x [H, T, dh]`` and of each head's angles ``[H, T]`` behind :func:`rotate`, product by product.
 
     A sum of two products: each product has its share of the sum, and each of its factors half of that (the uniform
     rule; Bakish et al. 2025, Eq. 10).
     """
     heads, length, width = x.shape
     half = width // 2
-    r_x, r_places = np.zeros_like(x), np.zeros(length)
+    r_x, r_places = np.zeros_like(x), np.zeros((heads, length))
     for head in range(heads):
         for t in range(length):
             for i in range(width):
@@ -90,7 +91,7 @@ def rotate_shared(x: Array, cos: Array, sin: Array, relevance: Array) -> tuple[A
                 shares = rules.addition([np.array(with_cos), np.array(with_sin)], np.array(relevance[head, t, i]))
                 r_x[head, t, i] += 0.5 * shares[0]
                 r_x[head, t, j] += 0.5 * shares[1]
-                r_places[t] += 0.5 * shares[0] + 0.5 * shares[1]
+                r_places[head, t] += 0.5 * shares[0] + 0.5 * shares[1]
     return r_x, r_places
 
 
@@ -174,11 +175,11 @@ class _Layer:
         r = attention_relevance(s.attention, split_heads(r_heads, self.heads), recipe)
         ledger.softmax_residue[self.name] = r.residue
         per_group = (self.groups, self.heads // self.groups, *r.k.shape[1:])
-        r_places = np.zeros(len(s.x))
+        r_places = np.zeros((self.heads, len(s.x))), np.zeros((self.groups, len(s.x)))
         if has_positions:
             r_q, of_q = rotate_shared(s.q, cos, sin, r.q)
             r_k, of_k = rotate_shared(s.k, cos, sin, r.k.reshape(per_group).sum(1))
-            r_places = of_q + of_k
+            r_places = of_q, of_k
         else:
             r_q = rotate_relevance(s.q, cos, sin, r.q)
             r_k = rotate_relevance(s.k, cos, sin, r.k.reshape(per_group).sum(1))
@@ -245,7 +246,8 @@ def explain(
         layers=at_layers,
         heads=at_heads,
         neurons=at_neurons,
-        angles=at_places,
+        angles=[of_q.sum(0) + of_k.sum(0) for of_q, of_k in at_places],
+        angles_by_head=at_places,
         biases=ledger.biases,
         softmax_residue=ledger.softmax_residue,
     )

@@ -350,10 +350,16 @@ def test_a_drawing_is_shown_and_runs_nothing(opened, sample, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_image_is_drawn_and_its_layers_can_be_switched(opened, scheme):
+    from selenium.webdriver import ActionChains, Keys
+
     from lrpx import Explainer
     from tests.pictures import build, image
 
-    found = Explainer(build("vit"))(image(), 1, method="attnlrp-vit")
+    found = Explainer(build("vit"))(image(), 1, method="attnlrp-vit", ledger=True)
+    stops = (
+        "return Math.min(...[...document.querySelectorAll('.lrpx-slider input')].map("
+        "e => Math.min(e.offsetWidth, e.offsetHeight)))"
+    )
     for width in (900, 390):
         driver = opened(page(found), scheme, width)
         assert not driver.get_log("browser")  # the page's policy admits its images
@@ -361,8 +367,35 @@ def test_an_image_is_drawn_and_its_layers_can_be_switched(opened, scheme):
         assert len(driver.find_elements("css selector", "svg.lrpx-pic image")) == 5
         texts = [(text, rgb(ink), rgb(paper)) for text, ink, paper in driver.execute_script(COLOURS)]
         assert not [each for each in texts if contrast(each[1], each[2]) < 4.5]
-        for switch, layer in (("lrpx-show-heat", "lrpx-heat"), ("lrpx-show-base", "lrpx-base")):
-            opacity = f"return getComputedStyle(document.querySelector('.{layer}')).opacity"
-            assert driver.execute_script(opacity) == "1"
-            driver.find_element("css selector", f".{switch}").click()
-            assert driver.execute_script(opacity) == "0"
+        opacity = "return getComputedStyle(document.querySelector('.{}')).opacity"
+        assert driver.execute_script(opacity.format("lrpx-base")) == "1"
+        driver.find_element("css selector", ".lrpx-show-base").click()
+        assert driver.execute_script(opacity.format("lrpx-base")) == "0"
+        assert driver.execute_script(opacity.format("lrpx-heat")) == "1"
+        driver.find_element("css selector", ".lrpx-o3").click()
+        assert driver.execute_script(opacity.format("lrpx-heat")) == "0.3"
+        ActionChains(driver).send_keys(Keys.ARROW_RIGHT).perform()  # as a slider
+        assert driver.execute_script(opacity.format("lrpx-heat")) == "0.4"
+        assert driver.execute_script(stops) >= 20  # each can be hit with a finger
+        cell = driver.find_elements("css selector", ".lrpx-patched .lrpx-cellbox")[5]
+        strokes = "return [...document.querySelectorAll('.lrpx-patched .lrpx-cellbox')].map(e => [" + (
+            "getComputedStyle(e).stroke, getComputedStyle(e).strokeOpacity])"
+        )
+        assert {stroke for stroke, _ in driver.execute_script(strokes)} == {"none"}
+        ActionChains(driver).move_to_element(cell).perform()
+        seen = driver.execute_script(strokes)
+        assert seen[5][1] == "1"
+        assert {opacity for i, (_, opacity) in enumerate(seen) if i != 5} == {"0.3"}  # the grid of patches
+
+
+def test_two_images_have_sliders_of_their_own(opened):
+    from lrpx import Explainer
+    from tests.pictures import build, image
+
+    explain = Explainer(build("vit"))
+    found = Attributions([explain(image(i), 1, method=method) for i in (0, 1) for method in ("lrp", "attnlrp")])
+    for html in (gallery_page(found), f"<!doctype html><meta charset=utf-8>{gallery_fragment(found)}"):
+        driver = opened(html)
+        driver.find_elements("css selector", ".lrpx-o2")[1].click()
+        each = "return [...document.querySelectorAll('.lrpx-heat')].map(e => getComputedStyle(e).opacity)"
+        assert driver.execute_script(each) == ["1", "1", "0.2", "0.2"]

@@ -85,6 +85,20 @@ def test_hostile_names_are_escaped(found):
         assert "<script" not in page
 
 
+def test_the_completeness_error_is_told_beside_every_image(found):
+    (by_ledger, error), (of_patches, alone) = canvas(found).incomplete
+    assert (by_ledger, of_patches) == ("by the ledger", "of the patches alone")
+    assert error < 1e-9  # float64
+    total, value = float(found.parts["patches"].values.sum()), found.explained.value
+    assert alone == pytest.approx(abs(value - total) / (abs(value) + abs(total)), abs=1e-12)
+    assert alone > 0.01
+    plain, rollout = (Explainer(build("vit"))(image(), 1, method=name) for name in ("lrp", "rollout"))
+    assert [name for name, _ in canvas(plain).incomplete] == ["of the patches alone"]
+    assert canvas(rollout).incomplete == ()  # which is in no units of the value
+    assert found.to_html().count("Completeness error") == 1
+    assert Attributions([found, plain, rollout]).to_html().count("Completeness error") == 2
+
+
 def test_methods_side_by_side(found):
     other = Explainer(build("vit"))(image(), 1, method="rollout")
     elsewhere = Explainer(build("vit"))(image(1), 1, method="rollout")

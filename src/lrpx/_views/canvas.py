@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import struct
 import zlib
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from lrpx._images import Patches
 from lrpx._views.colour import colour
 from lrpx._views.picture import aligned, share, share_of_scale
 from lrpx.attribution import scale
+from lrpx.metrics._images import incompleteness
 
 if TYPE_CHECKING:
     from lrpx.attribution import Attribution
@@ -88,10 +90,24 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Canvas:
-    """An image with the layers of its relevance, patches first."""
+    """An image with the layers of its relevance, patches first.
+
+    Args:
+        image: ``[R, C, 3]``, ``uint8``.
+        layers: over it.
+        incomplete: how far what is named is from adding up to the value (completeness error): the ledger, if there is
+            one, and the first layer alone; none where the relevance is in other units.
+    """
 
     image: Tensor
     layers: tuple[Layer, ...]
+    incomplete: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """One that no other image's canvas on a page has."""
+        shown = "".join([self.image_uri, *(layer.heat_uri for layer in self.layers)])
+        return f"lrpx-{hashlib.sha256(shown.encode()).hexdigest()[:12]}"
 
     @property
     def height(self) -> int:
@@ -149,7 +165,10 @@ def canvas(a: Attribution) -> Canvas | None:
         if not limit:
             limit, note = float(values.abs().max()), ""
         layers.append(_layer(a, "pixels", values, values, limit, (1, 1), note))
-    return Canvas(image, tuple(layers))
+    incomplete = [] if a.ledger is None else [("by the ledger", incompleteness(a.ledger.total, a.ledger.explained))]
+    if layers and a.is_decomposition:
+        incomplete.append((f"of the {layers[0].name} alone", incompleteness(layers[0].total, a.explained.value)))
+    return Canvas(image, tuple(layers), tuple(incomplete))
 
 
 def _layer(

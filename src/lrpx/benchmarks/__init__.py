@@ -15,6 +15,7 @@ from lrpx.benchmarks import _faithfulness as _faithfulness
 from lrpx.benchmarks import _layers as _layers
 from lrpx.benchmarks import _patching as _patching
 from lrpx.benchmarks import _pixels as _pixels
+from lrpx.benchmarks import _position_tests as _position_tests
 from lrpx.benchmarks import _qa as _qa
 from lrpx.benchmarks._contract import BENCHMARKS, Benchmark, Case, Samples, Source, find, register
 from lrpx.benchmarks._faithfulness import Perturbed

@@ -153,6 +153,7 @@ def _context(found: Summary, record: Mapping[str, Any], title: str, noun: str = 
         "title": title,
         "labels": found.labels,
         "verdict": [] if found.verdict is None else verdict(found),
+        "extra": [],
         "ranks": {} if found.verdict is None else found.verdict.ranks,
         "captions": list(dict.fromkeys(captions)),
         "reads": list(dict.fromkeys((each.name, each.way, each.reads) for each in found.variants)),

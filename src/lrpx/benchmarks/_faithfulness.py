@@ -3,8 +3,8 @@
 Every method explains the same value of every text; then tokens are hidden, as every metric's plan says, and what the
 model says then is measured (:mod:`lrpx.metrics._perturbation`). There is no ground truth in it but the model.
 
-``faithfulness`` measures by all metrics; ``loo`` by those of You et al. (2025), ``positions`` by those of Bakish et al.
-(2025). :class:`Perturbed` is for benchmarks that read other data.
+``faithfulness`` measures by all metrics; ``loo`` by those of You et al. (2025). :class:`Perturbed` is for benchmarks
+that read other data.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class TextSample:
         named: how it reads.
         target: what is explained.
         hideable: the places of the tokens that may be hidden.
+        options: the indices among whose logits the right one's should be the largest; none for all.
     """
 
     id: str
@@ -82,6 +83,7 @@ class TextSample:
     named: str | None
     target: Logit
     hideable: tuple[int, ...]
+    options: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,12 +175,12 @@ class Perturbed(Benchmark[S]):
         Raises:
             InputError: there is no such perturbation.
         """
-        return tuple(Perturbation(how, self.specials) for how in _listed(self.perturbation, "perturbation"))
+        return tuple(Perturbation(how, self.specials) for how in listed(self.perturbation, "perturbation"))
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """What is read."""
-        return tuple(_listed(self.read_out, "read-out"))
+        return tuple(listed(self.read_out, "read-out"))
 
     def check(self) -> None:
         """See the class."""
@@ -482,9 +484,10 @@ class Faithfulness(Perturbed[TextSample]):
         return Questions((sample.row,), (Question(0, sample.position, sample.target),))
 
     def correct(self, case: Case[TextSample]) -> bool | None:
-        """Whether the label has the largest logit."""
-        label = case.sample.label
-        return None if label is None else int(case.answers.logits[0].argmax()) == label
+        """Whether the label has the largest logit, of all or of the options."""
+        label, logits = case.sample.label, case.answers.logits[0]
+        best = max(case.sample.options, key=lambda option: float(logits[option]), default=int(logits.argmax()))
+        return None if label is None else best == label
 
 
 @register
@@ -500,27 +503,7 @@ class LeaveOneOutAgreement(Faithfulness):
         return ["LOO Pearson", "LOO Spearman", "AOPC LeRF", "AOPC MoRF", "AOPC Δ"]
 
 
-@register
-@dataclass(frozen=True)
-class PositionTests(Faithfulness):
-    """Do positions make an explanation truer to the model? By generation and pruning (Bakish et al. 2025)."""
-
-    perturbation: Annotated[
-        str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
-    ] = "unk"
-
-    name: ClassVar[str] = "positions"
-    title: ClassVar[str] = "Do positions make an explanation truer to the model?"
-    methods: ClassVar[tuple[str, ...]] = (
-        "attnlrp", "pa-lrp", "pa-lrp-absolute", "pa-lrp-single-sink", "pa-lrp-positions", "random",
-    )  # fmt: skip
-
-    def usual(self) -> list[str]:
-        """Those of Bakish et al. 2025, Tables 1 to 3."""
-        return ["AUAC generation", "AU-MSE generation", "AUAC pruning", "AU-MSE pruning"]
-
-
-def _listed(names: str, what: str) -> list[str]:
+def listed(names: str, what: str) -> list[str]:
     """Names with commas between, each once.
 
     Raises:

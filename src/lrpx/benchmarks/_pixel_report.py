@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 __all__ = ["summarise", "terminal", "write_reports"]
 
+LEDGER: Final = "completeness error by the ledger"
+"""What the column is called of how far a method's ledger is from adding up to the explained value."""
+TOLD: Final = (
+    "how far the ledger is from adding up to the explained value, 0 where it does; methods in other units have none."
+)
 CELLS: Final = "{cells}"
 """In a caption, what is covered."""
 
@@ -100,6 +105,10 @@ def write_reports(store: Store, title: str, known: Mapping[str, Metric], *, show
     noun = str(store.settings.get("cells", "pixels"))
     context = _context(found, store.record, title, noun) | {"heatmaps": _heatmaps(store, found.methods, show)}
     context["captions"] = [(name, caption.replace(CELLS, noun)) for name, caption in context["captions"]]
+    ledgers = _ledgers(store, found.methods)
+    if ledgers:
+        context["extra"] = [(LEDGER, {name: f"{value:.1g}" for name, value in ledgers.items()})]
+        context["captions"].append((LEDGER, TOLD))
     environment = _report._html()
     sheet = html.style([], whole_page=True) + environment.get_template("report.css.j2").render()
     sheet += environment.get_template("faithfulness.css.j2").render(context)
@@ -135,12 +144,22 @@ def _described(store: Store, known: Mapping[str, Metric]) -> Described:
     return recorded(store, "about images", variants)
 
 
+def _ledgers(store: Store, methods: Sequence[str]) -> dict[str, float]:
+    """The mean of each method that has ledgers; nothing in a run of mosaics, which have none."""
+    if "cells" not in store.settings:
+        return {}
+    rows = select(store, [f"{LEDGER}/{method}" for method in methods])
+    means = {method: rows[f"{LEDGER}/{method}"].mean() for method in methods}
+    return {method: float(mean) for method, mean in means.items() if isinstance(mean, float)}
+
+
 def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list[dict[str, Any]]:
     """The samples asked for, or the first few, as every method explains them."""
     ids = select(store, ["id"])["id"].to_list()
     check_shown(show, ids, store.folder)
     wanted = list(dict.fromkeys(show)) or ids[:SHOWN]
     columns = ["id", "explained", "value", "image", "grid", *(f"relevance/{method}" for method in methods)]
+    columns += [f"{LEDGER}/{method}" for method in methods if "cells" in store.settings]
     rows = {row["id"]: row for row in select(store, columns, ids=wanted).iter_rows(named=True)}
     return [
         {
@@ -149,7 +168,11 @@ def _heatmaps(store: Store, methods: Sequence[str], show: Sequence[str]) -> list
             "value": rows[name]["value"],
             "image": _address(rows[name]["image"]),
             "maps": [
-                (method, overlay(rows[name]["image"], rows[name][f"relevance/{method}"], rows[name]["grid"]))
+                (
+                    method,
+                    overlay(rows[name]["image"], rows[name][f"relevance/{method}"], rows[name]["grid"]),
+                    rows[name].get(f"{LEDGER}/{method}"),
+                )
                 for method in methods
             ],
         }

@@ -24,10 +24,10 @@ from lrpx._covering import CELLS, FILLS, FIRST, by_pixel, cells_of, outputs, pix
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, labelled, register
-from lrpx.benchmarks._pixel_report import terminal, write_reports
+from lrpx.benchmarks._pixel_report import LEDGER, terminal, write_reports
 from lrpx.errors import DataError, InputError, ModelError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric
-from lrpx.metrics._images import STEPS
+from lrpx.metrics._images import STEPS, incompleteness
 from lrpx.metrics._perturbation import Curve, even, least_relevant_first, most_relevant_first
 from lrpx.questions import Answers, Question, Questions
 from lrpx.targets import Logit
@@ -311,8 +311,9 @@ class Pixels(Pictured[ImageSample]):
         return None if label is None else int(case.answers.logits[0].argmax()) == label
 
     def drawn(self, method: str) -> list[pa.Field[Any]]:
-        """The curves of ΔA."""
-        return [pa.field(f"curve {order}/{method}", pa.list_(pa.float64())) for order in _ORDERS]
+        """The curves of ΔA, and how far the ledger is from adding up to the value."""
+        curves = [pa.field(f"curve {order}/{method}", pa.list_(pa.float64())) for order in _ORDERS]
+        return [*curves, pa.field(f"{LEDGER}/{method}", pa.float64())]
 
     def columns(self, methods: Sequence[str], metrics: Sequence[Metric]) -> pa.Schema:
         """See the class."""
@@ -349,7 +350,7 @@ class Pixels(Pictured[ImageSample]):
                 kind = type(model.module).__name__
                 raise ModelError(f"{kind} does not cut images into patches; cover --cells pixels instead")
             found = self.maps(case, model, patches, 0)
-            rows.append(self.shown(case, model, found, patches))
+            rows.append(self.shown(case, model, found, patches) | _ledgers(case, model))
             cells.append(grid)
             maps.append(found)
         nothing = [np.zeros((1, len(each)), dtype=bool) for each in cells]
@@ -548,6 +549,19 @@ def in_quadrants(relevance: NDArray[np.float64], quadrant: int) -> tuple[list[fl
 
 def _sides(columns: int) -> tuple[slice, slice]:
     return slice(None, columns), slice(-columns, None)
+
+
+def _ledgers(case: Case[Any], model: BoundModel) -> dict[str, float | None]:
+    """How far each method's ledger is from adding up to the value; None where it has none."""
+    asked = case.questions.with_targets(case.answers.targets)
+    found: dict[str, float | None] = {}
+    for name, method in case.methods.items():
+        found[f"{LEDGER}/{name}"] = None
+        if method.has_ledger:
+            ledgers = method.attribute(model, asked, ledger=True).ledgers
+            assert ledgers is not None
+            found[f"{LEDGER}/{name}"] = incompleteness(ledgers[0].total, ledgers[0].explained)
+    return found
 
 
 def _channels(model: BoundModel) -> int:

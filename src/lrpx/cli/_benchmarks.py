@@ -33,7 +33,7 @@ OURS: Final = {
     "circuits": ("_circuits.py", "_pairs.py"),
     "faithfulness": ("_faithfulness.py",),
     "loo": ("_faithfulness.py",),
-    "positions": ("_faithfulness.py",),
+    "positions": ("_position_tests.py", "_faithfulness.py"),
     "layers": ("_layers.py", "_faithfulness.py"),
     "patching": ("_patching.py", "_pairs.py"),
     "pixels": ("_pixels.py",),

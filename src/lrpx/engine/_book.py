@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from lrpx import rules
 from lrpx.engine import _functions
 from lrpx.engine._factors import CONSTANT
-from lrpx.engine._learned import ADDS, JOINS
+from lrpx.engine._learned import JOINS
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, carries, first, is_in_place
 from lrpx.ledger import Entry, Ledger
@@ -205,8 +205,7 @@ class Book(Tap):
         is_parameter, name = self._name(named_by, operation)
         kind = _kind(name, "biases" if is_parameter else "constants")
         if constant.ndim == 3 and any(source.ids is None for source in self._sources):  # beside the tokens of an image
-            learned = {**dict.fromkeys(JOINS, "class token"), **dict.fromkeys(ADDS, "positions")}
-            kind = learned.get(operation, kind) if operation in JOINS or constant.shape[1] > 1 else kind
+            kind = "class token" if operation in JOINS else kind
         self._leaves.append((self._line(kind, name), leaf))
         self._fresh.append(leaf)
         return leaf
@@ -231,6 +230,10 @@ class Book(Tap):
             self._unsummed[id(leaf)] = rounding(leaf.detach(), gradient, coarsest(leaf, gradient))
 
         out.register_hook(record)  # type: ignore[no-untyped-call]
+
+    def name_of(self, value: Tensor, operation: str) -> str:
+        """What an entry of a constant is called: by the parameter or buffer that it is, or is made of."""
+        return self._name(value, operation)[1]
 
     def _name(self, value: Any, operation: str) -> tuple[bool, str]:
         return self._known(value) or (isinstance(value, Parameter), f"{operation.strip('_')} in {self._run.where()}")

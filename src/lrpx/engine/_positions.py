@@ -5,17 +5,17 @@ A transformer knows the order of its tokens by constants: what is looked up or c
 one of them meets what depends on the input, it becomes a leaf, so that it has relevance of its own, place by place and
 layer by layer (Bakish et al. 2025). No module's name is asked for:
 
-- *What is computed from places* is told by a second computation. Numbers of places are what ``arange`` or ``cumsum`` of
-  whole numbers gives, whole numbers that the model has kept, and its arguments of that name. Each has a *shadow*: the
-  same, with another place in its middle. What is made of it is made of its shadow too, and where the two differ is
-  where that place counts: along the axis of the tokens, and at one index of it. What comparisons give is a mask, and
-  what is made of masks alone is none.
+- *What is computed from places* is known by what it was made of (:mod:`lrpx.engine._numbers`).
 - *A table* is a parameter, a buffer or another tensor of the model itself with a row for each token of a sequence that
-  it is added to or multiplied with.
+  it is added to or multiplied with; or whatever constant is added to the rows ``[B, N, d]`` or the map ``[B, R, C, d]``
+  of an image and has a row for each of its places.
+
+Under a recipe that takes positions for constants, the last alone are leaves: they are sources as pixels are.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,27 +28,24 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from lrpx import rules
 from lrpx._kinds import rule_name
 from lrpx._modules import layer_of
-from lrpx.engine._book import Line, relevance, storage_of
+from lrpx.engine._book import Book, Line, relevance, storage_of
 from lrpx.engine._factors import CONSTANT
+from lrpx.engine._numbers import Numbers, pairs
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, is_in_place
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.nn import Module
 
     from lrpx.engine._places import Source
     from lrpx.engine._taps import Call
 
-OF_NO_TOKENS = ("grid", "size", "length", "index", "indices")
-"""What is in the name of an argument of whole numbers whose last dimension is none of tokens."""
 INPUT = "input"
 """What the positions are called that meet the input outside of every layer."""
 
-NUMBERING = ("arange", "linspace", "range", "cumsum")
-"""Functions that number places, of nothing or of whole numbers."""
 SUMS = frozenset(
     "add __add__ __radd__ add_ __iadd__ sub subtract __sub__ __rsub__ rsub sub_ __isub__ subtract_".split()
 )
@@ -58,39 +55,68 @@ ADDING = frozenset("addmm baddbmm addbmm addmv addr addcmul addcdiv addmm_ baddb
 CHOOSING = ("gather", "take_along_dim")
 ATTENTION = "scaled_dot_product_attention"
 PRODUCTS = ("product", "linear", "convolution", "matmul")
+SCORES, FIRST, LAST = "scores", "channels first", "channels last"
+"""What a tensor is in a model of images: products of two that depend on the input, scaled or in another shape; a map
+``[B, d, R, C]``, which a convolution gives; or ``[B, R, C, d]``."""
+SHAPES = ("permute", "transpose", "swap", "move", "reshape", "view", "T", "flatten")
+"""What is in the names of functions after which channels may be elsewhere."""
+WITH_DISTANCES = ("einsum", "matmul", "__matmul__", "bmm")
+"""Matrix products that may be with a table of distances."""
+REDUCING = frozenset("sum mean nansum nanmean cumsum trace diagonal".split())
+"""Functions that need no rule, after which a dimension is another's."""
 DIVISIONS = frozenset("div divide true_divide __truediv__ div_ divide_ __itruediv__".split())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sink:
     """A place where positions meet what depends on the input, and the leaf that keeps their relevance.
 
     Args:
-        line: what the ledger calls it: its name is the layer's path, or ``"input"``.
+        layer: the path of the layer, or ``"input"``.
+        line: what the ledger calls it; None where the ledger has it elsewhere, as what was looked up in a table.
         leaf: the positions as a leaf, one for each row.
         source: the tokens whose positions they are; None where the model has none, as one of images.
         rows: how many rows the leaf's first dimension is, one after another; None where it is no dimension of rows.
-        tokens: which dimension is that of the tokens, counted from the end; None where there is one token.
+        tokens: which dimensions are those of the tokens, counted from the end; none where there is one token.
+        heads: which dimension is that of the heads, counted from the end; 0 where the first has them in each row; None
+            where there are none, or nobody asked.
+        is_of_keys: whether it is added to the scores of attention, for every query the same. Then nothing but the
+            differences between keys counts, and the first is where they are counted from: a model may count from the
+            last (MPT), which is another in a padded row.
     """
 
-    line: Line
+    layer: str
+    line: Line | None
     leaf: Tensor
     source: Source | None
     rows: int | None
-    tokens: int | None
+    tokens: tuple[int, ...]
+    heads: int | None
+    is_of_keys: bool = False
+
+    def rows_of(self, value: Tensor) -> Tensor:
+        """``[B, n, d]`` of the leaf, or of its gradient, where it is positions that are added to an image's rows."""
+        return value.movedim(self.tokens, tuple(range(1, len(self.tokens) + 1))).flatten(1, len(self.tokens))
 
     def relevance(self, gradient: Tensor | None) -> Tensor:
-        """``[B, n]``: the relevance of each place in each row."""
-        found = relevance(self.leaf.detach(), torch.zeros_like(self.leaf) if gradient is None else gradient)
+        """``[B, H, n]``: the relevance of each place in each row, by heads, which are one where there are none."""
+        value = self.leaf.detach()
+        value = value - value[..., :1] if self.is_of_keys else value
+        found = relevance(value, torch.zeros_like(self.leaf) if gradient is None else gradient)
         if self.leaf.is_complex():  # real and imaginary parts are the last dimension
             found = found.sum(-1)
         found = found if self.rows is not None else found.unsqueeze(0)
-        if self.tokens is None:
-            found = found.flatten(1).sum(1, keepdim=True)
-        else:
-            found = found.movedim(self.tokens, 1)
-            found = found.flatten(2).sum(2) if found.ndim > 2 else found
-        return found.reshape(self.rows or 1, -1, found.shape[-1]).sum(1)
+        kept = [*([self.heads] if self.heads else []), *self.tokens]
+        found = found.movedim(kept, tuple(range(1, len(kept) + 1)))
+        if found.ndim > 1 + len(kept):
+            found = found.flatten(1 + len(kept)).sum(-1)
+        rows = self.rows or 1
+        if self.heads == 0:
+            found = found.reshape(rows, -1, *found.shape[1:])
+        elif self.heads is None:
+            found = found.unsqueeze(1)
+        found = found.flatten(2) if self.tokens else found.unsqueeze(-1)
+        return found.reshape(rows, -1, *found.shape[1:]).sum(1)
 
 
 class Kept(NamedTuple):
@@ -99,32 +125,22 @@ class Kept(NamedTuple):
     Args:
         layer: its path, or ``"input"``.
         source: the tokens whose positions they are; None where the model has none.
-        relevance: ``[B, n]``.
+        relevance: ``[B, n]``; by heads ``[B, H, n]``.
+        heads: how many heads they were met in; None where they were met outside of heads, or it was not asked.
     """
 
     layer: str
     source: Source | None
     relevance: Tensor
-
-
-class _Mark(NamedTuple):
-    """That a tensor was made of the numbers of places.
-
-    Args:
-        shadow: the same of other numbers; None where it cannot be computed.
-        is_single: whether there is one place only.
-        is_mask: whether it was made of comparisons of them alone, and so says what is admitted, or on which side.
-    """
-
-    shadow: Any
-    is_single: bool = False
-    is_mask: bool = False
+    heads: int | None = None
 
 
 class _Axis(NamedTuple):
-    """Which dimension of positions, counted from their end, is that of the places; None where there is one place."""
+    """Which dimensions of positions, counted from their end, are those of the places, none where there is one place;
+    and whether what they are added to is scores."""
 
-    dim: int | None
+    dims: tuple[int, ...]
+    is_scores: bool = False
 
 
 class Positions(Tap):
@@ -132,23 +148,29 @@ class Positions(Tap):
 
     Args:
         model: whose buffers and parameters may be tables of positions.
+        by_head: whether what is met in heads is kept head by head, which takes as many times the memory.
     """
 
-    def __init__(self, model: Module) -> None:
+    def __init__(self, model: Module, *, by_head: bool = False) -> None:
         self._model = model
         self._run: Any = None
-        self._marks: Any = WeakTensorKeyDictionary()
-        self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
-        self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
+        self._numbers = Numbers()
         self._tables: frozenset[int] | None = None
-        self._made: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors
-        self._lengths: set[int] = set()
+        self._is_everywhere = False
+        self._made: Any = WeakTensorKeyDictionary()
+        self._looked_up: list[Tensor] = []
+        self._of_tables: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors
+        self._distances: Any = WeakTensorKeyDictionary()  # products of the input with distances
+        self._takes_distances = False
+        self.by_head = by_head
         self.sinks: list[Sink] = []
 
     def begin(self, run: Any) -> None:
         """The block begins."""
         self._run = weakref.proxy(run)
-        run.positions = self
+        self._is_everywhere = run.recipe.has_positions()
+        if self._is_everywhere:
+            run.positions = self
 
     def leaves(self) -> list[Tensor]:
         """The positions, where they meet what depends on the input."""
@@ -156,162 +178,95 @@ class Positions(Tap):
 
     def lines(self) -> list[tuple[Line, Tensor]]:
         """What a ledger has of each."""
-        return [(sink.line, sink.leaf) for sink in self.sinks]
+        return [(sink.line, sink.leaf) for sink in self.sinks if sink.line is not None]
 
-    def kept(self, gradients: Mapping[int, Tensor]) -> list[Kept]:
-        """The relevance of the positions of each layer, in the order of the forward pass.
+    def kept(self, gradients: Mapping[int, Tensor], *, by_head: bool = False) -> list[Kept]:
+        """The relevance of the positions of each layer, in the order of the forward pass; by heads, a layer comes once
+        for each number of heads that positions were met in.
 
         Args:
             gradients: of each leaf, by its ``id``.
+            by_head: whether by heads.
         """
-        found: dict[tuple[str, int], Kept] = {}
+        found: dict[tuple[str, int, int | None], Kept] = {}
         for sink in self.sinks:
-            key = sink.line.name, id(sink.source)
             mine = sink.relevance(gradients.get(id(sink.leaf)))
+            heads = None if sink.heads is None or not by_head else mine.shape[1]
+            mine = mine if by_head else mine.sum(1)
+            key = sink.layer, id(sink.source), heads
             before = found.get(key)
-            found[key] = Kept(sink.line.name, sink.source, mine if before is None else before.relevance + mine)
+            mine = mine if before is None else before.relevance + mine
+            found[key] = Kept(sink.layer, sink.source, mine, heads)
         return list(found.values())
-
-    # -------------------------------------------------------- what is computed from places
 
     def given(self, name: str, value: Tensor) -> None:
         """An argument of the model that is of whole numbers: the tokens, or the numbers of their places."""
-        if "position" in name and value.ndim:
-            self._number(value)
-            return
-        self._seen[value] = True
-        if "ids" in name or "mask" in name or (value.ndim <= 2 and not any(word in name for word in OF_NO_TOKENS)):
-            self._lengths.update(value.shape[-1:])
+        self._numbers.given(name, value)
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """A call of constants is followed by its shadow's; one of what depends on the input has leaves for constants
         that are positions."""
-        args, kwargs = call.args, call.kwargs
-        row = call.operation
+        args, kwargs, row = call.args, call.kwargs, call.operation
+        if not self._is_everywhere:
+            if call.name in SUMS and torch.is_grad_enabled() and self._is_of_image():
+                args, kwargs = self._summed(call)
+            out = proceed(args, kwargs)
+            self._follow(call, out)
+            return out
         takes_shape = (
             row is not None and not row.has_summands and row.kind == "plain" and args and not any_carries(args[0])
         )
         if takes_shape or not any_carries((*args, *kwargs.values())):
-            return self._of_constants(call, proceed)
+            out = self._numbers.of_constants(call, proceed)
+            self._follow_tables(out, (*args, *kwargs.values()))
+            return out
+        if self._distances and any(each in self._distances for each in _tensors((*args, *kwargs.values()))):
+            return self._of_distances(call, proceed)
+        if self._is_with_distances(call):
+            return self._with_distances(call, proceed)
         if call.name != "__get__" and torch.is_grad_enabled():
             args, kwargs = self._met(call)
         out = proceed(args, kwargs)
-        self._see(out)
+        self._numbers.see(out)
+        self._follow(call, out)
         return self._chosen(call, out) if call.name in CHOOSING else out
 
-    def _follow(self, out: Any, made_of: Any) -> None:
-        """What is cast, scaled or put together of a table is one."""
-        if any(self._is_of_model(each) for each, _ in _pairs(list(made_of), None) if _is_constant(each)):
-            for made, _ in _pairs(out, None):
-                if made.is_floating_point() or made.is_complex():
-                    self._made[made] = True
+    def _is_of_image(self) -> bool:
+        """Whether the model reads numbers, such as pixels."""
+        return any(source.ids is None for source in self._run.sources)
+
+    def _follow(self, call: Call, out: Any) -> None:
+        """Of a model of images, remember what is a score for each pair of places, a map with its channels first, or a
+        row that was looked up."""
+        row = call.operation
+        if row is None or not isinstance(out, Tensor) or not self._is_of_image():
+            return
+        if call.name == "embedding" and not self._is_everywhere and not self._run.is_given(call.args[0]):
+            self._looked_up.append(out)
+        given = [each for each in (*call.args, *call.kwargs.values()) if any_carries(each)]
+        made = {self._made.get(each) if isinstance(each, Tensor) else None for each in given}
+        if row.kind == "matmul":
+            made = {SCORES} if len(given) > 1 else set()
+        elif row.kind == "convolution":
+            made = {FIRST}
+        elif made in ({FIRST}, {LAST}):
+            made = _moved(made, call, out)
+        elif row.kind in ("linear", "source"):
+            return
+        if len(made) == 1 and made != {None}:
+            self._made[out] = made.pop()
+
+    def _follow_tables(self, out: Any, made_of: Any) -> None:
+        """What is cast, scaled or put together of a table is one, if it was not computed from places."""
+        if any(map(self._is_of_model, filter(_is_constant, _tensors(made_of)))):
+            for made, _ in pairs(out, None):
+                if (made.is_floating_point() or made.is_complex()) and self._numbers.mark(made) is None:
+                    self._of_tables[made] = True
 
     def _is_of_model(self, c: Tensor) -> bool:
         """Whether the numbers of a constant are the model's own, or were made of them."""
         base = c if c._base is None else c._base
-        return storage_of(c) in self._memory() or c in self._made or base in self._made
-
-    def _see(self, out: Any) -> None:
-        """Whole numbers that the run has made are no numbers of places that the model has kept."""
-        for made, _ in _pairs(out, None):
-            if made.dtype is torch.int64:
-                self._seen[made] = True
-
-    def _of_constants(self, call: Call, proceed: Callable[..., Any]) -> Any:
-        args, kwargs = call.args, call.kwargs
-        marks = list(self._marks_in((*args, *kwargs.values())))
-        if not marks:
-            out = proceed(args, kwargs)
-            self._see(out)
-            self._follow(out, (*args, *kwargs.values()))
-            if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
-                self._number(out)
-            return out
-        writes = is_in_place(call.name) and isinstance(args[0], Tensor)
-        written = self._before_writing(args[0]) if writes else []
-        shadow, is_known = None, all(mark.shadow is not None for mark in (*marks, *(mark for _, mark in written)))
-        with torch.no_grad():  # a look-up by the numbers of places is no source of the input
-            if is_known:
-                first = [mark.shadow for _, mark in written[:1]]
-                named = {name: self._shadow(value) for name, value in kwargs.items()}
-                try:
-                    with torch.random.fork_rng(devices=(), enabled="dropout" in call.name):
-                        shadow = proceed((*first, *map(self._shadow, args[len(first) :])), named)
-                except (IndexError, RuntimeError):  # the numbers of other places lead out of a table
-                    is_known = False
-            out = proceed(args, kwargs)
-        is_single, is_mask = all(mark.is_single for mark in marks), all(mark.is_mask for mark in marks)
-        for made, other in _pairs(out, shadow):
-            if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
-                fits = isinstance(other, Tensor) and other.shape == made.shape
-                self._marks[made] = _Mark(other if fits else None, is_single, is_mask or made.dtype is torch.bool)
-        for value, mark in written:
-            self._marks[value] = _Mark(mark.shadow if is_known else None, is_single, is_mask and mark.is_mask)
-        return out
-
-    def _marks_in(self, value: Any) -> Iterator[_Mark]:
-        if isinstance(value, (tuple, list)):
-            for each in value:
-                yield from self._marks_in(each)
-        elif isinstance(value, Tensor) and (mark := self._mark_of(value)) is not None:
-            yield mark
-
-    def _mark_of(self, value: Tensor) -> _Mark | None:
-        mark: _Mark | None = self._marks.get(value)
-        if mark is None and value.dtype is torch.int64 and value.ndim and value not in self._seen:
-            if bool((value != value.flatten()[:1]).any()) or value.shape[-1] == 1 in self._lengths:
-                self._own[value] = True
-                mark = self._number(value)
-            else:
-                self._seen[value] = True
-        return mark
-
-    def _shadow(self, value: Any) -> Any:
-        """The shadow of a tensor that has one; any other value as it is."""
-        if isinstance(value, (tuple, list)):
-            made = [self._shadow(each) for each in value]
-            return type(value)(made) if type(value) in (tuple, list) else value
-        mark = self._mark_of(value) if isinstance(value, Tensor) else None
-        return value if mark is None else mark.shadow
-
-    def _number(self, value: Tensor) -> _Mark:
-        """Mark the numbers of places, along the last dimension; their shadow has another place in its middle."""
-        shadow, length = value.clone(), value.shape[-1]
-        known = max(self._lengths, default=length)
-        for place in {length // 2} if length <= known else {known // 2, length - known + known // 2}:
-            differs = (value != value[..., place : place + 1]).reshape(-1, length).sum(0)
-            shadow[..., place] = value[..., int(differs.argmax())]
-        mark = _Mark(shadow, length == 1)
-        self._marks[value] = mark
-        return mark
-
-    def _numbers_places(self, call: Call, out: Tensor) -> bool:
-        """Whether what ``arange`` or ``cumsum`` gives may number places: there are as many as tokens, or more; where
-        the model is given no tokens, any number."""
-        if call.name == "cumsum":
-            counted = call.args[0]
-            return isinstance(counted, Tensor) and bool((counted == counted.long()).all())
-        if not self._lengths or out.shape[0] in self._lengths:
-            return True
-        return out.shape[0] > max(self._lengths) and bool((out[1] - out[0]).abs() == 1)
-
-    def _is_part_of_numbers(self, made: Tensor, made_of: Sequence[Any]) -> bool:
-        """Whether it is a part of whole numbers of the model itself, which number places by themselves where it is
-        used."""
-        whole = made_of[0] if made_of else None
-        if not isinstance(whole, Tensor) or whole not in self._own or made._base is None:
-            return False
-        return made._base is (whole if whole._base is None else whole._base) and made.numel() < whole.numel()
-
-    def _before_writing(self, value: Tensor) -> list[tuple[Tensor, _Mark]]:
-        """A constant that will be written into, with its mark; and its base, if it is a view, with its own: the shadow
-        of a view is a view of its base's shadow."""
-        base = value if value._base is None else value._base
-        mark = self._marks.get(base) or _Mark(base.detach().clone(), is_mask=True)
-        if base is value or mark.shadow is None:
-            return [(value, mark)]
-        shadow = mark.shadow.as_strided(value.size(), value.stride(), value.storage_offset())
-        return [(value, mark._replace(shadow=shadow)), (base, mark)]
+        return storage_of(c) in self._memory() or c in self._of_tables or base in self._of_tables
 
     # ---------------------------------------------- where they meet what depends on the input
 
@@ -339,11 +294,16 @@ class Positions(Tap):
             return (self._added(args[0], shape, dtype, is_scores=is_scores), *args[1:]), kwargs
         if name in BESIDE and args and type(args[0]) in (tuple, list):
             dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
-            return ([self._added(each, each.shape, dtype) for each in args[0]], *args[1:]), kwargs
+            made = [
+                # what is learned and joined are tokens, as registers are, and no table
+                self._added(each, each.shape, dtype) if _is_tensor(each) and self._numbers.mark(each) else each
+                for each in args[0]
+            ]
+            return (made, *args[1:]), kwargs
         if call.operation is not None and (call.operation.kind in PRODUCTS or name in DIVISIONS):
             return args, kwargs  # products ask by themselves; a divisor is a normaliser
         for each in (*args, *kwargs.values()):
-            if _is_tensor(each) and each.is_floating_point() and not any_carries(each) and self._varies(each):
+            if _is_tensor(each) and each.is_floating_point() and not any_carries(each) and self._numbers.varies(each):
                 raise self._refusal(f"positions go into torch's {name!r}, which is neither a sum nor a product")
         return args, kwargs
 
@@ -355,44 +315,132 @@ class Positions(Tap):
             call.args, call.kwargs, "input", "dim", "index" if call.name == "gather" else "indices"
         )
         dim, index = (index, dim) if isinstance(index, int) else (dim, index)
-        if self._run.recipe.position is rules.signal_take_all or not any_carries(x) or not self._varies(index):
+        if self._run.recipe.position is rules.signal_take_all or not any_carries(x) or not self._numbers.varies(index):
             return out
-        if dim % x.ndim != x.ndim - 1 or out.shape[-1] not in self._lengths:
+        if dim % x.ndim != x.ndim - 1 or out.shape[-1] not in self._numbers.lengths:
             return out
-        ones = out.new_ones(*(1,) * (out.ndim - 1), out.shape[-1])
-        return self._run.apply(  # type: ignore[no-any-return]
-            "position",
-            lambda position, signal: signal * position,
-            self._sink(ones, out.shape, out.dtype, _Axis(-1)),
-            out,
-        )
+        return self._of_keys(out)
 
-    def _varies(self, constant: Tensor) -> bool:
-        mark = self._marks.get(constant)
-        if mark is None or mark.is_mask:
+    def _of_keys(self, scores: Tensor) -> Tensor:
+        """Scores that are products with distances, half of them that of the position of each key."""
+        ones = scores.new_ones(*(1,) * (scores.ndim - 1), scores.shape[-1])
+        leaf = self._sink(ones, scores.shape, scores.dtype, _Axis((-1,), is_scores=True))
+        shared: Tensor = self._run.apply("position", lambda position, signal: signal * position, leaf, scores)
+        return shared
+
+    def _is_with_distances(self, call: Call) -> bool:
+        """Whether a call is a matrix product of the input with a table of distances that positions have made, and the
+        rule gives them some."""
+        if call.name not in WITH_DISTANCES or self._run.recipe.position is rules.signal_take_all:
             return False
-        return mark.is_single or mark.shadow is None or not torch.equal(constant, mark.shadow)
+        given = [each for each in _tensors(call.args) if each.is_floating_point()]
+        return len(given) == 2 and sum(map(any_carries, given)) == 1 and any(map(self._numbers.varies, given))
+
+    def _with_distances(self, call: Call, proceed: Callable[..., Any]) -> Any:
+        """The product, which is remembered until it has become scores, as in XLNet: only then a place of it is one of
+        a key. Until then its rows are distances."""
+        self._takes_distances = True
+        try:
+            out = proceed(call.args, call.kwargs)
+        finally:
+            self._takes_distances = False
+        self._distances[out] = True
+        return out
+
+    def _of_distances(self, call: Call, proceed: Callable[..., Any]) -> Any:
+        """A call with such a product: shifted, cut and scaled it is one still; added to other scores it is scores.
+
+        Raises:
+            MethodError: another call, or scores that are none of the tokens' keys.
+        """
+        args, kwargs, row, name = call.args, call.kwargs, call.operation, call.name
+        given = [each for each in _tensors((*args, *kwargs.values())) if any_carries(each)]
+        given = given[:1] if name.endswith("_as") else given  # of the other it has the shape
+        is_alone = all(each in self._distances for each in given)
+        if name == ATTENTION or (name in SUMS and not (is_in_place(name) and args[0] in self._distances)):
+            mine = [each for each in given if each in self._distances]
+            if not is_alone and all(self._are_scores(each, call) for each in mine):
+                kwargs = {key: self._of_keys(e) if _is_in(e, self._distances) else e for key, e in kwargs.items()}
+                return proceed(tuple(self._of_keys(e) if _is_in(e, self._distances) else e for e in args), kwargs)
+        is_moved = row is not None and row.kind == "plain" and name not in REDUCING
+        is_scaled = name in DIVISIONS or (row is not None and row.kind == "product")
+        if is_alone and (is_moved or (is_scaled and len(given) == 1)):
+            out = proceed(*self._met(call))
+        elif row is None and not any_carries(out := proceed(args, kwargs)):  # as its size
+            return out
+        else:
+            raise self._refusal(
+                f"a product with distances goes into torch's {name!r} before it is scores of the tokens"
+            )
+        for made, _ in pairs(out, None):
+            if any_carries(made):
+                self._distances[made] = True
+        return out
+
+    def _are_scores(self, value: Tensor, call: Call) -> bool:
+        """Whether what is added to other scores, or is the mask of attention, is of a query and a key, both of them
+        tokens, and not of some that were pooled."""
+        if call.name == ATTENTION:
+            q, k, _, mask = arguments(call.args[:4], call.kwargs, "query", "key", "value", "attn_mask")
+            shape = (*q.shape[:-1], k.shape[-2]) if mask is value else ()
+        else:
+            summands = _tensors((*call.args, *call.kwargs.values()))
+            shape = _shape_of(*(each.shape for each in summands))
+            others = [each for each in summands if any_carries(each) and each not in self._distances]
+            if self._is_of_image() and not all(self._made.get(each) == SCORES for each in others):
+                return False
+        known = self._numbers.lengths or shape
+        return len(shape) > 2 and tuple(value.shape) == shape and shape[-1] in known and shape[-2] in known
 
     def _summed(self, call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = list(call.args), dict(call.kwargs)
         given = [each for each in (*args, *kwargs.values()) if _is_tensor(each)]
-        if len(given) < 2 or all(map(any_carries, given)):
+        x = next((each for each in given if any_carries(each) and not self._is_constant(each)), None)
+        if x is None or not any(map(self._is_constant, given)):
             return call.args, call.kwargs
         shape = _shape_of(*(each.shape for each in given))
-        dtype = next(each.dtype for each in given if any_carries(each))
         for at, value in enumerate(args):
-            if _is_constant(value) and not (at == 0 and is_in_place(call.name)):
-                args[at] = self._added(value, shape, dtype)
-            elif _is_constant(value) and (axis := self._axis(value, shape)) is not None:
+            if self._is_constant(value) and not (at == 0 and is_in_place(call.name)):
+                args[at] = self._added_to(x, value, shape)
+            elif self._is_constant(value) and (axis := self._axis(value, shape)) is not None:
                 # what is written into becomes what depends on the input
-                value.copy_(self._sink(value.clone(), shape, dtype, axis))
-        kwargs |= {key: self._added(value, shape, dtype) for key, value in kwargs.items() if _is_constant(value)}
+                value.copy_(self._sink(value.clone(), shape, x.dtype, axis, is_added=len(shape) == 4))
+        kwargs |= {key: self._added_to(x, value, shape) for key, value in kwargs.items() if self._is_constant(value)}
         return tuple(args), kwargs
+
+    def _added_to(self, x: Tensor, value: Tensor, shape: Sequence[int]) -> Tensor:
+        """A constant that is added to ``x``, of which something of this shape is made: as a leaf, if it is
+        positions."""
+        axis = self._axis_of_rows(value, x) if self._made.get(x) in (FIRST, LAST) else None
+        axis = self._axis(value, shape) if axis is None and self._is_everywhere else axis
+        axis = self._axis_of_rows(value, x) if axis is None else axis
+        return value if axis is None else self._sink(value, shape, x.dtype, axis, is_added=len(shape) == 4)
+
+    def _axis_of_rows(self, c: Tensor, x: Tensor) -> _Axis | None:
+        """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
+        if not self._is_of_image() or self._numbers.mark(c) is not None or self._made.get(x) == SCORES:
+            return None
+        if x.ndim not in (3, 4) or len(x) != self._rows() or CONSTANT in vars(x):
+            return None
+        if x.shape[1:-1].numel() == 1 or c.shape[1 - x.ndim :] != x.shape[1:] or not c.is_floating_point():
+            return None
+        is_first = self._made.get(x) == FIRST
+        if self._made.get(x) not in (FIRST, LAST):  # nobody saw where its channels are
+            is_first = x.shape[-3] != x.shape[-2] == x.shape[-1]
+        return _Axis((-2, -1) if x.ndim == 4 and is_first else tuple(range(1 - x.ndim, -1)))
+
+    def _is_constant(self, value: Any) -> bool:
+        """Whether a summand is a constant, or was looked up for all rows alike, as an image's positions may be."""
+        if _is_constant(value):
+            return True
+        is_for_all = isinstance(value, Tensor) and value.ndim > 1 and (value.ndim == 2 or len(value) == 1)
+        return is_for_all and any(value is each for each in self._looked_up)
 
     def _added(self, value: Any, shape: Sequence[int], dtype: torch.dtype, *, is_scores: bool = False) -> Any:
         """A constant that is added to what has this shape and dtype: as a leaf, if it is positions."""
         axis = self._axis(value, shape, is_scores=is_scores) if _is_constant(value) else None
-        return value if axis is None else self._sink(value, shape, dtype, axis)
+        is_added = is_scores or len(shape) == 4
+        return value if axis is None else self._sink(value, shape, dtype, axis, is_added=is_added)
 
     def product(self, func: Callable[..., Any], a: Any, b: Any) -> Any:
         """``func(a, b)`` under the recipe's rule for positions, if one depends on the input and the other is positions,
@@ -414,39 +462,96 @@ class Positions(Tap):
         Raises:
             MethodError: one depends on the input, and the other is positions, under a rule that gives them some.
         """
+        if self._takes_distances:
+            return
         constant = b if any_carries(a) else a
-        if self._run.recipe.position is not rules.signal_take_all and _is_tensor(constant) and self._varies(constant):
+        is_shared = self._run.recipe.position is not rules.signal_take_all
+        if is_shared and _is_tensor(constant) and self._numbers.varies(constant):
             raise self._refusal("positions are a factor of a matrix product, whose rows are no tokens'")
 
-    def _sink(self, value: Tensor, shape: Sequence[int], dtype: torch.dtype, axis: _Axis) -> Tensor:
-        """Positions as a leaf, with one for each row of the batch."""
+    def _sink(
+        self, value: Tensor, shape: Sequence[int], dtype: torch.dtype, axis: _Axis, *, is_added: bool = False
+    ) -> Tensor:
+        """Positions as a leaf, with one for each row of the batch, and for each head if that was asked; ``is_added``:
+        to what may be the scores of attention."""
         run = self._run
-        value = value.detach() if value.is_floating_point() or value.is_complex() else value.to(dtype)
-        of_tokens = [each for each in run.sources if each.ids is not None]
-        count = 1 if axis.dim is None else value.shape[axis.dim]
-        source = next((each for each in reversed(of_tokens) if each.ids.shape[-1] == count), None)
+        is_looked_up = value.requires_grad and not isinstance(value, Parameter)
+        named = value
+        if not is_looked_up:
+            value = value.detach() if value.is_floating_point() or value.is_complex() else value.to(dtype)
+        of_tokens = [each for each in run.sources if each.ids is not None] if self._is_everywhere else []
+        count = math.prod(value.shape[dim] for dim in axis.dims)
+        source = next((each for each in reversed(of_tokens) if self._shape_of_ids(each)[-1] == count), None)
         if source is None and of_tokens:
             raise self._refusal(f"it has positions for {count} places, which are none of the tokens")
         rows = self._rows()
-        if rows > 1:
-            if shape[0] % rows or axis.dim == -len(shape):
-                raise self._refusal(f"nothing tells the {rows} rows of the batch apart", "pass batch_size=1, or ")
+        heads = self._heads(value, shape, rows, axis) if self.by_head else None
+        is_wide = rows > 1 or heads is not None or not self._is_everywhere
+        if is_wide:
+            if shape[0] % rows or -len(shape) in axis.dims:
+                if rows > 1:
+                    raise self._refusal(f"nothing tells the {rows} rows of the batch apart", "pass batch_size=1, or ")
+                is_wide = False
             value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
-            value = value.expand(shape[0], *value.shape[1:])
-        leaf = value.requires_grad_()
+            wide = list(value.shape)
+            wide[0] = shape[0] if is_wide else wide[0]
+            if heads:
+                wide[heads] = shape[heads]
+            value = value.expand(wide)
+        # what was looked up stays in the graph: it is a source
+        leaf = value.clone() if is_looked_up else value.requires_grad_()
         setattr(leaf, CONSTANT, True)
         if not run.replaying:
-            layer = layer_of(run.where())
-            line = Line((len(run.sources), len(self.sinks)), "positions", INPUT if layer is None else layer.path)
-            self.sinks.append(Sink(line, leaf, source, rows if rows > 1 else None, axis.dim))
+            layer = layer_of(run.where()) if self._is_everywhere else None
+            path = INPUT if layer is None else layer.path
+            at = len(run.sources), len(self.sinks)
+            line = None if is_looked_up else Line(at, "positions", self._name(named, path))
+            is_of_keys = is_added and axis.dims == (-1,) and leaf.shape[-1] == shape[-1] and leaf.shape[-2:-1] == (1,)
+            self.sinks.append(Sink(path, line, leaf, source, rows if is_wide else None, axis.dims, heads, is_of_keys))
         return leaf
 
+    def _name(self, value: Tensor, path: str) -> str:
+        """What a ledger calls positions: by their layer; where they are constants in the layers, by themselves."""
+        book = None if self._is_everywhere else self._run.trace.tap(Book)
+        return path if book is None else book.name_of(value, "add")
+
+    def _heads(self, value: Tensor, shape: Sequence[int], rows: int, axis: _Axis) -> int | None:
+        """Which dimension of what positions make is that of the heads: see :class:`Sink`.
+
+        Raises:
+            MethodError: nothing tells.
+        """
+        first = -len(shape)
+        if axis.is_scores:
+            found = [-3] if first < -3 else []
+        else:
+            found = [dim for dim in range(first + 1, -1) if dim not in axis.dims]
+        if not axis.dims:  # there is one place
+            found = [] if first == -3 else [dim for dim in found if shape[dim] > 1] or found[:1]
+        if len(found) > 1:  # heads share their angles, which differ along the other dimensions
+            found = [dim for dim in found if dim < -value.ndim or value.shape[dim] == 1]
+        if len(found) > 1:
+            why = f"nothing tells which of the dimensions {list(shape)} is the heads'"
+            raise self._refusal(why, "leave by_head out, or ")
+        if found:
+            return found[0]
+        return 0 if len(shape) == 3 and first not in axis.dims and shape[0] > rows and not self._is_of_image() else None
+
     def _rows(self) -> int:
-        """How many rows the batch has: of ids, if the model takes any."""
+        """How many rows the batch has: of ids, if the model takes any, and positions are met everywhere."""
         sources = self._run.sources
-        first = next((each for each in sources if each.ids is not None), sources[0])
-        shape = first.value.shape if first.ids is None else first.ids.shape
+        first = next((each for each in sources if (each.ids is not None) is self._is_everywhere), sources[0])
+        shape = first.value.shape if first.ids is None else self._shape_of_ids(first)
         return int(shape[0]) if first.ids is None or len(shape) > 1 else 1
+
+    def is_turned(self, source: Source) -> bool:
+        """Whether the model has looked up ``[T, B]`` ids of tokens that it was given as ``[B, T]``."""
+        return source.ids is not None and self._numbers.is_turned(source.ids)
+
+    def _shape_of_ids(self, source: Source) -> tuple[int, ...]:
+        assert source.ids is not None
+        shape = tuple(source.ids.shape)
+        return shape[::-1] if self.is_turned(source) else shape
 
     def _axis(self, c: Tensor, shape: Sequence[int], *, is_scores: bool = False) -> _Axis | None:
         """The dimension of the places of a constant; None where it is no positions.
@@ -460,24 +565,24 @@ class Positions(Tap):
         Raises:
             MethodError: nothing tells.
         """
-        mark = self._marks.get(c)
+        mark = self._numbers.mark(c)
         if mark is None:
             return self._axis_of_table(c, shape, is_scores=is_scores)
         if mark.is_mask:
             return None
         if mark.is_single:
-            return _Axis(None) if 1 in self._lengths else None
+            return _Axis((), is_scores) if 1 in self._numbers.lengths else None
         if mark.shadow is None:
             raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
         differs = c != mark.shadow
         if not bool(differs.any()):
             return None
         if is_scores:
-            return _Axis(-1 if c.shape[-1] > 1 else -2)
+            return _Axis((-1 if c.shape[-1] > 1 else -2,), is_scores=True)
         is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
-        is_pair &= c.shape[-1] in (self._lengths or c.shape)
+        is_pair &= c.shape[-1] in (self._numbers.lengths or c.shape)
         if is_pair and len(shape) > 3 and c.shape[-2:] == (2, 2):  # too few to tell
-            return _Axis(-1)
+            return _Axis((-1,), is_scores=True)
         rows = (
             -len(shape) if self._rows() > 1 else 0
         )  # in which some may differ and others not, as where they are padded
@@ -485,9 +590,9 @@ class Positions(Tap):
         fewest = min(many.values(), default=0)
         found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
         if len(found) == 1:
-            return _Axis(found[0])
+            return _Axis((found[0],), is_pair and found[0] == -1)
         if is_pair:  # both dimensions differ alike: queries and keys
-            return _Axis(-1)
+            return _Axis((-1,), is_scores=True)
         raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
 
     def _axis_of_table(self, c: Tensor, shape: Sequence[int], *, is_scores: bool) -> _Axis | None:
@@ -495,21 +600,23 @@ class Positions(Tap):
         if c.ndim < 2 or max(c.shape[:-1]) == 1:  # nearly always
             return None
         wide = [dim for dim in range(-c.ndim, -1) if c.shape[dim] > 1]
-        known = [dim for dim in wide if c.shape[dim] in self._lengths and dim > -len(shape)]
+        known = [dim for dim in wide if c.shape[dim] in self._numbers.lengths and dim > -len(shape)]
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
         is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
         if is_pair:
-            dim = -1 if c.shape[-1] in (self._lengths or c.shape) else None
+            dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
         else:
             dim = known[0] if len(known) == 1 else -2 if is_of_input else None
         if dim is None or not self._is_table(c, dim):
             return None
-        others = [each for each in range(1 - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
+        first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
+        others = [each for each in range(first - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
         is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others) and not _is_part(c)
-        if not is_pair and (is_unclear or (is_of_input and c.shape[-1] == c.shape[-2])):
+        is_unclear &= not is_pair or not is_scores
+        if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
-        return _Axis(dim)
+        return _Axis((dim,), is_pair)
 
     def _is_table(self, c: Tensor, dim: int) -> bool:
         """Whether a constant is numbers of the model itself that differ along a dimension, and no mask."""
@@ -534,12 +641,36 @@ class Positions(Tap):
         )
 
 
+def _is_in(value: Any, known: Any) -> bool:
+    return isinstance(value, Tensor) and value in known
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """The tensors among arguments, and in lists of them."""
+    found = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, (tuple, list)):
+            found += _tensors(value)
+    return found
+
+
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
 def _is_constant(value: Any) -> bool:
     return isinstance(value, Tensor) and (isinstance(value, Parameter) or not value.requires_grad)
+
+
+def _moved(made: set[Any], call: Call, out: Tensor) -> set[Any]:
+    """Where the channels of a map are after a call."""
+    if call.name == "permute" and made == {FIRST}:
+        dims = call.args[1:] or (call.kwargs["dims"],)
+        dims = tuple(dims[0]) if isinstance(dims[0], (tuple, list)) else dims
+        return {LAST} if tuple(dim % 4 for dim in dims) == (0, 2, 3, 1) else set()
+    return made if out.ndim == 4 and not any(word in call.name for word in SHAPES) else set()
 
 
 def _shape_of(*shapes: Sequence[int]) -> tuple[int, ...]:
@@ -560,16 +691,6 @@ def _spread(differs: Tensor, dim: int) -> int:
     """At how many indices of a dimension anything differs."""
     others = [other for other in range(-differs.ndim, 0) if other != dim]
     return int((differs.any(others) if others else differs).sum())
-
-
-def _pairs(out: Any, shadow: Any) -> Iterator[tuple[Tensor, Any]]:
-    """The tensors of a result, each with that of its shadow's, or None."""
-    if isinstance(out, Tensor):
-        yield out, shadow
-    elif isinstance(out, (tuple, list)):
-        others = shadow if isinstance(shadow, (tuple, list)) and len(shadow) == len(out) else [None] * len(out)
-        for one, other in zip(out, others, strict=True):
-            yield from _pairs(one, other)
 
 
 def _shape_of_sum(name: str, first: Any, others: Sequence[Tensor]) -> tuple[int, ...]:

@@ -149,12 +149,15 @@ def propagate(
     trace = Trace(recipe)
     lookups = {kind for kind in kinds if _is_embedding(kind)}
     embeddings = [(path, module) for path, module in modules.items() if type(module) in lookups]
+    positions = [tap for tap in taps if isinstance(tap, Positions)]
+    if not positions and (ledger or recipe.has_positions()):
+        positions = [Positions(model)]
     trace.taps = [
         *([Heads()] if heads else []),
-        *([Positions(model)] if recipe.has_positions() else []),
+        *positions,  # before the ledger, so that they are no other constants
         *([Book(model)] if ledger else []),
         *([Observer(observe, trace.places)] if observe else []),
-        *taps,
+        *(tap for tap in taps if not isinstance(tap, Positions)),
     ]
     run = Run(
         recipe,

@@ -292,19 +292,25 @@ class Trace:
         lines = () if positions is None else positions.lines()
         return book.close(float(self._explained.double().sum()), sources, self._gradients, tokens, lines)
 
-    def positions(self) -> list[Kept]:
+    def positions(self, *, by_head: bool = False) -> list[Kept]:
         """The relevance of positions, layer by layer: where a model adds or multiplies them, or biases attention by
         them, under a recipe that gives them some (:data:`lrpx.recipes.PA_LRP`).
 
+        Args:
+            by_head: whether by heads, which the run must have kept apart: ``propagate(model, recipe,
+                taps=[Positions(model, by_head=True)])``.
+
         Raises:
-            TraceError: nothing was explained yet, or the recipe takes positions for constants.
+            TraceError: nothing was explained yet, the recipe takes positions for constants, or heads were not kept.
         """
         tap = self.tap(Positions)
-        if tap is None:
+        if tap is None or not self._recipe.has_positions():
             raise TraceError("positions are constants under this recipe; use lrpx.PA_LRP, or position=rules.uniform")
+        if by_head and not tap.by_head:
+            raise TraceError("heads were not kept apart; run with taps=[Positions(model, by_head=True)]")
         if self._gradients is None:
             raise TraceError("nothing was explained yet; call trace.explain(value) first")
-        return tap.kept(self._gradients)
+        return tap.kept(self._gradients, by_head=by_head)
 
     def source_relevance(self, source: Source) -> Tensor:
         """``x ⊙ ∂x`` of one of :attr:`sources`."""

@@ -9,6 +9,7 @@ import torch
 
 from lrpx import recipes, tasks
 from lrpx.engine._learned import Learned
+from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError, NonFiniteError
 from lrpx.methods._contract import Found, Method, register
 from lrpx.parts import Part
@@ -64,6 +65,11 @@ class Backward(Method):
         """Methods of one recipe differ in what they make of the gradient alone."""
         return self.recipe
 
+    def run_with(self) -> dict[str, Any]:
+        """What else :meth:`BoundModel.traced <lrpx.model.BoundModel.traced>` is told, the same for methods of one
+        :meth:`pass_key`."""
+        return {}
+
     def attribute(self, model: BoundModel, questions: Questions, *, ledger: bool = False) -> Found:
         """See :meth:`Method.attribute <lrpx.methods._contract.Method.attribute>`.
 
@@ -100,8 +106,8 @@ class Backward(Method):
         relevance: list[list[Tensor]] = [[torch.empty(0)] * len(questions) for _ in methods]
         parts: dict[str, list[list[Part]]] = {}
         ledgers: list[Ledger] = []
-        pictured = model.task.pictures
-        with model.traced(questions, self.recipe, ledger=ledger, learned=pictured, **how) as ran:
+        how |= {"ledger": ledger, "learned": model.task.pictures} | methods[0].run_with()
+        with model.traced(questions, self.recipe, **how) as ran:
             for chosen in ran.explained():
                 for at, (method, mine) in enumerate(zip(methods, relevance, strict=True)):
                     scores, others = method.read(ran, chosen)
@@ -182,10 +188,16 @@ def _of_learned(
     ran: Pass, chosen: Sequence[int], methods: Sequence[Backward], parts: dict[str, list[list[Part]]]
 ) -> None:
     """The relevance of learned tokens and of positions, as parts like those of :func:`_of_arguments`."""
-    tap = ran.trace.tap(Learned)
-    lessons = [] if tap is None else tap.found
+    learned, positions = ran.trace.tap(Learned), ran.trace.tap(Positions)
+    found: dict[str, list[tuple[Tensor, Tensor]]] = {"class token": [], "positions": []}
+    for leaf in () if learned is None else learned.found:
+        found["class token"].append((leaf.detach(), ran.trace.gradient_of(leaf)))
+    if methods[0].recipe.has_positions():  # which their method reads
+        positions = None
+    for sink in () if positions is None else positions.sinks:
+        found["positions"].append((sink.rows_of(sink.leaf.detach()), sink.rows_of(ran.trace.gradient_of(sink.leaf))))
     for kind, axis in (("class token", "learned token"), ("positions", "place")):
-        pairs = [(each.leaf.detach(), ran.trace.gradient_of(each.leaf)) for each in lessons if each.kind == kind]
+        pairs = found[kind]
         for at, method in enumerate(methods if pairs else ()):
             scores = torch.cat([method.reduce(*pair).flatten(1).cpu() for pair in pairs], 1)
             mine = parts.setdefault(kind, [[] for _ in methods])[at]

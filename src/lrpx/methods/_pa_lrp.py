@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lrpx import recipes
+from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError
 from lrpx.methods._backward import Backward, of_tokens
 from lrpx.methods._contract import register
 from lrpx.parts import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Sequence
 
     from torch import Tensor
 
     from lrpx._passes import Pass
     from lrpx.engine import Source
+    from lrpx.engine._positions import Kept
 
 SINKS = {
     "positive": lambda layers: layers.clamp(min=0).sum(0),
@@ -38,12 +40,17 @@ class PositionAware(Backward):
     The part ``"positions"`` (layer, token) holds the sinks as they are, signed; the layer ``"input"`` is what is added
     to the embeddings. A relative bias belongs to the position that is attended to, the key's.
 
+    With ``by_head`` the part ``"positions by head"`` (layer, head, token) has what rotary angles and relative biases
+    have in each head; its sum over the heads is ``"positions"``. Where queries and keys have other numbers of heads, or
+    layers have, heads are labelled ``"2 of 9"``, and what is met outside of heads ``"no head"``.
+
     Args:
         name: how results call it.
         recipe: the rules; they give positions relevance.
         label: how tables spell it.
         of: what a token's relevance is: its own (``"tokens"``), its position's (``"positions"``), or ``"both"``.
         sinks: how layers are put together, one of :data:`SINKS`.
+        by_head: whether heads are kept apart too, which takes as many times the memory where heads share angles.
 
     Raises:
         MethodError: another ``of`` or ``sinks``, or a recipe for which positions are constants.
@@ -52,6 +59,7 @@ class PositionAware(Backward):
     recipe: recipes.Recipe = recipes.PA_LRP
     of: Literal["both", "tokens", "positions"] = "both"
     sinks: Literal["positive", "absolute", "single"] = "positive"
+    by_head: bool = False
 
     def __post_init__(self) -> None:
         if self.of not in ("both", "tokens", "positions"):
@@ -68,22 +76,33 @@ class PositionAware(Backward):
 
     def describe(self) -> str:
         """The recipe, what is counted, and how layers are put together."""
-        return f"{super().describe()}; of={self.of} sinks={self.sinks}"
+        return f"{super().describe()}; of={self.of} sinks={self.sinks}{' by_head' * self.by_head}"
+
+    def pass_key(self) -> Hashable:
+        """Methods of one recipe differ in what they make of the sinks alone, but for heads."""
+        return super().pass_key(), self.by_head
+
+    def run_with(self) -> dict[str, Any]:
+        """See :meth:`Backward.run_with <lrpx.methods._backward.Backward.run_with>`."""
+        return {"by_head": self.by_head}
 
     def read(self, ran: Pass, chosen: Sequence[int]) -> tuple[list[Tensor], dict[str, list[Part]]]:
         """See :meth:`Backward.read <lrpx.methods._backward.Backward.read>`.
 
         Raises:
-            MethodError: the model has no positions.
+            MethodError: the model has no positions, or meets none in heads that are to be told apart.
         """
         own = of_tokens(ran, chosen, self.reduce)
         positions = _of_positions(ran, chosen)
+        parts = {"positions": positions}
+        if self.by_head:
+            parts["positions by head"] = _by_head(ran, chosen)
         if not ran.batch.arguments:
-            return own, {"positions": positions}
+            return own, parts
         kept = [SINKS[self.sinks](part.values).to(mine.dtype) for part, mine in zip(positions, own, strict=True)]
         if self.of == "both":
             own = [mine + each for mine, each in zip(own, kept, strict=True)]
-        return (kept if self.of == "positions" else own), {"positions": positions}
+        return (kept if self.of == "positions" else own), parts
 
 
 def _of_positions(ran: Pass, chosen: Sequence[int]) -> list[Part]:
@@ -96,28 +115,81 @@ def _of_positions(ran: Pass, chosen: Sequence[int]) -> list[Part]:
     layers = list(dict.fromkeys(each.layer for each in kept))
     if not layers:
         raise MethodError("no positions were met in this model, which may have none; use attnlrp")
+    values = [_together(ran, [each for each in kept if each.layer == layer]) for layer in layers]
+    return _parts(ran, chosen, "positions", values, ("layer",), {"layer": layers})
+
+
+def _by_head(ran: Pass, chosen: Sequence[int]) -> list[Part]:
+    """The same by layer, head and token, or place.
+
+    Raises:
+        MethodError: nothing is met in heads.
+    """
+    kept = ran.trace.positions(by_head=True)
+    layers = list(dict.fromkeys(each.layer for each in kept))
+    counts = sorted({each.heads or 0 for each in kept})
+    if counts == [0]:
+        raise MethodError("the positions of this model are met outside of its heads; leave by_head out")
     labels = {"layer": layers}
+    if len(counts) > 1:
+        every = [(head, count) for count in counts for head in range(count or 1)]
+        labels["head"] = [f"{head} of {count}" if count else "no head" for head, count in every]
+    values = []
+    for layer in layers:
+        here = [each for each in kept if each.layer == layer]
+        nothing = [each._replace(relevance=torch.zeros_like(each.relevance[:, 0])) for each in here]
+        for count in counts:
+            mine = [each for each in here if (each.heads or 0) == count]
+            for head in range(count or 1):
+                values.append(_together(ran, [e._replace(relevance=e.relevance[:, head]) for e in mine] or nothing))
+    return _parts(ran, chosen, "positions by head", values, ("layer", "head"), labels)
+
+
+def _together(ran: Pass, kept: Sequence[Kept]) -> Tensor | list[Tensor]:
+    """The relevance of one layer's positions: ``[B, n]`` of places, or ``[B, T]`` of the tokens of each source."""
     if not ran.batch.arguments:  # an image: places are patches
-        rows = [[torch.stack([e.relevance for e in kept if e.layer == layer]).sum(0) for layer in layers]]
-        same = len({each.shape for each in rows[0]}) == 1
-        values = torch.stack([each if same else each.sum(1) for each in rows[0]], 1).float()
-        at = [ran.questions.asked[i].row for i in chosen]
-        return [Part("positions", values[row], ("layer", "place")[: values.ndim - 1], labels) for row in at]
-    found: dict[str, list[Tensor]] = {
-        layer: [torch.zeros(part.value.shape[:-1], dtype=torch.float64) for part, *_ in ran.sources] for layer in layers
-    }
-    for layer, source, relevance in kept:
-        found[layer][_number(ran, source)] += relevance.cpu()
-    by_layer = [ran.by_token(found[layer]) for layer in layers]
-    rows_of = [ran.questions.asked[i].row for i in chosen]
+        return torch.stack([each.relevance.cpu() for each in kept]).sum(0)
+    found = [torch.zeros(part.value.shape[:-1], dtype=torch.float64) for part, *_ in ran.sources]
+    tap = ran.trace.tap(Positions)
+    for each in kept:
+        is_turned = tap is not None and each.source is not None and tap.is_turned(each.source)
+        found[_number(ran, each.source)] += (each.relevance.T if is_turned else each.relevance).cpu()
+    return found
+
+
+def _parts(
+    ran: Pass,
+    chosen: Sequence[int],
+    name: str,
+    values: Sequence[Tensor | list[Tensor]],
+    axes: tuple[str, ...],
+    labels: dict[str, list[str]],
+) -> list[Part]:
+    """What was found of each place along ``axes``, the last the fastest, as a part of each of the chosen questions; of
+    images whose layers have other numbers of places, summed over these."""
+    rows = [ran.questions.asked[i].row for i in chosen]
+    sizes = [len(labels["layer"]), *([-1] if len(axes) > 1 else [])]
+    if not ran.batch.arguments:
+        images = [each for each in values if isinstance(each, torch.Tensor)]
+        same = len({each.shape for each in images}) == 1
+        stacked = torch.stack([each if same else each.sum(1) for each in images], 1).float()
+        last = ("place",) if same else ()
+        return [Part(name, _unflattened(stacked[row], sizes), (*axes, *last), labels) for row in rows]
     dtype = torch.promote_types(ran.sources[0][0].value.dtype, torch.float32)
+    by_token = [ran.by_token(each) for each in values if isinstance(each, list)]
     return [
-        Part("positions", torch.stack([ran.batch.of_row(row, each) for each in by_layer]).to(dtype), AXES, labels)
-        for row in rows_of
+        Part(
+            name,
+            _unflattened(torch.stack([ran.batch.of_row(row, each) for each in by_token]).to(dtype), sizes),
+            (*axes, "token"),
+            labels,
+        )
+        for row in rows
     ]
 
 
-AXES = ("layer", "token")
+def _unflattened(values: Tensor, sizes: Sequence[int]) -> Tensor:
+    return values.reshape(*sizes, *values.shape[1:])
 
 
 def _number(ran: Pass, source: Any) -> int:

@@ -106,16 +106,24 @@ def everything(given: Given) -> Sets:
     return np.ones((1, len(given)), dtype=bool)
 
 
+def incompleteness(total: float, whole: float) -> float:
+    """How far a sum is from what it should add up to, ``|Σ − Δ| / (|Σ| + |Δ|)``: 0 where it does, 1 where the two have
+    other signs or one is nothing.
+
+    >>> incompleteness(2.0, 2.0), incompleteness(1.0, 3.0), incompleteness(-1.0, 3.0), incompleteness(0.0, 0.0)
+    (0.0, 0.5, 1.0, 0.0)
+    """
+    size = abs(total) + abs(whole)
+    return abs(total - whole) / size if size else 0.0
+
+
 def completeness_error(given: Given, values: Numbers) -> float:
-    """``|Σ R − Δ| / (|Σ R| + |Δ|)`` for ``Δ`` what the value loses when everything is covered: 0 where the relevance
-    adds up to it, 1 where the two have other signs or one is nothing.
+    """:func:`incompleteness` of the relevance, for ``Δ`` what the value loses when everything is covered.
 
     Integrated Gradients promises 0 for its own baseline; of the LRP family a part is in class tokens, positions and
     biases, which no pixel has: their ledger adds up, not their pixels.
     """
-    total, lost = math.fsum(given.relevance), given.full - float(values[0])
-    size = abs(total) + abs(lost)
-    return abs(total - lost) / size if size else 0.0
+    return incompleteness(math.fsum(given.relevance), given.full - float(values[0]))
 
 
 _MOST, _LEAST = _Area("most"), _Area("least")

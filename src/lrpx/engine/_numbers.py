@@ -1,0 +1,196 @@
+"""What is computed from the numbers of places, and along which dimension they count: known by a second computation.
+
+Numbers of places are what ``arange`` or ``cumsum`` of whole numbers gives, whole numbers that the model has kept, and
+its arguments of that name. Each has a *shadow*: the same, with another place in its middle. What is made of it is made
+of its shadow too, and where the two differ is where that place counts: along the axis of the tokens, and at one index
+of it. What comparisons give is a mask, and what is made of masks alone is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from lrpx.engine._tensors import is_in_place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from lrpx.engine._taps import Call
+
+OF_NO_TOKENS = ("grid", "size", "length", "index", "indices")
+"""What is in the name of an argument of whole numbers whose last dimension is none of tokens."""
+NUMBERING = ("arange", "linspace", "range", "cumsum")
+"""Functions that number places, of nothing or of whole numbers."""
+
+
+class Mark(NamedTuple):
+    """That a tensor was made of the numbers of places.
+
+    Args:
+        shadow: the same of other numbers; None where it cannot be computed.
+        is_single: whether there is one place only.
+        is_mask: whether it was made of comparisons of them alone, and so says what is admitted, or on which side.
+    """
+
+    shadow: Any
+    is_single: bool = False
+    is_mask: bool = False
+
+
+class Numbers:
+    """The numbers of places of one run, and all constants that are made of them.
+
+    Attributes:
+        lengths: how many tokens the model was given, or may have been.
+    """
+
+    def __init__(self) -> None:
+        self._marks: Any = WeakTensorKeyDictionary()
+        self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
+        self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
+        self._ids: list[Tensor] = []
+        self.lengths: set[int] = set()
+
+    def mark(self, constant: Tensor) -> Mark | None:
+        """What a constant was made of, if of places."""
+        return self._marks.get(constant)  # type: ignore[no-any-return]
+
+    def given(self, name: str, value: Tensor) -> None:
+        """An argument of the model that is of whole numbers: the tokens, or the numbers of their places."""
+        if "position" in name and value.ndim:
+            self._number(value)
+            return
+        self._seen[value] = True
+        if "ids" in name and value.ndim == 2:
+            self._ids.append(value)
+        if "ids" in name or "mask" in name or (value.ndim <= 2 and not any(word in name for word in OF_NO_TOKENS)):
+            self.lengths.update(value.shape[-1:])
+
+    def is_turned(self, ids: Tensor) -> bool:
+        """Whether ids are those that the model was given, turned round."""
+        if ids.ndim != 2 or any(ids is given or torch.equal(ids, given) for given in self._ids):
+            return False
+        return any(torch.equal(ids.T, given) for given in self._ids)
+
+    def see(self, out: Any) -> None:
+        """Whole numbers that the run has made are no numbers of places that the model has kept."""
+        for made, _ in pairs(out, None):
+            if made.dtype is torch.int64:
+                self._seen[made] = True
+
+    def of_constants(self, call: Call, proceed: Callable[..., Any]) -> Any:
+        """A call of constants, and of their shadows after it."""
+        args, kwargs = call.args, call.kwargs
+        marks = list(self._marks_in((*args, *kwargs.values())))
+        if not marks:
+            out = proceed(args, kwargs)
+            self.see(out)
+            if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
+                self._number(out)
+            return out
+        writes = is_in_place(call.name) and isinstance(args[0], Tensor)
+        written = self._before_writing(args[0]) if writes else []
+        shadow, is_known = None, all(mark.shadow is not None for mark in (*marks, *(mark for _, mark in written)))
+        with torch.no_grad():  # a look-up by the numbers of places is no source of the input
+            if is_known:
+                first = [mark.shadow for _, mark in written[:1]]
+                named = {name: self._shadow(value) for name, value in kwargs.items()}
+                try:
+                    with torch.random.fork_rng(devices=(), enabled="dropout" in call.name):
+                        shadow = proceed((*first, *map(self._shadow, args[len(first) :])), named)
+                except (IndexError, RuntimeError):  # the numbers of other places lead out of a table
+                    is_known = False
+            out = proceed(args, kwargs)
+        is_single, is_mask = all(mark.is_single for mark in marks), all(mark.is_mask for mark in marks)
+        for made, other in pairs(out, shadow):
+            if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
+                fits = isinstance(other, Tensor) and other.shape == made.shape
+                self._marks[made] = Mark(other if fits else None, is_single, is_mask or made.dtype is torch.bool)
+        for value, mark in written:
+            self._marks[value] = Mark(mark.shadow if is_known else None, is_single, is_mask and mark.is_mask)
+        return out
+
+    def _marks_in(self, value: Any) -> Iterator[Mark]:
+        if isinstance(value, (tuple, list)):
+            for each in value:
+                yield from self._marks_in(each)
+        elif isinstance(value, Tensor) and (mark := self._mark_of(value)) is not None:
+            yield mark
+
+    def _mark_of(self, value: Tensor) -> Mark | None:
+        mark: Mark | None = self._marks.get(value)
+        if mark is None and value.dtype is torch.int64 and value.ndim and value not in self._seen:
+            if bool((value != value.flatten()[:1]).any()) or value.shape[-1] == 1 in self.lengths:
+                self._own[value] = True
+                mark = self._number(value)
+            else:
+                self._seen[value] = True
+        return mark
+
+    def _shadow(self, value: Any) -> Any:
+        """The shadow of a tensor that has one; any other value as it is."""
+        if isinstance(value, (tuple, list)):
+            made = [self._shadow(each) for each in value]
+            return type(value)(made) if type(value) in (tuple, list) else value
+        mark = self._mark_of(value) if isinstance(value, Tensor) else None
+        return value if mark is None else mark.shadow
+
+    def _number(self, value: Tensor) -> Mark:
+        """Mark the numbers of places, along the last dimension; their shadow has another place in its middle."""
+        shadow, length = value.clone(), value.shape[-1]
+        known = max(self.lengths, default=length)
+        for place in {length // 2} if length <= known else {known // 2, length - known + known // 2}:
+            differs = (value != value[..., place : place + 1]).reshape(-1, length).sum(0)
+            shadow[..., place] = value[..., int(differs.argmax())]
+        mark = Mark(shadow, length == 1)
+        self._marks[value] = mark
+        return mark
+
+    def _numbers_places(self, call: Call, out: Tensor) -> bool:
+        """Whether what ``arange`` or ``cumsum`` gives may number places: there are as many as tokens, or more; where
+        the model is given no tokens, any number."""
+        if call.name == "cumsum":
+            counted = call.args[0]
+            return isinstance(counted, Tensor) and bool((counted == counted.long()).all())
+        if not self.lengths or out.shape[0] in self.lengths:
+            return True
+        return out.shape[0] > max(self.lengths) and bool((out[1] - out[0]).abs() == 1)
+
+    def _is_part_of_numbers(self, made: Tensor, made_of: Sequence[Any]) -> bool:
+        """Whether it is a part of whole numbers of the model itself, which number places by themselves where it is
+        used."""
+        whole = made_of[0] if made_of else None
+        if not isinstance(whole, Tensor) or whole not in self._own or made._base is None:
+            return False
+        return made._base is (whole if whole._base is None else whole._base) and made.numel() < whole.numel()
+
+    def _before_writing(self, value: Tensor) -> list[tuple[Tensor, Mark]]:
+        """A constant that will be written into, with its mark; and its base, if it is a view, with its own: the shadow
+        of a view is a view of its base's shadow."""
+        base = value if value._base is None else value._base
+        mark = self._marks.get(base) or Mark(base.detach().clone(), is_mask=True)
+        if base is value or mark.shadow is None:
+            return [(value, mark)]
+        shadow = mark.shadow.as_strided(value.size(), value.stride(), value.storage_offset())
+        return [(value, mark._replace(shadow=shadow)), (base, mark)]
+
+    def varies(self, constant: Tensor) -> bool:
+        """Whether a constant differs from place to place."""
+        mark = self._marks.get(constant)
+        if mark is None or mark.is_mask:
+            return False
+        return mark.is_single or mark.shadow is None or not torch.equal(constant, mark.shadow)
+
+
+def pairs(out: Any, shadow: Any) -> Iterator[tuple[Tensor, Any]]:
+    """The tensors of a result, each with that of its shadow's, or None."""
+    if isinstance(out, Tensor):
+        yield out, shadow
+    elif isinstance(out, (tuple, list)):
+        others = shadow if isinstance(shadow, (tuple, list)) and len(shadow) == len(out) else [None] * len(out)
+        for one, other in zip(out, others, strict=True):
+            yield from pairs(one, other)
