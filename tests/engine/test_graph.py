@@ -270,7 +270,7 @@ def test_a_model_inside_a_transform_is_refused_by_name() -> None:
     for transform in (torch.vmap, lambda f: torch.func.jacrev(f), lambda f: torch.func.jacfwd(f)):
         with (
             pytest.raises(
-                MethodError, match="inside a transform of torch.func, such as vmap, .*; call it with a batch"
+                MethodError, match=r"inside a transform of torch.func, such as vmap, .*; call it with a batch"
             ),
             propagate(model, ATTNLRP),
         ):

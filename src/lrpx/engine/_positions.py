@@ -71,6 +71,9 @@ class Sink:
         source: the tokens whose positions they are; None where the model has none, as one of images.
         rows: how many rows the leaf's first dimension is, one after another; None where it is no dimension of rows.
         tokens: which dimension is that of the tokens, counted from the end; None where there is one token.
+        is_of_keys: whether it is added to the scores of attention, for every query the same. Then nothing but the
+            differences between keys counts, and the first is where they are counted from: a model may count from the
+            last (MPT), which is another in a padded row.
     """
 
     line: Line
@@ -78,10 +81,13 @@ class Sink:
     source: Source | None
     rows: int | None
     tokens: int | None
+    is_of_keys: bool = False
 
     def relevance(self, gradient: Tensor | None) -> Tensor:
         """``[B, n]``: the relevance of each place in each row."""
-        found = relevance(self.leaf.detach(), torch.zeros_like(self.leaf) if gradient is None else gradient)
+        value = self.leaf.detach()
+        value = value - value[..., :1] if self.is_of_keys else value
+        found = relevance(value, torch.zeros_like(self.leaf) if gradient is None else gradient)
         if self.leaf.is_complex():  # real and imaginary parts are the last dimension
             found = found.sum(-1)
         found = found if self.rows is not None else found.unsqueeze(0)
@@ -385,14 +391,15 @@ class Positions(Tap):
                 args[at] = self._added(value, shape, dtype)
             elif _is_constant(value) and (axis := self._axis(value, shape)) is not None:
                 # what is written into becomes what depends on the input
-                value.copy_(self._sink(value.clone(), shape, dtype, axis))
+                value.copy_(self._sink(value.clone(), shape, dtype, axis, is_scores=len(shape) == 4))
         kwargs |= {key: self._added(value, shape, dtype) for key, value in kwargs.items() if _is_constant(value)}
         return tuple(args), kwargs
 
     def _added(self, value: Any, shape: Sequence[int], dtype: torch.dtype, *, is_scores: bool = False) -> Any:
         """A constant that is added to what has this shape and dtype: as a leaf, if it is positions."""
         axis = self._axis(value, shape, is_scores=is_scores) if _is_constant(value) else None
-        return value if axis is None else self._sink(value, shape, dtype, axis)
+        is_scores |= len(shape) == 4
+        return value if axis is None else self._sink(value, shape, dtype, axis, is_scores=is_scores)
 
     def product(self, func: Callable[..., Any], a: Any, b: Any) -> Any:
         """``func(a, b)`` under the recipe's rule for positions, if one depends on the input and the other is positions,
@@ -418,8 +425,10 @@ class Positions(Tap):
         if self._run.recipe.position is not rules.signal_take_all and _is_tensor(constant) and self._varies(constant):
             raise self._refusal("positions are a factor of a matrix product, whose rows are no tokens'")
 
-    def _sink(self, value: Tensor, shape: Sequence[int], dtype: torch.dtype, axis: _Axis) -> Tensor:
-        """Positions as a leaf, with one for each row of the batch."""
+    def _sink(
+        self, value: Tensor, shape: Sequence[int], dtype: torch.dtype, axis: _Axis, *, is_scores: bool = False
+    ) -> Tensor:
+        """Positions as a leaf, with one for each row of the batch; ``is_scores``: added to the scores of attention."""
         run = self._run
         value = value.detach() if value.is_floating_point() or value.is_complex() else value.to(dtype)
         of_tokens = [each for each in run.sources if each.ids is not None]
@@ -438,7 +447,8 @@ class Positions(Tap):
         if not run.replaying:
             layer = layer_of(run.where())
             line = Line((len(run.sources), len(self.sinks)), "positions", INPUT if layer is None else layer.path)
-            self.sinks.append(Sink(line, leaf, source, rows if rows > 1 else None, axis.dim))
+            is_of_keys = is_scores and axis.dim == -1 and leaf.shape[-1] == shape[-1] and leaf.shape[-2:-1] == (1,)
+            self.sinks.append(Sink(line, leaf, source, rows if rows > 1 else None, axis.dim, is_of_keys))
         return leaf
 
     def _rows(self) -> int:

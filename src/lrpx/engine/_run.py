@@ -389,8 +389,8 @@ class Run:
         """
         if peek_interpreter_stack() is not None:
             raise MethodError(
-                "the model is called inside a transform of torch.func, such as vmap, where nothing tells what depends on "
-                "the input; call it with a batch"
+                "the model is called inside a transform of torch.func, such as vmap, where nothing tells what depends "
+                "on the input; call it with a batch"
             )
 
     def transformed(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:
