@@ -265,6 +265,21 @@ def test_what_no_rule_has_seen_is_refused_by_name(name: str, recipe: Recipe) -> 
         traced(Holds(spelling), recipe)
 
 
+def test_a_model_inside_a_transform_is_refused_by_name() -> None:
+    model = nn.Linear(3, 2)
+    for transform in (torch.vmap, lambda f: torch.func.jacrev(f), lambda f: torch.func.jacfwd(f)):
+        with (
+            pytest.raises(
+                MethodError, match=r"inside a transform of torch.func, such as vmap, .*; call it with a batch"
+            ),
+            propagate(model, ATTNLRP),
+        ):
+            transform(model)(torch.ones(2, 3))
+    with propagate(model, ATTNLRP) as trace:
+        trace.explain(model(torch.ones(2, 3)).sum())
+    assert trace.source_relevance(trace.sources[0]).any()
+
+
 @pytest.mark.parametrize("name", ["a scripted function", "another thread", "exp", "vmap"])
 def test_what_no_rule_has_seen_runs_when_not_strict(name: str) -> None:
     trace = traced(Holds(UNSEEN[name][0]), replace(LRP, strict=False))

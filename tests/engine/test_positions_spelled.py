@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lrpx import PA_LRP
+from lrpx import PA_LRP, Explainer
 from lrpx.engine import propagate
 
 if TYPE_CHECKING:
@@ -112,3 +113,18 @@ def test_positions_in_another_spelling(model: Model, plain: Model) -> None:
         for mine, its in zip(found(model, IDS, MASK, row, length - 1), wanted, strict=True):
             assert torch.allclose(mine[:length], its, rtol=1e-9, atol=1e-12)
             assert not mine[length:].any()
+
+
+def test_positions_that_are_counted_from_the_last_key_do_not_hang_on_padding() -> None:
+    """MPT's ALiBi is 0 at the last key, which is padding in a shorter row of a batch."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = tf.MptConfig(vocab_size=30, d_model=16, n_layers=2, n_heads=2, max_seq_len=32)
+        explain = Explainer(tf.MptForCausalLM(config).double().eval())
+    rows = [[5, 9, 11, 3, 8, 7, 21], [4, 17, 6]]
+    for row, beside in zip(rows, explain(rows, 9, method="pa-lrp-single-sink"), strict=True):
+        alone = explain(row, 9, method="pa-lrp-single-sink")
+        pairs = [(a.relevance.clone(), a.parts["positions"].values.clone()) for a in (alone, beside)]
+        for one, other in zip(*pairs, strict=True):
+            assert float(one.abs().max()) > 0
+            assert torch.allclose(one, other, rtol=0, atol=1e-6 * float(one.abs().max()))  # its softmax is in float32

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, is_grad_enabled
 from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
+from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Module
 
 from lrpx import rules
@@ -381,6 +382,19 @@ class Run:
             raise UnknownOperationError(
                 f"{self.where()} takes a gradient itself, with torch's {name!r}, which under rules would be another "
                 "number; use a recipe without rules, lrpx.GRADIENT"
+            )
+
+    @staticmethod
+    def refuse_transform() -> None:
+        """Refuse a call of the model inside a transform of ``torch.func``.
+
+        Raises:
+            MethodError: it is inside one.
+        """
+        if peek_interpreter_stack() is not None:
+            raise MethodError(
+                "the model is called inside a transform of torch.func, such as vmap, where nothing tells what depends "
+                "on the input; call it with a batch"
             )
 
     def transformed(self, name: str, func: Any, args: Any, kwargs: Any) -> Any:

@@ -394,6 +394,7 @@ class _Seams:
             if self.recomputed:
                 kwargs = _without_cache(names, kwargs)
             if not self.run.replaying:
+                self.run.refuse_transform()
                 self.run.nodes.begin()
             self.run.trace.notes.has_no_gradients |= not torch.is_grad_enabled()
             named = [(names[i] if i < len(names) else f"input {i}", value) for i, value in enumerate(args)]

@@ -128,7 +128,7 @@ class Gates:
             keeps = node.name in KEEPS and not _is_divisor(node)
             return max(own, weakest) if keeps or node.name == "mul" else own
         if len(inputs) > 1 and node.name in BILINEAR and node.name != "addcmul":
-            return weakest
+            return weakest if all(self.carries(node.args[i]) for i in BILINEAR[node.name]) else NONE
         if node.name not in LASTS | {"addcmul"}:
             return NONE
         is_written = before.is_curved and self._adds_a_number(node, inputs)
