@@ -26,6 +26,7 @@ from lrpx.engine._nodes import COPY, LINEAR, OWN, SCALES, SUMS, kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lrpx.recipes import Recipe
     from lrpx.rules import Rule
 
 FACTORS = "lrpx factors"
@@ -109,11 +110,14 @@ def _mark(node: Any, count: int) -> None:
         node.metadata[FACTORS] = count
 
 
+def has_scales(recipe: Recipe) -> bool:
+    """Whether an exponential scales what it is multiplied with."""
+    return takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
+
+
 def exponential(run: Any, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
-    recipe = run.recipe
-    ours = takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
-    if ours and value.requires_grad:
+    if has_scales(run.recipe) and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
         _mark(value.grad_fn, 0)
         run.meet_scale()

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from lrpx.recipes import Recipe
 
 GATE = "_lrpx_gate"
+EXPONENTS = "_lrpx_exponents"
+"""The attribute of what is made of exponentials: how (``engine/_exponentials.py``)."""
 OF_ONE_SIGN = frozenset(
     """sigmoid hardsigmoid softplus log_sigmoid softmax erfc cosh i0 special_expit special_erfc special_erfcx
     special_ndtr special_log_ndtr special_i0 special_i0e""".split()
@@ -100,6 +102,8 @@ def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
             setattr(value, GATE, strength)
         elif isinstance(value, Tensor):  # perhaps changed in place
             vars(value).pop(GATE, None)
+            if EXPONENTS in vars(value):  # no gate, but what is made of it is looked at
+                setattr(value, GATE, 0)
     return out
 
 

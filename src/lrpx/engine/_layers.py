@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine import _factors, _functions, _roles
+from lrpx.engine import _exponentials, _factors, _roles
 from lrpx.engine._elementwise import product
 from lrpx.engine._gates import keep_gate
 from lrpx.engine._operation import Operation, beside_a_constant
@@ -160,7 +160,8 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = product_of_two(run, op, a, b)
     if run.has_scales:
         is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
-        _functions.keep_weighted(out, a, b, (lambda a: product_of_two(run, op, a, b)) if is_matrix else None)
+        again = (lambda a: product_of_two(run, op, a, b)) if is_matrix else None
+        return _exponentials.multiplied(run, op, out, a, b, again)
     return out
 
 
@@ -227,11 +228,16 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(operands) == 1:  # a sum, or another shape
         out = func(equation, *operands, **kwargs)
         if run.has_scales:
-            _functions.keep_exponents(func, out, (equation, *operands), kwargs)
+            _exponentials.keep_exponents(func, out, (equation, *operands), kwargs)
         return keep_gate(run.recipe, out, *operands) if run.asks_for_gates else out
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)
-    return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)
+
+    def op(*operands: Tensor) -> Any:
+        return func(equation, *operands, **kwargs)
+
+    out = _product_of_several(run, "einsum", op, operands)
+    return _exponentials.multiplied(run, op, out, *operands) if run.has_scales and len(operands) == 2 else out
 
 
 def _sums_nothing(equation: str) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
-from lrpx.engine import _functions
+from lrpx.engine import _exponentials, _functions
 from lrpx.engine._gates import move_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
@@ -108,7 +108,7 @@ def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x.detach())
     out = move_gate(func(x), x)
     if run.has_scales:
-        _functions.keep_exponents(func.__self__.__get__, out, (x,), {})
+        _exponentials.keep_exponents(func.__self__.__get__, out, (x,), {})
     return out
 
 
