@@ -297,7 +297,9 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
     rows = x if x._base is None else x._base
     ids = vars(rows).get(ONE_HOT)
     if ids is None:
-        if not out.is_floating_point():
+        if out.is_floating_point():
+            run.leaving_ids("a cast", x)
+        else:
             run.copied_ids(out, x)
         return out
     if not out.is_floating_point():
