@@ -24,9 +24,11 @@ from lrpx.engine import _exponentials, _factors
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
+    SURE,
     WEAK,
     gate_strength,
     mark_gate,
+    mark_shifted,
     mark_written,
     put_gate,
     takes_all,
@@ -220,11 +222,11 @@ def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
 
 
 def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
-    """``out`` is ``x`` and a number: perhaps of one sign now, as ``1 + tanh(x)`` is."""
-    if takes_all(run.recipe) and gate_strength(x) == WEAK:
+    """``out`` is ``x`` and a number: perhaps of one sign now, or no longer."""
+    if takes_all(run.recipe) and gate_strength(x) in (WEAK, SURE):
         found = _function(out)
         if found is not None and found[3] != LINEAR and found[5]:
-            mark_written(run.recipe, out, found[1](), found[5])
+            mark_shifted(run.recipe, out, found[1](), found[5])
 
 
 def _shifted_in_place(x: Tensor, op: Op) -> None:
@@ -267,6 +269,8 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     run.computed_ids(out, *args, *kwargs.values())
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
+    if takes_all(run.recipe) and len(args) == 3 and carries(out) and _chooses_by_sign(*args):
+        mark_gate(run.recipe, "relu", out)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -276,6 +280,19 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             if again is not None and _fits(out, root()):
                 return _whole(run, root(), out, again, max(CURVED, kind))
     return out
+
+
+def _chooses_by_sign(where: Tensor, a: Any, b: Any) -> bool:
+    """Whether a selection is one among two scalings of one tensor, or one and 0, by its sign: a leaky ReLU, or ReLU."""
+    x = a if carries(a) else b
+    scalings = [_function(each) or _of_itself(each) for each in (a, b) if carries(each)]
+    is_zero = [not isinstance(each, Tensor) and each == 0 for each in (a, b) if not carries(each)]
+    root = scalings[0][1]()
+    if root is None or not all(is_zero) or any(f[1]() is not root or f[3] != LINEAR or not f[4] for f in scalings):
+        return False
+    if where.shape != root.shape or root.shape != x.shape or where.numel() < 2:
+        return False
+    return any(torch.equal(where, sign) for sign in (root > 0, root >= 0, root < 0, root <= 0))
 
 
 def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -385,6 +402,24 @@ def parts_of(x: Tensor, dim: int) -> tuple[Tensor, ...]:
     """What ``x`` was stacked of, along this dimension; nothing, if that is not known."""
     found = vars(x).get(STACKED)
     return found[1] if found and found[0] == x._version and found[2] == dim % x.ndim else ()
+
+
+DIAGONAL = "_lrpx_diagonal"
+"""The attribute of a matrix that has a vector on its diagonal and else zeros: ``(version, the vector)``."""
+
+
+def diagonal(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A vector as a matrix; which may be multiplied with, as the vector itself."""
+    out = _called(func, args, kwargs)
+    if len(args) == 1 and not kwargs and carries(out) and out.ndim == args[0].ndim + 1:
+        setattr(out, DIAGONAL, Note((out._version, args[0])))
+    return out
+
+
+def on_diagonal(x: Tensor) -> Tensor | None:
+    """The vector on the diagonal of a matrix that has been made of it."""
+    found = vars(x).get(DIAGONAL)
+    return found[1] if found and found[0] == x._version else None
 
 
 def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:

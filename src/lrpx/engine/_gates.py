@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 GATE = "_lrpx_gate"
 EXPONENTS = "_lrpx_exponents"
 """The attribute of what is made of exponentials: how (``engine/_exponentials.py``)."""
+KNOWN = "_lrpx_gate_is_known"
+"""The attribute of a sum with a number, whose strength as a gate its numbers have told, and not what it was made of."""
 OF_ONE_SIGN = frozenset(
     """sigmoid hardsigmoid softplus log_sigmoid softmax erfc cosh i0 special_expit special_erfc special_erfcx
     special_ndtr special_log_ndtr special_i0 special_i0e""".split()
@@ -60,6 +62,14 @@ def mark_written(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., 
     if takes_all(recipe):
         setattr(value, GATE, max(gate_strength(value), SURE if _is_of_one_sign(root, op) else WEAK))
     return value
+
+
+def mark_shifted(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., Any]) -> None:
+    """Mark ``value = op(root)``, to which a number was added: of one sign now, as ``1 + tanh(x)`` is, or no longer, as
+    ``2 sigmoid(2 x) − 1`` is tanh."""
+    if takes_all(recipe):
+        setattr(value, GATE, SURE if _is_of_one_sign(root, op) else WEAK)
+        setattr(value, KNOWN, True)
 
 
 def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
@@ -110,6 +120,8 @@ def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
 def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection or a sum, or by a product with constants: a gate, if all of them that
     depend on the input are."""
+    if isinstance(out, Tensor) and vars(out).pop(KNOWN, False):
+        return out
     strength = weakest_gate(inputs)
     if isinstance(out, Tensor) and out is not inputs[0]:  # perhaps a function that is known better
         strength = max(strength, gate_strength(out))

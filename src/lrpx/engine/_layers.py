@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine import _exponentials, _factors, _roles
+from lrpx.engine import _exponentials, _factors, _functions, _roles
 from lrpx.engine._elementwise import product
-from lrpx.engine._gates import keep_gate
+from lrpx.engine._gates import keep_gate, move_gate, takes_all
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -157,12 +157,34 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(a: Tensor, b: Tensor) -> Any:
         return func(a, b, *rest, **settings)
 
+    if (
+        takes_all(run.recipe)
+        and func.__name__ != "__rmatmul__"
+        and (written := _by_a_diagonal(run, op, a, b)) is not None
+    ):
+        return written
     out = product_of_two(run, op, a, b)
     if run.has_scales:
         is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
         again = (lambda a: product_of_two(run, op, a, b)) if is_matrix else None
         return _exponentials.multiplied(run, op, out, a, b, again)
     return out
+
+
+def _by_a_diagonal(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Tensor | None:
+    """A product with a diagonal matrix, a gate perhaps: that with the vector on the diagonal, element by element."""
+    if not (carries(a) and carries(b)):
+        return None
+    left, right = _functions.on_diagonal(a), _functions.on_diagonal(b)
+    if left is not None and b.ndim > 1:
+        factors = move_gate(left.unsqueeze(-1), left), b
+    elif left is not None:
+        factors = left, b
+    elif right is not None:
+        factors = a, right if a.ndim == 1 else move_gate(right.unsqueeze(-2), right)
+    else:
+        return None
+    return rules.with_gradient_of(op(a.detach(), b.detach()), product(run, torch.mul, factors, {}))
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

@@ -379,6 +379,7 @@ SELECTS = (
     )
     + _each("repeat repeat_interleave tile roll flip pad", "stays", moving)
     + _each("topk sort", "stays", ordering)
+    + _each("diag diag_embed diagflat", "joins", _functions.diagonal)
     + _each("stack", "joins", stack)
     + _each("index_select", "stays", index_select)
     + _each("gather take_along_dim", "stays", gather)
@@ -395,7 +396,7 @@ SELECTS = (
     + _each(
         """hsplit vsplit dsplit narrow_copy
         slice block_diag broadcast_tensors meshgrid index_copy put copy_
-        diag diagflat diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter linalg_diagonal
+        diagonal diagonal_copy diagonal_scatter slice_scatter select_scatter linalg_diagonal
         rot90 unfold unfold_copy im2col as_strided as_strided_copy
         pixel_shuffle pixel_unshuffle channel_shuffle
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
