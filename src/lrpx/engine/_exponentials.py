@@ -296,7 +296,8 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
     if not carries(value):
         constant = value.detach() if isinstance(value, Tensor) else value
         made = Made((lambda x: op(x, constant)) if one is not None else (lambda x: op(constant, x)), found[0])
-        if found[1] == PART and isinstance(constant, Tensor) and bool((constant == constant.flatten()[0]).all()):
+        is_same = isinstance(constant, Tensor) and constant.numel() and bool((constant == constant.flatten()[0]).all())
+        if found[1] == PART and is_same:
             state = SUMMED
         elif run.recipe.linear is not rules.unmodified:
             return out
