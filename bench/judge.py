@@ -54,6 +54,10 @@ def examine(model_class: ModelClass) -> dict[str, Compared]:
     except Exception as error:
         return dict.fromkeys(RECIPES, Compared("not built", reason=_reason(error)))
     model = model.double()
+    for module in model.modules():  # what a model keeps in a list is no part of it
+        for each in (part for held in vars(module).values() if isinstance(held, list) for part in held):
+            if isinstance(each, torch.nn.Module):
+                each.double()
     if hasattr(model, "set_experts_implementation"):
         model.set_experts_implementation("eager")  # the others have no float64
     wide = {

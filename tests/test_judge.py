@@ -66,6 +66,7 @@ def judged(function, recipe):
     return judge(lambda: model(X), lambda output: output.sum(), [X], recipe).relevance[0]
 
 
+K = torch.linspace(-1, 2, 6, dtype=torch.float64)
 SPELLED = {
     "gelu": (lambda x: x * 0.5 * (1.0 + torch.erf(x / 2**0.5)), functional.gelu),
     "tanh gelu": (
@@ -100,6 +101,15 @@ SPELLED = {
         lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5),
         lambda x: functional.rms_norm(x, (6,), eps=1e-5),
     ),
+    "softmax turned": (
+        lambda x: ((e := x.exp()).mT / e.mT.sum(0, keepdim=True)).mT,
+        lambda x: x.softmax(-1),
+    ),
+    "shifted": (lambda x: functional.relu6(2 * x.mul(K) + 3), lambda x: functional.hardsigmoid(2 * x * K) * 6),
+    "shifted root": (
+        lambda x: (x.sum(-1, keepdim=True).square() + 0.5).sqrt().expand(3, 6),
+        lambda x: (lambda s: s * (s.square().add(0.5).sqrt() / s))(x.sum(-1, keepdim=True)).expand(3, 6),
+    ),
     "unit length": (lambda x: x / x.pow(2).sum(-1, keepdim=True).sqrt(), lambda x: functional.normalize(x, dim=-1)),
 }
 
@@ -120,6 +130,103 @@ def test_the_judge_follows_what_is_written_in_place():
 
     plain = judged(lambda x: torch.cat([x[:, 3:], 2 * x[:, :3]], -1).relu(), Recipe.ATTNLRP)
     assert torch.allclose(judged(in_place, Recipe.ATTNLRP), plain, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("recipe", list(Recipe))
+def test_the_gates_of_a_recurrent_layer_are_told_apart_in_the_memory_they_are_written_to(recipe):
+    """torch writes four gates into one piece of memory."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        layer = nn.LSTM(6, 6, batch_first=True, dtype=torch.float64)
+
+    def written(x):
+        h = c = torch.zeros(1, 6, dtype=x.dtype)
+        for step in x:
+            i, f, g, o = (step @ layer.weight_ih_l0.T + layer.bias_ih_l0 + h @ layer.weight_hh_l0.T).chunk(4, -1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+        return h.expand(3, 6)
+
+    with torch.no_grad():
+        layer.bias_hh_l0.zero_()
+    found = judged(lambda x: layer(x[None])[0][:, -1].expand(3, 6), recipe)
+    assert torch.allclose(found, judged(written, recipe), rtol=1e-11, atol=1e-13)
+
+
+def test_a_gru_is_what_it_is_defined_as_to_the_engine():
+    """``(1 − z) n + z h``; torch computes it as ``n + z (h − n)``, of which other shares come out."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        cell = nn.GRUCell(6, 6, dtype=torch.float64)
+    start = torch.randn(3, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def written(x):
+        r, z, n = functional.linear(x, cell.weight_ih, cell.bias_ih).chunk(3, -1)
+        of_r, of_z, of_n = functional.linear(start, cell.weight_hh, cell.bias_hh).chunk(3, -1)
+        z = (z + of_z).sigmoid()
+        return (1 - z) * (n + (r + of_r).sigmoid() * of_n).tanh() + z * start
+
+    model = Written(lambda x: cell(x, start))
+    with lrpx.propagate(model, lrpx.ATTNLRP) as trace:
+        trace.explain(model(X).sum())
+    found = trace.source_relevance(trace.sources[0])
+    assert torch.allclose(found, judged(written, Recipe.ATTNLRP), rtol=1e-11, atol=1e-13)
+
+
+def test_a_gate_is_steep_where_it_is_whatever_the_signal():
+    """The identity rule of a gated linear unit is that of the sigmoid, which ends where that is too steep."""
+    x = torch.tensor([[3.0, -2e4, 2e-5, 2.0]], dtype=torch.float64)
+
+    class Gated(nn.Module):
+        def forward(self, x):
+            return functional.glu(x)
+
+    model = Gated()
+    with lrpx.propagate(model, lrpx.ATTNLRP) as trace:
+        trace.explain(model(x).sum())
+    found = trace.source_relevance(trace.sources[0])
+    verdict = judge(lambda: functional.glu(x), lambda output: output.sum(), [x], Recipe.ATTNLRP).relevance[0]
+    assert torch.allclose(found, verdict, rtol=1e-12)
+    assert found[0, 2] == 0
+
+
+ATTENDED = {
+    "divided last": lambda s, v: (e := s.exp()) @ v / e.sum(-1, keepdim=True),
+    "of two tensors": lambda s, v: (
+        ((a := s[:, :1].exp()) @ v[:1] + (b := s[:, 1:].exp()) @ v[1:]) / (a + b.sum(-1, keepdim=True))
+    ),
+    "one by one": lambda s, v: (
+        sum(e * v[i : i + 1] for i, e in enumerate(s.exp().split(1, -1))) / s.exp().sum(-1, keepdim=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", list(Recipe))
+@pytest.mark.parametrize("name", ATTENDED)
+def test_a_mean_weighted_by_exponentials_is_attention(name, recipe):
+    def attend(written):
+        return lambda x: written(x @ x.mT / 3, x * x.detach().cos())
+
+    found = judged(attend(ATTENDED[name]), recipe)
+    wanted = judged(attend(lambda s, v: s.softmax(-1) @ v), recipe)
+    assert torch.allclose(found, wanted, rtol=1e-11, atol=1e-13)
+
+
+def test_what_a_bag_of_embeddings_gives_is_a_source():
+    bag = nn.EmbeddingBag(5, 4, mode="sum", dtype=torch.float64)
+    ids, weights = torch.tensor([[0, 3], [2, 4]]), torch.tensor([[0.25, 0.75], [0.5, 0.5]], dtype=torch.float64)
+
+    class Placed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag, self.end = bag, nn.Linear(4, 3, dtype=torch.float64)
+
+        def forward(self, x):
+            return self.end(x + self.bag(ids, per_sample_weights=weights)).tanh()
+
+    x = torch.randn(2, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = compare(Placed(), {"x": x}, lambda output: output, lambda logits: logits.sum())
+    assert {one.outcome for one in found.values()} == {"agree"}, found
 
 
 def test_what_the_model_detaches_is_a_constant():

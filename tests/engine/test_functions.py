@@ -330,6 +330,28 @@ SOFTMAX: dict[str, Function] = {
     "chosen": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(torch.where(x.isinf(), 0.0, x.exp())),
     "logsumexp": lambda x: torch.exp(x - torch.logsumexp(x, -1, keepdim=True)),
     "logsumexp unsqueezed": lambda x: (x - x.logsumexp(-1)[..., None]).exp(),
+    "logsumexp viewed": lambda x: (x - x.logsumexp(-1).view(2, 5, 1)).exp(),
+    "log of sum": lambda x: torch.exp(x - x.exp().sum(-1, keepdim=True).log()),
+    "log of sum, by two": lambda x: (x - torch.log(torch.sum(torch.exp(x), -1))[..., None]).exp(),
+    "log of sum, the largest off": lambda x: (lambda z: (z - z.exp().sum(-1, keepdim=True).log()).exp())(
+        x - x.amax(-1, keepdim=True)
+    ),
+    "log of sum, the largest on": lambda x: (lambda m: (x - ((x - m).exp().sum(-1, keepdim=True).log() + m)).exp())(
+        x.amax(-1, keepdim=True)
+    ),
+    "of two tensors": lambda x: (
+        lambda a, b: torch.cat([a, b], -1) / (a.sum(-1, keepdim=True) + b.sum(-1, keepdim=True))
+    )(x[..., :2].exp(), x[..., 2:].exp()),
+    "of two tensors, one by one": lambda x: (
+        lambda a, b: torch.cat([c / (a.sum(-1, keepdim=True) + b.sum(-1, keepdim=True)) for c in (a, b)], -1)
+    )(x[..., :2].exp(), x[..., 2:].exp()),
+    "of each key": lambda x: (lambda es: torch.stack([e / sum(es) for e in es], -1))(
+        [torch.exp(x[..., i]) for i in range(5)]
+    ),
+    "of two tensors, times a reciprocal": lambda x: (
+        lambda a, b: torch.cat([a, b], -1) * (1 / (a.sum(-1, keepdim=True) + b.sum(-1, keepdim=True)))
+    )(x[..., :2].exp(), x[..., 2:].exp()),
+    "clamped": lambda x: (lambda e: e / e.sum(-1, keepdim=True).clamp(min=1e-9))(x.exp()),
 }
 
 
@@ -345,25 +367,118 @@ def test_a_softmax_written_out(name: str, recipe: Recipe) -> None:
     agree(causal, attention(lambda x: masked(x, lambda x: x.softmax(-1))), recipe)
 
 
+def online(s: Tensor, v: Tensor) -> Tensor:
+    """Attention with as little memory as there is: a key after another, less the largest score so far."""
+    largest, total, found = s[..., :1], torch.ones_like(s[..., :1]), v[:, :1]
+    for i in range(1, s.shape[-1]):
+        now = torch.maximum(largest, s[..., i : i + 1])
+        decay, e = torch.exp(largest - now), torch.exp(s[..., i : i + 1] - now)
+        found, total, largest = decay * found + e * v[:, i : i + 1], decay * total + e, now
+    return found / total
+
+
+def in_chunks(s: Tensor, v: Tensor) -> Tensor:
+    """Self-attention does not need O(n²) memory (Rabe & Staats 2021)."""
+    parts = []
+    for keys in (slice(2), slice(2, None)):
+        largest = s[..., keys].amax(-1, keepdim=True).detach()
+        e = torch.exp(s[..., keys] - largest)
+        parts.append((e @ v[:, keys], e.sum(-1, keepdim=True), largest))
+    scales = [torch.exp(part[2] - torch.maximum(parts[0][2], parts[1][2])) for part in parts]
+    values, totals = (sum(part[i] * scale for part, scale in zip(parts, scales, strict=True)) for i in (0, 1))
+    return values / totals
+
+
+def merged(s: Tensor, v: Tensor) -> Tensor:
+    """Two attentions, each normalised, by their normalisers, as a ring of devices puts them together."""
+    one, other = (s[..., keys].logsumexp(-1, keepdim=True) for keys in (slice(2), slice(2, None)))
+    both = torch.logaddexp(one, other)
+    return (one - both).exp() * (s[..., :2].softmax(-1) @ v[:, :2]) + (other - both).exp() * (
+        s[..., 2:].softmax(-1) @ v[:, 2:]
+    )
+
+
+DIVIDED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda s, v: (lambda e: e @ v / e.sum(-1, keepdim=True))(s.exp()),
+    "einsum": lambda s, v: (lambda e: torch.einsum("bts,bsd->btd", e, v) / e.sum(-1, keepdim=True))(s.exp()),
+    "einsum of both": lambda s, v: (
+        lambda e: torch.einsum("bsd,bts->btd", v, e) / torch.einsum("bts->bt", e)[..., None]
+    )(s.exp()),
+    "times a reciprocal": lambda s, v: (lambda e: e @ v * (1 / e.sum(-1, keepdim=True)))(s.exp()),
+    "a reciprocal first": lambda s, v: (lambda e: e.sum(-1, keepdim=True).reciprocal() * (e @ v))(s.exp()),
+    "written out": lambda s, v: (lambda e: (e[..., None] * v[:, None]).sum(2) / e.sum(-1)[..., None])(s.exp()),
+    "a sum of products": lambda s, v: (lambda es: sum(e * v[:, i : i + 1] for i, e in enumerate(es)) / sum(es))(
+        [s[..., i : i + 1].exp() for i in range(5)]
+    ),
+    "turned": lambda s, v: (lambda e: (v.mT @ e / e.sum(-2, keepdim=True)).mT)(s.mT.exp()),
+    "viewed": lambda s, v: (
+        (lambda e: (e @ v).view(2, 5, 2, 4).transpose(1, 2) / e.sum(-1).view(2, 1, 5, 1))(s.exp())
+        .transpose(1, 2)
+        .reshape(2, 5, 8)
+    ),
+    "two tensors": lambda s, v: (
+        lambda a, b: (a @ v[:, :2] + b @ v[:, 2:]) / (a.sum(-1, keepdim=True) + b.sum(-1, keepdim=True))
+    )(s[..., :2].exp(), s[..., 2:].exp()),
+    "a key after another": online,
+    "in chunks": in_chunks,
+}
+
+
 @every_family
-def test_a_softmax_that_is_divided_after_the_values(recipe: Recipe) -> None:
-    def divided(x: Tensor) -> Tensor:
-        exponentials = torch.exp(x @ UP @ x.mT / 3)
-        return exponentials @ (x @ DOWN) / exponentials.sum(-1, keepdim=True)
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_softmax_that_is_divided_after_the_values(name: str, recipe: Recipe) -> None:
+    def attend(written: Callable[[Tensor, Tensor], Tensor], tied: bool) -> Function:
+        return lambda x: written(x @ UP @ x.mT / 3, x if tied else x @ DOWN)
 
-    value, found = relevance(divided, recipe)
-    expected, wanted = relevance(attention(lambda x: x.softmax(-1)), recipe)
-    near(value, expected)
-    near(found, wanted)
+    for tied in (False, True):
+        agree(attend(DIVIDED[name], tied), attend(lambda s, v: s.softmax(-1) @ v, tied), recipe)
+    three = (lambda x: DIVIDED[name](x @ UP @ x.mT / 3, (x @ UP) * (x @ DOWN)),
+             lambda x: (x @ UP @ x.mT / 3).softmax(-1) @ ((x @ UP) * (x @ DOWN)))  # fmt: skip
+    agree(*three, recipe)
 
 
-def test_a_softmax_that_is_divided_after_the_values_in_another_order_is_refused() -> None:
-    def divided(x: Tensor) -> Tensor:
-        exponentials = torch.exp(x @ UP @ x.mT / 3)
-        return (x @ DOWN).mT @ exponentials / exponentials.sum(-2, keepdim=True)
+def test_two_attentions_that_are_put_together_by_their_normalisers() -> None:
+    def by_softmax(x: Tensor) -> Tensor:
+        s, v = x @ UP @ x.mT / 3, x @ DOWN
+        one, other = (s[..., keys].logsumexp(-1, keepdim=True) for keys in (slice(2), slice(2, None)))
+        a, b = torch.cat([one, other], -1).softmax(-1).split(1, -1)
+        return a * (s[..., :2].softmax(-1) @ v[:, :2]) + b * (s[..., 2:].softmax(-1) @ v[:, 2:])
 
-    with pytest.raises(UnknownOperationError, match=r"by the sum of these; divide first"):
-        relevance(lambda x: divided(x).mT, ATTNLRP)
+    agree(lambda x: merged(x @ UP @ x.mT / 3, x @ DOWN), by_softmax, ATTNLRP)
+
+
+UNKNOWN: dict[str, Function] = {
+    "a layer before the division": lambda x: (lambda e: F.linear(e @ (x @ DOWN), UP) / e.sum(-1, keepdim=True))(
+        (x @ UP @ x.mT / 3).exp()
+    ),
+    "of three factors": lambda x: (lambda e: (e @ (x @ DOWN)) * (x @ UP) / e.sum(-1, keepdim=True))(
+        (x @ UP @ x.mT / 3).exp()
+    ),
+    "values of one factor and of two": lambda x: (
+        lambda e: (e[..., :2] @ (x @ DOWN)[:, :2] + e[..., 2:] @ ((x @ UP) * x)[:, 2:]) / e.sum(-1, keepdim=True)
+    )((x @ UP @ x.mT / 3).exp()),
+    "scores that were changed": lambda x: (
+        lambda s: (lambda e: s.add_(1)[..., :1] * 0 + e / e.sum(-1, keepdim=True) @ x)(s.exp())
+    )(x @ UP @ x.mT / 3),
+    "a logarithm that was put together": lambda x: (
+        lambda s: (s - torch.cat([s.logsumexp(-1, keepdim=True)] * 2, -1)[..., :1]).exp() @ x
+    )(x @ UP @ x.mT / 3),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a_softmax_that_is_not_known_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnknownOperationError, match=r"softmax|divi"):
+        relevance(UNKNOWN[name], ATTNLRP)
+    relevance(UNKNOWN[name], LRP)  # where it is constant
+
+
+def test_what_is_divided_by_no_sum_of_its_exponentials_is_no_softmax() -> None:
+    decayed = relevance(lambda x: torch.exp((x @ UP) / 9) * (x @ DOWN) / torch.exp((x @ DOWN) / 9), ATTNLRP)[1]
+    wanted = relevance(
+        lambda x: torch.exp((x @ UP) / 9).detach() * (x @ DOWN) / torch.exp((x @ DOWN) / 9).detach(), ATTNLRP
+    )[1]
+    near(decayed, wanted)
 
 
 def test_queries_and_keys_get_nothing_of_a_softmax_that_is_constant() -> None:

@@ -125,6 +125,11 @@ PRODUCTS: dict[str, Function] = {
     "over a reciprocal": lambda a, b: torch.tanh(b) / (1 / torch.sigmoid(a)),
     "over the function": lambda a, b: torch.tanh(b) / torch.sigmoid(a).reciprocal(),
     "over a power": lambda a, b: torch.tanh(b) / torch.sigmoid(a) ** -1,
+    "diagonal": lambda a, b: (torch.diag_embed(torch.sigmoid(a)) @ torch.tanh(b)[..., None]).squeeze(-1),
+    "diagonal on the right": lambda a, b: (torch.tanh(b)[..., None, :] @ torch.sigmoid(a).diag_embed()).squeeze(-2),
+    "diagonals of vectors": lambda a, b: torch.stack(
+        [torch.diag(g) @ s for g, s in zip(torch.sigmoid(a).flatten(0, 1), torch.tanh(b).flatten(0, 1), strict=True)]
+    ).view(3, 5, 6),
     "stacked": lambda a, b: torch.stack([torch.tanh(b), torch.sigmoid(a)]).prod(0),
     "stacked last": lambda a, b: torch.prod(torch.stack([torch.sigmoid(a), torch.tanh(b)], -1), -1),
     "stacked, kept": lambda a, b: torch.stack((torch.sigmoid(a), torch.tanh(b)), dim=1).prod(1, keepdim=True)[:, 0],
@@ -203,6 +208,10 @@ WEAK: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] =
     "elu": (F.elu, lambda a: torch.where(a > 0, a, torch.exp(a) - 1)),
     "silu": (F.silu, lambda a: a * torch.sigmoid(a)),
     "tanh": (torch.tanh, lambda a: torch.tanh(a / 2 * 2) * 2 / 2),
+    "leaky relu": (lambda a: F.leaky_relu(a, 0.1), lambda a: torch.where(a > 0, a, 0.1 * a)),
+    "leaky relu the other way": (lambda a: F.leaky_relu(a, 0.1), lambda a: torch.where(a < 0, 0.1 * a, a)),
+    "abs": (torch.abs, lambda a: torch.where(a >= 0, a, -a)),
+    "relu": (F.relu, lambda a: torch.where(a > 0, a, 0.0)),
 }
 
 
@@ -212,6 +221,31 @@ def test_a_function_of_two_signs_is_a_signal_to_a_sigmoid(name: str) -> None:
         agree(
             lambda a, b, same=same: same(a) * torch.sigmoid(b),
             lambda a, b: WEAK[name][0](a) * torch.sigmoid(b).detach(),
+            LRP,
+        )
+
+
+TANH: dict[str, Callable[[Tensor], Tensor]] = {
+    "by a sigmoid": lambda a: 2 * torch.sigmoid(2 * a) - 1,
+    "in place": lambda a: torch.sigmoid(2 * a).mul_(2).sub_(1),
+    "by an exponential": lambda a: 1 - 2 / (1 + torch.exp(2 * a)),
+    "moved": lambda a: (torch.sigmoid(2 * a) * 2 - 1).unsqueeze(1).squeeze(1),
+}
+
+
+@pytest.mark.parametrize("name", TANH)
+def test_a_sigmoid_that_a_number_makes_one_of_two_signs_is_a_signal(name: str) -> None:
+    """The number itself is a constant, added last as it is, so that it is the gates that are compared."""
+    same = TANH[name]
+    agree(lambda a, b: same(a) * torch.sigmoid(b), lambda a, b: same(a) * torch.sigmoid(b).detach(), LRP)
+
+
+def test_a_selection_that_asks_for_something_else_is_no_gate() -> None:
+    odd = torch.arange(90).view(3, 5, 6) % 2 == 1
+    for choose in lambda a: torch.where(odd, a, 0.1 * a), lambda a: torch.where(odd, a, 0.0):
+        agree(
+            lambda a, b, choose=choose: choose(a) * torch.tanh(b),
+            lambda a, b, choose=choose: choose(a) * torch.tanh(b).detach(),
             LRP,
         )
 

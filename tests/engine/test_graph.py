@@ -742,6 +742,13 @@ COMPUTED_IDS: dict[str, Callable[[Tensor], Any]] = {
     "put together": lambda ids: torch.cat([ids.new_zeros(len(ids), 1), ids[:, :-1]], 1),
     "shifted": lambda ids: shifted(ids),
     "larger": lambda ids: torch.maximum(ids, torch.full_like(ids, 4)),
+    "sorted": lambda ids: ids.sort(-1)[0],
+    "sorted by torch": lambda ids: torch.sort(input=ids).values,
+    "the largest": lambda ids: ids.topk(ids.shape[-1], -1)[0],
+    "found": lambda ids: torch.searchsorted(torch.arange(20), ids),
+    "in buckets": lambda ids: torch.bucketize(ids, torch.arange(0, 20, 2)),
+    "of one-hot": lambda ids: F.one_hot(ids, 20).argmax(-1),
+    "no id twice": lambda ids: (lambda found: found[0][found[1]])(torch.unique(ids, return_inverse=True)),
     "a list": lambda ids: ids[0].tolist(),
 }
 
@@ -766,6 +773,56 @@ def test_ids_that_are_computed_with_are_looked_up_beside_another_source(name: st
         assert torch.equal(trace.sources[1].ids, torch.as_tensor(at(ONE)))
         found.append(trace.source_relevance(trace.sources[1]))
     torch.testing.assert_close(*found)
+
+
+def test_a_list_of_ids_is_looked_up_in_a_constant_though_it_is_the_first() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", normal(20, 8))
+            self.head = nn.Linear(8, 4, dtype=WIDE)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.rows[tokens[0].tolist()] + self.rows[list(range(tokens.shape[-1]))])
+
+    model = Rows()
+    with propagate(model, LRP) as trace:
+        trace.explain(model(ONE)[0, 1])
+    assert [source.ids.tolist() for source in trace.sources if source.ids is not None] == [ONE[0].tolist()]
+
+
+LOST_IDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "item": lambda ids, w: torch.stack([w[each.item()] for each in ids[0]]),
+    "int": lambda ids, w: torch.stack([w[int(each)] for each in ids[0]]),
+    "numpy": lambda ids, w: w[ids[0].numpy()],
+    "a list that is computed with": lambda ids, w: (w * 1)[[each + 1 for each in ids[0].tolist()]],
+    "counted": lambda ids, w: (torch.bincount(ids[0], minlength=20).to(w) @ w).expand(ids.shape[-1], -1),
+    "a cast": lambda ids, w: ids[0].to(w)[:, None] * w.mean(0),
+    "rows by number": lambda ids, w: torch.cat([w.narrow(0, int(each), 1) for each in ids[0]]),
+}
+
+
+@pytest.mark.parametrize("name", LOST_IDS)
+def test_ids_that_are_lost_are_no_explanation_of_positions(name: str) -> None:
+    model = OneHot(LOST_IDS[name])
+    with (
+        propagate(model, LRP) as trace,
+        pytest.raises(TraceError, match=r"OneHot takes ids of tokens by .* nothing was seen that tokens are"),
+    ):
+        trace.explain(model(ONE)[0, 1])
+
+
+def test_ids_may_be_looked_at() -> None:
+    """A model may also print its ids, or ask for their number."""
+
+    def look(ids: Tensor, w: Tensor) -> Tensor:
+        assert len(ids[0].tolist()) == int(ids.float().isfinite().sum())
+        return F.embedding(torch.tensor([each % 20 for each in ids[0].tolist()]), w)
+
+    model = OneHot(look)
+    with propagate(model, LRP) as trace:
+        trace.explain(model(ONE)[0, 1])
+    assert [source.paths for source in trace.sources] == [("positions",), ("W_E",)]
 
 
 @pytest.mark.parametrize("at", [lambda n: torch.arange(n) + 1, lambda n: list(range(n))], ids=["tensor", "list"])

@@ -9,7 +9,7 @@ import torch
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _factors, _functions, _roles
+from lrpx.engine import _exponentials, _factors, _roles
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
@@ -39,8 +39,13 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     _refuse_block(run, func)
-    dim = rest[0] if rest else settings["dim"]
-    return _functions.logsumexp(run.apply("softmax", lambda x: func(x, *rest, **settings), x), x, dim)
+
+    def op(x: Tensor) -> Any:
+        return func(x, *rest, **settings)
+
+    out = run.apply("softmax", op, x)
+    _exponentials.logarithm(run, out, x, op)
+    return out
 
 
 def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -51,7 +56,13 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     _refuse_block(run, func)
     given = (run.added(x, func.__name__, a, b) for x in (a, b))
     both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
-    return run.apply("softmax", lambda both: func(*both.unbind()), both)
+
+    def op(both: Tensor) -> Any:
+        return func(*both.unbind())
+
+    out = run.apply("softmax", op, both)
+    _exponentials.logarithm(run, out, both, op)
+    return out
 
 
 def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -63,9 +74,9 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     softmax, dim = run.recipe.softmax, rest[0] if rest else settings.get("dim", settings.get("axis"))
     if dim is None:  # what torch takes it for
         dim = 0 if x.ndim in (0, 1, 3) else 1
-    if softmax is rules.unmodified:
-        y = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
-        return _functions.log_softmax(y, x, dim)
+
+    def plain(x: Tensor) -> Any:
+        return func(x, *rest, **settings)
 
     def spelled_out(op: Callable[..., Any], x: Tensor) -> Any:
         value = op(x.detach())
@@ -73,8 +84,9 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         normaliser = softmax(lambda x: x.logsumexp(dim, keepdim=True), wide)
         return rules.with_gradient_of(value, wide - normaliser)
 
-    y = run.apply("softmax", lambda x: func(x, *rest, **settings), x, rule=spelled_out)
-    return _functions.log_softmax(y, x, dim)
+    y = run.apply("softmax", plain, x, rule=None if softmax is rules.unmodified else spelled_out)
+    _exponentials.normalised(run, y, x, plain)
+    return y
 
 
 def _refuse_block(run: Run, func: Any) -> None:

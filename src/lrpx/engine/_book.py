@@ -13,7 +13,7 @@ from torch.linalg import vector_norm
 from torch.nn import Parameter
 
 from lrpx import rules
-from lrpx.engine import _functions
+from lrpx.engine import _exponentials
 from lrpx.engine._factors import CONSTANT
 from lrpx.engine._learned import JOINS
 from lrpx.engine._taps import Tap
@@ -199,7 +199,7 @@ class Book(Tap):
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
         leaf = constant.detach().requires_grad_()
         setattr(leaf, CONSTANT, True)
-        _functions.stands_for(leaf, constant)
+        _exponentials.stands_for(leaf, constant)
         if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _factors, _functions
+from lrpx.engine import _exponentials, _factors, _functions
 from lrpx.engine._gates import (
     GATE,
     WEAK,
@@ -47,7 +47,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         a = a.detach() if type(a) is Parameter else constants(a)
     if type(b) is not Tensor:
         b = constants(b)
-    if run.has_scales and (softmax := _functions.times_inverse(run, func, a, b)) is not None:
+    if run.has_scales and (softmax := _exponentials.times_inverse(run, func, a, b)) is not None:
         return softmax
     a_carries = a.requires_grad if type(a) is Tensor else carries(a)
     if not (a_carries and (b.requires_grad if type(b) is Tensor else carries(b))):
@@ -62,7 +62,8 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return _factors.product(run, func, a, b, rules.uniform)
         out = _factors.scaled(run, "product", func, a, b, first_scales=gate is a)
         return put_gate(run.recipe, out, weakest_gate((a, b)))
-    return _factors.product(run, func, a, b)
+    out = _factors.product(run, func, a, b)
+    return _exponentials.multiplied(run, func, out, a, b) if run.has_scales else out
 
 
 def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool) -> Any:
@@ -78,7 +79,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool) -> Any:
         _functions.scaled_by(out, b, a, (func, a, False))
     else:
         if run.has_scales:
-            _functions.keep_exponents(func, out, (a, b), {})
+            _exponentials.keep_exponents(func, out, (a, b), {})
         if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
             _functions.divided(out, a, 1)
             return _functions.of_whole_numbers(run, out, a)
@@ -206,6 +207,8 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ in EXPONENTIALS:
         return _functions.exponential(run, op, x)
     y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
+    if run.has_scales and func.__name__ in LOGARITHMS:
+        _exponentials.log_of(run, y, x, op)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates and func.__name__ in KEEPING else y
 
 
@@ -229,6 +232,9 @@ def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if run.asks_for_gates and carries(out) and not is_function:
             is_relu = func.__name__ != "clamp_max" and isinstance(bounds[0], (int, float)) and bounds[0] == 0
             put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
+        if run.has_scales and carries(out) and out is not x:
+            named = dict(zip(_BOUNDS[func.__name__][1:], bounds, strict=True))
+            _exponentials.keep(out, x, lambda x: func(x, **named))
         return out
     wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
     added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
@@ -337,6 +343,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 KEEPING = ("sqrt",)
 """Element-wise functions of a sure gate that are one."""
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
+LOGARITHMS = ("log", "log2")
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink

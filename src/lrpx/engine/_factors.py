@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lrpx.engine._run import Run
+    from lrpx.recipes import Recipe
     from lrpx.rules import Rule
 
 LEADS_ON = LINEAR | SCALES | {OWN, NORM}
@@ -124,11 +125,14 @@ def made_of(run: Run, out: Any, count: int) -> Any:
     return out
 
 
+def has_scales(recipe: Recipe) -> bool:
+    """Whether an exponential scales what it is multiplied with."""
+    return takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
+
+
 def exponential(run: Run, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
-    recipe = run.recipe
-    ours = takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
-    if ours and value.requires_grad:
+    if has_scales(run.recipe) and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
         made_of(run, value, 0)
         run.meet_scale()

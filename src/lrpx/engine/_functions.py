@@ -7,12 +7,11 @@ element-wise functions, knows it. Where two of one root are multiplied or divide
 root; and so is a function of a function, ``log(1 + exp x)``. A sum of functions of one root needs no rule, for each
 hands on what it is given; a number that is added after the last of them is a constant.
 
-``exp(x) / Σ exp(x)`` and the exponential of a log-softmax get the rule for softmax.
+``exp(x) / Σ exp(x)`` gets the rule for softmax: ``engine/_exponentials.py``.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -20,9 +19,20 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
-from lrpx.engine import _factors
-from lrpx.engine._gates import EXPONENTIAL as OF_EXPONENTS
-from lrpx.engine._gates import GATE, WEAK, gate_strength, mark_gate, mark_written, put_gate, takes_all, weakest_gate
+from lrpx.engine import _exponentials, _factors
+from lrpx.engine._exponentials import Note
+from lrpx.engine._gates import (
+    EXPONENTS,
+    SURE,
+    WEAK,
+    gate_strength,
+    mark_gate,
+    mark_shifted,
+    mark_written,
+    put_gate,
+    takes_all,
+    weakest_gate,
+)
 from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
@@ -32,15 +42,6 @@ if TYPE_CHECKING:
     Noted = Op | tuple[Op, Any, bool]
     """A function; or one of two arguments, the other of them, and whether that is the second: sooner made than a
     closure."""
-
-
-class Note(tuple[Any, ...]):
-    """What is noted on a tensor. A tensor that the model returns may be copied and saved: without what was noted."""
-
-    __slots__ = ()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return bytearray, ()  # what torch.load takes, and is false
 
 
 FUNCTION = "_lrpx_function"
@@ -120,7 +121,7 @@ def scaled(out: Tensor, x: Tensor, op: Noted) -> Tensor:
     """``out = op(x)``, where ``op`` scales, by constants, or casts."""
     linked(out, x, op)
     if getattr(x, EXPONENTS, None) is not None:
-        _keep_exponents(out, x, op)
+        _exponentials.keep(out, x, _callable(op))
     return out
 
 
@@ -138,7 +139,7 @@ def normaliser(value: Tensor) -> Tensor:
 def scaled_by(out: Tensor, x: Tensor, constant: Any, op: Noted) -> Tensor:
     """``out = op(x)``, ``x`` times a constant or over it: a scaling, or a norm, which is something new."""
     if is_tensor(constant) and (known := constant.__dict__) and (NORMALISER in known or RECIPROCAL in known):
-        _keep_exponents(out, x, op)
+        _exponentials.keep(out, x, _callable(op))
         return out
     return scaled(out, x, op)
 
@@ -146,10 +147,8 @@ def scaled_by(out: Tensor, x: Tensor, constant: Any, op: Noted) -> Tensor:
 def copied(out: Tensor, x: Tensor) -> None:
     """``out`` is a copy of ``x``, whose attributes it has."""
     linked(out, x, torch.clone)
-    if _noted(x, EXPONENTS) is None:
-        vars(out).pop(EXPONENTS, None)
-    else:
-        _keep_exponents(out, x, torch.clone)
+    vars(out).pop(EXPONENTS, None)
+    _exponentials.keep(out, x, torch.clone)
 
 
 def rooted(run: Any, value: Tensor, x: Tensor, copy: Tensor) -> None:
@@ -163,8 +162,7 @@ def moved(x: Tensor, value: Tensor) -> None:
     """``value`` was written into the place of ``x``."""
     if (found := _function(value)) is not None:
         _write(x, found)
-    if exponents := vars(value).get(EXPONENTS):
-        setattr(x, EXPONENTS, Note((x._version, *exponents[1:])))
+    _exponentials.moved(x, value)
 
 
 # ------------------------------------------------------------------------ element-wise functions
@@ -178,7 +176,8 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
         if _fits(value, found.root):
             return _whole(run, found.root, value, _then(found.op, op), max(kind, found.kind))
     y = curved(run, run.apply("activation", op, x), x, op, kind)
-    _keep_exponents(y, x, op)
+    if getattr(x, EXPONENTS, None) is not None and not _exponentials.is_sum(x):
+        _exponentials.keep(y, x, op)
     return y
 
 
@@ -279,7 +278,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
                 op: Noted = func, number, True
                 linked(out, a, op, exact=False)
                 if getattr(a, EXPONENTS, None) is not None:
-                    _keep_exponents(out, a, op)
+                    _exponentials.keep(out, a, _callable(op))
             _mark_shifted(run, out, a)
         elif a is b:
             return out if out is a else scaled(out, a, lambda x: func(x, x))
@@ -317,34 +316,32 @@ def _before_a_shift(func: Any, args: Any) -> Function | None:
 
 
 def _may_be_known(a: Tensor, b: Tensor) -> bool:
-    """Whether a sum may be a function of what both depend on, or the second is a normaliser, which a rule may have
-    made a constant."""
-    return (b.requires_grad and _are_of_one(a, b)) or getattr(b, LOGSUM, None) is not None
+    """Whether a sum may be a function of what both depend on, or exponentials are in it: the second may be a
+    normaliser, which a rule has made a constant."""
+    if getattr(b, EXPONENTS, None) is not None:
+        return True
+    return b.requires_grad and (_are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None)
 
 
 def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input."""
     merged(out, a, b, op)
-    normaliser = _noted(b, LOGSUM)
-    if normaliser is not None and normaliser[0] is a and "sub" in op.__name__:
-        _note(out, NORMALISED, *normaliser)
+    if EXPONENTS in vars(a) or EXPONENTS in vars(b):
+        _exponentials.summed(out, a, b, op)
 
 
 def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
-    """``out`` is ``x`` and a number: perhaps of one sign now, as ``1 + tanh(x)`` is."""
-    if takes_all(run.recipe) and gate_strength(x) == WEAK:
+    """``out`` is ``x`` and a number: perhaps of one sign now, or no longer."""
+    if takes_all(run.recipe) and gate_strength(x) in (WEAK, SURE):
         found = _function(out)
         if found is not None and found.kind != LINEAR and found.op:
-            mark_written(run.recipe, out, found.root, found.op)
+            mark_shifted(run.recipe, out, found.root, found.op)
 
 
 def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
     _write(x, Function(was.root, was.kind, False, _then(was.op, op)))
-    version = x._version
-    exponents = vars(x).get(EXPONENTS)
-    if exponents and exponents[0] == version - 1:
-        setattr(x, EXPONENTS, Note((version, *exponents[1:3], _then(exponents[3], op), exponents[4])))
+    _exponentials.changed(x, op)
 
 
 def _called(func: Any, args: Any, kwargs: Any) -> Any:
@@ -379,7 +376,9 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return of_whole_numbers(run, out, args[0])
     run.computed_ids(out, *args, *kwargs.values())
     if run.has_scales:
-        keep_exponents(func, out, args, kwargs)
+        _exponentials.keep_exponents(func, out, args, kwargs)
+    if takes_all(run.recipe) and len(args) == 3 and carries(out) and _chooses_by_sign(*args):
+        mark_gate(run.recipe, "relu", out)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -389,6 +388,19 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             if again is not None and _fits(out, root):
                 return _whole(run, root, out, again, max(CURVED, kind))
     return out
+
+
+def _chooses_by_sign(where: Tensor, a: Any, b: Any) -> bool:
+    """Whether a selection is one among two scalings of one tensor, or one and 0, by its sign: a leaky ReLU, or ReLU."""
+    x = a if carries(a) else b
+    scalings = [_function(each) or Function(each) for each in (a, b) if carries(each)]
+    is_zero = [not isinstance(each, Tensor) and each == 0 for each in (a, b) if not carries(each)]
+    root = scalings[0].root
+    if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
+        return False
+    if where.shape != root.shape or root.shape != x.shape or where.numel() < 2:
+        return False
+    return any(torch.equal(where, sign) for sign in (root > 0, root >= 0, root < 0, root <= 0))
 
 
 def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -401,8 +413,6 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return out if x.is_floating_point() else of_whole_numbers(run, out, x)
     if out.requires_grad:
         scaled(out, x, _with_rest(func, args[1:], kwargs))
-        if getattr(x, NORMALISED, None) is not None and (normalised := _noted(x, NORMALISED)) is not None:
-            _note(out, NORMALISED, *normalised)
     return out
 
 
@@ -417,7 +427,9 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
     rows = x if x._base is None else x._base
     ids = vars(rows).get(ONE_HOT)
     if ids is None:
-        if not out.is_floating_point():
+        if out.is_floating_point():
+            run.leaving_ids("a cast", x)
+        else:
             run.copied_ids(out, x)
         return out
     if not out.is_floating_point():
@@ -428,159 +440,66 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
     return leaf if x is rows else leaf.as_strided(x.shape, x.stride(), x.storage_offset())
 
 
-# ------------------------------------------------------------------------------------- softmax
-
-EXPONENTS = "_lrpx_exponents"
-"""The attribute of an exponential, of its sum, and of the reciprocal of that: ``(version, z, its version, op, state)``,
-where ``op(z)`` is the tensor."""
-PART, SUMMED, INVERSE = range(3)
-"""What has been done with exponentials."""
-SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
-"""Functions that sum (of what is not negative, the 1-norm does)."""
-RECIPROCAL = "_lrpx_reciprocal"
-"""The attribute of a constant ``op(x)`` one over ``x``, or a number over it: ``(version, x, its version, op)``."""
-STACKED = "_lrpx_stacked"
-"""The attribute of what was stacked: ``(version, the parts, the dimension)``."""
-WEIGHTED = "_lrpx_weighted"
-"""The attribute of a matrix product of exponentials and values: ``(version, exponentials, their version, again)``;
-``again(weights)`` is the product, under the recipe's rule, with these in the place of the exponentials; None where that
-is no softmax's product."""
-LOGSUM = "_lrpx_logsumexp"
-"""The attribute of ``log Σ exp x``: ``(version, x, its version, dim)``."""
-NORMALISED = "_lrpx_log_softmax"
-"""The attribute of ``x − log Σ exp x``: the same."""
-
-
-def _note(out: Tensor, attribute: str, x: Tensor, *facts: Any) -> None:
-    setattr(out, attribute, Note((out._version, x, x._version, *facts)))
-
-
-def _noted(x: Tensor, attribute: str) -> tuple[Any, ...] | None:
-    """The tensor and the facts that were noted, if neither was changed in place since."""
-    found = vars(x).get(attribute)
-    if not found or found[0] != x._version or found[1]._version != found[2]:
-        return None
-    return found[1], *found[3:]
+# ---------------------------------------------------------------------- exponentials, and quotients
 
 
 def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     """``exp x``, or to another base; of a log-softmax, with the rule for softmax."""
-    normalised = _noted(x, NORMALISED)
-    if normalised is not None:
-        scores, dim = normalised
-        return _softmax(run, op(x.detach()), scores, lambda scores: torch.softmax(scores, dim))
+    softmax = _exponentials.exponential_of_normalised(run, op, x)
+    if softmax is not None:
+        return softmax
     y = _factors.exponential(run, activation(run, op, x, EXPONENTIAL))
-    _note(y, EXPONENTS, x, op, PART)
+    _exponentials.exponent(y, x, op)
     return y
 
 
-def logsumexp(out: Tensor, x: Tensor, dim: Any) -> Tensor:
-    """``out``, noted as ``log Σ exp x``."""
-    _note(out, LOGSUM, x, dim)
+def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum over dimensions, a selection or another shape."""
+    out = _called(func, args, kwargs)
+    x = args[0] if args else None
+    if type(out) is Tensor and not out.requires_grad:
+        run.computed_ids(out, *args)
+    if is_tensor(x) and getattr(x, EXPONENTS, None) is not None and is_tensor(out) and out.is_floating_point():
+        rest = args[1:]
+        state = _exponentials.SUMMED * (func.__name__ == "sum")
+        _exponentials.keep(out, x, lambda x: func(x, *rest, **kwargs), state)
     return out
 
 
-def stands_for(leaf: Tensor, constant: Tensor) -> None:
-    """The leaf of a ledger is what the constant in whose place it stands is noted as."""
-    if (found := _noted(constant, LOGSUM)) is not None:
-        _note(leaf, LOGSUM, *found)
+RECIPROCAL = "_lrpx_reciprocal"
+"""The attribute of a constant ``op(x)`` one over ``x``, or a number over it: ``(version, x, its version, op)``."""
+STACKED = "_lrpx_stacked"
+"""The attribute of what was stacked: ``(version, the parts, the dimension)``."""
 
 
-def log_softmax(out: Tensor, x: Tensor, dim: int) -> Tensor:
-    """``out``, noted as ``x − log Σ exp x``."""
-    _note(out, NORMALISED, x, dim)
-    return out
-
-
-def _keep_exponents(out: Tensor, x: Tensor, op: Noted, state: int = PART) -> None:
-    found = _noted(x, EXPONENTS)
-    if found is not None:
-        exponents, before, was = found
-        _note(out, EXPONENTS, exponents, _then(before, op), max(state, was))
-
-
-class _Slot(tuple[Any, ...]):
-    """In the place of a tensor among the arguments of a call: the function that makes it of its exponents."""
-
-    __slots__ = ()
-
-
-def _filled(value: Any, x: Tensor) -> Any:
-    """The arguments of a call whose tensors are made of ``x``."""
-    if type(value) is _Slot:
-        return value[0](x)
-    if type(value) in (tuple, list):
-        return type(value)(_filled(each, x) for each in value)
-    return value
-
-
-def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
-    """``out = func(*args, **kwargs)``, a shape, a selection, a sum, or several put together: noted, if all that depends
-    on the input in its arguments is made of exponentials of one tensor."""
-    name, found = func.__name__, list[tuple[Any, ...]]()
-
-    def slots(value: Any) -> Any:
-        if type(value) in (tuple, list):
-            return type(value)(map(slots, value))
-        if type(value) is Tensor and (value.requires_grad or EXPONENTS in vars(value)):
-            note: tuple[Any, ...] = vars(value).get(EXPONENTS) or (-1,)
-            is_changed = value is out and name.endswith("_") and note[0] == value._version - 1
-            if (note[0] != value._version and not is_changed) or note[1]._version != note[2]:
-                raise LookupError
-            found.append(note)
-            op = note[3]
-            return _Slot(((lambda x: op(x).clone()) if is_changed else op,))
-        return value
-
-    try:
-        made_of, named = slots(tuple(args)), {key: slots(value) for key, value in kwargs.items()}
-    except LookupError:
-        return
-    x = found[0][1] if found else None
-    if x is None or any(note[1] is not x for note in found) or ("dropout" in name and not torch.equal(out, args[0])):
-        return
-
-    def again(x: Tensor) -> Any:
-        if "dropout" in name:
-            return _filled(made_of[0], x)
-        return func(*_filled(made_of, x), **{key: _filled(value, x) for key, value in named.items()})
-
-    state = max(max(note[4] for note in found), SUMMED * (name in SUMMING))
-    is_one = isinstance(out, Tensor)
-    for i, each in enumerate((out,) if is_one else out if isinstance(out, (tuple, list)) else ()):
-        if isinstance(each, Tensor) and each.is_floating_point():
-            _note(each, EXPONENTS, x, again if is_one else partial(_element, again, i), state)
-            if state == INVERSE:
-                setattr(each, GATE, OF_EXPONENTS)
-
-
-def _element(op: Op, i: int, x: Tensor) -> Any:
-    return op(x)[i]
+def _reciprocal(x: Any) -> tuple[Tensor, Op] | None:
+    found = vars(x).get(RECIPROCAL) if is_tensor(x) else None
+    if not found or found[0] != x._version or found[1]._version != found[2]:
+        return None
+    return found[1], found[3]
 
 
 def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, a reciprocal; of a sum of exponentials, a softmax's."""
     if not carries(out):
-        _note(out, RECIPROCAL, x, op)
-    found = _noted(x, EXPONENTS)
-    if found is not None and found[2] == SUMMED:
-        _keep_exponents(out, x, op, INVERSE)
-        setattr(out, GATE, OF_EXPONENTS)  # what is made of it is looked at, as what is made of a gate is
+        setattr(out, RECIPROCAL, Note((out._version, x, x._version, op)))
+    if _exponentials.is_sum(x):
+        _exponentials.keep(out, x, op, _exponentials.INVERSE)
     return out
 
 
 def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
     """``out = a · number``; of a reciprocal, a number over what it was of."""
-    found = _noted(a, RECIPROCAL)
+    found = _reciprocal(a)
     if found is not None:
         x, op = found
-        _note(out, RECIPROCAL, x, lambda x: op(x) * number)
+        setattr(out, RECIPROCAL, Note((out._version, x, x._version, lambda x: op(x) * number)))
     return out
 
 
 def one_over(b: Any) -> Tensor | None:
     """``x``, where ``b`` is ``1 / x``, which a rule has made a constant: to divide by that is a product."""
-    found = _noted(b, RECIPROCAL) if is_tensor(b) else None
+    found = _reciprocal(b)
     if found is None:
         return None
     x, op = found
@@ -598,76 +517,29 @@ def parts_of(x: Tensor, dim: int) -> tuple[Tensor, ...]:
     return found[1] if found and found[0] == x._version and found[2] == dim % x.ndim else ()
 
 
-def is_sum_of_exponentials(x: Tensor) -> bool:
-    """Whether that is what a tensor is, or a scaling of it."""
-    found = _noted(x, EXPONENTS)
-    return found is not None and found[2] == SUMMED
+DIAGONAL = "_lrpx_diagonal"
+"""The attribute of a matrix that has a vector on its diagonal and else zeros: ``(version, the vector)``."""
 
 
-def keep_weighted(out: Tensor, a: Any, b: Any, again: Op | None) -> Tensor:
-    """``out = a @ b``, a product under the recipe's rule; of exponentials and others, perhaps before a division by
-    their sum. ``again(a)``: the product with other weights, if that may be an attention's."""
-    one, other = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
-    if one is not None and one[2] == PART and not carries(b) and type(b) is Tensor and (b == b.flatten()[0]).all():
-        b = b.detach()
-        _keep_exponents(out, a, lambda a: a @ b, SUMMED)
-    elif (one is None) != (other is None) and (one or other or (0, 0, 1))[2] == PART and carries(out):
-        _note(out, WEIGHTED, a if one is not None else b, again if one is not None else None)
-    return out
-
-
-def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
-    """``op(a, b) = a · b``, if that is a softmax: exponentials times the reciprocal of their sum."""
-    if not (is_tensor(a) and is_tensor(b)):
-        return None
-    one, other = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
-    if one is None or other is None or one[0] is not other[0] or {one[2], other[2]} != {PART, INVERSE}:
-        return None
-    left, right = one[1], other[1]
-    return _softmax(run, op(a.detach(), b.detach()), one[0], lambda x: op(left(x), right(x)))
-
-
-def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A sum over dimensions, a selection or another shape."""
+def diagonal(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A vector as a matrix; which may be multiplied with, as the vector itself."""
     out = _called(func, args, kwargs)
-    x = args[0] if args else None
-    if type(out) is Tensor and not out.requires_grad:
-        run.computed_ids(out, *args)
-    if is_tensor(x) and x.__dict__ and is_tensor(out) and out.is_floating_point():
-        rest = args[1:]
-        _keep_exponents(out, x, lambda x: func(x, *rest, **kwargs), SUMMED * (func.__name__ == "sum"))
-        if (normaliser := _noted(x, LOGSUM)) is not None:
-            _note(out, LOGSUM, *normaliser)
+    if len(args) == 1 and not kwargs and carries(out) and out.ndim == args[0].ndim + 1:
+        setattr(out, DIAGONAL, Note((out._version, args[0])))
     return out
+
+
+def on_diagonal(x: Tensor) -> Tensor | None:
+    """The vector on the diagonal of a matrix that has been made of it."""
+    found = vars(x).get(DIAGONAL)
+    return found[1] if found and found[0] == x._version else None
 
 
 def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
-    """``op(a, b) = a / b``, if that is a softmax, or a function of one tensor; its denominator is no norm then."""
+    """``op(a, b) = a / b``, if that is a function of one tensor, or a softmax; its denominator is no norm then."""
     if not carries(a):
         if not is_logistic(b) or not _has_rules(run):
             return None
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
-    numerator, denominator = _noted(a, EXPONENTS), _noted(b, EXPONENTS)
-    if numerator is not None and denominator is not None:
-        (x, above, state), (y, below, of_divisor) = numerator, denominator
-        if x is y and of_divisor == SUMMED and state == PART:
-            return _softmax(run, op(a.detach(), b.detach()), x, lambda x: op(above(x), below(x)))
-    elif denominator is not None and denominator[2] == SUMMED and (weighted := _noted(a, WEIGHTED)) is not None:
-        exponentials, again = weighted
-        is_sum = (_noted(exponentials, EXPONENTS) or (None,))[0] is denominator[0]
-        if is_sum and run.recipe.softmax is not rules.constant:
-            if again is None or b.shape != (*exponentials.shape[:-1], 1):
-                run.refuse(
-                    "division, of values that exponentials were multiplied with, by the sum of these; divide first"
-                )
-            else:
-                weights = quotient(run, op, exponentials, b)
-                return rules.with_gradient_of(op(a.detach(), b.detach()), again(weights))
-    return of_one(run, op, a, b)
-
-
-def _softmax(run: Any, value: Tensor, scores: Tensor, again: Op) -> Tensor:
-    """``value = again(scores)``, a softmax, under the recipe's rule for it."""
-    is_constant = run.recipe.softmax is rules.constant
-    y = run.apply("softmax", lambda x: value.detach() if is_constant else again(x), scores)
-    return mark_gate(run.recipe, "softmax", y if is_constant else rules.with_gradient_of(value, y))
+    whole = of_one(run, op, a, b)
+    return _exponentials.quotient(run, op, a, b) if whole is None and run.has_scales else whole

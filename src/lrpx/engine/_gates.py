@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from lrpx.recipes import Recipe
 
 GATE = "_lrpx_gate"
+EXPONENTS = "_lrpx_exponents"
+"""The attribute of what is made of exponentials: how (``engine/_exponentials.py``)."""
+KNOWN = "_lrpx_gate_is_known"
+"""The attribute of a sum with a number, whose strength as a gate its numbers have told, and not what it was made of."""
 OF_ONE_SIGN = frozenset(
     """sigmoid hardsigmoid softplus log_sigmoid softmax erfc cosh i0 special_expit special_erfc special_erfcx
     special_ndtr special_log_ndtr special_i0 special_i0e""".split()
@@ -58,6 +62,14 @@ def mark_written(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., 
     if takes_all(recipe):
         setattr(value, GATE, max(gate_strength(value), SURE if _is_of_one_sign(root, op) else WEAK))
     return value
+
+
+def mark_shifted(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., Any]) -> None:
+    """Mark ``value = op(root)``, to which a number was added: of one sign now, as ``1 + tanh(x)`` is, or no longer, as
+    ``2 sigmoid(2 x) − 1`` is tanh."""
+    if takes_all(recipe):
+        setattr(value, GATE, SURE if _is_of_one_sign(root, op) else WEAK)
+        setattr(value, KNOWN, True)
 
 
 def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
@@ -92,6 +104,8 @@ def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
             setattr(value, GATE, strength)
         elif is_tensor(value):  # perhaps changed in place
             vars(value).pop(GATE, None)
+            if EXPONENTS in vars(value):  # no gate, but what is made of it is looked at
+                setattr(value, GATE, 0)
     return out
 
 
@@ -99,6 +113,8 @@ def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection or a sum, or by a product with constants: a gate, if all of them that
     depend on the input are."""
     if getattr(out, GATE, None) is None and not any_gate(inputs):  # nearly always
+        return out
+    if is_tensor(out) and vars(out).pop(KNOWN, False):
         return out
     strength = weakest_gate(inputs)
     if is_tensor(out) and out is not inputs[0]:  # perhaps a function that is known better

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _factors, _functions, _roles
+from lrpx.engine import _exponentials, _factors, _functions, _roles
 from lrpx.engine._elementwise import product
-from lrpx.engine._gates import keep_gate, put_gate, weakest_gate
+from lrpx.engine._gates import keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -161,11 +161,34 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(a: Tensor, b: Tensor) -> Any:
         return func(a, b, *rest, **settings)
 
+    if (
+        takes_all(run.recipe)
+        and func.__name__ != "__rmatmul__"
+        and (written := _by_a_diagonal(run, op, a, b)) is not None
+    ):
+        return written
     out = product_of_two(run, op, a, b)
     if run.has_scales:
         is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
-        _functions.keep_weighted(out, a, b, (lambda a: product_of_two(run, op, a, b)) if is_matrix else None)
+        again = (lambda a: product_of_two(run, op, a, b)) if is_matrix else None
+        return _exponentials.multiplied(run, op, out, a, b, again)
     return out
+
+
+def _by_a_diagonal(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Tensor | None:
+    """A product with a diagonal matrix, a gate perhaps: that with the vector on the diagonal, element by element."""
+    if not (carries(a) and carries(b)):
+        return None
+    left, right = _functions.on_diagonal(a), _functions.on_diagonal(b)
+    if left is not None and b.ndim > 1:
+        factors = move_gate(left.unsqueeze(-1), left), b
+    elif left is not None:
+        factors = left, b
+    elif right is not None:
+        factors = a, right if a.ndim == 1 else move_gate(right.unsqueeze(-2), right)
+    else:
+        return None
+    return rules.with_gradient_of(op(a.detach(), b.detach()), product(run, torch.mul, factors, {}))
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -231,11 +254,16 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if len(operands) == 1:  # a sum, or another shape
         out = func(equation, *operands, **kwargs)
         if run.has_scales:
-            _functions.keep_exponents(func, out, (equation, *operands), kwargs)
+            _exponentials.keep_exponents(func, out, (equation, *operands), kwargs)
         return keep_gate(run.recipe, out, *operands) if run.asks_for_gates else out
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)
-    return _product_of_several(run, "einsum", lambda *operands: func(equation, *operands, **kwargs), operands)
+
+    def op(*operands: Tensor) -> Any:
+        return func(equation, *operands, **kwargs)
+
+    out = _product_of_several(run, "einsum", op, operands)
+    return _exponentials.multiplied(run, op, out, *operands) if run.has_scales and len(operands) == 2 else out
 
 
 def _sums_nothing(equation: str) -> bool:

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
-from lrpx.engine._functions import keep_exponents
+from lrpx.engine._exponentials import keep_exponents
 from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
 from lrpx.engine._operation import unknown, write

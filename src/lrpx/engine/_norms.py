@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
-from lrpx.engine import _functions
+from lrpx.engine import _exponentials, _functions
 from lrpx.engine._elementwise import product, step
 from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
@@ -248,8 +248,8 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     if run.has_scales and settings.get("p", settings.get("ord", rest[0] if rest else 2)) == 1:
         out = op(x)
-        _functions.keep_exponents(func, out, (x, *rest), settings)
-        if _functions.is_sum_of_exponentials(out):
+        _exponentials.keep_exponents(func, out, (x, *rest), settings)
+        if _exponentials.is_sum(out):
             return out
     return _functions.normaliser(run.apply("norm", op, x))
 

@@ -24,6 +24,11 @@ class Source:
     ids: Tensor | None = None
 
 
+def is_among(numbers: list[int], tokens: Tensor) -> bool:
+    """Whether a list of whole numbers is all the ids of tokens in a tensor, or those of a row of it."""
+    return tokens.ndim > 0 and numbers in (tokens.flatten().tolist(), *tokens.tolist())
+
+
 @dataclass(frozen=True)
 class Place:
     """A module's input or output in one call, in the order of the forward pass."""

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
-from lrpx.engine import _functions
+from lrpx.engine import _exponentials, _functions
 from lrpx.engine._gates import move_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
@@ -77,6 +77,34 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*(each.detach() if isinstance(each, Tensor) else each for each in args), **constants(kwargs))
 
 
+def leaving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Numbers that nothing follows."""
+    run.leaving_ids(func.__name__, *args)
+    return plain(run, func, args, kwargs)
+
+
+def ordering(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Some of what is in a tensor, in another order, and perhaps where it was; of ids of tokens, ids."""
+    out = plain(run, func, args, kwargs)
+    if not any_carries(out):
+        run.computed_ids(out[0] if isinstance(out, tuple) else out, *args[:1], *kwargs.values())
+    return out
+
+
+def searching(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Where something is in a sorted table; of ids of tokens, ids."""
+    return run.computed_ids(without_gradient(run, func, args, kwargs), *args, *kwargs.values())
+
+
+def largest(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """Where the largest number is; of one-hot ids, the ids."""
+    out = without_gradient(run, func, args, kwargs)
+    x = args[0] if args else kwargs["input"]
+    if out.shape == x.shape[:-1]:
+        run.computed_ids(out, vars(x).get(_functions.ONE_HOT))
+    return out
+
+
 def grid_sample(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The weights of an interpolation choose among its places, as a gate does: a grid that depends on the input is a
     constant, and the signal takes all."""
@@ -108,7 +136,7 @@ def attribute(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x.detach())
     out = move_gate(func(x), x)
     if run.has_scales:
-        _functions.keep_exponents(func.__self__.__get__, out, (x,), {})
+        _exponentials.keep_exponents(func.__self__.__get__, out, (x,), {})
     return out
 
 
@@ -163,7 +191,7 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and x.is_floating_point()
         and (isinstance(x, Parameter) or not x.requires_grad)
     ):
-        ids = run.listed_ids(at) if run.sources or isinstance(x, Parameter) else None
+        ids = run.listed_ids(at, is_first=isinstance(x, Parameter) and not run.sources)
         if ids is not None:
             return run.source(x, ids, func(x.detach(), at))
     if not x.is_floating_point():
@@ -345,11 +373,13 @@ SUMS = [
 SELECTS = (
     _each(
         """chunk split tensor_split split_with_sizes unbind unsafe_chunk unsafe_split narrow select
-        topk sort broadcast_to deg2rad
+        broadcast_to deg2rad
         rad2deg split_with_sizes_copy unbind_copy tril triu""",
         "stays",
     )
     + _each("repeat repeat_interleave tile roll flip pad", "stays", moving)
+    + _each("topk sort", "stays", ordering)
+    + _each("diag diag_embed diagflat", "joins", _functions.diagonal)
     + _each("stack", "joins", stack)
     + _each("index_select", "stays", index_select)
     + _each("gather take_along_dim", "stays", gather)
@@ -366,7 +396,7 @@ SELECTS = (
     + _each(
         """hsplit vsplit dsplit narrow_copy
         slice block_diag broadcast_tensors meshgrid index_copy put copy_
-        diag diagflat diagonal diagonal_copy diag_embed diagonal_scatter slice_scatter select_scatter linalg_diagonal
+        diagonal diagonal_copy diagonal_scatter slice_scatter select_scatter linalg_diagonal
         rot90 unfold unfold_copy im2col as_strided as_strided_copy
         pixel_shuffle pixel_unshuffle channel_shuffle
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
@@ -384,16 +414,18 @@ OTHERS = (
     _each(
         """cartesian_prod combinations
         zero_ fill_diagonal_ fold col2im affine_grid
-        requires_grad_ detach detach_ numpy
+        requires_grad_ detach detach_
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
         _pack_padded_sequence _pad_packed_sequence
-        align_to pin_memory data_ptr size dim numel stride item tolist __len__ __bool__ __contains__ ndimension
+        align_to pin_memory data_ptr size dim numel stride __len__ __bool__ __contains__ ndimension
         is_floating_point is_complex get_device element_size storage_offset is_contiguous retain_grad
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
     )
+    + _each("item tolist numpy __array__ __int__ __index__ __float__ bincount histc", handler=leaving)
+    + _each("_unique2 unique_dim unique_consecutive", handler=ordering)
     + _each("fill fill_", numbers=(1,))
     + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", "joins", handler=reducing)
     + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
@@ -414,18 +446,23 @@ OTHERS = (
 COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor
     logical_not"""
 
-WITHOUT_GRADIENT = _each(
-    f"""{COMPARISONS.removeprefix("eq")}
-    equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmax argmin
-    argsort nonzero argwhere count_nonzero bucketize searchsorted empty_like zeros_like ones_like full_like rand_like
+WITHOUT_GRADIENT = (
+    _each(
+        f"""{COMPARISONS.removeprefix("eq")}
+    equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmin
+    argsort nonzero argwhere count_nonzero empty_like zeros_like ones_like full_like rand_like
     randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
     new_tensor""",
-    handler=without_gradient,
-    has_summands=False,
-) + [
-    Operation(f"{name}_", (f"{name}_",), changes_in_place(without_gradient, getattr(Tensor, name)), "plain")
-    for name in COMPARISONS.split()
-]
+        handler=without_gradient,
+        has_summands=False,
+    )
+    + _each("bucketize searchsorted", handler=searching, has_summands=False)
+    + _each("argmax", handler=largest, has_summands=False)
+    + [
+        Operation(f"{name}_", (f"{name}_",), changes_in_place(without_gradient, getattr(Tensor, name)), "plain")
+        for name in COMPARISONS.split()
+    ]
+)
 
 ROWS = [
     *MOVES, *SUMS, *SELECTS, *OTHERS, *WITHOUT_GRADIENT,

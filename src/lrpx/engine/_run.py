@@ -19,7 +19,7 @@ from lrpx._kinds import rule_name
 from lrpx.engine import _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._observer import Observer
-from lrpx.engine._places import Source
+from lrpx.engine._places import Source, is_among
 from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
@@ -487,13 +487,22 @@ class Run:
                 self._give(out, is_tokens=True)
         return out
 
-    def listed_ids(self, numbers: list[int]) -> Tensor | None:
+    def leaving_ids(self, how: str, *values: Any) -> None:
+        """Note a call that takes ids of tokens to where nothing follows them: to Python, to numpy, to other numbers."""
+        notes = self.trace.notes
+        given = None if notes.left else next(filter(self.is_given, values), None)
+        if given is not None:
+            said = f"{self.where()} takes ids of tokens by {how!r} to numbers"
+            notes.left = said, given if given._base is None else given._base
+
+    def listed_ids(self, numbers: list[int], *, is_first: bool) -> Tensor | None:
         """A list of whole numbers, as a tensor, if what is indexed with them is looked up for the model's input: they
-        are the ids of tokens that it was given, or the first indices there are."""
-        given = (each for each, is_tokens in self._given.values() if is_tokens and each.ndim)
-        if self.trace.sources and not any(numbers in (each.flatten().tolist(), *each.tolist()) for each in given):
-            return None
-        return torch.tensor(numbers)
+        are the ids of tokens that it was given, or ``is_first``, the first indices there are."""
+        ids = torch.tensor(numbers)
+        if any(is_tokens and is_among(numbers, each) for each, is_tokens in self._given.values()):
+            self._give(ids, is_tokens=True)
+            return ids
+        return ids if is_first else None
 
     def _give(self, ids: Tensor, is_tokens: bool) -> None:
         base = ids if ids._base is None else ids._base
@@ -511,6 +520,7 @@ class Run:
             if not holders:
                 holders = tuple(name for name, parameter in self._parameters() if _is_same(weight, parameter))
             self.trace.sources.append(Source(holders or (name,), leaf, ids))
+            self.trace.notes.has_tokens |= self.is_given(ids)
         return leaf.clone()
 
     def where(self) -> str:

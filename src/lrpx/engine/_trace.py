@@ -14,7 +14,7 @@ from torch.utils.checkpoint import CheckpointError
 from lrpx.engine._book import Book
 from lrpx.engine._graph import Nodes, Walk
 from lrpx.engine._heads import Heads
-from lrpx.engine._places import Ran, Source
+from lrpx.engine._places import Ran, Source, is_among
 from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Tap
 from lrpx.errors import NonFiniteError, TraceError
@@ -33,17 +33,30 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Tap)
 
 
+def _is_of_positions(source: Source, tokens: Tensor) -> bool:
+    """Whether what was looked up seems to be of positions, or the same everywhere; and is not of these tokens."""
+    ids = source.ids
+    if ids is None or is_among(ids.flatten().tolist(), tokens):
+        return False
+    return bool((ids.diff(dim=-1) == 1).all() if ids.ndim else True) or bool((ids == ids.flatten()[:1]).all())
+
+
 class Notes:
     """What may be why nothing arrives at an input.
 
     Attributes:
         has_no_gradients: whether the model was called where gradients are off.
         cut: the path of the first module that computed with what depends on the input where gradients are off.
+        left: the path of the first module that took ids of tokens to where nothing follows them, and by what; and
+            the ids.
+        has_tokens: whether something was looked up with ids of tokens.
     """
 
     def __init__(self) -> None:
         self.has_no_gradients = False
         self.cut = ""
+        self.left: tuple[str, Tensor] | None = None
+        self.has_tokens = False
 
 
 class Trace:
@@ -160,6 +173,12 @@ class Trace:
             raise TraceError(
                 "the model ran where gradients are off, as inside torch.no_grad(), generate(), encode() or predict(), "
                 "so nothing was recorded; call the model itself, model(...), inside the block"
+            )
+        left = None if self.notes.has_tokens else self.notes.left
+        if left is not None and all(_is_of_positions(source, left[1]) for source in self.sources):
+            raise TraceError(
+                f"{left[0]}, where nothing follows them, and nothing was seen that tokens are looked up in; "
+                "index with the tensor of ids itself, W[tokens], or use torch.nn.functional.embedding"
             )
         if not self.sources:
             raise TraceError(

@@ -99,7 +99,8 @@ def _compared(
     except JudgeError as error:
         return Compared("not judged", reason=str(error))
     assert torch.allclose(explained, verdict.value, rtol=1e-9, atol=1e-12), (explained, verdict.value)
-    scale = max(float(relevance.abs().max()) for _, relevance in engine if relevance.numel()) or 1.0
+    largest = max(float(relevance.abs().max()) for _, relevance in engine if relevance.numel())
+    scale = largest or 1.0  # nothing of the value may come from the input
     apart = [
         (float((mine - relevance).abs().max()) / scale, source.paths[0])
         for (source, relevance), mine in zip(engine, verdict.relevance, strict=True)

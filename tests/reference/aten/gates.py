@@ -132,8 +132,8 @@ class Gates:
         if node.name not in LASTS | {"addcmul"}:
             return NONE
         is_written = before.is_curved and self._adds_a_number(node, inputs)
-        if weakest == ACTIVATION and is_written and self._is_of_one_sign(node.outputs[0]):
-            return SURE
+        if weakest in (ACTIVATION, SURE) and is_written:
+            return SURE if self._is_of_one_sign(node.outputs[0]) else ACTIVATION
         return weakest
 
     # ------------------------------------------------------------------- written functions

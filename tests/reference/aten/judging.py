@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from tests.reference.aten import means
 from tests.reference.aten.operations import (
     BILINEAR,
     FUNCTIONS,
     LINEAR,
-    NORMALISERS,
     QUOTIENTS,
     SELECTION,
     SOFTMAXES,
     STEPS,
 )
-from tests.reference.aten.patterns import Patterns, depends, find
+from tests.reference.aten.patterns import Patterns, depends, divides, find
 from tests.reference.aten.sharing import Sharing
 from tests.reference.aten.tape import JudgeError, Node, Source, Tape, Value, record
 
@@ -96,6 +96,8 @@ class _Way:
         self.sharing = Sharing(self.patterns, self.carries, gated=recipe is Recipe.LRP)
         for node in tape.nodes:
             is_softmax = node.name in SOFTMAXES | {"logsumexp"} or node.index in self.patterns.softmaxes
+            mean = self.patterns.means.get(node.index)
+            is_softmax |= mean is not None and not mean.values
             if (
                 not (recipe is Recipe.LRP and is_softmax)
                 and not self._is_constant(node)
@@ -114,9 +116,7 @@ class _Way:
             return False
         if node.name in QUOTIENTS:
             return not self.carries(node.args[0])
-        return node.name in NORMALISERS | STEPS or (
-            node.name == "pow" and not isinstance(node.args[1], Value) and node.args[1] < 0
-        )
+        return node.name in STEPS or divides(node)
 
     def back(self, last: Value, seed: Tensor) -> dict[int, Tensor]:
         """``c`` of every value that relevance reaches, by its identity."""
@@ -144,6 +144,8 @@ class _Way:
         if node.index in self.patterns.softmaxes:
             u, s = self.patterns.softmaxes[node.index]
             yield u, _softmax(s.tensor, c[0], _axis(node))
+        elif node.index in self.patterns.means and self.recipe is Recipe.ATTNLRP:
+            yield from means.shares(self.patterns.means[node.index], c[0], self.sharing.factors)
         elif node.index in self.patterns.functions and self.carries(self.patterns.functions[node.index]):
             base = self.patterns.functions[node.index]
             yield base, _identity(base.tensor, node.outputs[0].tensor, c[0])
@@ -174,7 +176,7 @@ class _Way:
         elif name in LINEAR:
             _refuse_unless_linear(node, inputs)
             yield from _adjoint(node, inputs, c)
-        elif name in SELECTION or (name == "scatter_reduce" and node.args[4] in ("amax", "amin")):
+        elif name in SELECTION or (name == "scatter_reduce" and node.args[4] != "prod"):
             yield from _adjoint(node, inputs, c)
         else:
             raise JudgeError(f"no formula for {name}")
@@ -213,7 +215,7 @@ def _axis_of_halves(node: Node) -> int:
 def _gated_half(x: Tensor, c: Tensor, axis: int, share: float) -> Tensor:
     """``a · sigmoid(b)``, the halves of ``x``: a share to ``a``, the rest by the identity rule to ``b``."""
     a, b = x.chunk(2, axis)
-    return torch.cat([share * c * b.sigmoid(), _identity(b, a * b.sigmoid(), (1 - share) * c)], axis)
+    return torch.cat([share * c * b.sigmoid(), _identity(b, b.sigmoid(), (1 - share) * c * a)], axis)
 
 
 def _softmax(s: Tensor, c: Tensor, axis: int) -> Tensor:

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import tree_iter
 
+from tests.reference.aten import means
 from tests.reference.aten.operations import BILINEAR, FUNCTIONS, NORMALISERS, QUOTIENTS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tests.reference.aten.means import Mean
+
 ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where masked_fill maximum minimum".split())
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
-ADDED = frozenset("add sub rsub".split())
+SHIFTS = frozenset("add sub rsub".split())
+SCALES = frozenset("mul div true_divide neg".split())
 PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute transpose t slice select read".split())
 
 
@@ -28,11 +32,13 @@ PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute t
 class Patterns:
     """What was found: by the index of a node.
 
-    ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result.
+    ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result; ``means``: what
+    is weighted by exponentials, before a division by their sum.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
     softmaxes: dict[int, tuple[Value, Value]] = field(default_factory=dict)
+    means: dict[int, Mean] = field(default_factory=dict)
 
 
 def find(tape: Tape) -> Patterns:
@@ -56,6 +62,7 @@ def find(tape: Tape) -> Patterns:
             base = _chained(node, found)
             if base is not None:
                 found.functions[node.index] = base
+    found.means = means.find(tape, frozenset(found.softmaxes) | frozenset(found.functions))
     return found
 
 
@@ -89,7 +96,7 @@ def _bases(node: Node, value: Value, of: dict[int, frozenset[int]], first: dict[
         return own
     if any(each.tensor.shape != value.tensor.shape for each in inputs):
         return own
-    if node.name in ADDED and any(
+    if node.name in SHIFTS and any(
         isinstance(each, Value) and each.node is None and each.tensor.ndim for each in node.args
     ):
         return own  # a tensor that is added is a bias
@@ -119,23 +126,33 @@ def _of_one(
 
 
 def _chained(node: Node, found: Patterns) -> Value | None:
-    """The base of a function of a function, as in ``log(1 + exp(x))``, or of a tensor plus a number."""
+    """The base of a function of a function, as in ``log(1 + exp x)``, or of a tensor plus a number: ``relu6(x + 3)``."""
     value, shifted = node.values[0], False
-    while value.node.name in ARITHMETIC | SAME and len(value.node.values) == 1:
+    while value.node.name in SCALES | SHIFTS | SAME and len(value.node.values) == 1:
+        before = value.node.values[0]
         others = [each for each in value.node.args if isinstance(each, Value) and each.node is None]
-        if value.node.name in ("where", "masked_fill") or any(each.tensor.ndim for each in others):
-            break  # what is chosen, or has a bias, is something new
-        shifted |= value.node.name in ("add", "sub", "rsub")
-        value = value.node.values[0]
+        is_bias = value.node.name in SHIFTS and any(each.tensor.ndim for each in others)
+        if is_bias or (value.node.name in QUOTIENTS and not depends(value.node.args[0])):
+            break
+        if before.tensor.shape != value.tensor.shape:
+            break
+        shifted |= value.node.name in SHIFTS
+        value = before
     inner = value.node
-    divides = node.name in QUOTIENTS | NORMALISERS or (node.name == "pow" and float(node.args[1]) < 0)
-    if len(node.values) != 1 or (divides and not shifted):
+    if len(node.values) != 1 or (divides(node) and not shifted):
         return None
     if inner.index in found.functions:
         return found.functions[inner.index]
     if inner.name in FUNCTIONS and len(inner.values) == 1:
         return inner.values[0]
-    return value if shifted and not divides else None  # one over what is no function is a normaliser
+    return value if shifted and not divides(node) else None  # one over what is no function is a normaliser
+
+
+def divides(node: Node) -> bool:
+    """Whether a call makes what a norm divides by, if it is no function."""
+    exponent = node.args[1] if node.name == "pow" else 0
+    is_negative = not isinstance(exponent, Value) and exponent < 0
+    return node.name in NORMALISERS | QUOTIENTS or is_negative
 
 
 def depends(value: object) -> bool:

@@ -67,17 +67,17 @@ class Sharing:
         held = self._held(node, a, b)
         if held is not None:
             return (0.0, 1.0) if held == 0 else (1.0, 0.0)
-        m, n = self._own(a), self._own(b)
+        m, n = self.factors(a), self.factors(b)
         return m / (m + n), n / (m + n)
 
     def of_glu(self, node: Node) -> float:
         """The part of the first half of a gated linear unit; the second is a sigmoid, one factor."""
-        count = self._own(node.args[0])
+        count = self.factors(node.args[0])
         return 1.0 if self.gated else count / (count + 1)
 
     def of_solve(self, node: Node) -> float:
         """The part that an element of the matrix of a triangular solve has of its products."""
-        count = self._own(node.args[0])
+        count = self.factors(node.args[0])
         return count / (count + 1) if self.carries(node.args[0]) else 0.0
 
     # ------------------------------------------------------------------------------ small
@@ -102,7 +102,8 @@ class Sharing:
             return None if all(scales) else scales.index(True)
         return self.gates.of(a, b) if self.gated and node.name not in MATRIX else None
 
-    def _own(self, value: Value) -> int:
+    def factors(self, value: Value) -> int:
+        """How many factors a value is a product of."""
         return self.counts.get(id(value), 1) or 1
 
     def _fewest(self, values: Sequence[Value]) -> int:
@@ -116,19 +117,21 @@ class Sharing:
             return 0
         if self._is_whole(node):
             return 1
+        if node.index in self.patterns.means and not self.gated:
+            return 1 + max((self.factors(value) for _, value in self.patterns.means[node.index].values), default=0)
         if node.name in ADDING and len(inputs) > len(factors or [0]):
             return 1  # a sum of two
         if factors:
             held = self._held(node, *factors)
             if held is not None:
-                return self._own(factors[1 - held])
+                return self.factors(factors[1 - held])
             if all(self.gates.strength(value) == SCALE for value in factors):
                 return 0
-            return sum(map(self._own, factors))
+            return sum(map(self.factors, factors))
         if node.name == "glu":
-            return self._own(node.args[0]) + (not self.gated)
+            return self.factors(node.args[0]) + (not self.gated)
         if node.name == "linalg_solve_triangular":
-            return self._own(node.args[1]) if all(map(self.carries, node.args[:2])) else 1
+            return self.factors(node.args[1]) if all(map(self.carries, node.args[:2])) else 1
         if node.name in SUMMATIONS:
             summands = [value for value in inputs if self.counts.get(id(value), 1)]
             if len(summands) > 1 and not any(id(value) in self.decayed for value in summands):

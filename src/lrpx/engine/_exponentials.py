@@ -1,0 +1,496 @@
+"""What is made of exponentials, known by what it computes: divided by the sum of them, it is a softmax.
+
+``exp(x) / Σ exp(x)``, and ``exp(x − log Σ exp x)``, get the rule for softmax; and ``(exp(x) @ v) / Σ exp(x)`` is
+``softmax(x) @ v``, a product of the weights and the values. So each tensor that was made of exponentials carries a note
+of how: a call, and the tensors that it was called with, back to the exponents and to the values that exponentials were
+multiplied with. There may be several of both, as where attention is computed in pieces, or a state decays.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lrpx import _kernels, rules
+from lrpx.engine import _factors
+from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
+from lrpx.engine._nodes import kind
+from lrpx.engine._tensors import carries
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    Op = Callable[..., Any]
+
+
+class Note(tuple[Any, ...]):
+    """What is noted on a tensor. A tensor that the model returns may be copied and saved: without what was noted."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytearray, ()  # what torch.load takes, and is false
+
+
+PART, SUMMED, WEIGHTED, INVERSE, LOG, NORMALISED = range(6)
+"""What has been done with exponentials: nothing that matters; they were summed, or multiplied with values; a sum of
+them was inverted, its logarithm was taken, and was taken off scores."""
+SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
+"""Functions that sum (of what is not negative, the 1-norm does)."""
+ADDING = frozenset("add __add__ __radd__ add_ __iadd__".split())
+"""Functions that sum two tensors."""
+
+_numbers = count()
+
+
+class Made:
+    """How a tensor was made: a call, and what its tensors were made of.
+
+    Attributes:
+        call: what makes the tensor, of its ``inputs`` remade.
+        inputs: what it is made of.
+        number: is larger than those of its inputs.
+        plain: the tensor remade, and for how many factors of the values.
+    """
+
+    __slots__ = ("call", "inputs", "number", "plain")
+
+    def __init__(self, call: Op, *inputs: Made) -> None:
+        self.call, self.inputs, self.number = call, inputs, next(_numbers)
+        self.plain: tuple[int, Any] | None = None
+
+
+class Leaf(Made):
+    """A tensor as it is: an exponent, or a value that exponentials were multiplied with.
+
+    Args:
+        tensor: the tensor.
+        is_value: which of the two.
+    """
+
+    __slots__ = ("is_value", "tensor", "version")
+
+    def __init__(self, tensor: Tensor, *, is_value: bool = False) -> None:
+        super().__init__(lambda: tensor)
+        self.tensor, self.version, self.is_value = tensor, tensor._version, is_value
+
+
+def _ways(made: Made, known: Callable[[Made], bool]) -> list[Made]:
+    """All that a tensor is made of, itself last; not what that which is ``known`` is made of."""
+    found, waiting = {made}, [made]
+    while waiting:
+        each = waiting.pop()
+        new = () if known(each) else set(each.inputs) - found
+        found.update(new)
+        waiting += new
+    return sorted(found, key=lambda each: each.number)
+
+
+def _leaves(made: Made) -> list[Leaf]:
+    return [each for each in _ways(made, lambda _: False) if isinstance(each, Leaf)]
+
+
+def _remade(made: Made, leaves: dict[Leaf, Tensor]) -> Any:
+    """The tensor, made again of others."""
+    values: dict[Made, Any] = dict(leaves.items())
+    for each in _ways(made, lambda _: False):
+        if each not in values:
+            values[each] = each.call(*(values[of] for of in each.inputs))
+    return values[made]
+
+
+# ------------------------------------------------------------------------------------ notes
+
+
+def noted(x: Any) -> tuple[Made, int] | None:
+    """How a tensor was made of exponentials, and what has been done with them, if it was not changed since."""
+    found = vars(x).get(EXPONENTS) if isinstance(x, Tensor) else None
+    return (found[1], found[2]) if found and found[0] == x._version else None
+
+
+def note(out: Tensor, made: Made, state: int) -> None:
+    """``out`` was made so."""
+    setattr(out, EXPONENTS, Note((out._version, made, state)))
+    vars(out).setdefault(GATE, 0)  # no gate, perhaps; but what is made of it is looked at
+
+
+def keep(out: Tensor, x: Tensor, op: Op, state: int = PART) -> None:
+    """``out = op(x)``, noted if ``x`` is."""
+    found = noted(x)
+    if found is not None:
+        note(out, Made(op, found[0]), max(state, found[1]))
+
+
+def changed(x: Tensor, op: Op) -> None:
+    """``x`` was changed in place into ``op(x)``."""
+    found = vars(x).get(EXPONENTS)
+    if found and found[0] == x._version - 1:
+        note(x, Made(op, found[1]), found[2])
+
+
+def stands_for(leaf: Tensor, constant: Tensor) -> None:
+    """The leaf of a ledger is what the constant in whose place it stands is noted as."""
+    if (found := noted(constant)) is not None and found[1] == LOG:
+        note(leaf, *found)
+
+
+def moved(x: Tensor, value: Tensor) -> None:
+    """``value`` was written into the place of ``x``."""
+    if (found := vars(value).get(EXPONENTS)) is not None:
+        setattr(x, EXPONENTS, Note((x._version, *found[1:])))
+
+
+class _Slot:
+    """In the place of a tensor among the arguments of a call: which of its inputs it is."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _filled(value: Any, inputs: Sequence[Any]) -> Any:
+    if type(value) is _Slot:
+        return inputs[value.number]
+    if type(value) in (tuple, list):
+        return type(value)(_filled(each, inputs) for each in value)
+    return value
+
+
+def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
+    """``out = func(*args, **kwargs)``, a shape, a selection, a sum, or several put together: noted, if all that depends
+    on the input in its arguments is made of exponentials."""
+    name, found = func.__name__, list[tuple[Made, int]]()
+    if name.endswith("_norm") and name not in SUMMING:
+        return
+
+    def slots(value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(map(slots, value))
+        if type(value) is Tensor and (value.requires_grad or EXPONENTS in vars(value)):
+            known: tuple[Any, ...] = vars(value).get(EXPONENTS) or (-1,)
+            is_changed = value is out and name.endswith("_") and known[0] == value._version - 1
+            if known[0] != value._version and not is_changed:
+                raise LookupError
+            found.append((Made(torch.clone, known[1]) if is_changed else known[1], known[2]))
+            return _Slot(len(found) - 1)
+        return value
+
+    try:
+        made_of, named = slots(tuple(args)), {key: slots(value) for key, value in kwargs.items()}
+    except LookupError:
+        return
+    states = {state for _, state in found}
+    if not found or (states & {LOG, NORMALISED} and len(found) > 1):
+        return
+    if "dropout" in name:
+        if not torch.equal(out, args[0]):
+            return
+        func, made_of, named = torch.clone, made_of[:1], {}
+
+    def again(*inputs: Any) -> Any:
+        return func(*_filled(made_of, inputs), **{key: _filled(value, inputs) for key, value in named.items()})
+
+    made, state = Made(again, *(each for each, _ in found)), max(states)
+    if len(found) > 1 and name in ADDING:
+        state = max(state, SUMMED)
+    elif len(found) > 1 and "sub" in name and state != WEIGHTED:
+        return
+    elif name in SUMMING:
+        state = max(state, SUMMED)
+    if isinstance(out, Tensor):
+        note(out, made, state)
+    elif isinstance(out, (tuple, list)):
+        for i, each in enumerate(out):
+            if isinstance(each, Tensor) and each.is_floating_point():
+                note(each, Made(partial(_element, i), made), state)
+
+
+def _element(i: int, values: Any) -> Any:
+    return values[i]
+
+
+# ------------------------------------------------------------------- exponentials, sums, products
+
+
+def exponent(y: Tensor, x: Tensor, op: Op) -> None:
+    """``y = op(x)``, an exponential; of the logarithm of a sum of them, that sum."""
+    found = noted(x)
+    if found is not None and found[1] == LOG:
+        note(y, Made(op, found[0]), SUMMED)
+    else:
+        note(y, Made(op, Leaf(x)), PART)
+
+
+def logarithm(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
+    """``out = op(x)``, the logarithm of a sum of exponentials of ``x``."""
+    note(out, Made(op, Leaf(x)), LOG)
+    _meet_logarithm(run, out)
+
+
+def log_of(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
+    """``out = op(x)``, a logarithm; of a sum of exponentials, one that normalises."""
+    found = noted(x)
+    if found is not None and found[1] == SUMMED:
+        note(out, Made(op, found[0]), LOG)
+        _meet_logarithm(run, out)
+
+
+def normalised(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
+    """``out = op(x)``, ``x − log Σ exp x``."""
+    note(out, Made(op, Leaf(x)), NORMALISED)
+    _meet_logarithm(run, out)
+
+
+LOGARITHM = "lrpx logarithm of a sum"
+"""What the node of the graph is marked with that made the logarithm of a sum of exponentials."""
+
+
+def _meet_logarithm(run: Any, out: Tensor) -> None:
+    node: Any = out.grad_fn
+    if node is not None:
+        node.metadata[LOGARITHM] = True
+    if _factors.has_scales(run.recipe):
+        run.meet_scale()
+
+
+def summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
+    """``out = op(a, b)``, a sum or difference of two that depend on the input, one of them perhaps a logarithm."""
+    one, other = noted(a), noted(b)
+    states = (one[1] if one else PART), (other[1] if other else PART)
+    if not {LOG, NORMALISED} & set(states):
+        return
+    if other is not None and states[1] == LOG and "sub" in op.__name__:
+        before = one[0] if one is not None and states[0] == NORMALISED else Leaf(a)
+        note(out, Made(op, before, other[0]), NORMALISED)
+    elif one is None or other is None:
+        note(out, Made(op, *(Leaf(x) if each is None else each[0] for x, each in ((a, one), (b, other)))), max(states))
+
+
+def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = None) -> Any:
+    """``out = op(a, b)``, linear in each: a product under the recipe's rule, of exponentials and others perhaps, before
+    a division by the sum of the exponentials.
+
+    Args:
+        run: the run.
+        op: the product.
+        out: its result.
+        a: one factor.
+        b: the other.
+        again: the product with other weights than ``a``, under the recipe's rule, if it is linear in ``a`` as an
+            attention's is.
+    """
+    one, other = noted(a), noted(b)
+    if (one is None and other is None) or not carries(out):
+        return out
+    states = [each[1] for each in (one, other) if each is not None]
+    if max(states) > WEIGHTED or states.count(WEIGHTED) == 2:
+        return out
+    if one is not None and other is not None:
+        note(out, Made(op, one[0], other[0]), max(states))
+        return out
+    x, found = (a, one) if one is not None else (b, other)
+    value = b if one is not None else a
+    assert found is not None
+    if found[1] == WEIGHTED and carries(value):  # of three factors
+        return out
+    state = WEIGHTED
+    if not carries(value):
+        constant = value.detach() if isinstance(value, Tensor) else value
+        made = Made((lambda x: op(x, constant)) if one is not None else (lambda x: op(constant, x)), found[0])
+        is_same = isinstance(constant, Tensor) and constant.numel() and bool((constant == constant.flatten()[0]).all())
+        if found[1] == PART and is_same:
+            state = SUMMED
+        elif run.recipe.linear is not rules.unmodified:
+            return out
+    else:
+        leaf = Leaf(value, is_value=True)
+        made = Made(op, *((found[0], leaf) if one is not None else (leaf, found[0])))
+    note(out, made, state)
+    if again is not None and found[1] == PART and one is not None:
+        setattr(out, DIRECT, Note((out._version, x, x._version, again)))
+    return out
+
+
+DIRECT = "_lrpx_weighted"
+"""The attribute of a matrix product of exponentials and values: ``(version, exponentials, their version, again)``;
+``again(weights)`` is the product, under the recipe's rule, with these in the place of the exponentials."""
+
+
+def is_sum(x: Tensor) -> bool:
+    """Whether a tensor is a sum of exponentials, or a scaling of it."""
+    found = noted(x)
+    return found is not None and found[1] == SUMMED
+
+
+# ------------------------------------------------------------------------------------- softmax
+
+
+def exponential_of_normalised(run: Any, op: Op, x: Tensor) -> Tensor | None:
+    """``op(x)``, an exponential, if that is a softmax: ``x`` is ``z − log Σ exp z``."""
+    found = noted(x)
+    if found is None or found[1] != NORMALISED:
+        if run.has_scales and (found is None or found[1] != LOG) and _reaches(x.grad_fn, _is_logarithm):
+            return _refused(run, "exp of what the logarithm of a sum of exponentials was taken off", op, x)
+        return None
+    made = Made(op, found[0])
+    softmax = _softmax(run, op(x.detach()), made)
+    return _refused(run, "exp of a log-softmax", op, x) if softmax is None else softmax
+
+
+def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
+    """``op(a, b)``, if that is what is made of exponentials over their sum: ``a / b``, or ``a`` times the reciprocal of
+    the sum, in either order."""
+    above, below = noted(a), noted(b)
+    if above is not None and above[1] == INVERSE:
+        a, b, above, below = b, a, below, above
+        op = partial(_swapped, op)
+    is_divisor = below is not None and below[1] in (SUMMED, INVERSE)
+    if not is_divisor:
+        if below is not None or gate_strength(b) != EXPONENTIAL:
+            return None
+    elif above is not None and above[1] <= WEIGHTED:
+        assert below is not None
+        made = Made(op, above[0], below[0])
+        if above[1] < WEIGHTED:
+            softmax = _softmax(run, op(a.detach(), b.detach()), made)
+            return _refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
+        if run.recipe.softmax is rules.constant:
+            return None
+        if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
+            return direct
+    return _refused(run, UNKNOWN, op, a, b) if _reaches(a.grad_fn, partial(_is_scaled, run.counts)) else None
+
+
+UNKNOWN = "division, of what exponentials are in, by a sum of exponentials"
+
+
+def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
+    """``op(a, b) = a · b``, if that is a softmax: exponentials times the reciprocal of their sum."""
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return None
+    inverse = [(found := noted(x)) is not None and found[1] == INVERSE for x in (a, b)]
+    return quotient(run, op, a, b) if inverse[0] != inverse[1] else None
+
+
+def _swapped(op: Op, a: Any, b: Any) -> Any:
+    return op(b, a)
+
+
+def _refused(run: Any, what: str, op: Op, *given: Tensor) -> Tensor | None:
+    """``op(*given)``, a softmax that is not known: refused, with its plain gradient, where the recipe has a rule that
+    hands something on; nothing where it has none."""
+    if run.recipe.softmax is rules.constant or not run.recipe.has_rules():
+        return None
+    run.refuse(f"{what} (if that is a softmax: torch.softmax)")
+    out: Tensor = run.apply("unknown", op, *given, rule=rules.unmodified)
+    return out
+
+
+def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
+    """``value``, a softmax that was made so, under the recipe's rule for it; None where its scores were changed since,
+    or are several tensors and the rule is for one."""
+    leaves, softmax = _leaves(made), run.recipe.softmax
+    scores = list({id(each.tensor): each.tensor for each in leaves}.values())
+    if not _unchanged(leaves) or not (len(scores) == 1 or softmax in (rules.unmodified, rules.constant)):
+        return None
+
+    def again(*given: Tensor) -> Any:
+        if softmax is rules.constant:
+            return value.detach()
+        of = {id(score): x for score, x in zip(scores, given, strict=True)}
+        return _remade(made, {each: of[id(each.tensor)] for each in leaves})
+
+    y = run.apply("softmax", again, *scores)
+    return mark_gate(run.recipe, "softmax", y if softmax is rules.constant else rules.with_gradient_of(value, y))
+
+
+def _unchanged(leaves: Iterable[Leaf]) -> bool:
+    return all(each.tensor._version == each.version for each in leaves)
+
+
+def _directly(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
+    """A product of exponentials and values over the sum of the exponentials, as a product of the softmax and the
+    values, under whatever rule; None where the sum has not a number for each row of the exponentials."""
+    found = vars(a).get(DIRECT)
+    if not found or found[0] != a._version or found[1]._version != found[2]:
+        return None
+    exponentials, again = found[1], found[3]
+    if b.shape != (*exponentials.shape[:-1], 1):
+        return None
+    weights = quotient(run, op, exponentials, b)
+    return None if weights is None else rules.with_gradient_of(op(a.detach(), b.detach()), again(weights))
+
+
+def _attended(run: Any, op: Op, a: Tensor, b: Tensor, made: Made) -> Tensor | None:
+    """Any sum of products of exponentials and values over the sum of the exponentials: a product of a softmax, one
+    factor, with values of ``n`` factors, which has its plain gradient, of which the scores get ``1/(n + 1)``."""
+    recipe, leaves = run.recipe, _leaves(made)
+    counts = {_factors.factors(run, each.tensor) for each in leaves if each.is_value}
+    is_uniform = recipe.softmax is rules.unmodified and recipe.product is recipe.matmul is rules.uniform
+    if not is_uniform or len(counts) > 1 or not _unchanged(leaves):
+        return None
+    n = next(iter(counts), 0)
+
+    def shared(op: Op, *given: Tensor) -> Any:
+        return op(*(_share(x, each, n) for x, each in zip(given, leaves, strict=True)))
+
+    if run.has_taps_on_rules:  # which look at it as a whole
+        y = run.apply(
+            "softmax", lambda *given: _remade(made, dict(zip(leaves, given, strict=True))),
+            *(each.tensor for each in leaves), rule=shared,
+        )  # fmt: skip
+    else:
+        run.under("softmax")
+        y = _plain(made, n)
+    out: Tensor = _factors.made_of(run, rules.with_gradient_of(op(a.detach(), b.detach()), y), n + 1)
+    return out
+
+
+def _share(x: Tensor, leaf: Leaf, n: int) -> Tensor:
+    return _kernels.scale_gradient(x, (n if leaf.is_value else 1) / (n + 1))
+
+
+def _plain(made: Made, n: int) -> Tensor:
+    """The tensor remade, with its plain gradient shared; of what a state is made of again and again, once."""
+    for each in _ways(made, lambda each: each.plain is not None and each.plain[0] == n):
+        if each.plain is None or each.plain[0] != n:
+            of = (of.plain[1] for of in each.inputs if of.plain is not None)
+            each.plain = n, _share(each.tensor, each, n) if isinstance(each, Leaf) else each.call(*of)
+    plain: Any = made.plain
+    value: Tensor = plain[1]
+    return value
+
+
+# ------------------------------------------------------------------------------ what is not known
+
+LEADS_ON = _factors.LEADS_ON | frozenset(("Mm", "Bmm", "Mv", "Dot"))
+"""Nodes that a factor of a product can be in."""
+
+
+def _is_scaled(counts: dict[int, int], node: Any) -> bool:
+    return _factors.DECAYED in node.metadata or counts.get(node._sequence_nr()) == 0
+
+
+def _is_logarithm(node: Any) -> bool:
+    return LOGARITHM in node.metadata
+
+
+def _reaches(node: Any, fits: Callable[[Any], bool]) -> bool:
+    """Whether a node of the graph is made of one that fits, by sums, products, selections and in whatever shape."""
+    seen, waiting = {node}, [node]
+    while waiting and len(seen) < _factors.FARTHEST:
+        each = waiting.pop()
+        if each is None:
+            continue
+        if fits(each):
+            return True
+        if kind(each) in LEADS_ON:
+            new = [child for child, _ in each.next_functions if child not in seen]
+            seen.update(new)
+            waiting += new
+    return False
