@@ -126,7 +126,7 @@ def _of_one(
 
 
 def _chained(node: Node, found: Patterns) -> Value | None:
-    """The base of a function of a function, as in ``log(1 + exp x)``, or of a tensor plus a number: ``relu6(x + 3)``."""
+    """The base of a function of a function, ``log(1 + exp x)``, or of a tensor plus a number: ``relu6(x + 3)``."""
     value, shifted = node.values[0], False
     while value.node.name in SCALES | SHIFTS | SAME and len(value.node.values) == 1:
         before = value.node.values[0]
