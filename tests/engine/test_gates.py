@@ -212,6 +212,8 @@ WEAK: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] =
     "leaky relu the other way": (lambda a: F.leaky_relu(a, 0.1), lambda a: torch.where(a < 0, 0.1 * a, a)),
     "abs": (torch.abs, lambda a: torch.where(a >= 0, a, -a)),
     "relu": (F.relu, lambda a: torch.where(a > 0, a, 0.0)),
+    "relu by the method": (F.relu, lambda a: a.where(a > 0, 0.0)),
+    "leaky relu by the method": (lambda a: F.leaky_relu(a, 0.1), lambda a: a.where(a > 0, 0.1 * a)),
 }
 
 

@@ -390,8 +390,12 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _chooses_by_sign(where: Tensor, a: Any, b: Any) -> bool:
+def _chooses_by_sign(where: Any, a: Any, b: Any) -> bool:
     """Whether a selection is one among two scalings of one tensor, or one and 0, by its sign: a leaky ReLU, or ReLU."""
+    if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
+        where, a = a, where
+    if not isinstance(where, Tensor) or where.dtype is not torch.bool or not (carries(a) or carries(b)):
+        return False
     x = a if carries(a) else b
     scalings = [_function(each) or Function(each) for each in (a, b) if carries(each)]
     is_zero = [not isinstance(each, Tensor) and each == 0 for each in (a, b) if not carries(each)]
