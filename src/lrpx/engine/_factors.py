@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lrpx.engine._run import Run
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
 
@@ -50,17 +49,17 @@ DEEPEST = 32
 """Sums in sums, and nodes after one another, that are looked through for one tensor."""
 
 
-def product(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
+def product(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule | None = None) -> Any:
     """``op(a, b)``, the element-wise product of two that depend on the input; under the recipe's rule, or another."""
     return _shared(run, "product", op, a, b, run.recipe.product if rule is None else rule)
 
 
-def matmul(run: Run, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
+def matmul(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
     """``op(a, b)``, a matrix product of two that depend on the input."""
     return _shared(run, "matmul", op, a, b, run.recipe.matmul)
 
 
-def _shared(run: Run, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
+def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
     if rule is not rules.uniform:
         return run.apply(what, op, a, b, rule=rule)
     if run.asks_for_gates:
@@ -79,7 +78,7 @@ def _shared(run: Run, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
     return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
-def several(run: Run, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
+def several(run: Any, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
     """``op(*given)``, a product of more than two that depend on the input, under the uniform rule; as products of two
     after one another are."""
     is_scale = [run.asks_for_gates and gate_strength(each) == EXPONENTIAL for each in given]
@@ -96,7 +95,7 @@ def several(run: Run, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
     return out
 
 
-def scaled(run: Run, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
+def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *, first_scales: bool) -> Any:
     """``op(a, b)``, one of which is a gate: the other takes all."""
     if first_scales:
         out = run.apply(what, op, a, b, rule=rules.signal_take_all, called="signal_take_all")
@@ -118,7 +117,7 @@ def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> A
     return op(_kernels.scale_gradient(a, share), _kernels.scale_gradient(b, 1 - share))
 
 
-def made_of(run: Run, out: Any, count: int) -> Any:
+def made_of(run: Any, out: Any, count: int) -> Any:
     """``out``, noted as a product of so many factors."""
     if is_tensor(out) and (node := out.grad_fn) is not None:
         run.counts[node._sequence_nr()] = count
@@ -130,7 +129,7 @@ def has_scales(recipe: Recipe) -> bool:
     return takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
 
 
-def exponential(run: Run, value: Tensor) -> Tensor:
+def exponential(run: Any, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
     if has_scales(run.recipe) and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
@@ -139,7 +138,7 @@ def exponential(run: Run, value: Tensor) -> Tensor:
     return value
 
 
-def factors(run: Run, x: Tensor) -> int:
+def factors(run: Any, x: Tensor) -> int:
     """How many factors that depend on the input a tensor is a product of; the fewest, where it is a sum."""
     node = x.grad_fn
     if not run.has_scales and node is not None and kind(node) in SUMS and _is_of_two(node):
