@@ -33,11 +33,11 @@ OURS: Final = {
     "circuits": ("_circuits.py", "_pairs.py"),
     "faithfulness": ("_faithfulness.py",),
     "loo": ("_faithfulness.py",),
-    "positions": ("_position_tests.py", "_faithfulness.py"),
     "layers": ("_layers.py", "_faithfulness.py"),
     "patching": ("_patching.py", "_pairs.py"),
     "pixels": ("_pixels.py",),
     "mosaics": ("_pixels.py",),
+    "positions": ("_position_tests.py", "_faithfulness.py"),
     "qa": ("_qa.py",),
     "qa-perturbed": ("_qa.py",),
 }
