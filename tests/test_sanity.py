@@ -266,3 +266,7 @@ def test_a_table_of_texts_is_read_as_one(run: Any, tmp_path: Any) -> None:
     code, _, err = run("check", "--texts", tmp_path / "texts.html", "--method", "lrp")
     assert code == 2
     assert "name a file that ends in .tsv" in err
+    (tmp_path / "words.csv").write_text("words\nThe doors\n")
+    code, _, err = run("check", "--texts", tmp_path / "words.csv", "--method", "lrp")
+    assert code == 2
+    assert "call the column of the texts 'text'" in err

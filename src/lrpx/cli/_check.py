@@ -11,9 +11,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lrpx import sanity
-from lrpx._data.texts import read_texts
 from lrpx._files import write_text
-from lrpx.cli._streams import hush, progress
+from lrpx.cli._streams import hush, progress, read_column
 from lrpx.methods import find
 from lrpx.model import Spec
 
@@ -53,7 +52,7 @@ def check(
         LRPxError: something cannot be checked.
     """
     chosen = [find(method) for method in dict.fromkeys(methods)]
-    given = TEXTS if texts is None else [each.text for each in read_texts(texts, label=None, limit=limit)]
+    given = TEXTS if texts is None else read_column(texts, limit)
     with progress("Loading the model …"):
         hush()
         bound = Spec(model, dtype, device).build()

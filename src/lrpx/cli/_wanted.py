@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from lrpx._files import goes_on
-from lrpx.cli._streams import DASH, decoded, refuse_unwritable, standard_input
+from lrpx.cli._streams import DASH, read_text, refuse_empty, refuse_unwritable
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
 METHODS: Final = (
@@ -83,10 +83,10 @@ class Wanted:
             _check_file(self.image)
         if self.texts is not None and self.json not in (None, DASH):
             _check_results(self.json)
-        if text == "-":
-            text = decoded(standard_input().read(), "standard input").rstrip("\r\n")
-        if self.texts is self.image is None and not (text or "").strip():
-            raise InputError("the text is empty; pass a text of at least one character that is not white space")
+        if text is not None:
+            text = read_text(text)
+        if self.texts is self.image is None:
+            refuse_empty(text or "")
         if self.ids:
             for given in (text, self.decoder):
                 if given is not None:
