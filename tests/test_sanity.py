@@ -21,6 +21,7 @@ from lrpx.model import BoundModel, Spec
 from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
 from tests import tiny
+from tests.pictured import processor, vit
 
 if TYPE_CHECKING:
     from lrpx.questions import Questions as Asked
@@ -186,6 +187,11 @@ def test_bad_input_is_refused_by_name(
         sanity.check(bundled, texts, methods)
 
 
+def test_a_model_of_images_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"ViTForImageClassification is an image classifier, and these checks read"):
+        sanity.check(BoundModel(vit(), processor()), ["a text"], ["lrp"])
+
+
 def test_one_text_is_not_compared_with_itself(bundled: BoundModel) -> None:
     (sane,) = sanity.check(bundled, TEXTS[:1], [Careless()]).methods
     assert sane.batch is None
@@ -230,6 +236,13 @@ def test_the_page_is_shown_and_kept(run: Any, tmp_path: Any) -> None:
         assert said in out
         assert said in page
     assert "passed" in out
+    for said in (
+        '<html lang="en">',
+        "<title>Sanity checks of lrpx bundled model",
+        'name="viewport"',
+        "overflow-x:auto",
+    ):
+        assert said in page
 
 
 @pytest.mark.parametrize(

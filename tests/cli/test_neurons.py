@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 
 import lrpx
 from lrpx import units
@@ -160,6 +161,23 @@ def test_a_target_by_its_id(command, tmp_path):
         assert files[0].read_text() == files[1].read_text()
     _, _, err = command("rank", "The doors", "--target", "of many tokens")
     assert "--target-id" in err
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80])
+def test_no_number_is_cut_off_where_the_terminal_is_narrow(width):
+    explainer = lrpx.Explainer.from_pretrained()
+    ranking, flow = explainer.neurons("The doors of the house", top=3), explainer.flow("The doors of the house")
+    for found in (ranking, flow):
+        console = Console(width=width, force_jupyter=False, no_color=True)
+        with console.capture() as captured:
+            console.print(found)
+        lines = captured.get().splitlines()
+        assert max(map(len, lines)) <= width
+        words = " ".join(lines).split()
+        if found is ranking:
+            assert all(f"{each.unit}" in words and f"{each.relevance:+.4g}" in words for each in ranking)
+        else:
+            assert {"0", "5", f"{float(flow.attribution.explained.value):+.4g}"} <= set(words)
 
 
 def test_a_dash_is_standard_input(command, monkeypatch, tmp_path):

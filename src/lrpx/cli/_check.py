@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from html import escape as html_escape
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -34,6 +35,22 @@ TEXTS = (
 )
 """Explained where no texts are given."""
 WIDTH = 108
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>TITLE</title>
+</head>
+<body style="color:{foreground};background-color:{background}">
+<main tabindex="0" aria-label="TITLE" style="overflow-x:auto">
+<pre style="font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New',monospace">{code}</pre>
+</main>
+</body>
+</html>
+"""
+"""The page, as rich fills it in; what is wider than the screen is moved inside it."""
 
 
 def check(
@@ -65,7 +82,8 @@ def check(
     if html is not None:
         recorded = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=False)
         recorded.print(told)
-        write_text(html, recorded.export_html(inline_styles=True))
+        title = html_escape(f"Sanity checks of {found.model} · LRPx").replace("{", "&#123;").replace("}", "&#125;")
+        write_text(html, recorded.export_html(code_format=PAGE.replace("TITLE", title), inline_styles=True))
 
 
 def page(found: sanity.Sanity) -> RenderableType:
