@@ -250,6 +250,7 @@ def test_the_page_is_shown_and_kept(run: Any, tmp_path: Any) -> None:
     [
         (["--texts", "nowhere.txt"], "nowhere.txt"),
         (["--method", "nothing"], "nothing"),
+        (["--texts", "page.txt", "--html", "page.txt"], "one file is named twice"),
         (["--html", "nowhere/page.html"], "create it first"),
         (["--model", "/nowhere"], "nowhere"),
     ],

@@ -143,6 +143,10 @@ def test_what_needs_no_model_is_refused_before_one_is_loaded(command, monkeypatc
         *(((each, " "), "the text is empty") for each in ("rank", "flow")),
         (("turn", "", "--set", "0:1=0"), "the text is empty"),
         (("rank", "The doors", "--target", "a", "--target-id", 1), "--target and --target-id exclude each other"),
+        (("rank", "The doors", "--html", "a.x", "--json", "a.x"), "one file is named twice"),
+        (("rank", "--texts", "a.x", "--html", "a.x"), "one file is named twice"),
+        (("flow", "The doors", "--html", "a.x", "--png", "./a.x"), "one file is named twice"),
+        (("card", "run", "0:0", "--html", "a.x", "--index", "a.x"), "one file is named twice"),
         (("flow", "The doors", "--contrast", "a", "--contrast-id", 1), "--contrast and --contrast-id exclude"),
     ]
     for arguments, told in cases:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._streams import hush, progress, refuse_unwritable
+from lrpx.cli._streams import hush, progress, refuse_same, refuse_unwritable
 from lrpx.errors import DataError, InputError, MethodError, TargetError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def card(
 ) -> None:
     """Show what a neuron stands for: its passages as heatmaps, what it writes, how active it is and where."""
     refuse_unwritable(html, index)
+    refuse_same(html, index, corpus)
     if unit is None and (index is None or html is not None):
         raise InputError("no neuron was named; write its layer and number, such as 17:3948, or --index FILE for all")
     which = None if unit is None else _unit(unit)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._streams import hush, progress, read_column, read_text, refuse_empty, refuse_unwritable
+from lrpx.cli._streams import hush, progress, read_column, read_text, refuse_empty, refuse_same, refuse_unwritable
 from lrpx.cli._wanted import methods
 from lrpx.errors import InputError, MethodError
 
@@ -81,6 +81,8 @@ def rank(
 ) -> None:
     """Rank all neurons, heads or layers by their relevance for a prediction."""
     refuse_unwritable(json_file, html)
+    for each in (texts, versus):
+        refuse_same(each, json_file, html)
     if (text is None) == (texts is None):
         raise InputError("there is no text, or one beside --texts; pass the text in quotes, or a file with --texts")
     if versus is not None and texts is None:
@@ -132,6 +134,7 @@ def flow(
 ) -> None:
     """Show which layers, branches and heads carry a prediction, at which tokens."""
     refuse_unwritable(json_file, html, png)
+    refuse_same(json_file, html, png)
     text, asked, chosen = _text(text), _asked(target, target_id, contrast, contrast_id), _chosen(method)
     explainer = _loaded(model, dtype, device)
     from rich.console import Console
@@ -175,6 +178,7 @@ def features(
 ) -> None:
     """Split a prediction over the features of a sparse autoencoder, its bias and its error."""
     refuse_unwritable(json_file, html)
+    refuse_same(json_file, html)
     text, asked, chosen = _text(text), _asked(target, target_id, contrast, contrast_id), _chosen(method)
     with progress("Loading the autoencoder …"):
         from lrpx.explainer import recipe_of

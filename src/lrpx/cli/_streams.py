@@ -54,6 +54,17 @@ def refuse_unwritable(*paths: Path | None, in_place: bool = False) -> None:
             )
 
 
+def refuse_same(*paths: Path | None) -> None:
+    """Refuse a file that is named twice, to be read or written: one would take the other's place.
+
+    Raises:
+        InputError: one is.
+    """
+    real = [os.path.realpath(path) for path in paths if path is not None and path != DASH]
+    if len(set(real)) < len(real):
+        raise InputError("one file is named twice, and would be written over; name another")
+
+
 def standard_input() -> BinaryIO:
     """Standard input as bytes.
 
