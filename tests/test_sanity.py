@@ -21,6 +21,7 @@ from lrpx.model import BoundModel, Spec
 from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
 from tests import tiny
+from tests.pictured import processor, vit
 
 if TYPE_CHECKING:
     from lrpx.questions import Questions as Asked
@@ -186,6 +187,11 @@ def test_bad_input_is_refused_by_name(
         sanity.check(bundled, texts, methods)
 
 
+def test_a_model_of_images_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match=r"ViTForImageClassification is an image classifier, and these checks read"):
+        sanity.check(BoundModel(vit(), processor()), ["a text"], ["lrp"])
+
+
 def test_one_text_is_not_compared_with_itself(bundled: BoundModel) -> None:
     (sane,) = sanity.check(bundled, TEXTS[:1], [Careless()]).methods
     assert sane.batch is None
@@ -230,6 +236,13 @@ def test_the_page_is_shown_and_kept(run: Any, tmp_path: Any) -> None:
         assert said in out
         assert said in page
     assert "passed" in out
+    for said in (
+        '<html lang="en">',
+        "<title>Sanity checks of lrpx bundled model",
+        'name="viewport"',
+        "overflow-x:auto",
+    ):
+        assert said in page
 
 
 @pytest.mark.parametrize(
@@ -237,6 +250,7 @@ def test_the_page_is_shown_and_kept(run: Any, tmp_path: Any) -> None:
     [
         (["--texts", "nowhere.txt"], "nowhere.txt"),
         (["--method", "nothing"], "nothing"),
+        (["--texts", "page.txt", "--html", "page.txt"], "one file is named twice"),
         (["--html", "nowhere/page.html"], "create it first"),
         (["--model", "/nowhere"], "nowhere"),
     ],
@@ -266,3 +280,7 @@ def test_a_table_of_texts_is_read_as_one(run: Any, tmp_path: Any) -> None:
     code, _, err = run("check", "--texts", tmp_path / "texts.html", "--method", "lrp")
     assert code == 2
     assert "name a file that ends in .tsv" in err
+    (tmp_path / "words.csv").write_text("words\nThe doors\n")
+    code, _, err = run("check", "--texts", tmp_path / "words.csv", "--method", "lrp")
+    assert code == 2
+    assert "call the column of the texts 'text'" in err

@@ -285,6 +285,10 @@ def _questions(model: BoundModel, texts: Sequence[object]) -> Questions:
     """What is asked of each text: the model's own prediction."""
     if not texts:
         raise InputError("there are no texts; pass some")
+    if model.task.pictures or not model.task.segments:
+        raise ModelError(
+            f"{type(model.module).__name__} is {model.task.named}, and these checks read texts; pass another"
+        )
     rows = model.reader.rows(list(texts))
     short = next((i for i, row in enumerate(rows) if sum(row.lengths) < 3), None)
     if short is not None:

@@ -54,12 +54,21 @@ def test_an_index(run, tmp_path):
     ("arguments", "said"),
     [
         (["collect", "--data", "missing.txt", "--out", "run"], "cannot read missing.txt: No such file"),
-        (["collect", "--data", "corpus.txt", "--out", "run", "--measure", "loudness"], "ranked by activation, "),
+        (
+            ["collect", "--data", "corpus.txt", "--out", "run", "--measure", "loudness"],
+            "--measure is 'loudness'; pass one of activation, ",
+        ),
         (["collect", "--data", "corpus.txt", "--out", "run", "--context", "3"], "corpus.txt:1 has"),
         (
             ["collect", "--data", "corpus.txt", "--out", "run", "--long", "leave"],
-            "long is 'leave'; pass 'refuse' or 'cut'",
+            "--long is 'leave'; pass one of refuse, cut",
         ),
+        (
+            ["collect", "--data", "corpus.txt", "--out", "run", "--at", "noon"],
+            "--at is 'noon'; pass one of drawn, last",
+        ),
+        (["search", "nothing", "key", "--by", "smell"], "--by is 'smell'; pass one of writes, peaks, passages"),
+        (["search", "nothing", "key", "--measure", "loudness"], "--measure is 'loudness'; pass one of activation, "),
         (["card", "nothing", "3:100"], "cannot read nothing/run.json"),
         (["card", "run", "layer3"], "'layer3' names no neuron; write its layer and its number, such as 17:3948"),
         (["card", "run"], "no neuron was named; write its layer and number"),
@@ -93,6 +102,8 @@ def test_the_mends_are_options(run, tmp_path, monkeypatch):
     assert re.search(r"layer 0 has \d+ neurons, 0 to \d+; 99999 is none of them", err)
     code, _, err = run("neurons", "search", "run", "of many tokens")
     assert code == 2
+    assert "search for one token, or for any text with --by passages" in err
+    assert "--target" not in err
     path.unlink()
     code, _, err = run("neurons", "card", "run", "0:0")
     assert code == 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 
 import lrpx
 from lrpx import units
@@ -130,6 +132,80 @@ WRONG = {
     "position": (["turn", "The doors", "--set", "1:7=0", "--at", "9"], "no text in this block had position 9"),
     "infinite": (["turn", "The doors", "--set", "1:7=inf"], "pass a finite number"),
 }
+
+
+def test_what_needs_no_model_is_refused_before_one_is_loaded(command, monkeypatch):
+    monkeypatch.setattr(lrpx.Explainer, "from_pretrained", lambda *_, **__: pytest.fail("a model was loaded"))
+    cases = [
+        (("rank", "The doors", "--kind", "cells"), "no units called 'cells'"),
+        *(((each, "The doors", "--method", "alti"), "tells nothing of neurons") for each in ("rank", "flow")),
+        *(((each, "The doors", "--method", "magic"), "no method 'magic'") for each in ("rank", "flow")),
+        *(((each, " "), "the text is empty") for each in ("rank", "flow")),
+        (("turn", "", "--set", "0:1=0"), "the text is empty"),
+        (("rank", "The doors", "--target", "a", "--target-id", 1), "--target and --target-id exclude each other"),
+        (("rank", "The doors", "--html", "a.x", "--json", "a.x"), "one file is named twice"),
+        (("rank", "--texts", "a.x", "--html", "a.x"), "one file is named twice"),
+        (("flow", "The doors", "--html", "a.x", "--png", "./a.x"), "one file is named twice"),
+        (("card", "run", "0:0", "--html", "a.x", "--index", "a.x"), "one file is named twice"),
+        (("flow", "The doors", "--contrast", "a", "--contrast-id", 1), "--contrast and --contrast-id exclude"),
+    ]
+    for arguments, told in cases:
+        code, _, err = command(*arguments)
+        assert (code, told in err) == (2, True), (arguments, err)
+
+
+def test_a_target_by_its_id(command, tmp_path):
+    index = lrpx.Explainer.from_pretrained().bound.index
+    files = [tmp_path / name for name in ("a.json", "b.json")]
+    names = ("--target", " are", "--contrast", " is")
+    ids = ("--target-id", index(" are"), "--contrast-id", index(" is"))
+    for each in ("rank", "flow"):
+        for asked, file in zip((names, ids), files, strict=True):
+            assert command(each, "The doors of the house", *asked, "--json", file)[0] == 0
+        assert files[0].read_text() == files[1].read_text()
+    _, _, err = command("rank", "The doors", "--target", "of many tokens")
+    assert "--target-id" in err
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80])
+def test_no_number_is_cut_off_where_the_terminal_is_narrow(width):
+    explainer = lrpx.Explainer.from_pretrained()
+    ranking, flow = explainer.neurons("The doors of the house", top=3), explainer.flow("The doors of the house")
+    for found in (ranking, flow):
+        console = Console(width=width, force_jupyter=False, no_color=True)
+        with console.capture() as captured:
+            console.print(found)
+        lines = captured.get().splitlines()
+        assert max(map(len, lines)) <= width
+        words = " ".join(lines).split()
+        if found is ranking:
+            assert all(f"{each.unit}" in words and f"{each.relevance:+.4g}" in words for each in ranking)
+        else:
+            assert {"0", "5", f"{float(flow.attribution.explained.value):+.4g}"} <= set(words)
+
+
+def test_a_dash_is_standard_input(command, monkeypatch, tmp_path):
+    for name in ("a.json", "b.json"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"The doors of the house\n")))
+        given = "-" if name == "a.json" else "The doors of the house"
+        assert command("rank", given, "--top", 2, "--json", tmp_path / name)[0] == 0
+    assert (tmp_path / "a.json").read_text() == (tmp_path / "b.json").read_text()
+
+
+def test_a_table_is_no_list_of_lines(command, tmp_path):
+    texts = ["The doors of the house", "The cats\u2028sleep"]
+    (tmp_path / "a.txt").write_text("\n".join(texts))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": each}) + "\n" for each in texts))
+    (tmp_path / "a.tsv").write_text("label\ttext\n" + "".join(f"1\t{each}\n" for each in texts))
+    found = []
+    for kind in ("txt", "jsonl", "tsv"):
+        file = tmp_path / f"{kind}.json"
+        assert command("rank", "--texts", tmp_path / f"a.{kind}", "--top", 2, "--json", file)[0] == 0
+        found.append(Ranking.load(file).rows)
+    assert found[0] == found[1] == found[2] == lrpx.Explainer.from_pretrained().neurons(texts, top=2).rows
+    (tmp_path / "b.csv").write_text("words\nThe doors\n")
+    code, _, err = command("rank", "--texts", tmp_path / "b.csv")
+    assert (code, "call the column of the texts 'text'" in err) == (2, True)
 
 
 @pytest.mark.parametrize("name", WRONG)

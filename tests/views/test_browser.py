@@ -14,6 +14,8 @@ from view_samples import chat, hostile, long_text, methods, parts, sentence, sin
 from lrpx._views.colour import contrast
 from lrpx._views.html import fragment, gallery_fragment, gallery_page, page
 from lrpx._views.picture import picture, visible
+from lrpx._views.tabled import Tabled
+from lrpx._views.tabled import page as table_page
 from lrpx.attributions import Attributions
 
 if TYPE_CHECKING:
@@ -197,6 +199,17 @@ def test_nothing_is_wider_than_the_screen(opened, sample, width):
         assert driver.execute_script(spill) == 0
     driver.execute_script("document.querySelectorAll('details').forEach(e => e.open = true)")
     assert driver.execute_script(spill) == 0
+
+
+def test_a_wide_table_is_moved_inside_the_page(opened):
+    columns = (("layer", True), ("neuron", True), ("token", False), ("relevance", True), ("module", False))
+    row = ("10", "1044", " the", "+0.7717", "model.layers.10.mlp.down_proj")
+    driver = opened(
+        table_page([Tabled("logit of 'a'", "facts", columns * 2, (row * 2,) * 3, (1.0, 0.5, -0.5))]), width=320
+    )
+    spill = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert driver.execute_script(spill) == 0
+    assert driver.find_element("css selector", ".lrpx-wide").get_attribute("tabindex") == "0"
 
 
 @pytest.mark.parametrize("width", [320, 860])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -12,6 +13,12 @@ from lrpx._views.html import _fragment, _page, style
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import ConsoleOptions, RenderResult
+
+
+TEXT: Final = 4
+"""The least width of a column of texts, which may be folded."""
 
 
 class Tabled(NamedTuple):
@@ -36,7 +43,32 @@ def ratios(sizes: Sequence[float]) -> tuple[float, ...]:
 
 def renderable(tables: Sequence[Tabled]) -> Any:
     """Something for ``rich``."""
-    return Group(*map(_table, tables))
+    return Group(*map(_Shown, tables))
+
+
+class _Shown:
+    """A table, or, where the terminal is too narrow for its numbers, a line for each row: no number is cut off."""
+
+    def __init__(self, shown: Tabled) -> None:
+        self.shown = shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if _least_width(self.shown) <= options.max_width:
+            yield _table(self.shown)
+            return
+        names = [name for name, _ in self.shown.columns]
+        yield Text(self.shown.title, "bold")
+        for row in self.shown.rows:
+            yield Text(" · ".join(f"{name} {cell.strip()}" for name, cell in zip(names, row, strict=True)))
+        for said in filter(None, (self.shown.facts, self.shown.note)):
+            yield Text(said, "italic")
+
+
+def _least_width(shown: Tabled) -> int:
+    """Of a table whose numbers are whole."""
+    columns = zip(shown.columns, zip(*shown.rows, strict=True), strict=True) if shown.rows else ()
+    widths = [max(map(cell_len, (name, *cells))) if is_number else TEXT for (name, is_number), cells in columns]
+    return sum(widths) + 3 * len(widths) + 1
 
 
 def _table(shown: Tabled) -> Table:

@@ -12,7 +12,7 @@ import lrpx
 from lrpx.cli._benchmarks import benchmark
 from lrpx.cli._cards import cards
 from lrpx.cli._neurons import neurons
-from lrpx.cli._streams import own_lines_only, prepare_output, refuse_unwritable
+from lrpx.cli._streams import own_lines_only, prepare_output, refuse_same, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
 from lrpx.errors import InputError
 
@@ -345,6 +345,7 @@ def check(
 ) -> None:
     """Check the explanations of a model: do they depend on its weights and on the class, and do they add up?"""
     refuse_unwritable(html)
+    refuse_same(texts, html)
     from lrpx.cli import _check
 
     _check.check(model, method or ("attnlrp", "lrp"), texts, limit, seed, device, dtype, html)

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._streams import hush, progress, refuse_unwritable
-from lrpx.errors import DataError, InputError, MethodError
+from lrpx.cli._streams import hush, progress, refuse_same, refuse_unwritable
+from lrpx.errors import DataError, InputError, MethodError, TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from lrpx.model import BoundModel
 
 MEASURES: Final = ("activation", "negative activation", "relevance")
@@ -61,6 +63,10 @@ def collect(
 ) -> None:
     """Find the passages in which each neuron of a model is highest, for all neurons in one pass over a corpus."""
     _refuse_missing(data)
+    for option, given, known in (
+        ("measure", measure or (), MEASURES), ("long", (long,), ("refuse", "cut")), ("at", (at,), ("drawn", "last")),
+    ):  # fmt: skip
+        _refuse_unknown(option, given, known)
     from rich.console import Console
     from rich.progress import Progress
 
@@ -101,6 +107,7 @@ def card(
 ) -> None:
     """Show what a neuron stands for: its passages as heatmaps, what it writes, how active it is and where."""
     refuse_unwritable(html, index)
+    refuse_same(html, index, corpus)
     if unit is None and (index is None or html is not None):
         raise InputError("no neuron was named; write its layer and number, such as 17:3948, or --index FILE for all")
     which = None if unit is None else _unit(unit)
@@ -153,9 +160,15 @@ def search(
     from lrpx.cards import References
     from lrpx.cards import search as found
 
+    _refuse_unknown("by", (by,), WAYS)
+    _refuse_unknown("measure", (measure,), MEASURES)
     references = References.read(folder)
     bound = None if by == "passages" else _loaded(references, device)
-    hits = found(references, text, by, bound, measure=measure, top=top, corpus=corpus)  # type: ignore[arg-type]
+    try:
+        hits = found(references, text, by, bound, measure=measure, top=top, corpus=corpus)  # type: ignore[arg-type]
+    except TargetError as error:
+        what = str(error).partition("; ")[0].replace("the target ", "")
+        raise TargetError(f"{what}; search for one token, or for any text with --by passages") from error
     if not hits:
         print("no neuron was found")
         return
@@ -186,6 +199,13 @@ def _unit(text: str) -> tuple[int, int]:
     if found is None:
         raise MethodError(f"{text!r} names no neuron; write its layer and its number, such as 17:3948")
     return int(found[1]), int(found[2])
+
+
+def _refuse_unknown(option: str, given: Iterable[str], known: tuple[str, ...]) -> None:
+    """Refuse a word that is none of an option's, before a model is loaded."""
+    for each in given:
+        if each not in known:
+            raise InputError(f"--{option} is {each!r}; pass one of {', '.join(known)}")
 
 
 def _refuse_missing(path: Path) -> None:

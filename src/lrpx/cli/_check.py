@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from html import escape as html_escape
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group
@@ -11,9 +12,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from lrpx import sanity
-from lrpx._data.texts import read_texts
 from lrpx._files import write_text
-from lrpx.cli._streams import hush, progress
+from lrpx.cli._streams import hush, progress, read_column
 from lrpx.methods import find
 from lrpx.model import Spec
 
@@ -35,6 +35,22 @@ TEXTS = (
 )
 """Explained where no texts are given."""
 WIDTH = 108
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>TITLE</title>
+</head>
+<body style="color:{foreground};background-color:{background}">
+<main tabindex="0" aria-label="TITLE" style="overflow-x:auto">
+<pre style="font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New',monospace">{code}</pre>
+</main>
+</body>
+</html>
+"""
+"""The page, as rich fills it in; what is wider than the screen is moved inside it."""
 
 
 def check(
@@ -53,7 +69,7 @@ def check(
         LRPxError: something cannot be checked.
     """
     chosen = [find(method) for method in dict.fromkeys(methods)]
-    given = TEXTS if texts is None else [each.text for each in read_texts(texts, label=None, limit=limit)]
+    given = TEXTS if texts is None else read_column(texts, limit)
     with progress("Loading the model …"):
         hush()
         bound = Spec(model, dtype, device).build()
@@ -66,7 +82,8 @@ def check(
     if html is not None:
         recorded = Console(record=True, file=io.StringIO(), width=WIDTH, force_terminal=False)
         recorded.print(told)
-        write_text(html, recorded.export_html(inline_styles=True))
+        title = html_escape(f"Sanity checks of {found.model} · LRPx").replace("{", "&#123;").replace("}", "&#125;")
+        write_text(html, recorded.export_html(code_format=PAGE.replace("TITLE", title), inline_styles=True))
 
 
 def page(found: sanity.Sanity) -> RenderableType:

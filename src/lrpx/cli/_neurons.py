@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._streams import decoded, hush, progress, refuse_unwritable
+from lrpx.cli._streams import hush, progress, read_column, read_text, refuse_empty, refuse_same, refuse_unwritable
 from lrpx.cli._wanted import methods
-from lrpx.errors import DataError, InputError, MethodError
+from lrpx.errors import InputError, MethodError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lrpx.explainer import Explainer
     from lrpx.interventions import Change
+    from lrpx.methods import Method
     from lrpx.units import Kind, Place
 
 KINDS: Final = ("neurons", "heads", "keys", "values", "attention", "mlp", "residual")
@@ -33,11 +34,13 @@ Model = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
 Precision = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")]
-Text = Annotated[str, typer.Argument(help="The text.", show_default=False)]
+Text = Annotated[str, typer.Argument(help="The text; - reads it from standard input.", show_default=False)]
 Target = Annotated[
     str | None, typer.Option(help="Token or class to explain.", show_default="the model's own prediction")
 ]
 Contrast = Annotated[str | None, typer.Option(help="Explain the target's logit less this one's.")]
+TargetId = Annotated[int | None, typer.Option(help="The target as a token id, or the index of a class.")]
+ContrastId = Annotated[int | None, typer.Option(help="The contrast as a token id, or the index of a class.")]
 Position = Annotated[
     int | None, typer.Option(help="The token whose logits are explained.", show_default="the last, or the mask")
 ]
@@ -50,9 +53,13 @@ Html = Annotated[Path | None, typer.Option(help="Write a page to this HTML file.
 
 @neurons.command()
 def rank(
-    text: Annotated[str | None, typer.Argument(help="The text.", show_default=False)] = None,
+    text: Annotated[
+        str | None, typer.Argument(help="The text; - reads it from standard input.", show_default=False)
+    ] = None,
     target: Target = None,
     contrast: Contrast = None,
+    target_id: TargetId = None,
+    contrast_id: ContrastId = None,
     position: Position = None,
     kind: Annotated[str, typer.Option(help=f"What is ranked: {', '.join(KINDS)}.")] = KINDS[0],
     top: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
@@ -61,9 +68,10 @@ def rank(
         typer.Option(help="Only at this token, negative from the end; once for each.", show_default="at all"),
     ] = None,
     texts: Annotated[
-        Path | None, typer.Option(help="Rank by the mean relevance over the lines of this file instead.")
+        Path | None,
+        typer.Option(help="Rank by the mean relevance over the lines of this file, or its column text, instead."),
     ] = None,
-    versus: Annotated[Path | None, typer.Option(help="With --texts: less the mean over the lines of this one.")] = None,
+    versus: Annotated[Path | None, typer.Option(help="With --texts: less the mean over those of this one.")] = None,
     method: How = "attnlrp",
     model: Model = None,
     dtype: Precision = "auto",
@@ -73,11 +81,18 @@ def rank(
 ) -> None:
     """Rank all neurons, heads or layers by their relevance for a prediction."""
     refuse_unwritable(json_file, html)
+    for each in (texts, versus):
+        refuse_same(each, json_file, html)
     if (text is None) == (texts is None):
         raise InputError("there is no text, or one beside --texts; pass the text in quotes, or a file with --texts")
     if versus is not None and texts is None:
         raise InputError("--versus compares two files; pass the first with --texts")
-    sets = [None if path is None else _lines(path) for path in (texts, versus)]
+    if kind not in KINDS:
+        raise MethodError(f"there are no units called {kind!r}; pass one of {', '.join(KINDS)}")
+    asked = _asked(target, target_id, contrast, contrast_id)
+    inputs = [None if path is None else read_column(path) for path in (texts, versus)]
+    given = _text(text) if text is not None else inputs[0]
+    chosen = _chosen(method)
     explainer = _loaded(model, dtype, device)
     from rich.console import Console
 
@@ -88,12 +103,12 @@ def rank(
         "kind": kind,
         "top": top,
         "at": at or None,
-        "method": method,
+        "method": chosen,
         "position": position,
-        "versus": sets[1],
+        "versus": inputs[1],
     }
     with progress("Ranking …"):
-        found = explainer.neurons(text if sets[0] is None else sets[0], target, contrast, **how)
+        found = explainer.neurons(given, *asked, **how)
     Console().print(found)
     if json_file is not None:
         found.save(json_file)
@@ -106,6 +121,8 @@ def flow(
     text: Text,
     target: Target = None,
     contrast: Contrast = None,
+    target_id: TargetId = None,
+    contrast_id: ContrastId = None,
     position: Position = None,
     method: How = "attnlrp",
     model: Model = None,
@@ -117,6 +134,8 @@ def flow(
 ) -> None:
     """Show which layers, branches and heads carry a prediction, at which tokens."""
     refuse_unwritable(json_file, html, png)
+    refuse_same(json_file, html, png)
+    text, asked, chosen = _text(text), _asked(target, target_id, contrast, contrast_id), _chosen(method)
     explainer = _loaded(model, dtype, device)
     from rich.console import Console
 
@@ -125,7 +144,7 @@ def flow(
 
     check_names(target, contrast, explainer)
     with progress("Explaining …"):
-        found = explainer.flow(text, target, contrast, method=method, position=position)
+        found = explainer.flow(text, *asked, method=chosen, position=position)
     Console().print(found)
     if json_file is not None:
         write_text(json_file, as_json([found.attribution]).decode())
@@ -146,6 +165,8 @@ def features(
     ] = None,
     target: Target = None,
     contrast: Contrast = None,
+    target_id: TargetId = None,
+    contrast_id: ContrastId = None,
     position: Position = None,
     method: How = "attnlrp",
     top: Annotated[int, typer.Option(min=1, help="How many are shown.")] = 20,
@@ -157,12 +178,12 @@ def features(
 ) -> None:
     """Split a prediction over the features of a sparse autoencoder, its bias and its error."""
     refuse_unwritable(json_file, html)
+    refuse_same(json_file, html)
+    text, asked, chosen = _text(text), _asked(target, target_id, contrast, contrast_id), _chosen(method)
     with progress("Loading the autoencoder …"):
         from lrpx.explainer import recipe_of
-        from lrpx.methods import find
         from lrpx.sae import SparseAutoencoder, explain_features
 
-        recipe = recipe_of(find(method))
         autoencoder = SparseAutoencoder.load(sae)
     explainer = _loaded(model, dtype, device)
     from rich.console import Console
@@ -175,7 +196,7 @@ def features(
     check_names(target, contrast, explainer)
     with progress("Explaining …"):
         found = explain_features(
-            explainer, text, autoencoder, target, contrast, path=path, position=position, recipe=recipe
+            explainer, text, autoencoder, *asked, path=path, position=position, recipe=recipe_of(chosen)
         )
     Console().print(renderable(drawn(found, top)))
     if json_file is not None:
@@ -213,6 +234,7 @@ def turn(
         ("--set", set_, Set, 1), ("--scale", scale, Scale, 1), ("--add", add, Add, 1), ("--clamp", clamp, Clamp, 2),
     )  # fmt: skip
     wanted = [(*_parsed(name, each, count), make) for name, given, make, count in makers for each in given or ()]
+    text = _text(text)
     if not wanted:
         raise InputError("nothing is changed; pass --set, --scale, --add or --clamp, such as --scale 17:3948=5")
     explainer = _loaded(model, dtype, device)
@@ -245,20 +267,43 @@ def _loaded(model: str | None, dtype: str, device: str | None) -> Explainer:
         return Explainer.from_pretrained(model, dtype=dtype, device=device)
 
 
-def _lines(path: Path) -> list[str]:
-    """The lines of a file that are not empty.
+def _text(given: str) -> str:
+    """The text that is asked about; ``-`` is standard input.
 
     Raises:
-        DataError: it cannot be read, or has none.
+        InputError: it is empty, or cannot be read.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
-    lines = [line for line in decoded(content, str(path)).splitlines() if line.strip()]
-    if not lines:
-        raise DataError(f"{path} has no lines; write a text in each")
-    return lines
+    text = read_text(given)
+    refuse_empty(text)
+    return text
+
+
+def _asked(
+    target: str | None, target_id: int | None, contrast: str | None, contrast_id: int | None
+) -> tuple[str | int | None, str | int | None]:
+    """The target and the contrast, as texts or as ids.
+
+    Raises:
+        InputError: one is given as both.
+    """
+    for name, text, number in (("target", target, target_id), ("contrast", contrast, contrast_id)):
+        if text is not None and number is not None:
+            raise InputError(f"--{name} and --{name}-id exclude each other; leave one of them out")
+    return target if target_id is None else target_id, contrast if contrast_id is None else contrast_id
+
+
+def _chosen(method: str) -> Method:
+    """The method, before a model is loaded.
+
+    Raises:
+        MethodError: there is none, or it tells nothing of units.
+    """
+    from lrpx.explainer import recipe_of
+    from lrpx.methods import find
+
+    found = find(method)
+    recipe_of(found)
+    return found
 
 
 def _parsed(option: str, given: str, count: int) -> tuple[int | str, int, list[float]]:

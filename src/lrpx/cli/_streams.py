@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lrpx._files import goes_on
-from lrpx.errors import InputError, ResultFileError
+from lrpx.errors import DataError, InputError, ResultFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +54,17 @@ def refuse_unwritable(*paths: Path | None, in_place: bool = False) -> None:
             )
 
 
+def refuse_same(*paths: Path | None) -> None:
+    """Refuse a file that is named twice, to be read or written: one would take the other's place.
+
+    Raises:
+        InputError: one is.
+    """
+    real = [os.path.realpath(path) for path in paths if path is not None and path != DASH]
+    if len(set(real)) < len(real):
+        raise InputError("one file is named twice, and would be written over; name another")
+
+
 def standard_input() -> BinaryIO:
     """Standard input as bytes.
 
@@ -77,6 +88,36 @@ def decoded(content: bytes, what: str) -> str:
         raise InputError(
             f"{what} is not UTF-8, at byte {error.start}; convert it first, such as by iconv -f latin1 -t utf-8"
         ) from error
+
+
+def read_text(given: str) -> str:
+    """A text as it was written on the command line; ``-`` is standard input.
+
+    Raises:
+        InputError: standard input is closed, or no UTF-8.
+    """
+    return decoded(standard_input().read(), "standard input").rstrip("\r\n") if given == "-" else given
+
+
+def refuse_empty(text: str) -> None:
+    """Refuse a text of nothing but white space."""
+    if not text.strip():
+        raise InputError("the text is empty; pass a text of at least one character that is not white space")
+
+
+def read_column(path: Path, limit: int | None = None) -> list[str]:
+    """The texts of a file: its lines, or its column ``text``.
+
+    Raises:
+        DataError: it cannot be read, or has none.
+    """
+    from lrpx._data.texts import read_texts
+
+    try:
+        return [each.text for each in read_texts(path, label=None, limit=limit)]
+    except DataError as error:
+        told = str(error).replace("name the column of the texts with --text", "call the column of the texts 'text'")
+        raise DataError(told) from error
 
 
 def prepare_output() -> None:

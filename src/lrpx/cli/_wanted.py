@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass, replace
 from functools import cache
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lrpx._files import goes_on
-from lrpx.cli._streams import DASH, decoded, refuse_unwritable, standard_input
+from lrpx.cli._streams import DASH, read_text, refuse_empty, refuse_same, refuse_unwritable
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
 METHODS: Final = (
@@ -83,10 +82,10 @@ class Wanted:
             _check_file(self.image)
         if self.texts is not None and self.json not in (None, DASH):
             _check_results(self.json)
-        if text == "-":
-            text = decoded(standard_input().read(), "standard input").rstrip("\r\n")
-        if self.texts is self.image is None and not (text or "").strip():
-            raise InputError("the text is empty; pass a text of at least one character that is not white space")
+        if text is not None:
+            text = read_text(text)
+        if self.texts is self.image is None:
+            refuse_empty(text or "")
         if self.ids:
             for given in (text, self.decoder):
                 if given is not None:
@@ -152,10 +151,7 @@ class Wanted:
         if self.revision is not None and (self.model is None or Path(self.model).is_dir()):
             what = "the bundled model" if self.model is None else f"the folder {self.model}"
             raise ModelError(f"{what} has no revisions; leave --revision out, or name a model on the Hub with --model")
-        named = (self.texts, self.image, self.html, self.json, self.save)
-        paths = [os.path.realpath(path) for path in named if path is not None and path != DASH]
-        if len(set(paths)) < len(paths):
-            raise InputError("one file is named twice, and would be written over; name another")
+        refuse_same(self.texts, self.image, self.html, self.json, self.save)
 
 
 def read_ids(text: str) -> list[int]:
