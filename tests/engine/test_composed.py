@@ -234,6 +234,10 @@ def test_each_step_between_two_layers(name: str) -> None:
     agrees([("linear", (0,)), ("matmul", (1,)), ("convolution", (2,)), (name, places), ("matmul", (0,))], alone=True)
 
 
+def test_a_product_in_place_is_as_many_factors() -> None:
+    agrees([("product in place", (0, 0)), ("product", (0, 0))], alone=True)
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(programs())
 def test_networks_that_chance_composes(program: list[tuple[str, tuple[int, ...]]]) -> None:

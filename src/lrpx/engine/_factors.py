@@ -124,6 +124,17 @@ def made_of(run: Any, out: Any, count: int) -> Any:
     return out
 
 
+def written(run: Any, x: Tensor, value: Tensor) -> None:
+    """``value`` was written into the place of all of ``x``: a view is as many factors then, whatever else its base is
+    made of."""
+    node: Any = x.grad_fn
+    made: Any = value.grad_fn
+    if x._is_view() and node is not None and made is not None:
+        run.counts[node._sequence_nr()] = _factors(run.counts, made, [FARTHEST])
+        if _is_decayed(made):
+            node.metadata[DECAYED] = True
+
+
 def has_scales(recipe: Recipe) -> bool:
     """Whether an exponential scales what it is multiplied with."""
     return takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
