@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import Tensor
 
-from lrpx._files import write_text
+from lrpx._files import kept
 from lrpx._views.picture import number, one_line, percent, share
 from lrpx._views.tabled import Tabled, fragment, lines, page, ratios, renderable
 
@@ -108,10 +108,7 @@ class FeatureRelevance:
         Raises:
             ResultFileError: the file cannot be written.
         """
-        text = page(whole(self, top))
-        if path is not None:
-            write_text(path, text)
-        return text
+        return kept(page(whole(self, top)), path)
 
     def _repr_html_(self) -> str:
         return fragment(drawn(self))

@@ -7,11 +7,27 @@ import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 from lrpx.errors import ResultFileError
 
 TEMPORARY = ".tmp"
 """How a file that is not whole yet ends."""
+Content = TypeVar("Content", str, bytes)
+
+
+def kept(content: Content, path: str | Path | None) -> Content:
+    """A page or a picture; also written to ``path`` as a whole (:func:`write_whole`), if that is given.
+
+    Raises:
+        ResultFileError: it cannot be written.
+    """
+    if path is not None:
+        if isinstance(content, str):
+            write_text(path, content)
+        else:
+            write_whole(path, content)
+    return content
 
 
 def write_text(path: str | Path, text: str) -> None:

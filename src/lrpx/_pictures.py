@@ -30,13 +30,10 @@ class Pictures(ABC):
             ResultError: one of them is of an image.
             ResultFileError: the file cannot be written.
         """
-        from lrpx._files import write_text
+        from lrpx._files import kept
         from lrpx._views.latex import snippet
 
-        text = snippet(self._pictured())
-        if path is not None:
-            write_text(path, text)
-        return text
+        return kept(snippet(self._pictured()), path)
 
     def to_figure(self, width: float = WIDTH) -> Any:
         """A ``matplotlib.figure.Figure``, as tall as the text needs; it belongs to no window and to no pyplot.
@@ -66,13 +63,10 @@ class Pictures(ABC):
             MissingExtraError, ResultError: see :meth:`to_figure`.
             ResultFileError: the file cannot be written.
         """
-        from lrpx._files import write_whole
+        from lrpx._files import kept
         from lrpx._views.figure import png
 
-        content = png(self.to_figure(width))
-        if path is not None:
-            write_whole(path, content)
-        return content
+        return kept(png(self.to_figure(width)), path)
 
     def to_svg(self, path: str | Path | None = None, width: float = WIDTH) -> str:
         """The picture as an SVG file, whose text is drawn as shapes and so needs no font; also written to ``path``.
@@ -85,10 +79,7 @@ class Pictures(ABC):
             MissingExtraError, ResultError: see :meth:`to_figure`.
             ResultFileError: the file cannot be written.
         """
-        from lrpx._files import write_text
+        from lrpx._files import kept
         from lrpx._views.figure import svg
 
-        text = svg(self.to_figure(width))
-        if path is not None:
-            write_text(path, text)
-        return text
+        return kept(svg(self.to_figure(width)), path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lrpx._files import write_text
+from lrpx._files import kept
 from lrpx._images import Patches
 from lrpx._pictures import Pictures
 from lrpx.errors import InputError, MissingExtraError, ResultError
@@ -373,10 +373,7 @@ class Attribution(Pictures):
         """One self-contained page; also written to ``path`` when given."""
         from lrpx._views.html import page
 
-        text = page(self)
-        if path is not None:
-            write_text(path, text)
-        return text
+        return kept(page(self), path)
 
     def _pictured(self) -> Sequence[Attribution]:
         return (self,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-from lrpx._files import write_text
+from lrpx._files import kept
 from lrpx._pictures import Pictures
 from lrpx.attribution import Attribution
 from lrpx.errors import ResultError
@@ -60,10 +60,7 @@ class Attributions(list[Any], Pictures):
         """
         from lrpx._views.html import gallery_page
 
-        text = gallery_page(self._pictured())
-        if path is not None:
-            write_text(path, text)
-        return text
+        return kept(gallery_page(self._pictured()), path)
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Any: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lrpx._files import write_text, write_whole
+from lrpx._files import kept
 from lrpx._pictures import WIDTH
 from lrpx.attribution import Attribution
 
@@ -79,10 +79,7 @@ class Flow:
         """
         from lrpx._views.flow import page
 
-        text = page(self)
-        if path is not None:
-            write_text(path, text)
-        return text
+        return kept(page(self), path)
 
     def to_png(self, path: str | Path | None = None, width: float = WIDTH) -> bytes:
         """Layers by tokens as a PNG file: the stream and each branch; also written to ``path`` when given.
@@ -98,10 +95,7 @@ class Flow:
         from lrpx._views.figure import png
         from lrpx._views.flow import figure
 
-        content = png(figure(self, width))
-        if path is not None:
-            write_whole(path, content)
-        return content
+        return kept(png(figure(self, width)), path)
 
     def _repr_html_(self) -> str:
         from lrpx._views.flow import fragment

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lrpx._files import write_text
+from lrpx._files import kept, write_text
 from lrpx.attribution import Explained, Provenance, dataframes
 from lrpx.errors import ResultFileError
 
@@ -153,10 +153,7 @@ class Ranking:
         """
         from lrpx._views.tabled import page
 
-        text = page(self._tables())
-        if path is not None:
-            write_text(path, text)
-        return text
+        return kept(page(self._tables()), path)
 
     def _tables(self) -> Any:
         from lrpx._views.ranking import drawn

@@ -93,12 +93,9 @@ def rank(
     inputs = [None if path is None else read_column(path) for path in (texts, versus)]
     given = _text(text) if text is not None else inputs[0]
     chosen = _chosen(method)
-    explainer = _loaded(model, dtype, device)
+    explainer = _loaded(model, dtype, device, target, contrast)
     from rich.console import Console
 
-    from lrpx.cli._explain import check_names
-
-    check_names(target, contrast, explainer)
     how: dict[str, Any] = {
         "kind": kind,
         "top": top,
@@ -136,18 +133,13 @@ def flow(
     refuse_unwritable(json_file, html, png)
     refuse_same(json_file, html, png)
     text, asked, chosen = _text(text), _asked(target, target_id, contrast, contrast_id), _chosen(method)
-    explainer = _loaded(model, dtype, device)
+    explainer = _loaded(model, dtype, device, target, contrast)
     from rich.console import Console
 
-    from lrpx._files import write_text
-    from lrpx.cli._explain import as_json, check_names
-
-    check_names(target, contrast, explainer)
     with progress("Explaining …"):
         found = explainer.flow(text, *asked, method=chosen, position=position)
     Console().print(found)
-    if json_file is not None:
-        write_text(json_file, as_json([found.attribution]).decode())
+    _save(json_file, found.attribution)
     if html is not None:
         found.to_html(html)
     if png is not None:
@@ -185,22 +177,18 @@ def features(
         from lrpx.sae import SparseAutoencoder, explain_features
 
         autoencoder = SparseAutoencoder.load(sae)
-    explainer = _loaded(model, dtype, device)
+    explainer = _loaded(model, dtype, device, target, contrast)
     from rich.console import Console
 
     from lrpx._features import drawn
-    from lrpx._files import write_text
     from lrpx._views.tabled import renderable
-    from lrpx.cli._explain import as_json, check_names
 
-    check_names(target, contrast, explainer)
     with progress("Explaining …"):
         found = explain_features(
             explainer, text, autoencoder, *asked, path=path, position=position, recipe=recipe_of(chosen)
         )
     Console().print(renderable(drawn(found, top)))
-    if json_file is not None:
-        write_text(json_file, as_json([found]).decode())
+    _save(json_file, found)
     if html is not None:
         found.to_html(html, top)
 
@@ -259,12 +247,31 @@ def _kind(name: str) -> Kind:
     return "heads" if name == "heads" else "neurons"
 
 
-def _loaded(model: str | None, dtype: str, device: str | None) -> Explainer:
+def _loaded(
+    model: str | None, dtype: str, device: str | None, target: str | None = None, contrast: str | None = None
+) -> Explainer:
+    """The model, which has the target and the contrast among its tokens or classes, if they are given as texts.
+
+    Raises:
+        ModelError, TargetError: it cannot be loaded, or has none such.
+    """
+    from lrpx.cli._explain import check_names
     from lrpx.explainer import Explainer
 
     with progress("Loading the model …"):
         hush()
-        return Explainer.from_pretrained(model, dtype=dtype, device=device)
+        explainer = Explainer.from_pretrained(model, dtype=dtype, device=device)
+    check_names(target, contrast, explainer)
+    return explainer
+
+
+def _save(path: Path | None, found: Any) -> None:
+    """Write a result as JSON, if a file is named."""
+    from lrpx._files import write_text
+    from lrpx.cli._explain import as_json
+
+    if path is not None:
+        write_text(path, as_json([found]).decode())
 
 
 def _text(given: str) -> str:

@@ -49,8 +49,8 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         b = constants(b)
     if run.has_scales and (softmax := _exponentials.times_inverse(run, func, a, b)) is not None:
         return softmax
-    a_carries = a.requires_grad if type(a) is Tensor else carries(a)
-    if not (a_carries and (b.requires_grad if type(b) is Tensor else carries(b))):
+    a_carries = carries(a)
+    if not (a_carries and carries(b)):
         return _scaling(run, func, a, b, a_carries)
     if a is b:
         return _square(run, func, a)
