@@ -34,6 +34,7 @@ from lrpx.methods import (
 )
 from lrpx.methods import find as find_method
 from lrpx.methods._method_files import with_settings, write
+from lrpx.metrics import PERTURBATION_METRICS
 from lrpx.rules import Gamma
 
 if TYPE_CHECKING:
@@ -188,16 +189,37 @@ def tune(
         ResultFileError: the folder cannot be written, or holds another search.
     """
     found = candidates(method, grid)
-    run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size, part=part)
-    columns = [each.name for each in benchmark.variants(run.metrics)]  # type: ignore[attr-defined]
+    columns = [each.name for each in benchmark.variants([PERTURBATION_METRICS[METRIC]])]  # type: ignore[attr-defined]
     if len(columns) != 1:
         raise InputError(f"a search is by one number, not by {', '.join(columns)}; name one perturbation and read-out")
+    how: dict[str, Any] = {"folder": folder, "command": command, "batch_size": batch_size, "part": part, "done": done}
+    return searched(model, benchmark, found, METRIC, columns[0], **how)
+
+
+def searched(
+    model: BoundModel,
+    benchmark: Benchmark[Any],
+    found: Sequence[tuple[Mapping[str, Any], Method]],
+    metric: str,
+    column: str,
+    *,
+    folder: str | Path | None,
+    command: str,
+    batch_size: int,
+    part: int,
+    done: Callable[[int], object],
+) -> Tuned:
+    """What a metric, in its column of the run, says of combinations of settings and their methods.
+
+    Args:
+        found: the combinations, as :func:`candidates` gives them.
+        model, benchmark, folder, command, batch_size, part, done: as :func:`tune` has them.
+    """
+    run = Run(benchmark, model, [made for _, made in found], [metric], batch_size=batch_size, part=part)
     every = [row for table in _tables(run, folder, command, done) for row in table.to_pylist()]
-    tried = [
-        Tried(made, settings, tuple(row[f"{columns[0]}/{made.name}"] for row in every)) for settings, made in found
-    ]
-    others = run.source.notes["counts"]["texts"] - len(run.source.rows)
-    return Tuned(tuple(tried), tuple(row["id"] for row in every), others)
+    tried = [Tried(made, settings, tuple(row[f"{column}/{made.name}"] for row in every)) for settings, made in found]
+    read = next(iter(run.source.notes["counts"].values()))  # how many texts or images there are in all
+    return Tuned(tuple(tried), tuple(row["id"] for row in every), read - len(run.source.rows))
 
 
 def _tables(run: Run, folder: str | Path | None, command: str, done: Callable[[int], object]) -> list[pa.Table]:
