@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 
 from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks._faithfulness import Faithfulness
 from lrpx.errors import InputError, MethodError
 from lrpx.methods import (
     AtMan,
@@ -188,6 +189,8 @@ def tune(
         ResultFileError: the folder cannot be written, or holds another search.
     """
     found = candidates(method, grid)
+    if isinstance(benchmark, Faithfulness) and benchmark.read_out is None:
+        benchmark = replace(benchmark, read_out="logit")  # of a language model it would be two numbers
     run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size, part=part)
     columns = [each.name for each in benchmark.variants(run.metrics)]  # type: ignore[attr-defined]
     if len(columns) != 1:
