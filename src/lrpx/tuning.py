@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 
 from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks._faithfulness import Faithfulness
 from lrpx.errors import InputError, MethodError
 from lrpx.methods import (
     AtMan,
@@ -189,6 +190,8 @@ def tune(
         ResultFileError: the folder cannot be written, or holds another search.
     """
     found = candidates(method, grid)
+    if isinstance(benchmark, Faithfulness) and benchmark.read_out is None:
+        benchmark = replace(benchmark, read_out="logit")  # of a language model it would be two numbers
     columns = [each.name for each in benchmark.variants([PERTURBATION_METRICS[METRIC]])]  # type: ignore[attr-defined]
     if len(columns) != 1:
         raise InputError(f"a search is by one number, not by {', '.join(columns)}; name one perturbation and read-out")
