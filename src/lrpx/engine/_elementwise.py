@@ -49,9 +49,10 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         b = constants(b)
     if run.has_scales and (softmax := _exponentials.times_inverse(run, func, a, b)) is not None:
         return softmax
-    a_carries = carries(a)
-    if not (a_carries and carries(b)):
-        return _scaling(run, func, a, b, a_carries)
+    a_carries = a.requires_grad if type(a) is Tensor else carries(a)
+    b_carries = b.requires_grad if type(b) is Tensor else carries(b)
+    if not (a_carries and b_carries):
+        return _scaling(run, func, a, b, a_carries, b_carries)
     if a is b:
         return _square(run, func, a)
     if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
@@ -66,16 +67,16 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return _exponentials.multiplied(run, func, out, a, b) if run.has_scales else out
 
 
-def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool) -> Any:
+def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bool) -> Any:
     """``a · b``, of which one at most depends on the input."""
-    if run.positions is not None and (a_carries or carries(b)):
+    if run.positions is not None and (a_carries or b_carries):
         shared = run.positions.product(func, a, b)
         if shared is not None:
             return shared
     out = func(a, b)
     if a_carries:
         _functions.scaled_by(out, a, b, (func, b, True))
-    elif carries(b):
+    elif b_carries:
         _functions.scaled_by(out, b, a, (func, a, False))
     else:
         if run.has_scales:

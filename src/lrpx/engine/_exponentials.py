@@ -108,7 +108,7 @@ def _remade(made: Made, leaves: dict[Leaf, Tensor]) -> Any:
 
 def noted(x: Any) -> tuple[Made, int] | None:
     """How a tensor was made of exponentials, and what has been done with them, if it was not changed since."""
-    found = vars(x).get(EXPONENTS) if isinstance(x, Tensor) else None
+    found = getattr(x, EXPONENTS, None) if isinstance(x, Tensor) else None
     return (found[1], found[2]) if found and found[0] == x._version else None
 
 
@@ -127,7 +127,7 @@ def keep(out: Tensor, x: Tensor, op: Op, state: int = PART) -> None:
 
 def changed(x: Tensor, op: Op) -> None:
     """``x`` was changed in place into ``op(x)``."""
-    found = vars(x).get(EXPONENTS)
+    found = getattr(x, EXPONENTS, None)
     if found and found[0] == x._version - 1:
         note(x, Made(op, found[1]), found[2])
 
@@ -140,7 +140,7 @@ def stands_for(leaf: Tensor, constant: Tensor) -> None:
 
 def moved(x: Tensor, value: Tensor) -> None:
     """``value`` was written into the place of ``x``."""
-    if (found := vars(value).get(EXPONENTS)) is not None:
+    if (found := getattr(value, EXPONENTS, None)) is not None:
         setattr(x, EXPONENTS, Note((x._version, *found[1:])))
 
 
@@ -171,8 +171,8 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     def slots(value: Any) -> Any:
         if type(value) in (tuple, list):
             return type(value)(map(slots, value))
-        if type(value) is Tensor and (value.requires_grad or EXPONENTS in vars(value)):
-            known: tuple[Any, ...] = vars(value).get(EXPONENTS) or (-1,)
+        if type(value) is Tensor and (value.requires_grad or hasattr(value, EXPONENTS)):
+            known: tuple[Any, ...] = getattr(value, EXPONENTS, None) or (-1,)
             is_changed = value is out and name.endswith("_") and known[0] == value._version - 1
             if known[0] != value._version and not is_changed:
                 raise LookupError
@@ -416,7 +416,7 @@ def _unchanged(leaves: Iterable[Leaf]) -> bool:
 def _directly(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
     """A product of exponentials and values over the sum of the exponentials, as a product of the softmax and the
     values, under whatever rule; None where the sum has not a number for each row of the exponentials."""
-    found = vars(a).get(DIRECT)
+    found = getattr(a, DIRECT, None)
     if not found or found[0] != a._version or found[1]._version != found[2]:
         return None
     exponentials, again = found[1], found[3]

@@ -33,7 +33,7 @@ from lrpx.engine._gates import (
     takes_all,
     weakest_gate,
 )
-from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
+from lrpx.engine._tensors import NUMBERS, PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,7 +70,7 @@ class Function(NamedTuple):
 
 def _function(x: Tensor) -> Function | None:
     """What ``x`` is a function of, if that is known and still there."""
-    found = vars(x).get(FUNCTION)
+    found = getattr(x, FUNCTION, None)  # of what has no attributes, vars() would make a dict
     if not found or x._version != found[0]:
         return None
     root = found[1]()
@@ -138,10 +138,13 @@ def normaliser(value: Tensor) -> Tensor:
 
 def scaled_by(out: Tensor, x: Tensor, constant: Any, op: Noted) -> Tensor:
     """``out = op(x)``, ``x`` times a constant or over it: a scaling, or a norm, which is something new."""
-    if is_tensor(constant) and (known := constant.__dict__) and (NORMALISER in known or RECIPROCAL in known):
+    if type(constant) not in NUMBERS and (hasattr(constant, NORMALISER) or hasattr(constant, RECIPROCAL)):
         _exponentials.keep(out, x, _callable(op))
         return out
-    return scaled(out, x, op)
+    if out is x or hasattr(x, FUNCTION) or hasattr(x, EXPONENTS):
+        return scaled(out, x, op)
+    out.__dict__[FUNCTION] = Note((0, ref(x), x._version, LINEAR, True, op))  # nearly always; as linked() has it
+    return out
 
 
 def copied(out: Tensor, x: Tensor) -> None:
@@ -326,7 +329,7 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
 def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input."""
     merged(out, a, b, op)
-    if EXPONENTS in vars(a) or EXPONENTS in vars(b):
+    if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):
         _exponentials.summed(out, a, b, op)
 
 
@@ -429,7 +432,7 @@ def _with_rest(func: Any, rest: Any, kwargs: Any) -> Noted:
 def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
     """``out``, a copy of ``x`` or a cast; of one-hot ids a source, once it is floating-point."""
     rows = x if x._base is None else x._base
-    ids = vars(rows).get(ONE_HOT)
+    ids = getattr(rows, ONE_HOT, None)
     if ids is None:
         if out.is_floating_point():
             run.leaving_ids("a cast", x)
@@ -477,7 +480,7 @@ STACKED = "_lrpx_stacked"
 
 
 def _reciprocal(x: Any) -> tuple[Tensor, Op] | None:
-    found = vars(x).get(RECIPROCAL) if is_tensor(x) else None
+    found = getattr(x, RECIPROCAL, None) if is_tensor(x) else None
     if not found or found[0] != x._version or found[1]._version != found[2]:
         return None
     return found[1], found[3]
@@ -517,7 +520,7 @@ def stacked(out: Tensor, parts: Any, dim: int) -> None:
 
 def parts_of(x: Tensor, dim: int) -> tuple[Tensor, ...]:
     """What ``x`` was stacked of, along this dimension; nothing, if that is not known."""
-    found = vars(x).get(STACKED)
+    found = getattr(x, STACKED, None)
     return found[1] if found and found[0] == x._version and found[2] == dim % x.ndim else ()
 
 
@@ -535,7 +538,7 @@ def diagonal(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def on_diagonal(x: Tensor) -> Tensor | None:
     """The vector on the diagonal of a matrix that has been made of it."""
-    found = vars(x).get(DIAGONAL)
+    found = getattr(x, DIAGONAL, None)
     return found[1] if found and found[0] == x._version else None
 
 

@@ -93,7 +93,7 @@ def any_gate(values: Iterable[Any]) -> bool:
 
 def gate_strength(value: Tensor) -> int:
     """0 for no gate, or how strong a gate it is."""
-    return int(vars(value).get(GATE, 0))
+    return int(getattr(value, GATE, 0))
 
 
 def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
@@ -104,7 +104,7 @@ def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
             setattr(value, GATE, strength)
         elif is_tensor(value):  # perhaps changed in place
             vars(value).pop(GATE, None)
-            if EXPONENTS in vars(value):  # no gate, but what is made of it is looked at
+            if hasattr(value, EXPONENTS):  # no gate, but what is made of it is looked at
                 setattr(value, GATE, 0)
     return out
 
@@ -114,7 +114,7 @@ def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     depend on the input are."""
     if getattr(out, GATE, None) is None and not any_gate(inputs):  # nearly always
         return out
-    if is_tensor(out) and vars(out).pop(KNOWN, False):
+    if is_tensor(out) and hasattr(out, KNOWN) and vars(out).pop(KNOWN):
         return out
     strength = weakest_gate(inputs)
     if is_tensor(out) and out is not inputs[0]:  # perhaps a function that is known better
@@ -179,7 +179,7 @@ def _is_made_of(x: Tensor, gate: Tensor) -> bool:
 def move_gate(out: Any, x: Any) -> Any:
     """``out``, which is ``x`` cast or in another shape: a gate stays a gate."""
     if is_tensor(x):
-        strength = vars(x).get(GATE)
+        strength = getattr(x, GATE, None)
         if strength is not None:
             setattr(out, GATE, strength)
     return out

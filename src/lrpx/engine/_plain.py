@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _functions
-from lrpx.engine._gates import move_gate
+from lrpx.engine._gates import EXPONENTS, move_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
 from lrpx.errors import UnknownOperationError
@@ -101,7 +101,7 @@ def largest(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = without_gradient(run, func, args, kwargs)
     x = args[0] if args else kwargs["input"]
     if out.shape == x.shape[:-1]:
-        run.computed_ids(out, vars(x).get(_functions.ONE_HOT))
+        run.computed_ids(out, getattr(x, _functions.ONE_HOT, None))
     return out
 
 
@@ -183,8 +183,8 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection; of the rows of a table by the ids of tokens, a look-up as an embedding's is."""
     x, at = args
-    if type(x) is Tensor and x.requires_grad and not x.__dict__ and type(at) is not Parameter:  # nearly always
-        return func(x, at)
+    if type(x) is Tensor and x.requires_grad and type(at) is not Parameter and not hasattr(x, EXPONENTS):
+        return func(x, at)  # nearly always
     if (
         type(at) is list
         and set(map(type, at)) == {int}

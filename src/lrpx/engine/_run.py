@@ -428,7 +428,7 @@ class Run:
     def is_weight(self, constant: Any) -> bool:
         """Whether a constant is a weight: it was not made of the model's input, as attention weights are under a rule
         that makes them constants."""
-        return isinstance(constant, Tensor) and FROM_INPUT not in vars(constant)
+        return isinstance(constant, Tensor) and not hasattr(constant, FROM_INPUT)
 
     def mark_from_input(self, out: Any, made_of: Any, name: str) -> None:
         """Mark the constants among the results of a call that were made of what depends on the input."""
@@ -570,7 +570,7 @@ FROM_INPUT = "_lrpx_from_input"
 def _is_from_input(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_is_from_input, value))
-    return is_tensor(value) and (any_carries(value) or FROM_INPUT in vars(value))
+    return is_tensor(value) and (any_carries(value) or hasattr(value, FROM_INPUT))
 
 
 def _any_own(values: Any, nodes: Nodes) -> bool:
