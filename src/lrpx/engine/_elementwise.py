@@ -15,6 +15,7 @@ from torch.nn import Parameter
 from lrpx import _kernels, rules
 from lrpx.engine import _exponentials, _factors, _functions
 from lrpx.engine._gates import (
+    EXPONENTIAL,
     GATE,
     WEAK,
     gate_of,
@@ -127,14 +128,27 @@ def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     dim = rest[0] if rest else settings.get("dim")
-    if takes_all(run.recipe) and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
+    if run.asks_for_gates and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
         made = parts[0]
         for part in parts[1:]:
             made = product(run, torch.mul, (made, part), {})
         keeps = settings.get("keepdim", len(rest) > 1 and rest[1])
-        return rules.with_gradient_of(func(x.detach(), *rest, **settings), made.unsqueeze(dim) if keeps else made)
+        out = rules.with_gradient_of(func(x.detach(), *rest, **settings), made.unsqueeze(dim) if keeps else made)
+        return move_gate(out, made)
     out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
-    return _kernels.scaled_on_entry(out, out.numel() / max(x.numel(), 1)) if _shares(run) else out
+    if not _shares(run):
+        return out
+    number = x.numel() // max(out.numel(), 1)
+    return _of_gates(run, _kernels.scaled_on_entry(out, 1 / max(number, 1)), x, number)
+
+
+def _of_gates(run: Run, out: Tensor, x: Tensor, number: int) -> Tensor:
+    """``out``, products of so many elements of ``x``: gates, if ``x`` is."""
+    if run.asks_for_gates and (strength := gate_strength(x)):
+        put_gate(run.recipe, out, strength)
+        if strength == EXPONENTIAL:
+            _factors.made_of(run, out, -number * _factors.scales(run, x))
+    return out
 
 
 def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -148,7 +162,7 @@ def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     dim = rest[0] if rest else settings.get("dim", settings.get("axis"))
     number = torch.arange(1, out.shape[dim] + 1, dtype=out.dtype, device=out.device)
     shares = number.reciprocal().view(-1, *(1,) * ((out.ndim - 1 - dim) % out.ndim))
-    return rules.with_gradient_of(out, out * shares)
+    return _of_gates(run, rules.with_gradient_of(out, out * shares), x, 1)
 
 
 def _shares(run: Run) -> bool:

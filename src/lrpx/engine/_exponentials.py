@@ -473,7 +473,7 @@ LEADS_ON = _factors.LEADS_ON | frozenset(("Mm", "Bmm", "Mv", "Dot"))
 
 
 def _is_scaled(counts: dict[int, int], node: Any) -> bool:
-    return _factors.DECAYED in node.metadata or counts.get(node._sequence_nr()) == 0
+    return _factors.DECAYED in node.metadata or counts.get(node._sequence_nr(), 1) <= 0
 
 
 def _is_logarithm(node: Any) -> bool:
