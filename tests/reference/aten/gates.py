@@ -131,6 +131,8 @@ class Gates:
             return weakest if all(self.carries(node.args[i]) for i in BILINEAR[node.name]) else NONE
         if node.name not in LASTS | {"addcmul"}:
             return NONE
+        if node.name in SUMMATIONS and len(inputs) == 2 and self._of(node.outputs[0]).is_curved:
+            return max(weakest, SURE if self._is_of_one_sign(node.outputs[0]) else ACTIVATION)
         is_written = before.is_curved and self._adds_a_number(node, inputs)
         if weakest in (ACTIVATION, SURE) and is_written:
             return SURE if self._is_of_one_sign(node.outputs[0]) else ACTIVATION
@@ -243,5 +245,5 @@ def _is_divisor(node: Node) -> bool:
 
 
 def _is_relu(node: Node) -> bool:
-    """Whether a clamp is from 0 up, to wherever."""
-    return node.name != "clamp_max" and isinstance(node.args[1], (int, float)) and node.args[1] == 0
+    """Whether a clamp is from 0 up, or down, to wherever."""
+    return any(isinstance(bound, (int, float)) and bound == 0 for bound in node.args[1:])
