@@ -313,3 +313,29 @@ def test_powers_of_complex_numbers() -> None:
     agree(lambda a, b, _: (torch.complex(a, b) ** 2).imag, lambda a, b, _: 2 * a * b, "attnlrp")
     with pytest.raises(UnknownOperationError, match="of complex numbers"):
         relevance(lambda a, b, _: (torch.complex(a, b) ** 1.5).real, lrpx.ATTNLRP)
+
+
+# ------------------------------------------------------------------------- what leads on, what stays
+
+SAME: dict[str, Of] = {
+    "reshape by keyword": lambda y: torch.reshape(shape=y.shape, input=y),
+    "unsqueeze by keyword": lambda y: torch.unsqueeze(dim=0, input=y)[0],
+    "added to zeros": lambda y: torch.zeros_like(y).add_(y),
+    "nearest": lambda y: F.interpolate(y.mT, size=LENGTH).mT.contiguous(),
+    "pooled": lambda y: F.avg_pool1d(y.repeat_interleave(2, -1), 2),
+    "pooled to a size": lambda y: F.adaptive_avg_pool2d(y.repeat_interleave(2, -1), (LENGTH, WIDTH)),
+    "the largest": lambda y: F.max_pool1d(y, 1),
+    "padded": lambda y: F.pad(y, (1, 1), mode="replicate")[..., 1:-1],
+    "shuffled": lambda y: F.pixel_shuffle(y.reshape(-1, WIDTH, 1, 1), 2).view_as(y),
+    "folded": lambda y: F.fold(F.unfold(y[:, None], 1), y.shape[1:], 1)[:, 0],
+    "real": lambda y: torch.real(torch.complex(y, y)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_moved_or_pooled_is_what_it_was(name: str, recipe: str) -> None:
+    same = SAME[name]
+    agree(lambda a, b, _: same(a.sigmoid()) * b, lambda a, b, _: a.sigmoid() * b, recipe)
+    agree(lambda a, b, _: same(a.exp()) * b, lambda a, b, _: a.exp() * b, recipe)
+    agree(lambda a, b, c: same(a * b) * c, lambda a, b, c: a * b * c, recipe)

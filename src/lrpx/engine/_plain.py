@@ -376,12 +376,11 @@ MOVES += _each("to type_as", "moves", _functions.plain_scaling, has_summands=Fal
 MOVES += _each("unsqueeze", "moves", _functions.plain_of_exponentials)
 
 SUMS = [
-    Operation(name, tuple(spellings.split()), _functions.plain_sum, "plain", "stays", numbers=(1,))
-    for name, spellings in {
-        "add": "add __add__ __radd__ add_ __iadd__",
-        "sub": "sub subtract __sub__ sub_ __isub__ subtract_",
-        "rsub": "rsub",
-    }.items()
+    Operation("add", ("add", "__add__", "__radd__"), _functions.plain_sum, "plain", "stays", numbers=(1,)),
+    Operation("add", ("add_", "__iadd__"), _functions.plain_sum, "plain", "joins", numbers=(1,)),
+    Operation("sub", ("sub", "subtract", "__sub__"), _functions.plain_sum, "plain", "stays", numbers=(1,)),
+    Operation("sub", ("sub_", "__isub__", "subtract_"), _functions.plain_sum, "plain", "joins", numbers=(1,)),
+    Operation("rsub", ("rsub",), _functions.plain_sum, "plain", "stays", numbers=(1,)),
 ]
 
 SELECTS = (
@@ -417,7 +416,8 @@ SELECTS = (
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
         amax amin aminmax msort kthvalue median nanmedian
-        mode cummax cummin nan_to_num __pos__ positive""",
+        mode cummax cummin nan_to_num __pos__ positive cartesian_prod combinations fill_diagonal_ fold col2im
+        real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg""",
         "joins",
     )
     + _each("__setitem__ index_put index_put_", "joins", put, numbers=(2,))
@@ -427,10 +427,8 @@ SELECTS = (
 
 OTHERS = (
     _each(
-        """cartesian_prod combinations
-        zero_ fill_diagonal_ fold col2im affine_grid
+        """zero_ affine_grid
         requires_grad_ detach detach_
-        real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift

@@ -22,7 +22,9 @@ from tests.reference.aten.operations import (
     BILINEAR,
     JOINS,
     MATRIX,
+    POOLS,
     QUOTIENTS,
+    SCALINGS,
     SELECTS,
     SHAPES,
     SUMMATIONS,
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
     from tests.reference.aten.patterns import Patterns
     from tests.reference.aten.tape import Node, Value
+
+CENTRED = frozenset({"native_layer_norm", "native_group_norm"})
+"""Norms that take a mean off, which is a sum of two."""
 
 
 class Sharing:
@@ -155,10 +160,7 @@ class Sharing:
 
     def _leads_on(self, node: Node) -> bool:
         """Whether a call makes nothing new of its input: it moves, scales, or sums it."""
-        return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS or node.name in (
-            "mul", "div", "true_divide", "sum", "mean", "cumsum", "neg", "index_add", "scatter_add",
-            "native_batch_norm", "_native_batch_norm_legit_no_training",
-        )  # fmt: skip
+        return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS - CENTRED
 
     def _decays(self, node: Node, inputs: list[Value], factors: list[Value]) -> bool:
         if self.gates.is_scale(node) or self._is_whole(node):
