@@ -49,6 +49,8 @@ LASTS = SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS
 
 
 CURVES = FUNCTIONS - {"nan_to_num"}
+CHOOSING = frozenset("mul where masked_fill maximum minimum fmax fmin index_put".split())
+"""What may choose by the sign of what it is given."""
 HOMOGENEOUS = frozenset("relu leaky_relu abs square".split())
 """Tried at three numbers only where a number was added before."""
 
@@ -102,6 +104,10 @@ class Gates:
             return False
         return node.name in EXPONENTIALS or (node.name == "pow" and self.carries(node.args[1]))
 
+    def is_logistic(self, value: Any) -> bool:
+        """Whether a value that carries relevance is an exponential and a number."""
+        return self.carries(value) and self.strength(value) == SCALE and self._of(value).is_shifted
+
     # ------------------------------------------------------------------------- strengths
 
     def _strength(self, node: Node, inputs: list[Value], held: Value | None, base: Value | None) -> int:
@@ -115,6 +121,8 @@ class Gates:
             return NONE
         weakest = min(map(self.strength, inputs), default=NONE)
         before = self._of(inputs[0])
+        if node.name in CHOOSING and _is_kinked(self._of(inputs[0]), [self._of(each) for each in inputs], node):
+            return max(weakest, ACTIVATION)
         if node.name == "where" and not any(self._of(value).is_shifted for value in inputs):
             return weakest  # a selection, whether it asks for the sign of what it selects from or not
         if base is not None or (node.name in CURVES and len(inputs) == 1):
@@ -226,6 +234,18 @@ def _is_in_another_shape(value: Value) -> bool:
 def _is_number(argument: Any) -> bool:
     tensor = getattr(argument, "tensor", None)
     return isinstance(argument, (int, float)) if tensor is None else argument.node is None and not tensor.ndim
+
+
+def _is_kinked(before: Function, made: list[Function], node: Node) -> bool:
+    """Whether a selection or a mask gives a (leaky) ReLU of what all its inputs are scalings of: one slope above zero,
+    and another below."""
+    x, y = before.root.tensor, node.outputs[0].tensor
+    if x.shape != y.shape or any(each.root is not before.root or each.is_curved or each.is_shifted for each in made):
+        return False
+    slopes = [(y[side] / x[side]) for side in (x > 0, x < 0)]
+    if not all(each.numel() and torch.allclose(each, each[:1], rtol=1e-12, atol=0) for each in slopes):
+        return False
+    return abs(float(slopes[0][0] - slopes[1][0])) > 1e-9
 
 
 def _exponent(node: Node) -> Any:
