@@ -96,6 +96,8 @@ ADDS: dict[str, Callable[..., Tensor]] = {
     "put together": lambda x, table, n: x + torch.cat([table[:n, :4], table[:n, 4:]], -1),
     "chosen": lambda x, table, n: x + table.index_select(0, torch.arange(n)),
     "for each row": lambda x, table, n: x + table[None, :n].repeat(len(x), 1, 1),
+    "of a list": lambda x, table, n: x + F.embedding(torch.tensor([*range(n)]), table),
+    "of a row of a list": lambda x, table, n: x + F.embedding(torch.as_tensor([[*range(n)]]), table),
     "with a factor": lambda x, table, n: torch.add(x, table[:n] * 2, alpha=0.5),
 }
 CASES = [*((Model(turn=turn), Model(turn=turned_as_one)) for turn in TURNS.values())]

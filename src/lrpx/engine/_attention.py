@@ -9,7 +9,7 @@ import torch
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _exponentials, _factors, _roles
+from lrpx.engine import _exponentials, _factors, _functions, _roles
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation
@@ -49,10 +49,13 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """The same of two tensors, element by element."""
+    """The same of two tensors, element by element; of one and 0 it is a softplus."""
     a, b, _, _ = pair(args, kwargs)
     if not any_carries((a, b)):
         return func(a, b)
+    x, other = (a, b) if carries(a) else (b, a)
+    if not carries(other) and not other.any() and func(a.detach(), b.detach()).shape == x.shape:
+        return mark_gate(run.recipe, "softplus", _functions.activation(run, lambda x: func(x, other), x))
     _refuse_block(run, func)
     given = (run.added(x, func.__name__, a, b) for x in (a, b))
     both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ input, to which every rule for linear layers hands all it is given, as the plain
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +16,14 @@ from torch.nn import Parameter
 from lrpx import _kernels, rules
 from lrpx.engine import _exponentials, _factors, _functions
 from lrpx.engine._gates import (
+    EXPONENTIAL,
     GATE,
     WEAK,
     gate_of,
     gate_strength,
     keep_gate,
     mark_gate,
+    mark_relu,
     move_gate,
     put_gate,
     takes_all,
@@ -85,7 +88,13 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
             _functions.divided(out, a, 1)
             return _functions.of_whole_numbers(run, out, a)
         return run.computed_ids(out, a, b)
-    if not run.asks_for_gates or getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
+    if not run.asks_for_gates:
+        return out
+    if takes_all(run.recipe):
+        x, mask = (a, b) if a_carries else (b, a)
+        if _functions.is_masked_by_sign(x, mask):
+            return mark_relu(run.recipe, out, x)
+    if getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
         return out
     return keep_gate(run.recipe, out, a, b)
 
@@ -98,8 +107,9 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, settings = constants(a), constants(b), {n: value for n, value in kwargs.items() if n not in names}
     x = run.added(given, func.__name__, a, b)
     if carries(a) and carries(b):
-        zero = torch.zeros_like(x)
-        apart = product(run, lambda a, b: func(zero, a, b, **settings), (a, b if b is not a else b.view_as(b)), {})
+        op = partial(func, torch.zeros_like(x), **settings)
+        op.__name__ = "mul" if func.__name__ == "addcmul" else func.__name__  # type: ignore[attr-defined]
+        apart = product(run, op, (a, b if b is not a else b.view_as(b)), {})
     elif run.positions is not None and carries(a) != carries(b) and func.__name__ == "addcmul":
         zero = torch.zeros_like(x)
         shared = run.positions.product(lambda a, b: func(zero, a, b, **settings), a, b)
@@ -128,14 +138,28 @@ def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     dim = rest[0] if rest else settings.get("dim")
-    if takes_all(run.recipe) and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
+    if run.asks_for_gates and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
         made = parts[0]
         for part in parts[1:]:
             made = product(run, torch.mul, (made, part), {})
         keeps = settings.get("keepdim", len(rest) > 1 and rest[1])
-        return rules.with_gradient_of(func(x.detach(), *rest, **settings), made.unsqueeze(dim) if keeps else made)
+        out = rules.with_gradient_of(func(x.detach(), *rest, **settings), made.unsqueeze(dim) if keeps else made)
+        return move_gate(out, made)
     out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
-    return _kernels.scaled_on_entry(out, out.numel() / max(x.numel(), 1)) if _shares(run) else out
+    if not _shares(run):
+        return out
+    number = x.numel() // max(out.numel(), 1)
+    return _of_so_many(run, _kernels.scaled_on_entry(out, 1 / max(number, 1)), x, number)
+
+
+def _of_so_many(run: Run, out: Tensor, x: Tensor, number: int) -> Any:
+    """``out``, products of so many elements of ``x``, and so of as many factors; gates, if ``x`` is."""
+    strength = gate_strength(x) if run.asks_for_gates else 0
+    if strength:
+        put_gate(run.recipe, out, strength)
+    return _factors.made_of(
+        run, out, -number * _factors.scales(run, x) if strength == EXPONENTIAL else number * _factors.factors(run, x)
+    )
 
 
 def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -149,7 +173,7 @@ def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     dim = rest[0] if rest else settings.get("dim", settings.get("axis"))
     number = torch.arange(1, out.shape[dim] + 1, dtype=out.dtype, device=out.device)
     shares = number.reciprocal().view(-1, *(1,) * ((out.ndim - 1 - dim) % out.ndim))
-    return rules.with_gradient_of(out, out * shares)
+    return _of_so_many(run, rules.with_gradient_of(out, out * shares), x, 1)
 
 
 def _shares(run: Run) -> bool:
@@ -201,6 +225,10 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         x = _broadcast(x, *others)
     if not carries(x):
         return run.computed_ids(func(x, *rest, **settings), x)
+    if (
+        x.is_complex() and run.recipe.activation is not rules.unmodified
+    ):  # of a complex number no ratio is known to conserve
+        return as_it_is(run, f"{func.__name__} of complex numbers", func, (x, *rest), settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return changes_in_place(activation, func)(run, func, (x, *rest), settings)
@@ -224,14 +252,14 @@ def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
 def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Between constant bounds an element-wise function; between bounds that depend on the input a selection.
 
-    From 0 up it is an activation and a gate, as ReLU is; between other bounds what was no gate becomes none.
+    From 0 up, or down, it is an activation and a gate, as ReLU is; between other bounds what was no gate becomes none.
     """
     x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
     if not any_carries(bounds):
         is_function = _functions.is_shifted(x)
         out = activation(run, func, args, kwargs)
         if run.asks_for_gates and carries(out) and not is_function:
-            is_relu = func.__name__ != "clamp_max" and isinstance(bounds[0], (int, float)) and bounds[0] == 0
+            is_relu = any(type(each) in (int, float) and each == 0 for each in bounds)
             put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
         if run.has_scales and carries(out) and out is not x:
             named = dict(zip(_BOUNDS[func.__name__][1:], bounds, strict=True))
@@ -331,6 +359,8 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if number and exponent == 2 and func.__name__ != "float_power":
         return _square(run, torch.mul, x)
+    if x.is_complex() and run.recipe.activation is not rules.unmodified:
+        return as_it_is(run, f"{func.__name__} of complex numbers", func, (x, exponent), kwargs)
     if not number:
         x = _broadcast(x, exponent)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())

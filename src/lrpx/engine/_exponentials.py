@@ -221,9 +221,14 @@ def exponent(y: Tensor, x: Tensor, op: Op) -> None:
     """``y = op(x)``, an exponential; of the logarithm of a sum of them, that sum."""
     found = noted(x)
     if found is not None and found[1] == LOG:
-        note(y, Made(op, found[0]), SUMMED)
+        note(y, Made(op, found[0]), SUMMED if _rises(found[0], x) else INVERSE)
     else:
         note(y, Made(op, Leaf(x)), PART)
+
+
+def _rises(made: Made, x: Tensor) -> bool:
+    """Whether ``x``, the logarithm of a sum of exponentials times a number, rises with them."""
+    return bool((_remade(made, {leaf: leaf.tensor.detach() + 1 for leaf in _leaves(made)}) >= x.detach()).all())
 
 
 def logarithm(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
@@ -349,7 +354,7 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
     if above is not None and above[1] == INVERSE:
         a, b, above, below = b, a, below, above
         op = partial(_swapped, op)
-    is_divisor = below is not None and below[1] in (SUMMED, INVERSE)
+    is_divisor = below is not None and (below[1] in (SUMMED, INVERSE) or _sums_nothing_else(below, b))
     if not is_divisor:
         if below is not None or gate_strength(b) != EXPONENTIAL:
             return None
@@ -364,6 +369,25 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return _refused(run, UNKNOWN, op, a, b) if _reaches(a.grad_fn, partial(_is_scaled, run.counts)) else None
+
+
+def _sums_nothing_else(below: tuple[Made, int], b: Tensor) -> bool:
+    """Whether a sum of products of exponentials and values is one of exponentials, for these values are ones: a column
+    of them beside the others gives the denominator."""
+    made, state = below
+    if state != WEIGHTED or not _unchanged(leaves := _leaves(made)):
+        return False
+    plain = {each: torch.ones_like(each.tensor) if each.is_value else each.tensor.detach() for each in leaves}
+    return torch.allclose(_remade(made, plain), b.detach(), rtol=torch.finfo(b.dtype).eps ** 0.75, atol=0.0)
+
+
+def hides_division(run: Any, op: Op, given: Sequence[Tensor]) -> Tensor | None:
+    """A product of several, refused where one is the reciprocal of a sum of exponentials, and such are in another."""
+    inverse = [(found := noted(x)) is not None and found[1] == INVERSE for x in given]
+    others = [x for x, is_inverse in zip(given, inverse, strict=True) if not is_inverse]
+    if not any(inverse) or not any(_reaches(x.grad_fn, partial(_is_scaled, run.counts)) for x in others):
+        return None
+    return _refused(run, UNKNOWN, op, *given)
 
 
 UNKNOWN = "division, of what exponentials are in, by a sum of exponentials"
@@ -473,7 +497,7 @@ LEADS_ON = _factors.LEADS_ON | frozenset(("Mm", "Bmm", "Mv", "Dot"))
 
 
 def _is_scaled(counts: dict[int, int], node: Any) -> bool:
-    return _factors.DECAYED in node.metadata or counts.get(node._sequence_nr()) == 0
+    return _factors.DECAYED in node.metadata or counts.get(node._sequence_nr(), 1) <= 0
 
 
 def _is_logarithm(node: Any) -> bool:

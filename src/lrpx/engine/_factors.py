@@ -62,19 +62,18 @@ def matmul(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
 def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
     if rule is not rules.uniform:
         return run.apply(what, op, a, b, rule=rule)
+    are_scales = False
     if run.asks_for_gates:
-        is_scale = gate_strength(a) == EXPONENTIAL, gate_strength(b) == EXPONENTIAL
-        if is_scale[0] != is_scale[1]:
-            return scaled(run, what, op, a, b, first_scales=is_scale[0])
-        if is_scale[0]:  # the product of two scales is one
-            out = made_of(run, run.apply(what, op, a, b, rule=rule, called="uniform"), 0)
-            return put_gate(run.recipe, out, EXPONENTIAL)
-    m, n = factors(run, a), factors(run, b)
+        are_scales = gate_strength(a) == EXPONENTIAL
+        if are_scales != (gate_strength(b) == EXPONENTIAL):
+            return scaled(run, what, op, a, b, first_scales=are_scales)
+    count = scales if are_scales else factors
+    m, n = count(run, a), count(run, b)
     if m == n:
         out = run.apply(what, op, a, b, rule=rule, called="uniform")
     else:
         out = run.apply(what, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
-    out = made_of(run, out, m + n)
+    out = made_of(run, out, -(m + n) if are_scales else m + n)
     return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
@@ -83,8 +82,10 @@ def several(run: Any, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
     after one another are."""
     is_scale = [run.asks_for_gates and gate_strength(each) == EXPONENTIAL for each in given]
     if all(is_scale):
-        out = made_of(run, op(*(_kernels.scale_gradient(each, 1 / len(given)) for each in given)), 0)
-        return put_gate(run.recipe, out, EXPONENTIAL)
+        of_scales = [scales(run, each) for each in given]
+        total = sum(of_scales)
+        shared = (_kernels.scale_gradient(x, n / total) for x, n in zip(given, of_scales, strict=True))
+        return put_gate(run.recipe, made_of(run, op(*shared), -total), EXPONENTIAL)
     counts = [0 if scales else factors(run, each) for each, scales in zip(given, is_scale, strict=True)]
     total = sum(counts)
     shared = (_kernels.scale_gradient(x, n / total) if n else x.detach() for x, n in zip(given, counts, strict=True))
@@ -118,7 +119,7 @@ def _by_factors(share: float, op: Callable[..., Any], a: Tensor, b: Tensor) -> A
 
 
 def made_of(run: Any, out: Any, count: int) -> Any:
-    """``out``, noted as a product of so many factors."""
+    """``out``, noted as a product of so many factors; of so many exponentials and nothing else, if it is negative."""
     if is_tensor(out) and (node := out.grad_fn) is not None:
         run.counts[node._sequence_nr()] = count
     return out
@@ -144,7 +145,7 @@ def exponential(run: Any, value: Tensor) -> Tensor:
     """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
     if has_scales(run.recipe) and value.requires_grad:
         setattr(value, GATE, EXPONENTIAL)
-        made_of(run, value, 0)
+        made_of(run, value, -1)
         run.meet_scale()
     return value
 
@@ -157,13 +158,28 @@ def factors(run: Any, x: Tensor) -> int:
     return _factors(run.counts, node, [FARTHEST]) or 1
 
 
+def scales(run: Any, x: Tensor) -> int:
+    """How many exponentials a tensor is a product of that is a product of nothing else."""
+    node: Any = x.grad_fn
+    for _ in range(DEEPEST):
+        if (count := run.counts.get(node._sequence_nr(), 0)) < 0:
+            return -int(count)
+        made_of = [child for child, _ in node.next_functions if child is not None]
+        if len(made_of) != 1 or kind(node) not in LEADS_ON:
+            break
+        node = made_of[0]
+    return 1
+
+
 def _factors(counts: dict[int, int], node: Any, left: list[int], depth: int = 0) -> int:
     """The same of a node of the graph; 0 of a scale, and of what does not depend on the input."""
     fewest, waiting = 0, list[Any]()
     while True:
         if node is not None:
             count = counts.get(node._sequence_nr())
-            if count is None:
+            if count is not None:
+                count = max(count, 0)
+            else:
                 left[0] -= 1
                 name = kind(node)
                 if left[0] < 0 or name not in LEADS_ON:

@@ -27,13 +27,14 @@ from lrpx.engine._gates import (
     WEAK,
     gate_strength,
     mark_gate,
+    mark_relu,
     mark_shifted,
     mark_written,
     put_gate,
     takes_all,
     weakest_gate,
 )
-from lrpx.engine._tensors import NUMBERS, PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
+from lrpx.engine._tensors import NUMBERS, PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,7 +211,7 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     if not _are_of_one(a, b):
         return None
     f, g = _function(a) or Function(a), _function(b) or Function(b)
-    if f.root is not g.root or not _has_rules(run):
+    if not _is_one(f.root, g.root) or not _has_rules(run):
         return None
     value = op(a.detach(), b.detach())
     if not _fits(value, f.root):
@@ -223,8 +224,18 @@ def _are_of_one(a: Tensor, b: Tensor) -> bool:
     of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
     if not (of_a or of_b):  # nearly always
         return False
-    root, other = of_a and of_a[1](), of_b and of_b[1]()
-    return other is a or (root is not None and (root is other or root is b))
+    root, other = of_a[1]() if of_a else a, of_b[1]() if of_b else b
+    return root is not None and other is not None and _is_one(root, other)
+
+
+def _is_one(a: Tensor, b: Tensor) -> bool:
+    """Whether two are one tensor, or one part of it that was selected twice, ``x[..., :2]``."""
+    if a is b:
+        return True
+    base = a._base
+    if base is None or (base is not b._base and base is not b):
+        return False
+    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
 def _both(op: Op, f: Function, g: Function) -> Op:
@@ -265,7 +276,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
             elif out is not a and a.requires_grad and _may_be_known(a, b):
-                _summed(out, a, b, func)
+                _summed(run, out, a, b, func)
             return out
     was = _before_a_shift(func, args)
     out = _called(func, args, kwargs)
@@ -286,7 +297,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         elif a is b:
             return out if out is a else scaled(out, a, lambda x: func(x, x))
         elif out is not a and a.requires_grad and b.requires_grad:
-            _summed(out, a, b, func)
+            _summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         run.computed_ids(out, *args, *kwargs.values())
     return out
@@ -326,9 +337,11 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
     return b.requires_grad and (_are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None)
 
 
-def _summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
-    """``out = op(a, b)``, a sum of two that depend on the input."""
-    merged(out, a, b, op)
+def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
+    """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
+    found = _function(merged(out, a, b, op))
+    if found is not None and found.kind != LINEAR and found.op is not None and takes_all(run.recipe):
+        mark_written(run.recipe, out, found.root, found.op)
     if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):
         _exponentials.summed(out, a, b, op)
 
@@ -381,7 +394,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
     if takes_all(run.recipe) and len(args) == 3 and carries(out) and _chooses_by_sign(*args):
-        mark_gate(run.recipe, "relu", out)
+        mark_relu(run.recipe, out, out)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -401,13 +414,60 @@ def _chooses_by_sign(where: Any, a: Any, b: Any) -> bool:
         return False
     x = a if carries(a) else b
     scalings = [_function(each) or Function(each) for each in (a, b) if carries(each)]
-    is_zero = [not isinstance(each, Tensor) and each == 0 for each in (a, b) if not carries(each)]
+    is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
     root = scalings[0].root
     if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
         return False
-    if where.shape != root.shape or root.shape != x.shape or where.numel() < 2:
+    return root.shape == x.shape and _is_sign(where, root)
+
+
+def _is_sign(where: Tensor, x: Tensor) -> bool:
+    """Whether a mask says where a tensor is positive, or negative; by numbers, and so not of a single one."""
+    if where.shape != x.shape or where.numel() < 2:
         return False
-    return any(torch.equal(where, sign) for sign in (root > 0, root >= 0, root < 0, root <= 0))
+    return any(torch.equal(where, sign) for sign in (x > 0, x >= 0, x < 0, x <= 0))
+
+
+def is_masked_by_sign(x: Tensor, mask: Any) -> bool:
+    """Whether a mask that ``x`` is multiplied with, or filled with 0 by, is that of the signs of ``x``: the result is a
+    (leaky) ReLU then. A mask of numbers has two of them."""
+    if not isinstance(mask, Tensor) or mask.requires_grad or mask.shape != x.shape or not carries(x):
+        return False
+    f = _function(x)
+    root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
+    if mask.dtype is not torch.bool:
+        if mask.is_complex() or not mask.numel():
+            return False
+        low, high = mask.aminmax()
+        is_high = mask == high
+        if low == high or not torch.equal(mask, torch.where(is_high, high, low)):
+            return False
+        mask = is_high
+    return _is_sign(mask, root.detach())
+
+
+def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A number in some places of a tensor."""
+    x, mask, value = arguments(args, kwargs, "input", "mask", "value")
+    is_relu = takes_all(run.recipe) and type(value) in (int, float) and value == 0 and is_masked_by_sign(x, mask)
+    out = plain_of_exponentials(run, func, args, kwargs)
+    return mark_relu(run.recipe, out, x) if is_relu else out
+
+
+def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
+    out = _called(func, args, kwargs)
+    given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+    if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
+        return out
+    if type(out) is Tensor and not out.requires_grad:
+        return run.computed_ids(out, *given)
+    if takes_all(run.recipe):
+        scalings = [_function(each) or Function(each) for each in given if carries(each)]
+        is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
+        if is_of_one and not any(bool(each.any()) for each in given if not carries(each)):
+            mark_relu(run.recipe, out, scalings[0].root)
+    return out
 
 
 def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -549,4 +609,6 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
             return None
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
     whole = of_one(run, op, a, b)
-    return _exponentials.quotient(run, op, a, b) if whole is None and run.has_scales else whole
+    if whole is not None or not run.has_scales or is_logistic(b):
+        return whole
+    return _exponentials.quotient(run, op, a, b)

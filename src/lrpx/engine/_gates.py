@@ -72,6 +72,13 @@ def mark_shifted(recipe: Recipe, value: Tensor, root: Tensor, op: Callable[..., 
         setattr(value, KNOWN, True)
 
 
+def mark_relu(recipe: Recipe, value: Tensor, x: Tensor) -> Tensor:
+    """Mark ``value``, a (leaky) ReLU of ``x`` that the model has written out."""
+    if takes_all(recipe) and carries(value):
+        setattr(value, GATE, max(gate_strength(value), gate_strength(x), WEAK))
+    return value
+
+
 def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
     """Whether a function has one sign far below zero and far above it, and at zero, where it is not nothing."""
     how: dict[str, Any] = {"dtype": root.dtype, "device": root.device}
@@ -120,6 +127,18 @@ def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     if is_tensor(out) and out is not inputs[0]:  # perhaps a function that is known better
         strength = max(strength, gate_strength(out))
     return put_gate(recipe, out, strength)
+
+
+def written(recipe: Recipe, x: Tensor) -> None:
+    """``x`` was changed in place; if it is a part of another, that is as strong a gate as the weakest of its parts."""
+    base = x._base
+    node = None if base is None else base.grad_fn
+    if base is None or node is None:
+        return
+    strength, before = gate_strength(x), node.next_functions[0][0]
+    if before is not None and x.numel() != base.numel():
+        strength = min(strength, gate_strength(base))
+    put_gate(recipe, base, strength)
 
 
 def weakest_gate(inputs: Any) -> int:

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from lrpx import _kernels, rules
 from lrpx.engine import _exponentials, _factors, _functions, _roles
 from lrpx.engine._elementwise import product
-from lrpx.engine._gates import keep_gate, move_gate, put_gate, takes_all, weakest_gate
+from lrpx.engine._gates import gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -167,6 +167,8 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and (written := _by_a_diagonal(run, op, a, b)) is not None
     ):
         return written
+    if run.has_scales and (softmax := _exponentials.times_inverse(run, op, a, b)) is not None:
+        return softmax
     out = product_of_two(run, op, a, b)
     if run.has_scales:
         is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
@@ -179,7 +181,7 @@ def _by_a_diagonal(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
     """A product with a diagonal matrix, a gate perhaps: that with the vector on the diagonal, element by element."""
     if not (carries(a) and carries(b)):
         return None
-    left, right = _functions.on_diagonal(a), _functions.on_diagonal(b)
+    left, right = _diagonal(a), _diagonal(b)
     if left is not None and b.ndim > 1:
         factors = move_gate(left.unsqueeze(-1), left), b
     elif left is not None:
@@ -189,6 +191,16 @@ def _by_a_diagonal(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
     else:
         return None
     return rules.with_gradient_of(op(a.detach(), b.detach()), product(run, torch.mul, factors, {}))
+
+
+def _diagonal(x: Tensor) -> Tensor | None:
+    """The vector on the diagonal of a matrix that was made of it, or that is a gate and has nothing else."""
+    made_of = _functions.on_diagonal(x)
+    if made_of is not None or not gate_strength(x) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
+        return made_of
+    vector = x.diagonal(dim1=-2, dim2=-1)
+    is_all = torch.count_nonzero(x.detach()) == torch.count_nonzero(vector.detach())
+    return move_gate(vector, x) if is_all else None
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -262,6 +274,10 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(*operands: Tensor) -> Any:
         return func(equation, *operands, **kwargs)
 
+    if run.has_scales:
+        divided = _exponentials.times_inverse if len(operands) == 2 else _exponentials.hides_division
+        if (softmax := divided(run, op, *(operands if len(operands) == 2 else (operands,)))) is not None:
+            return softmax
     out = _product_of_several(run, "einsum", op, operands)
     return _exponentials.multiplied(run, op, out, *operands) if run.has_scales and len(operands) == 2 else out
 

@@ -14,13 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
 from lrpx.engine._exponentials import keep_exponents
-from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, weakest_gate
+from lrpx.engine._gates import KNOWN, any_gate, keep_gate, move_gate, put_gate, weakest_gate, written
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
 from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
-from lrpx.engine._tensors import LISTS, NUMBERS, TRANSPOSES, any_carries, as_own, carries, has_foreign
+from lrpx.engine._tensors import LISTS, NUMBERS, TRANSPOSES, any_carries, as_own, carries, has_foreign, is_tensor
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -176,10 +176,16 @@ class RuleMode(TorchFunctionMode):
         or a constant that was made of the input."""
         run, name = self.run, func.__name__
         if strength is not None:
-            put_gate(run.recipe, args[0] if name == "__setitem__" else out, strength)
+            target = args[0] if name == "__setitem__" else out
+            if not (is_tensor(target) and vars(target).pop(KNOWN, False)):
+                put_gate(run.recipe, target, strength)
         elif run.asks_for_gates and row is not None and row.gate is not None and row.gate != "joins":
-            made_of = args[:3] or tuple(kwargs.values())
-            out = move_gate(out, *made_of[:1]) if row.gate == "moves" else keep_gate(run.recipe, out, *made_of)
+            if row.gate == "moves":
+                out = move_gate(out, args[0] if args else kwargs.get("input"))
+            else:
+                out = keep_gate(run.recipe, out, *args[:3], *kwargs.values())
+        if args and out is args[0] and run.asks_for_gates and is_tensor(out):
+            written(run.recipe, out)
         if run.has_scales and row is not None and row.gate is not None:
             keep_exponents(func, out, args, kwargs)
         if run.asks_for_weights and not carries(out):

@@ -36,7 +36,15 @@ LINEAR = (
         RepeatInterleave Tile Flip Roll Unfold Diagonal DiagonalBackward DiagEmbed MaskedFill MaskedSelect MaskedScatter
         Where Tril Triu ConstantPadNd Max Min Amax Amin Topk Sort Kthvalue Median Maximum Minimum NativeDropout Detach
         Identity View As IndexPut IndexAdd IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter
-        DiagonalScatter AsStridedScatter Zero Fill Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj""".split()
+        DiagonalScatter AsStridedScatter Zero Fill Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj
+        Fmax Fmin Cummax Cummin Aminmax Mode Nanmedian Embedding UnsafeIndex Im2Col Col2Im PixelShuffle PixelUnshuffle
+        ChannelShuffle AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D
+        MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool2D AdaptiveMaxPool3D
+        FractionalMaxPool2D FractionalMaxPool3D
+        ReflectionPad1D ReflectionPad2D ReflectionPad3D ReplicationPad1D ReplicationPad2D ReplicationPad3D
+        UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleLinear1D UpsampleBilinear2D UpsampleBicubic2D
+        UpsampleTrilinear3D UpsampleNearestExact1D UpsampleNearestExact2D UpsampleBilinear2DAa
+        UpsampleBicubic2DAa""".split()
     )
     | {COPY}
 )

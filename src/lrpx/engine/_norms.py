@@ -272,6 +272,9 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(b):
         if not settings and (whole := _functions.quotient(run, func, a, b)) is not None:
             return whole
+        if carries(a) and _functions.is_logistic(b) and (gate := _functions.quotient(run, torch.div, 1, b)) is not None:
+            made = product(run, torch.mul, (a, gate), {})
+            return move_gate(rules.with_gradient_of(func(*detached(a, b), **settings), made), made)
         norm, divisor = run.recipe.norm, b
         if norm is not rules.constant:
             rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)

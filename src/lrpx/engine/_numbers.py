@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 OF_NO_TOKENS = ("grid", "size", "length", "index", "indices")
 """What is in the name of an argument of whole numbers whose last dimension is none of tokens."""
-NUMBERING = ("arange", "linspace", "range", "cumsum")
-"""Functions that number places, of nothing or of whole numbers."""
+NUMBERING = ("arange", "linspace", "range", "cumsum", "tensor", "as_tensor")
+"""Functions that number places, of nothing, of whole numbers or of a list of them."""
 
 
 class Mark(NamedTuple):
@@ -156,9 +156,20 @@ class Numbers:
         if call.name == "cumsum":
             counted = call.args[0]
             return isinstance(counted, Tensor) and bool((counted == counted.long()).all())
+        if "tensor" in call.name:  # a list, which is of places if it counts, and is no text that does
+            is_count = out.dtype is torch.int64 and out.shape[-1] in self.lengths and bool((out.diff() == 1).all())
+            return (
+                is_count
+                and out.shape[-1] > 1
+                and not any(bool((ids == out).all(-1).any()) for ids in self._fitting(out))
+            )
         if not self.lengths or out.shape[0] in self.lengths:
             return True
         return out.shape[0] > max(self.lengths) and bool((out[1] - out[0]).abs() == 1)
+
+    def _fitting(self, numbers: Tensor) -> list[Tensor]:
+        """The ids that are as long as these numbers."""
+        return [ids for ids in self._ids if ids.shape[-1] == numbers.shape[-1]]
 
     def _is_part_of_numbers(self, made: Tensor, made_of: Sequence[Any]) -> bool:
         """Whether it is a part of whole numbers of the model itself, which number places by themselves where it is

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine import _factors, _functions
-from lrpx.engine._gates import GATE, gate_strength
+from lrpx.engine._gates import GATE, gate_strength, written
 from lrpx.engine._tensors import any_carries, carries, constants, unwrapped
 from lrpx.errors import UnknownOperationError
 
@@ -194,6 +194,8 @@ def write(run: Any, x: Tensor, value: Tensor) -> Tensor:
     if carries(x) and not carries(value) and not x._is_view():
         run.note_constant(x)  # as the attention weights are under CP-LRP
     setattr(x, GATE, gate_strength(value))
+    if run.asks_for_gates:
+        written(run.recipe, x)
     _factors.written(run, x, value)
     _functions.moved(x, value)
     return x

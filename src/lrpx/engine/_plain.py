@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _functions
-from lrpx.engine._gates import EXPONENTS, move_gate
-from lrpx.engine._operation import Operation, as_it_is, changes_in_place
+from lrpx.engine._gates import EXPONENTS, gate_strength, mark_relu, move_gate, put_gate
+from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
 from lrpx.errors import UnknownOperationError
 
@@ -70,6 +70,17 @@ def reducing(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if how in ("prod", "multiply") and any_carries((*args, *kwargs.values())):
         return as_it_is(run, f"{func.__name__} with reduce={how}", func, args, kwargs)
     return func(*args, **kwargs)
+
+
+def copy(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """One tensor in the place of another: what was known of that is of no matter."""
+    x, value = arguments(args, kwargs, "self", "src")[:2]
+    if carries(value) and value.shape == x.shape and value.dtype == x.dtype:
+        return write(run, x, value)
+    out = plain(run, func, args, kwargs)
+    if run.asks_for_gates:
+        put_gate(run.recipe, out, gate_strength(value) if carries(value) else 0)
+    return out
 
 
 def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -313,7 +324,10 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and isinstance(value, (int, float, Tensor)) and bool((torch.as_tensor(value) == 1).all())
         and ids.shape == x.shape[:-1] and not x.any()
     )  # fmt: skip
+    is_relu = run.asks_for_gates and type(value) in (int, float) and value == 0 and _functions.is_masked_by_sign(x, at)
     out = plain(run, func, args, kwargs)
+    if is_relu:
+        mark_relu(run.recipe, x if out is None else out, x)
     if type(x) is Tensor and not x.requires_grad:
         run.computed_ids(x if out is None else out, value)
     return _one_hot(run, x, x if out is None else out, ids) if is_one_hot else out
@@ -362,12 +376,11 @@ MOVES += _each("to type_as", "moves", _functions.plain_scaling, has_summands=Fal
 MOVES += _each("unsqueeze", "moves", _functions.plain_of_exponentials)
 
 SUMS = [
-    Operation(name, tuple(spellings.split()), _functions.plain_sum, "plain", "stays", numbers=(1,))
-    for name, spellings in {
-        "add": "add __add__ __radd__ add_ __iadd__",
-        "sub": "sub subtract __sub__ sub_ __isub__ subtract_",
-        "rsub": "rsub",
-    }.items()
+    Operation("add", ("add", "__add__", "__radd__"), _functions.plain_sum, "plain", "stays", numbers=(1,)),
+    Operation("add", ("add_", "__iadd__"), _functions.plain_sum, "plain", "joins", numbers=(1,)),
+    Operation("sub", ("sub", "subtract", "__sub__"), _functions.plain_sum, "plain", "stays", numbers=(1,)),
+    Operation("sub", ("sub_", "__isub__", "subtract_"), _functions.plain_sum, "plain", "joins", numbers=(1,)),
+    Operation("rsub", ("rsub",), _functions.plain_sum, "plain", "stays", numbers=(1,)),
 ]
 
 SELECTS = (
@@ -381,28 +394,30 @@ SELECTS = (
     + _each("topk sort", "stays", ordering)
     + _each("diag diag_embed diagflat", "joins", _functions.diagonal)
     + _each("stack", "joins", stack)
+    + _each("copy_", None, copy)
     + _each("index_select", "stays", index_select)
     + _each("gather take_along_dim", "stays", gather)
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
-    + _each("masked_fill", "stays", _functions.plain_of_exponentials, numbers=(2,))
-    + _each("masked_fill_", "stays", numbers=(2,))
+    + _each("masked_fill masked_fill_", "joins", _functions.filled, numbers=(2,))
     + _each("where", None, _functions.plain_where, numbers=(1, 2))
     + _each(
         """cat concat concatenate hstack vstack dstack column_stack row_stack fliplr flipud take masked_scatter
-        masked_select _pad constant_pad_nd maximum minimum""",
+        masked_select _pad constant_pad_nd""",
         "joins",
         moving,
     )
+    + _each("maximum minimum max min fmax fmin", "joins", _functions.larger)
     + _each(
         """hsplit vsplit dsplit narrow_copy
-        slice block_diag broadcast_tensors meshgrid index_copy put copy_
+        slice block_diag broadcast_tensors meshgrid index_copy put
         diagonal diagonal_copy diagonal_scatter slice_scatter select_scatter linalg_diagonal
         rot90 unfold unfold_copy im2col as_strided as_strided_copy
         pixel_shuffle pixel_unshuffle channel_shuffle
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
-        max amax min amin aminmax fmax fmin msort kthvalue median nanmedian
-        mode cummax cummin nan_to_num __pos__ positive""",
+        amax amin aminmax msort kthvalue median nanmedian
+        mode cummax cummin nan_to_num __pos__ positive cartesian_prod combinations fill_diagonal_ fold col2im
+        real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg""",
         "joins",
     )
     + _each("__setitem__ index_put index_put_", "joins", put, numbers=(2,))
@@ -412,10 +427,8 @@ SELECTS = (
 
 OTHERS = (
     _each(
-        """cartesian_prod combinations
-        zero_ fill_diagonal_ fold col2im affine_grid
+        """zero_ affine_grid
         requires_grad_ detach detach_
-        real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift

@@ -49,6 +49,8 @@ LASTS = SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS
 
 
 CURVES = FUNCTIONS - {"nan_to_num"}
+CHOOSING = frozenset("mul where masked_fill maximum minimum fmax fmin index_put".split())
+"""What may choose by the sign of what it is given."""
 HOMOGENEOUS = frozenset("relu leaky_relu abs square".split())
 """Tried at three numbers only where a number was added before."""
 
@@ -102,6 +104,10 @@ class Gates:
             return False
         return node.name in EXPONENTIALS or (node.name == "pow" and self.carries(node.args[1]))
 
+    def is_logistic(self, value: Any) -> bool:
+        """Whether a value that carries relevance is an exponential and a number."""
+        return self.carries(value) and self.strength(value) == SCALE and self._of(value).is_shifted
+
     # ------------------------------------------------------------------------- strengths
 
     def _strength(self, node: Node, inputs: list[Value], held: Value | None, base: Value | None) -> int:
@@ -115,6 +121,8 @@ class Gates:
             return NONE
         weakest = min(map(self.strength, inputs), default=NONE)
         before = self._of(inputs[0])
+        if node.name in CHOOSING and _is_kinked(self._of(inputs[0]), [self._of(each) for each in inputs], node):
+            return max(weakest, ACTIVATION)
         if node.name == "where" and not any(self._of(value).is_shifted for value in inputs):
             return weakest  # a selection, whether it asks for the sign of what it selects from or not
         if base is not None or (node.name in CURVES and len(inputs) == 1):
@@ -131,6 +139,8 @@ class Gates:
             return weakest if all(self.carries(node.args[i]) for i in BILINEAR[node.name]) else NONE
         if node.name not in LASTS | {"addcmul"}:
             return NONE
+        if node.name in SUMMATIONS and len(inputs) == 2 and self._of(node.outputs[0]).is_curved:
+            return max(weakest, SURE if self._is_of_one_sign(node.outputs[0]) else ACTIVATION)
         is_written = before.is_curved and self._adds_a_number(node, inputs)
         if weakest in (ACTIVATION, SURE) and is_written:
             return SURE if self._is_of_one_sign(node.outputs[0]) else ACTIVATION
@@ -226,6 +236,18 @@ def _is_number(argument: Any) -> bool:
     return isinstance(argument, (int, float)) if tensor is None else argument.node is None and not tensor.ndim
 
 
+def _is_kinked(before: Function, made: list[Function], node: Node) -> bool:
+    """Whether a selection or a mask gives a (leaky) ReLU of what all its inputs are scalings of: one slope above zero,
+    and another below."""
+    x, y = before.root.tensor, node.outputs[0].tensor
+    if x.shape != y.shape or any(each.root is not before.root or each.is_curved or each.is_shifted for each in made):
+        return False
+    slopes = [(y[side] / x[side]) for side in (x > 0, x < 0)]
+    if not all(each.numel() and torch.allclose(each, each[:1], rtol=1e-12, atol=0) for each in slopes):
+        return False
+    return abs(float(slopes[0][0] - slopes[1][0])) > 1e-9
+
+
 def _exponent(node: Node) -> Any:
     return node.args[1] if node.name == "pow" and isinstance(node.args[1], (int, float)) else None
 
@@ -243,5 +265,5 @@ def _is_divisor(node: Node) -> bool:
 
 
 def _is_relu(node: Node) -> bool:
-    """Whether a clamp is from 0 up, to wherever."""
-    return node.name != "clamp_max" and isinstance(node.args[1], (int, float)) and node.args[1] == 0
+    """Whether a clamp is from 0 up, or down, to wherever."""
+    return any(isinstance(bound, (int, float)) and bound == 0 for bound in node.args[1:])

@@ -188,6 +188,8 @@ class _Way:
 
     def _product(self, node: Node, c: Tensor) -> Shares:
         first, second = BILINEAR[node.name]
+        if node.name in QUOTIENTS and self.sharing.gates.is_logistic(node.args[1]):
+            raise JudgeError("no formula for a division by an exponential and a number")
         shares = self.sharing.split(node)
         for position, argument in enumerate(node.args):
             if not self.carries(argument):

@@ -4,7 +4,8 @@
   product of ``m`` gets ``m`` of ``m + n`` shares. Shapes, selections, scalings by constants, and sums over dimensions
   are products of as many factors as what they are made of (the fewest, if that is several); a linear layer, a function,
   a softmax, a norm that takes a mean off and a sum of two are one factor.
-- An exponential is a scale, held constant (Jafari et al. 2024): what it is multiplied with gets all. A product with one
+- An exponential is a scale, held constant (Jafari et al. 2024): what it is multiplied with gets all; a product of
+  exponentials alone is a product of so many factors (Achtibat et al. 2024, Prop. 3.3). A product with one
   decays; a sum of what decays and of what is added to it leads on, as a selection does.
 - Under CP-LRP, of an element-wise product, the gate gets nothing (Arras et al. 2025, D.4); which one that is, says
   :mod:`.gates`.
@@ -21,7 +22,9 @@ from tests.reference.aten.operations import (
     BILINEAR,
     JOINS,
     MATRIX,
+    POOLS,
     QUOTIENTS,
+    SCALINGS,
     SELECTS,
     SHAPES,
     SUMMATIONS,
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
 
     from tests.reference.aten.patterns import Patterns
     from tests.reference.aten.tape import Node, Value
+
+CENTRED = frozenset({"native_layer_norm", "native_group_norm"})
+"""Norms that take a mean off, which is a sum of two."""
 
 
 class Sharing:
@@ -44,6 +50,7 @@ class Sharing:
         """``gated``: whether the gate of an element-wise product gets nothing (CP-LRP)."""
         self.patterns, self.carries, self.gated = patterns, carries, gated
         self.counts: dict[int, int] = {}
+        self.scales: dict[int, int] = {}  # of what is a product of exponentials alone, of how many
         self.gates = Gates(patterns, carries)
         self.decayed: set[int] = set()
 
@@ -54,8 +61,10 @@ class Sharing:
         count, decayed = self._count(node, inputs, factors), self._decays(node, inputs, factors)
         held = self._held(node, *factors) if factors else None
         self.gates.add(node, inputs, None if held is None else factors[held])
+        scales = self._scales(node, inputs, factors)
         for value in node.outputs:
             self.counts[id(value)] = count
+            self.scales[id(value)] = scales
             if decayed:
                 self.decayed.add(id(value))
 
@@ -67,7 +76,8 @@ class Sharing:
         held = self._held(node, a, b)
         if held is not None:
             return (0.0, 1.0) if held == 0 else (1.0, 0.0)
-        m, n = self.factors(a), self.factors(b)
+        of = self._of_scales if all(self.gates.strength(value) == SCALE for value in (a, b)) else self.factors
+        m, n = of(a), of(b)
         return m / (m + n), n / (m + n)
 
     def of_glu(self, node: Node) -> float:
@@ -106,6 +116,14 @@ class Sharing:
         """How many factors a value is a product of."""
         return self.counts.get(id(value), 1) or 1
 
+    def _of_scales(self, value: Value) -> int:
+        return self.scales.get(id(value), 1)
+
+    def _scales(self, node: Node, inputs: list[Value], factors: list[Value]) -> int:
+        if factors:
+            return sum(map(self._of_scales, factors))
+        return self._of_scales(inputs[0]) if len(inputs) == 1 and self._leads_on(node) else 1
+
     def _fewest(self, values: Sequence[Value]) -> int:
         """0 of exponentials alone, which are no factors."""
         return min((count for value in values if (count := self.counts.get(id(value), 1))), default=0)
@@ -142,10 +160,7 @@ class Sharing:
 
     def _leads_on(self, node: Node) -> bool:
         """Whether a call makes nothing new of its input: it moves, scales, or sums it."""
-        return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS or node.name in (
-            "mul", "div", "true_divide", "sum", "mean", "cumsum", "neg", "index_add", "scatter_add",
-            "native_batch_norm", "_native_batch_norm_legit_no_training",
-        )  # fmt: skip
+        return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS - CENTRED
 
     def _decays(self, node: Node, inputs: list[Value], factors: list[Value]) -> bool:
         if self.gates.is_scale(node) or self._is_whole(node):

@@ -1,0 +1,341 @@
+"""What computes the same has the same relevance, or is refused by name: gates, scales, divisions in many spellings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lrpx
+from lrpx.errors import UnknownOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Of = Callable[..., Tensor]
+
+ROWS, LENGTH, WIDTH, WORDS = 2, 5, 4, 9
+RECIPES = {recipe.name: recipe for recipe in (lrpx.ATTNLRP, lrpx.LRP)}
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Model(nn.Module):
+    """``function`` of three layers of the words, and a layer."""
+
+    def __init__(self, function: Of) -> None:
+        super().__init__()
+        self.function = function
+        self.words = nn.Embedding(WORDS, WIDTH, _weight=noise(WORDS, WIDTH, seed=0))
+        self.w = nn.ParameterList(0.7 * noise(WIDTH, WIDTH, seed=seed) for seed in range(1, 5))
+        self.b = nn.ParameterList(0.5 * noise(WIDTH, seed=seed) for seed in range(5, 8))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        layers = [F.linear(x, w, b) for w, b in zip(self.w, self.b, strict=False)]
+        return self.function(*layers) @ self.w[3]
+
+
+def relevance(function: Of, recipe: lrpx.Recipe) -> tuple[Tensor, Tensor]:
+    model, ids = Model(function), torch.tensor([[1, 4, 2, 7, 3], [6, 0, 3, 8, 5]])
+    with lrpx.propagate(model, recipe, observe=()) as trace:
+        out = model(ids)
+        value = trace.explain((out * noise(*out.shape, seed=9)).sum())
+    with torch.no_grad():
+        assert torch.equal(out, model(ids))
+    return value, trace.source_relevance(trace.sources[0])
+
+
+def agree(one: Of, other: Of, recipe: str) -> None:
+    (value, found), (same, wanted) = (relevance(each, RECIPES[recipe]) for each in (one, other))
+    assert torch.allclose(value, same, rtol=1e-10)
+    assert float((found - wanted).abs().max()) <= 1e-9 * float(wanted.abs().max())
+
+
+def gated(gate: Of) -> Of:
+    return lambda a, b, _: gate(a) * b
+
+
+def filled(a: Tensor) -> Tensor:
+    a = a.clone()
+    a[a < 0] = 0
+    return a
+
+
+RELUS: dict[str, Of] = {
+    "a mask": lambda a: a * (a > 0),
+    "a mask first": lambda a: (a > 0) * a,
+    "a mask of numbers": lambda a: a * (a > 0).to(a.dtype),
+    "a step": lambda a: a * torch.heaviside(a, torch.zeros((), dtype=a.dtype)),
+    "in place": lambda a: a.clone().mul_(a > 0),
+    "filled": lambda a: a.masked_fill(a < 0, 0),
+    "filled in place": lambda a: a.clone().masked_fill_(a <= 0, 0),
+    "written": filled,
+    "maximum": lambda a: torch.maximum(a, torch.zeros_like(a)),
+    "max": lambda a: torch.max(a, torch.zeros((), dtype=a.dtype)),
+    "with its absolute": lambda a: (a + a.abs()) / 2,
+    "less its minimum": lambda a: a - a.clamp(max=0),
+    "from above": lambda a: -(-a).clamp(max=0),
+    "where": lambda a: torch.where(a <= 0, torch.zeros_like(a), a),
+}
+LEAKY: dict[str, Of] = {
+    "two slopes": lambda a: a * torch.where(a > 0, 1.0, 0.125),
+    "maximum": lambda a: torch.maximum(a, 0.125 * a),
+    "with its absolute": lambda a: 0.5625 * a + 0.4375 * a.abs(),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", RELUS)
+def test_a_relu_is_a_gate(name: str, recipe: str) -> None:
+    agree(gated(RELUS[name]), gated(F.relu), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", LEAKY)
+def test_a_leaky_relu_is_a_gate(name: str, recipe: str) -> None:
+    agree(gated(LEAKY[name]), gated(lambda a: F.leaky_relu(a, 0.125)), recipe)
+
+
+def test_a_mask_that_is_none_of_the_sign_is_no_relu() -> None:
+    mask = torch.arange(WIDTH) % 2 > 0
+    agree(lambda a, b, _: a * mask.expand(a.shape) * b, lambda a, b, _: a * mask * b, "lrp")
+    agree(lambda a, b, _: a.masked_fill(mask, 0) * b, lambda a, b, _: a * ~mask * b, "lrp")
+
+
+FUNCTIONS: dict[str, tuple[Of, Of]] = {
+    "a sum": (lambda a: a - F.logsigmoid(a), F.softplus),
+    "a part twice": (
+        lambda a: torch.cat([a[..., :2] * a[..., :2].sigmoid(), a[..., 2:] * a[..., 2:].sigmoid()], -1),
+        F.silu,
+    ),
+    "added product": (lambda a: torch.addcmul(torch.zeros_like(a), a, a.sigmoid()), F.silu),
+    "logaddexp": (lambda a: torch.logaddexp(a, torch.zeros_like(a)), F.softplus),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_one(name: str, recipe: str) -> None:
+    one, other = FUNCTIONS[name]
+    agree(gated(one), gated(other), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_to_divide_by_a_logistic_is_a_product_with_a_sigmoid(recipe: str) -> None:
+    product = gated(torch.sigmoid)
+    agree(lambda a, b, _: b / (1 + torch.exp(-a)), product, recipe)
+    agree(lambda a, b, _: torch.addcdiv(torch.zeros_like(b), b, torch.exp(-a) + 1.0), product, recipe)
+
+
+# ------------------------------------------------------------------------------------- diagonals
+
+
+def matrix(g: Tensor, fill: Callable[[Tensor], object]) -> Tensor:
+    made = g.new_zeros(*g.shape, g.shape[-1])
+    fill(made)
+    return made
+
+
+EYE = torch.eye(WIDTH, dtype=torch.float64)
+DIAGONALS: dict[str, Of] = {
+    "made": torch.diag_embed,
+    "copied into": lambda g: matrix(g, lambda m: m.diagonal(dim1=-2, dim2=-1).copy_(g)),
+    "written into": lambda g: matrix(g, lambda m: m.__setitem__((..., range(WIDTH), range(WIDTH)), g)),
+    "times one": lambda g: g[..., None] * EYE,
+    "scattered": lambda g: torch.diagonal_scatter(g.new_zeros(*g.shape, WIDTH), g, dim1=-2, dim2=-1),
+    "where": lambda g: torch.where(EYE.bool(), g[..., None], torch.zeros_like(g)[..., None]),
+    "filled": lambda g: g[..., None].expand(-1, -1, -1, WIDTH).masked_fill(~EYE.bool(), 0.0),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_a_gate_on_a_diagonal_is_a_gate(name: str, recipe: str) -> None:
+    function = DIAGONALS[name]
+    agree(lambda a, b, _: (function(a.sigmoid()) @ b[..., None])[..., 0], gated(torch.sigmoid), recipe)
+    agree(lambda a, b, _: (b[..., None, :] @ function(a.sigmoid()))[..., 0, :], gated(torch.sigmoid), recipe)
+
+
+# ---------------------------------------------------------------------------- written into a part
+
+
+def in_place(make: Of, change: Callable[[Tensor, Tensor], object]) -> Of:
+    def function(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        y = make(a)
+        change(y, b)
+        return y * b
+
+    return function
+
+
+def times_a_part(a: Tensor, b: Tensor, make: Of) -> Tensor:
+    y = make(a)
+    return torch.cat([y[..., :2] * b[..., :2], y[..., 2:]], -1) * b
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("make", [torch.sigmoid, lambda a: a.exp() * 1], ids=["gate", "scale"])
+def test_what_is_written_into_a_part_ends_a_gate(make: Of, recipe: str) -> None:
+    wanted = lambda a, b, _: times_a_part(a, b, make)  # noqa: E731
+    agree(in_place(make, lambda y, b: y[..., :2].mul_(b[..., :2])), wanted, recipe)
+    agree(in_place(make, lambda y, b: y.view(-1, WIDTH).mT[:2].mul_(b.reshape(-1, WIDTH).mT[:2])), wanted, recipe)
+    agree(in_place(make, lambda y, b: y.view(-1).add_(b.reshape(-1))), lambda a, b, _: (make(a) + b) * b, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_copy_is_as_good_a_gate(recipe: str) -> None:
+    gate = gated(torch.sigmoid)
+    agree(lambda a, b, _: b.clone().copy_(a.sigmoid()) * b, gate, recipe)
+    agree(in_place(torch.clone, lambda y, b: y[..., :].copy_(y.sigmoid())), gate, recipe)
+    agree(in_place(torch.clone, lambda y, b: y.view(-1).copy_(y.sigmoid().view(-1))), gate, recipe)
+
+
+# ---------------------------------------------------------------------------------- exponentials
+
+ex = torch.exp
+ALONE: dict[str, Of] = {
+    "the other way": lambda a, b, c: ex(a) * (ex(b) * ex(c)),
+    "stacked": lambda a, b, c: torch.stack([ex(a), ex(b), ex(c)]).prod(0),
+    "together": lambda a, b, c: torch.einsum("btd,btd,btd->btd", ex(a), ex(b), ex(c)),
+    "over a dimension": lambda a, b, c: ex(torch.stack([a, b, c])).prod(0),
+    "moved": lambda a, b, c: ((ex(a) * ex(b)).mT.contiguous() * ex(c).mT).mT.contiguous(),
+}
+ALONE_IN_MATRICES: dict[str, Of] = {
+    "the other way": lambda a, b, c: ex(a) @ (ex(b).mT @ ex(c)),
+    "together": lambda a, b, c: torch.einsum("bnd,bmd,bme->bne", ex(a), ex(b), ex(c)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ALONE)
+def test_exponentials_alone_share_however_they_are_bracketed(name: str, recipe: str) -> None:
+    agree(ALONE[name], lambda a, b, c: (ex(a) * ex(b)) * ex(c), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ALONE_IN_MATRICES)
+def test_matrices_of_exponentials_alone_share_however_they_are_bracketed(name: str, recipe: str) -> None:
+    agree(ALONE_IN_MATRICES[name], lambda a, b, c: (ex(a) @ ex(b).mT) @ ex(c), recipe)
+
+
+SCALES: dict[str, Of] = {
+    "product": lambda a, b, c: ex(a) * ex(b) * c,
+    "stacked with the signal": lambda a, b, c: torch.stack([ex(a), ex(b), c]).prod(0),
+    "product of a dimension": lambda a, b, c: c * torch.stack([a, b]).exp().prod(0),
+    "products along it": lambda a, b, c: c * torch.stack([a, b]).exp().cumprod(0)[-1],
+    "a sum by keyword": lambda a, b, c: torch.mul(c, torch.exp(torch.add(a, other=b))),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", SCALES)
+def test_products_of_exponentials_scale(name: str, recipe: str) -> None:
+    agree(SCALES[name], lambda a, b, c: ex(a + b) * c, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_decays_that_are_multiplied_up(recipe: str) -> None:
+    agree(
+        lambda a, b, _: torch.cumprod(ex(-F.softplus(a)), 1) * b,
+        lambda a, b, _: ex(-F.softplus(a).cumsum(1)) * b,
+        recipe,
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_gates_that_are_multiplied_are_one(recipe: str) -> None:
+    agree(
+        lambda a, b, c: torch.stack([a, b]).sigmoid().prod(0) * c,
+        lambda a, b, c: a.sigmoid() * b.sigmoid() * c,
+        recipe,
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("make", [torch.sigmoid, torch.exp], ids=["gate", "scale"])
+def test_a_sum_is_of_what_is_given_by_keyword_too(make: Of, recipe: str) -> None:
+    agree(lambda a, b, c: torch.add(make(a), other=b) * c, lambda a, b, c: (make(a) + b) * c, recipe)
+    agree(lambda a, b, c: torch.sub(make(a), other=b, alpha=2) * c, lambda a, b, c: (make(a) - 2 * b) * c, recipe)
+
+
+# ---------------------------------------------------------------- divisions by sums of exponentials
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    return q @ k.mT / 2
+
+
+def with_ones(v: Tensor) -> Tensor:
+    return torch.cat([v, torch.ones_like(v[..., :1])], -1)
+
+
+MEANS: dict[str, Of] = {
+    "a diagonal after": lambda q, k, v: torch.diag_embed(1 / (e := scores(q, k).exp()).sum(-1)) @ (e @ v),
+    "a diagonal before": lambda q, k, v: (torch.diag_embed(1 / (e := scores(q, k).exp()).sum(-1)) @ e) @ v,
+    "a diagonal, by one": lambda q, k, v: (
+        ((1 / (e := scores(q, k).exp()).sum(-1))[..., None] * torch.eye(LENGTH, dtype=v.dtype)) @ (e @ v)
+    ),
+    "a column of ones": lambda q, k, v: (o := scores(q, k).exp() @ with_ones(v))[..., :-1] / o[..., -1:],
+    "a logarithm": lambda q, k, v: (e := scores(q, k).exp()) @ v * torch.exp(-torch.log(e.sum(-1, keepdim=True))),
+    "logsumexp": lambda q, k, v: (s := scores(q, k)).exp() @ v * torch.exp(-torch.logsumexp(s, -1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", MEANS)
+def test_a_division_is_a_softmax(name: str, recipe: str) -> None:
+    agree(MEANS[name], lambda q, k, v: scores(q, k).softmax(-1) @ v, recipe)
+
+
+def test_a_division_in_a_product_of_three_is_refused() -> None:
+    def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        e = scores(q, k).exp()
+        return torch.einsum("bij,bjd,bi->bid", e, v, 1 / e.sum(-1))
+
+    with pytest.raises(UnknownOperationError, match="by a sum of exponentials"):
+        relevance(hidden, lrpx.ATTNLRP)
+    agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
+
+
+@pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "sqrt"])
+def test_functions_of_complex_numbers_are_refused(name: str) -> None:
+    with pytest.raises(UnknownOperationError, match=f"{name} of complex numbers"):
+        relevance(lambda a, b, _: getattr(torch, name)(torch.complex(a, b)).real, lrpx.ATTNLRP)
+
+
+def test_powers_of_complex_numbers() -> None:
+    agree(lambda a, b, _: (torch.complex(a, b) ** 2).imag, lambda a, b, _: 2 * a * b, "attnlrp")
+    with pytest.raises(UnknownOperationError, match="of complex numbers"):
+        relevance(lambda a, b, _: (torch.complex(a, b) ** 1.5).real, lrpx.ATTNLRP)
+
+
+# ------------------------------------------------------------------------- what leads on, what stays
+
+SAME: dict[str, Of] = {
+    "reshape by keyword": lambda y: torch.reshape(shape=y.shape, input=y),
+    "unsqueeze by keyword": lambda y: torch.unsqueeze(dim=0, input=y)[0],
+    "added to zeros": lambda y: torch.zeros_like(y).add_(y),
+    "nearest": lambda y: F.interpolate(y.mT, size=LENGTH).mT.contiguous(),
+    "pooled": lambda y: F.avg_pool1d(y.repeat_interleave(2, -1), 2),
+    "pooled to a size": lambda y: F.adaptive_avg_pool2d(y.repeat_interleave(2, -1), (LENGTH, WIDTH)),
+    "the largest": lambda y: F.max_pool1d(y, 1),
+    "padded": lambda y: F.pad(y, (1, 1), mode="replicate")[..., 1:-1],
+    "shuffled": lambda y: F.pixel_shuffle(y.reshape(-1, WIDTH, 1, 1), 2).view_as(y),
+    "folded": lambda y: F.fold(F.unfold(y[:, None], 1), y.shape[1:], 1)[:, 0],
+    "real": lambda y: torch.real(torch.complex(y, y)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", SAME)
+def test_what_is_moved_or_pooled_is_what_it_was(name: str, recipe: str) -> None:
+    same = SAME[name]
+    agree(lambda a, b, _: same(a.sigmoid()) * b, lambda a, b, _: a.sigmoid() * b, recipe)
+    agree(lambda a, b, _: same(a.exp()) * b, lambda a, b, _: a.exp() * b, recipe)
+    agree(lambda a, b, c: same(a * b) * c, lambda a, b, c: a * b * c, recipe)
