@@ -189,15 +189,23 @@ def tune(
     """
     found = candidates(method, grid)
     run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size, part=part)
-    columns = [each.name for each in benchmark.variants(run.metrics)]  # type: ignore[attr-defined]
-    if len(columns) != 1:
-        raise InputError(f"a search is by one number, not by {', '.join(columns)}; name one perturbation and read-out")
+    column = column_of(benchmark)
     every = [row for table in _tables(run, folder, command, done) for row in table.to_pylist()]
-    tried = [
-        Tried(made, settings, tuple(row[f"{columns[0]}/{made.name}"] for row in every)) for settings, made in found
-    ]
+    tried = [Tried(made, settings, tuple(row[f"{column}/{made.name}"] for row in every)) for settings, made in found]
     others = run.source.notes["counts"]["texts"] - len(run.source.rows)
     return Tuned(tuple(tried), tuple(row["id"] for row in every), others)
+
+
+def column_of(benchmark: Benchmark[Any]) -> str:
+    """The number that a search is by, as the benchmark calls it.
+
+    Raises:
+        InputError: there are several, for tokens are hidden or values read in several ways.
+    """
+    found = [each.name for each in benchmark.variants([benchmark.metrics[METRIC]])]  # type: ignore[attr-defined]
+    if len(found) != 1:
+        raise InputError(f"a search is by one number, not by {', '.join(found)}; name one perturbation and read-out")
+    return str(found[0])
 
 
 def _tables(run: Run, folder: str | Path | None, command: str, done: Callable[[int], object]) -> list[pa.Table]:

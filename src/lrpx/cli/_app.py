@@ -333,7 +333,7 @@ def check(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most texts that are read.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and the other class.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the random weights and the other class.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     dtype: Annotated[
         str,

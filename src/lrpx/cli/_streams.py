@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lrpx._files import goes_on
+from lrpx.cli import in_one_line
 from lrpx.errors import DataError, InputError, ResultFileError
 
 if TYPE_CHECKING:
@@ -52,6 +53,33 @@ def refuse_unwritable(*paths: Path | None, in_place: bool = False) -> None:
                 f"cannot write {path}: its folder {folder} is read-only, and a file is written there as a whole, under "
                 "another name first; choose another path"
             )
+
+
+def refuse_folder(path: Path) -> None:
+    """Refuse a folder that could not be made, or written in, before the work begins.
+
+    Raises:
+        ResultFileError: it could not.
+    """
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise ResultFileError(f"cannot write in {path}: {there} is no folder; name another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ResultFileError(f"cannot write in {path}: permission denied; name another folder")
+
+
+def refuse_unreadable(*paths: Path | None) -> None:
+    """Refuse files that cannot be read, before the work begins.
+
+    Raises:
+        DataError: one cannot.
+    """
+    for path in paths:
+        try:
+            if path is not None and path != DASH and not path.is_fifo():  # whose writer would be left alone
+                path.open("rb").close()
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
 
 
 def refuse_same(*paths: Path | None) -> None:
@@ -173,7 +201,7 @@ def own_lines_only() -> Iterator[None]:
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     if sys.stderr is not None:
-        print(f"lrpx: {' '.join(str(message).split())}", file=sys.stderr)
+        print(f"lrpx: {in_one_line(str(message))}", file=sys.stderr)
 
 
 def hush() -> None:
