@@ -75,6 +75,9 @@ def test_a_terminal_of_any_encoding(encoding):
     out, err = process.communicate()
     assert (process.returncode, b"Traceback" in err) == (0, False)
     assert "logit of ' are'" in out.decode(encoding)
+    if encoding == "ascii":
+        assert "logit of ' are' - logit of ' is'" in out.decode(encoding)
+        assert "\\xfc" in out.decode(encoding)  # what nothing looks like
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])

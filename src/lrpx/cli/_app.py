@@ -229,7 +229,11 @@ def explain(
 @app.command()
 def tune(
     method: Annotated[
-        str, typer.Option(help=f"The method: {', '.join(methods())}; or a recipe with γ rules (my.json), or a script.")
+        str,
+        typer.Option(
+            help=f"The method: {', '.join(methods())}; or a recipe with γ rules (my.json), or a script.",
+            autocompletion=_among(methods()),
+        ),
     ],
     data: Annotated[Path, typer.Option(help="Texts (.tsv, .csv, .jsonl, .parquet, .txt), or images (a folder, .npz).")],
     out: Annotated[

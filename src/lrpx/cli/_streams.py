@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import sys
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 PATIENCE = 2.0
 """Seconds before progress is shown."""
 
+LIKE = {"−": "-", "·": "-", "×": "x", "…": "...", "’": "'", "“": '"', "”": '"', "␣": "_"}
+"""What is written where an encoding lacks these, of what we write ourselves."""
 DASH = Path("-")
 """Standard input or output, as the name of a file."""
 
@@ -149,10 +152,18 @@ def read_column(path: Path, limit: int | None = None) -> list[str]:
 
 
 def prepare_output() -> None:
-    """Characters that the terminal's encoding does not have are written as escapes, rather than not at all."""
+    """Characters that the terminal's encoding does not have are written as others that look like them, or as escapes,
+    rather than not at all."""
+    codecs.register_error("lrpx", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="lrpx")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(LIKE.get(each) or each.encode("unicode_escape").decode() for each in lacking), error.end
 
 
 def write_bytes(content: bytes) -> None:
@@ -172,7 +183,7 @@ def write_bytes(content: bytes) -> None:
 def progress(what: str) -> Iterator[None]:
     """Say on standard error what is going on, once it takes longer than two seconds."""
     console = Console(stderr=True)
-    status = console.status(what)
+    status = console.status(what, spinner="line" if console.options.ascii_only else "dots")
     timer = threading.Timer(PATIENCE, status.start if console.is_terminal else lambda: console.print(what))
     timer.daemon = True
     timer.start()
