@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,7 +158,8 @@ def test_files_that_are_none(content, said, tmp_path):
 def test_positions_by_head_through_a_file(tmp_path):
     """What the command line has instead of an option."""
     path = tmp_path / "by-head.json"
-    path.write_text('{"lrpx method": 1, "method": "pa-lrp", "name": "by head", "settings": {"by_head": true}}')
+    page = (Path(__file__).parents[1] / "docs" / "design" / "positions.md").read_text(encoding="utf-8")
+    path.write_text(page.partition("```json\n")[2].partition("```")[0])
     found = Explainer.from_pretrained()(TEXTS[0], method=str(path))
     assert found.parts["positions by head"].values.shape[2] == len(found.tokens)
     assert "by_head" in found.provenance.recipe
