@@ -70,8 +70,16 @@ def test_options_that_say_which_files_are_meant_go_to_the_config_too(tmp_path):
 
 def test_an_unknown_name_without_network_asks_nobody(monkeypatch):
     monkeypatch.setattr(socket.socket, "connect", lambda self, address: pytest.fail(f"a call to {address}"))
-    with says(ModelError, "cannot load the model 'no/such-model'", "Pass a folder, or the name of a model"):
+    with says(ModelError, "cannot load the model 'no/such-model'", "pass a folder, or the name of a model"):
         Explainer.from_pretrained("no/such-model")
+
+
+def test_weights_of_other_shapes_than_the_config_says(tmp_path):
+    models.tiny_llama().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": config["vocab_size"] + 3}))
+    with says(ModelError, "its weights have other shapes than its config.json says; pass a folder"):
+        Explainer.from_pretrained(tmp_path)
 
 
 def test_an_unknown_name_shows_one_line_and_no_warnings():

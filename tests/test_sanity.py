@@ -238,6 +238,7 @@ def test_the_page_is_shown_and_kept(run: Any, tmp_path: Any) -> None:
     assert "passed" in out
     for said in (
         '<html lang="en">',
+        "</h1>",
         "<title>Sanity checks of lrpx bundled model",
         'name="viewport"',
         "overflow-x:auto",
@@ -284,3 +285,9 @@ def test_a_table_of_texts_is_read_as_one(run: Any, tmp_path: Any) -> None:
     code, _, err = run("check", "--texts", tmp_path / "words.csv", "--method", "lrp")
     assert code == 2
     assert "call the column of the texts 'text'" in err
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 10**20, 1.0, True])
+def test_a_seed_that_is_none(bundled: BoundModel, seed: Any) -> None:
+    with pytest.raises(InputError, match="pass a whole number from 0 to 4294967295"):
+        sanity.check(bundled, ["The doors of the house"], ["lrp"], seed=seed)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,10 @@ def test_a_file_is_the_method_that_was_written(method, tmp_path):
         ({"lrpx method": 1, "method": "rollout", "settings": {"sigma": 1}}, "rollout has no setting 'sigma'"),
         ({"lrpx method": 1, "method": "rollout", "settings": {"discard": [1]}}, "a setting is a list or an object"),
         ({"lrpx method": 1, "method": "rollout", "settings": 3}, "its settings are 3"),
+        ({"lrpx method": 1, "method": "rollout", "settings": {"discard": "much"}}, "is 'much'; pass a number"),
+        ({"lrpx method": 1, "method": "rollout", "settings": {"fusion": 1}}, "the fusion of rollout is 1; pass a text"),
+        ({"lrpx method": 1, "method": "pa-lrp", "settings": {"by_head": "yes"}}, "is 'yes'; pass true or false"),
+        ({"lrpx method": 1, "method": "random", "settings": {"seed": True}}, "is True; pass a number"),
         ({"lrpx method": 1, "method": "rollout", "name": "\x1b"}, "its name is"),
         ({"lrpx method": 1, "method": "lrp", "settings": {"recipe": "x"}}, "has no setting 'recipe'"),
         (["no"], "is no recipe"),
@@ -150,11 +155,14 @@ def test_files_that_are_none(content, said, tmp_path):
         find_method(str(path))
 
 
-def test_a_setting_of_the_wrong_kind_is_refused_when_it_is_used(tmp_path):
-    path = tmp_path / "method.json"
-    path.write_text('{"lrpx method": 1, "method": "rollout", "settings": {"discard": "much"}}')
-    with pytest.raises(MethodError, match="the discard of rollout is 'much'"):
-        Explainer.from_pretrained()(TEXTS[0], method=str(path))
+def test_positions_by_head_through_a_file(tmp_path):
+    """What the command line has instead of an option."""
+    path = tmp_path / "by-head.json"
+    page = (Path(__file__).parents[1] / "docs" / "design" / "positions.md").read_text(encoding="utf-8")
+    path.write_text(page.partition("```json\n")[2].partition("```")[0])
+    found = Explainer.from_pretrained()(TEXTS[0], method=str(path))
+    assert found.parts["positions by head"].values.shape[2] == len(found.tokens)
+    assert "by_head" in found.provenance.recipe
 
 
 def test_what_is_refused(model, texts, tmp_path):

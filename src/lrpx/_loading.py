@@ -59,10 +59,12 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
     except ModelError:
         raise
     except Exception as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        if "ignore_mismatched_sizes" in first:  # said above it, in a report that is not shown
+            first = "its weights have other shapes than its config.json says"
         raise ModelError(
-            f"cannot load the model {name!r}: {first} "
-            "Pass a folder, or the name of a model that is in the local cache or that the network can reach"
+            f"cannot load the model {name!r}: {first.rstrip('. ')}; pass a folder, or the name of a model that is in "
+            "the local cache or that the network can reach"
         ) from error
     return model, tokenizer
 

@@ -25,8 +25,9 @@ from torch import Tensor
 
 from lrpx._batching import batches
 from lrpx._modules import layer_of
-from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
+from lrpx.errors import InputError, ModelError, NonFiniteError
 from lrpx.methods import attribute_all, find
+from lrpx.methods._contract import check_each_once
 from lrpx.metrics._perturbation import pearson, ranks
 from lrpx.metrics._statistics import interval
 from lrpx.model import BoundModel
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SIMILAR", "Mean", "Sane", "Sanity", "Stage", "check"]
 
+SEEDS: Final = 2**32
+"""So many seeds there are."""
 SIMILAR: Final = 0.5
 """A mean rank correlation whose interval ends above this passes for similar: a convention, told with the verdicts."""
 
@@ -155,15 +158,15 @@ def check(
         done: called with how many more of the :func:`steps` are done.
 
     Raises:
-        InputError: no texts, or one of fewer than three tokens.
+        InputError: no texts, or one of fewer than three tokens; a seed that is none.
         ModelError: the model cannot be copied, or its weights cannot be made random.
         MethodError: a method that does not apply to the model; none, or two of one name.
         NonFiniteError: NaN or infinity; names the random part.
     """
     chosen = [find(method) for method in methods]
-    names = [method.name for method in chosen]
-    if not names or len(set(names)) != len(names):
-        raise MethodError(f"the methods are {', '.join(names) or 'none'}; name one or more, each once")
+    check_each_once(chosen)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        raise InputError(f"the seed is {seed!r}; pass a whole number from 0 to {SEEDS - 1}")
     model.refuse_random()
     for method in chosen:
         method.check(model)

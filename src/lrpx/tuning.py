@@ -35,7 +35,6 @@ from lrpx.methods import (
 )
 from lrpx.methods import find as find_method
 from lrpx.methods._method_files import with_settings, write
-from lrpx.metrics import PERTURBATION_METRICS
 from lrpx.rules import Gamma
 
 if TYPE_CHECKING:
@@ -192,11 +191,8 @@ def tune(
     found = candidates(method, grid)
     if isinstance(benchmark, Faithfulness) and benchmark.read_out is None:
         benchmark = replace(benchmark, read_out="logit")  # of a language model it would be two numbers
-    columns = [each.name for each in benchmark.variants([PERTURBATION_METRICS[METRIC]])]  # type: ignore[attr-defined]
-    if len(columns) != 1:
-        raise InputError(f"a search is by one number, not by {', '.join(columns)}; name one perturbation and read-out")
     how: dict[str, Any] = {"folder": folder, "command": command, "batch_size": batch_size, "part": part, "done": done}
-    return searched(model, benchmark, found, METRIC, columns[0], **how)
+    return searched(model, benchmark, found, METRIC, column_of(benchmark), **how)
 
 
 def searched(
@@ -223,6 +219,18 @@ def searched(
     tried = [Tried(made, settings, tuple(row[f"{column}/{made.name}"] for row in every)) for settings, made in found]
     read = next(iter(run.source.notes["counts"].values()))  # how many texts or images there are in all
     return Tuned(tuple(tried), tuple(row["id"] for row in every), read - len(run.source.rows))
+
+
+def column_of(benchmark: Benchmark[Any]) -> str:
+    """The number that a search is by, as the benchmark calls it.
+
+    Raises:
+        InputError: there are several, for tokens are hidden or values read in several ways.
+    """
+    found = [each.name for each in benchmark.variants([benchmark.metrics[METRIC]])]  # type: ignore[attr-defined]
+    if len(found) != 1:
+        raise InputError(f"a search is by one number, not by {', '.join(found)}; name one perturbation and read-out")
+    return str(found[0])
 
 
 def _tables(run: Run, folder: str | Path | None, command: str, done: Callable[[int], object]) -> list[pa.Table]:

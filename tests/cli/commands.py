@@ -20,5 +20,5 @@ def start(*arguments, env=(), **how):
 def finish(process, given=None):
     """``(exit code, standard output, standard error)`` of a process, as texts, without a slow machine's progress."""
     out, err = process.communicate(given)
-    lines = [line for line in (err or b"").decode().splitlines(True) if not line.rstrip().endswith(("…", "\\u2026"))]
+    lines = [line for line in (err or b"").decode().splitlines(True) if not line.rstrip().endswith(("…", "..."))]
     return process.returncode, (out or b"").decode(), "".join(lines)

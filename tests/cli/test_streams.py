@@ -75,6 +75,9 @@ def test_a_terminal_of_any_encoding(encoding):
     out, err = process.communicate()
     assert (process.returncode, b"Traceback" in err) == (0, False)
     assert "logit of ' are'" in out.decode(encoding)
+    if encoding == "ascii":
+        assert "logit of ' are' - logit of ' is'" in out.decode(encoding)
+        assert "\\xfc" in out.decode(encoding)  # what nothing looks like
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
@@ -125,3 +128,11 @@ def test_in_a_terminal_progress_goes_and_the_cursor_comes_back():
     assert b"doors" in written
     assert b"--ledger" in written
     assert written.count(b"\x1b[?25l") == written.count(b"\x1b[?25h"), "the cursor is hidden as often as shown"
+
+
+def test_what_an_error_names_cannot_move_the_cursor(run):
+    """Escapes, a zero byte, and what turns a text around, as they are written in Python."""
+    code, out, err = run("explain", "The doors", "--model", "/\x1b[31m\u202e\x00")
+    assert (code, out) == (2, "")
+    assert "/\\x1b[31m\\u202e\\x00" in err
+    assert err[:-1].isprintable()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -157,9 +158,12 @@ class Pictures:
     @cached_property
     def _arrays(self) -> dict[str, NDArray[Any]]:
         try:
-            with np.load(self.path, allow_pickle=False) as file:
-                found = {name: file[name] for name in ("x", "y", "mask") if name in file}
-        except (ValueError, EOFError, zipfile.BadZipFile) as error:
+            with self.path.open("rb") as opened:  # which numpy leaves open where it can read nothing
+                arrays = np.load(opened, allow_pickle=False)
+                if not isinstance(arrays, np.lib.npyio.NpzFile):
+                    raise ValueError("it is one array without a name")
+                found = {name: arrays[name] for name in ("x", "y", "mask") if name in arrays}
+        except (ValueError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{self.path} is no npz file of arrays ({error}); make one by numpy.savez") from error
         x = found.get("x", np.zeros(0))
         if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)):

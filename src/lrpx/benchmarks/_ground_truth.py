@@ -80,7 +80,10 @@ class GroundTruth(Benchmark[S]):
             MethodError: a method has the name of the random baseline.
         """
         if RANDOM in methods:
-            raise MethodError(f"a method is called {RANDOM!r}, as the baseline is; give it another name")
+            raise MethodError(
+                f"a method is called {RANDOM!r}, as the baseline is, which is measured anyway; leave it out, or give "
+                "it another name"
+            )
         found = [*self.facts, *pa.schema(dict(self.prediction) | {"correct": pa.bool_()})]
         for method in methods:
             found.append(pa.field(f"relevance/{method}", pa.list_(pa.float64())))

@@ -9,19 +9,21 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from lrpx._data.agreement import Dropped
 from lrpx.benchmarks._contract import Source
+from lrpx.benchmarks._running import read
 from lrpx.errors import InputError
 from lrpx.runs import Store, digest, read_table, versions, write_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from lrpx.benchmarks._contract import Benchmark
     from lrpx.benchmarks._running import Run
 
 PACKAGES: Final = ("lrpx", "torch", "transformers", "numpy", "pyarrow", "spacy")
@@ -50,7 +52,7 @@ def keep(run: Run, folder: Path, command: str = "") -> Iterator[Kept]:
         DataError, InputError: a file cannot be read, or no sample is left.
     """
     with Store.begin(folder, run.benchmark.name, run.settings, versions(PACKAGES)) as store:
-        of = digest(f"{run.benchmark.name} samples", run.data)
+        of = _digest(run.benchmark.name, run.data)
         before = _read(folder, run.benchmark.source, of)
         if before is not None:
             run.source = before
@@ -72,6 +74,15 @@ def keep(run: Run, folder: Path, command: str = "") -> Iterator[Kept]:
         }
         store.note(**dict(run.source.notes) | facts)
         yield Kept(run, store)
+
+
+def read_or_kept(benchmark: Benchmark[Any], folder: Path) -> Source:
+    """What a benchmark reads: what a run has kept of it in the folder, else from its files. No model is needed.
+
+    Raises:
+        DataError, InputError: a file cannot be read, or has other columns than the benchmark says.
+    """
+    return _read(folder, benchmark.source, _digest(benchmark.name, benchmark.settings())) or read(benchmark)
 
 
 @dataclass(frozen=True)
@@ -139,6 +150,11 @@ def check_shown(show: Sequence[str], ids: Sequence[str], folder: Path) -> None:
             f"there is no sample {', '.join(map(repr, unknown))} in {folder}; its {len(ids)} samples have ids such as "
             f"{ids[0]!r}"
         )
+
+
+def _digest(name: str, data: Mapping[str, Any]) -> str:
+    """Of what a benchmark reads, whatever the model and the methods."""
+    return digest(f"{name} samples", data)
 
 
 def _read(folder: Path, columns: pa.Schema, of: str) -> Source | None:

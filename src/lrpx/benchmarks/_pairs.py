@@ -100,6 +100,8 @@ class Pairs(Benchmark[PairSample]):
         """See :meth:`Benchmark.check <lrpx.benchmarks.Benchmark.check>`."""
         if self.limit < 1:
             raise InputError(f"limit is {self.limit}; give at least 1")
+        if self.seed < 0:
+            raise InputError(f"seed is {self.seed}; give a whole number from 0")
         if self.data not in ("ioi", "agreement") and not Path(self.data).suffix:
             raise InputError(f"there is no data {self.data!r}; name ioi, agreement, or a table of pairs")
         self._given()

@@ -25,7 +25,7 @@ from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, labelled, register
 from lrpx.benchmarks._pixel_report import LEDGER, terminal, write_reports
-from lrpx.errors import DataError, InputError, ModelError
+from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric
 from lrpx.metrics._images import STEPS, incompleteness
 from lrpx.metrics._perturbation import Curve, even, least_relevant_first, most_relevant_first
@@ -288,7 +288,10 @@ class Pixels(Pictured[ImageSample]):
         if self.target == "predicted":
             return Logit()
         if self.target != "label":
-            return Logit(model.index(self.target))
+            try:
+                return Logit(model.index(self.target))
+            except TargetError as error:
+                raise TargetError(str(error).removesuffix(", or the index of a class")) from error
         if label is None:
             raise DataError(
                 f"{self.data}:{row['line']} has no label, which is to be explained; name its column with --label, or "

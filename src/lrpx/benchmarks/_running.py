@@ -21,6 +21,7 @@ from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, find
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, ResultFileError
 from lrpx.methods import METHODS, attribute_all
 from lrpx.methods import find as find_method
+from lrpx.methods._contract import check_each_once
 from lrpx.model import Spec
 from lrpx.questions import Questions
 from lrpx.runs import digest
@@ -82,9 +83,7 @@ class Run:
         self._named = named
 
     def _check(self) -> None:
-        names = [method.name for method in self.methods]
-        if not names or len(set(names)) != len(names):
-            raise MethodError(f"the methods are {', '.join(names) or 'none'}; name one or more, each once")
+        check_each_once(self.methods)
         metrics = [metric.name for metric in self.metrics]
         if not metrics or len(set(metrics)) != len(metrics):
             raise InputError(f"the metrics are {', '.join(metrics) or 'none'}; name one or more, each once")
@@ -97,7 +96,7 @@ class Run:
         for method in self.methods:
             method.check(self.model)
         self._refuse_itself()
-        self.benchmark.columns(names, self.metrics)
+        self.benchmark.columns([method.name for method in self.methods], self.metrics)
 
     def _refuse_itself(self) -> None:
         """Refuse a method under another name that a metric is made of: it would be compared with itself."""
@@ -217,11 +216,7 @@ class Run:
         Raises:
             DataError, InputError: a file cannot be read, or has other columns than the benchmark says.
         """
-        found = self.benchmark.read()
-        if not found.rows.schema.equals(self.benchmark.source):
-            wanted = ", ".join(self.benchmark.source.names)
-            raise InputError(f"{self.benchmark.name} reads other columns than its source says; make them {wanted}")
-        return found
+        return read(self.benchmark)
 
     @cached_property
     def samples(self) -> Samples[Any]:
@@ -327,6 +322,19 @@ class Run:
             own_parts = {name: every[own] for name, every in parts.items()}
             cases.append(Case(sample, each, mine, relevance, own_parts, {each.name: each for each in self.methods}))
         return cases
+
+
+def read(benchmark: Benchmark[Any]) -> Source:
+    """What a benchmark reads from its files; no model is needed.
+
+    Raises:
+        DataError, InputError: a file cannot be read, or has other columns than the benchmark says.
+    """
+    found = benchmark.read()
+    if not found.rows.schema.equals(benchmark.source):
+        wanted = ", ".join(benchmark.source.names)
+        raise InputError(f"{benchmark.name} reads other columns than its source says; make them {wanted}")
+    return found
 
 
 def find_metric(given: str, known: Mapping[str, Metric]) -> Metric:

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from lrpx._batching import batches
-from lrpx._data.texts import stream_texts
 from lrpx.cards._best import keys
-from lrpx.cards._corpus import digest_of, length, read_row
+from lrpx.cards._corpus import digest_of, length, read_corpus, read_row
 from lrpx.cards._reading import KIND, REFERENCES, References
 from lrpx.cards._references import BINS, FACTS, Kept, bins, from_table, octave, octaves, schema, to_table
 from lrpx.errors import DataError, InputError, ModelError, NonFiniteError
@@ -159,12 +158,7 @@ class Collection:
         Raises:
             DataError: it cannot be read, or holds no text.
         """
-        empty = True
-        for each in stream_texts(self.corpus, self.text, None):
-            empty = False
-            yield each
-        if empty:
-            raise DataError(f"there is no text in {self.corpus}; name a file that holds some")
+        return read_corpus(self.corpus, self.text)
 
     def check(self) -> int:
         """Read the corpus once before anything runs: how many texts it has.

@@ -32,6 +32,24 @@ def digest_of(path: Path) -> str:
         raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
 
 
+def read_corpus(path: Path, text: str) -> Iterator[Text]:
+    """The texts of a corpus, one by one.
+
+    Args:
+        path: of any size.
+        text: the column of the texts.
+
+    Raises:
+        DataError: it cannot be read, or holds no text; when the line, or the end, is reached.
+    """
+    empty = True
+    for each in stream_texts(path, text, None):
+        empty = False
+        yield each
+    if empty:
+        raise DataError(f"there is no text in {path}; name a file that holds some")
+
+
 def length(model: BoundModel, text: str) -> int:
     """How many tokens a text has."""
     return len(encode(model.reader.text_tokenizer, text)["input_ids"])

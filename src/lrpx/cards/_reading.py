@@ -115,6 +115,17 @@ class References:
             raise MethodError(f"layer {layer} has {len(rows)} neurons, 0 to {len(rows) - 1}; {unit} is none of them")
         return rows[unit]
 
+    def check_measure(self, measure: str) -> None:
+        """Refuse a measure by which units were not ranked.
+
+        Raises:
+            InputError: says by which they were.
+        """
+        if measure not in self.measures:
+            raise InputError(
+                f"the units were ranked by {', '.join(self.measures)}, not by {measure}; collect them again"
+            )
+
     def passages(self, layer: int, unit: int, measure: str = "activation") -> list[Passage]:
         """A unit's reference passages, the best first. The value of a negative activation is negative.
 
@@ -122,10 +133,7 @@ class References:
             MethodError: there is no such unit.
             InputError: units were not ranked by this.
         """
-        if measure not in self.measures:
-            raise InputError(
-                f"the units were ranked by {', '.join(self.measures)}, not by {measure}; collect them again"
-            )
+        self.check_measure(measure)
         row = self.row(layer, unit)
         columns = [self.table[f"{measure} {part}"][row].as_py() for part in ("value", "line", *FACTS[measure])]
         sign = -1 if measure.startswith("negative") else 1

@@ -73,10 +73,8 @@ def search(
         raise InputError(f"neurons are searched by {', '.join(WAYS)}; {by!r} is none of them")
     if not text.strip():
         raise InputError("the text to search for is empty; pass a word")
-    if by != "writes" and measure not in references.measures:
-        raise InputError(
-            f"the units were ranked by {', '.join(references.measures)}, not by {measure}; collect them again"
-        )
+    if by != "writes":
+        references.check_measure(measure)
     if by == "passages":
         wanted = text.casefold()
         lines = [each.line for each in texts_of(references, corpus) if wanted in each.text.casefold()]

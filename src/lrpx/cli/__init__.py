@@ -82,8 +82,19 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 def _refuse(message: str) -> None:
     with suppress(OSError):
-        print(f"lrpx: {' '.join(message.split())}", file=sys.stderr)
+        print(f"lrpx: {in_one_line(message)}", file=sys.stderr)
     sys.exit(2)
+
+
+def in_one_line(message: str) -> str:
+    r"""A message without line breaks, and with whatever could move a terminal's cursor, or turn its text around, as an
+    escape.
+
+    >>> in_one_line("a\nb \x1b[31m")
+    'a b \\x1b[31m'
+    """
+    line = " ".join(message.split())
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in line)
 
 
 def _broken(error: OSError) -> None:

@@ -229,7 +229,11 @@ def explain(
 @app.command()
 def tune(
     method: Annotated[
-        str, typer.Option(help=f"The method: {', '.join(methods())}; or a recipe with γ rules (my.json), or a script.")
+        str,
+        typer.Option(
+            help=f"The method: {', '.join(methods())}; or a recipe with γ rules (my.json), or a script.",
+            autocompletion=_among(methods()),
+        ),
     ],
     data: Annotated[Path, typer.Option(help="Texts (.tsv, .csv, .jsonl, .parquet, .txt), or images (a folder, .npz).")],
     out: Annotated[
@@ -333,7 +337,7 @@ def check(
         ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most texts that are read.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random weights and the other class.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the random weights and the other class.")] = 0,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     dtype: Annotated[
         str,

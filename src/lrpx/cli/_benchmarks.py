@@ -21,9 +21,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import lrpx
-from lrpx.cli._streams import hush, progress
+from lrpx.cli._streams import hush, progress, refuse_folder, refuse_unreadable
 from lrpx.cli._wanted import methods as known_methods
-from lrpx.errors import DataError
+from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -198,27 +198,42 @@ def _benchmark(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
     show: Annotated[list[str] | None, typer.Option(help="Show the heatmap of the sample with this id, too.")] = None,
 ) -> None:
-    _refuse_missing_files(*options.values())
+    refuse_folder(out)
+    for value in options.values():
+        refuse_unreadable(*(each for each in (value if isinstance(value, list) else [value]) if _is_file(each)))
     from rich.console import Console
     from rich.progress import Progress
 
     from lrpx.benchmarks import Benchmark, Run, find, keep
+    from lrpx.benchmarks._keeping import read_or_kept
     from lrpx.benchmarks._running import find_metric
     from lrpx.methods import find as find_method
+    from lrpx.methods._contract import check_each_once
     from lrpx.model import Spec
 
     measured = find(name)(**options)
     measured.check()
-    for each in (_listed(methods) or ()) if type(measured).of_model is Benchmark.of_model else ():
-        find_method(each)  # before a model is loaded
-    for each in _listed(metrics) or ():
-        find_metric(each, measured.metrics)
+    chosen = []
+    for each in _listed(methods) or ():
+        try:
+            chosen.append(find_method(each))  # before a model is loaded
+        except MethodError:
+            if type(measured).of_model is Benchmark.of_model:
+                raise  # else it may be one that the benchmark has for the model
+    if chosen:
+        check_each_once(chosen)
+        measured.check_methods(chosen)
+    judges = [find_metric(each, measured.metrics) for each in _listed(metrics) or measured.usual()]
+    measured.columns([each.name for each in chosen], judges)
+    with progress("Reading the samples …"):
+        source = read_or_kept(measured, out)  # before a model is loaded
     with progress("Loading the model …"):
         hush()
         bound = Spec(model, dtype, device).build()
     run = Run(measured, bound, _listed(methods), _listed(metrics), batch_size=batch_size, part=part)
+    run.source = source
     with contextlib.ExitStack() as stack:
-        with progress("Reading the samples …"):
+        with progress("Reading the texts as the model does …"):
             kept = stack.enter_context(keep(run, out, shlex.join(["lrpx", *sys.argv[1:]])))
         kept.check_shown(show or ())
         for told, value in kept.numbers.items():
@@ -238,11 +253,6 @@ def _listed(names: str | None) -> list[str] | None:
     return None if names is None else [name.strip() for name in names.split(",")]
 
 
-def _refuse_missing_files(*values: Any) -> None:
-    """Refuse files that cannot be read, before the work begins."""
-    for path in [each for value in values for each in (value if isinstance(value, list) else [value])]:
-        try:
-            if isinstance(path, Path) and not path.is_dir():
-                path.open("rb").close()
-        except OSError as error:
-            raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
+def _is_file(value: Any) -> bool:
+    """Whether an option names a file to be read; a folder is a benchmark's own matter."""
+    return isinstance(value, Path) and not value.is_dir()

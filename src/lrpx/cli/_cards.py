@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._streams import hush, progress, refuse_same, refuse_unwritable
-from lrpx.errors import DataError, InputError, MethodError, TargetError
+from lrpx.cli._streams import (
+    hush,
+    progress,
+    refuse_empty,
+    refuse_folder,
+    refuse_same,
+    refuse_unreadable,
+    refuse_unwritable,
+)
+from lrpx.errors import InputError, MethodError, TargetError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,7 +70,8 @@ def collect(
     device: Device = None,
 ) -> None:
     """Find the passages in which each neuron of a model is highest, for all neurons in one pass over a corpus."""
-    _refuse_missing(data)
+    refuse_unreadable(data)
+    refuse_folder(out)
     for option, given, known in (
         ("measure", measure or (), MEASURES), ("long", (long,), ("refuse", "cut")), ("at", (at,), ("drawn", "last")),
     ):  # fmt: skip
@@ -72,8 +81,12 @@ def collect(
 
     from lrpx.cards import Collection
     from lrpx.cards import collect as collected
+    from lrpx.cards._corpus import read_corpus
     from lrpx.model import Spec
 
+    with progress("Reading the corpus …"):
+        for _ in read_corpus(data, text):  # before a model is loaded
+            pass
     with progress("Loading the model …"):
         hush()
         bound = Spec(model, dtype, device).build()
@@ -117,10 +130,12 @@ def card(
     from lrpx._files import write_text
     from lrpx.cards import References, index_page
     from lrpx.cards import card as made
+    from lrpx.cards._corpus import texts_of
 
     references = References.read(folder)
     if which is not None:
         references.row(*which)  # before a model is loaded
+        next(texts_of(references, corpus), None)
     bound = _loaded(references, device)
     if which is not None:
         found = made(references, *which, bound, corpus=corpus, passages=passages, words=words)
@@ -162,7 +177,10 @@ def search(
 
     _refuse_unknown("by", (by,), WAYS)
     _refuse_unknown("measure", (measure,), MEASURES)
+    refuse_empty(text)
     references = References.read(folder)
+    if by != "writes":
+        references.check_measure(measure)  # before a model is loaded
     bound = None if by == "passages" else _loaded(references, device)
     try:
         hits = found(references, text, by, bound, measure=measure, top=top, corpus=corpus)  # type: ignore[arg-type]
@@ -206,10 +224,3 @@ def _refuse_unknown(option: str, given: Iterable[str], known: tuple[str, ...]) -
     for each in given:
         if each not in known:
             raise InputError(f"--{option} is {each!r}; pass one of {', '.join(known)}")
-
-
-def _refuse_missing(path: Path) -> None:
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error

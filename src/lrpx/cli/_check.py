@@ -15,6 +15,7 @@ from lrpx import sanity
 from lrpx._files import write_text
 from lrpx.cli._streams import hush, progress, read_column
 from lrpx.methods import find
+from lrpx.methods._contract import check_each_once
 from lrpx.model import Spec
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ PAGE = """<!DOCTYPE html>
 </head>
 <body style="color:{foreground};background-color:{background}">
 <main tabindex="0" aria-label="TITLE" style="overflow-x:auto">
+<h1 style="font:bold 1.2em sans-serif">TITLE</h1>
 <pre style="font-family:Menlo,'DejaVu Sans Mono',consolas,'Courier New',monospace">{code}</pre>
 </main>
 </body>
@@ -69,6 +71,7 @@ def check(
         LRPxError: something cannot be checked.
     """
     chosen = [find(method) for method in dict.fromkeys(methods)]
+    check_each_once(chosen)
     given = TEXTS if texts is None else read_column(texts, limit)
     with progress("Loading the model …"):
         hush()

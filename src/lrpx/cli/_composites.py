@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from lrpx.cli._streams import hush, progress
+from lrpx.cli._streams import hush, progress, refuse_folder
 from lrpx.cli._tuning import BEST, grid_of
 from lrpx.errors import InputError
 
@@ -51,11 +51,13 @@ def tune(
         batch_size: the most images that run together.
         model: what :class:`lrpx.model.Spec` takes.
     """
-    if out.suffix == ".json" or out.is_file():
+    if out.suffix == ".json":
         raise InputError(f"--out is {out}, and a search over images is kept in a folder; name a folder")
+    refuse_folder(out)
     from lrpx._files import write_text
     from lrpx._views.picture import one_line
     from lrpx.benchmarks import find
+    from lrpx.benchmarks._keeping import read_or_kept
     from lrpx.composites import METRIC, composites, plotted, search
     from lrpx.model import Spec
     from lrpx.runs import write_whole
@@ -64,6 +66,8 @@ def tune(
     benchmark.check()
     wanted = grid_of(grid, str, RULES)
     count = len(composites(method, wanted))  # before a model is loaded
+    with progress("Reading the images …"):
+        read_or_kept(benchmark, out)
     with progress("Loading the model …"):
         hush()
         bound = Spec(**model).build()  # type: ignore[arg-type]

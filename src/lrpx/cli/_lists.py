@@ -21,6 +21,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from lrpx._files import goes_on
+from lrpx.cli import in_one_line
 from lrpx.cli._mends import on_the_command_line
 from lrpx.cli._streams import DASH, decoded, standard_input, write_bytes
 from lrpx.cli._wanted import read_ids
@@ -118,7 +119,8 @@ def explain(
                 if write is not None:
                     write(_lines(given, found, about, chosen))
                 elif isinstance(found, LRPxError):
-                    console.print(Text(f"lrpx: line {given.line}: {on_the_command_line(str(found))}"), soft_wrap=True)
+                    told = f"lrpx: line {given.line}: {on_the_command_line(str(found))}"
+                    console.print(Text(in_one_line(told)), soft_wrap=True)
                 else:
                     show(found)
                     Console().print()

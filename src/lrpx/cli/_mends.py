@@ -28,6 +28,7 @@ MENDS: Final = (
     (r"pass a list for two inputs, or one text that holds both", "leave --pair out, or write both into one text"),
     (r"pass how many samples to read, at least 1, or None for all", "pass at least 1 with --limit, or leave it out"),
     (r"cut such texts with long='cut'", "cut such texts with --long cut"),
+    (r"name a setting and its values: grid=\{.*\}", "name a setting and its values, such as --grid sigma=0.1,0.2"),
     (r"name the corpus with corpus=", "name it with --corpus"),
     (r"leave the choices out", "leave --choice out"),
     (r"take an attention as one reader: whole=True", "take an attention as one reader: --whole"),

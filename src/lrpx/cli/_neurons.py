@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from lrpx.cli._streams import hush, progress, read_column, read_text, refuse_empty, refuse_same, refuse_unwritable
-from lrpx.cli._wanted import methods
+from lrpx.cli._wanted import asked, methods
 from lrpx.errors import InputError, MethodError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def rank(
         raise InputError("--versus compares two files; pass the first with --texts")
     if kind not in KINDS:
         raise MethodError(f"there are no units called {kind!r}; pass one of {', '.join(KINDS)}")
-    asked = _asked(target, target_id, contrast, contrast_id)
+    about = asked(target, target_id, contrast, contrast_id)
     inputs = [None if path is None else read_column(path) for path in (texts, versus)]
     given = _text(text) if text is not None else inputs[0]
     chosen = _chosen(method)
@@ -105,7 +105,7 @@ def rank(
         "versus": inputs[1],
     }
     with progress("Ranking …"):
-        found = explainer.neurons(given, *asked, **how)
+        found = explainer.neurons(given, *about, **how)
     Console().print(found)
     if json_file is not None:
         found.save(json_file)
@@ -132,12 +132,12 @@ def flow(
     """Show which layers, branches and heads carry a prediction, at which tokens."""
     refuse_unwritable(json_file, html, png)
     refuse_same(json_file, html, png)
-    text, asked, chosen = _text(text), _asked(target, target_id, contrast, contrast_id), _chosen(method)
+    text, about, chosen = _text(text), asked(target, target_id, contrast, contrast_id), _chosen(method)
     explainer = _loaded(model, dtype, device, target, contrast)
     from rich.console import Console
 
     with progress("Explaining …"):
-        found = explainer.flow(text, *asked, method=chosen, position=position)
+        found = explainer.flow(text, *about, method=chosen, position=position)
     Console().print(found)
     _save(json_file, found.attribution)
     if html is not None:
@@ -171,7 +171,7 @@ def features(
     """Split a prediction over the features of a sparse autoencoder, its bias and its error."""
     refuse_unwritable(json_file, html)
     refuse_same(json_file, html)
-    text, asked, chosen = _text(text), _asked(target, target_id, contrast, contrast_id), _chosen(method)
+    text, about, chosen = _text(text), asked(target, target_id, contrast, contrast_id), _chosen(method)
     with progress("Loading the autoencoder …"):
         from lrpx.explainer import recipe_of
         from lrpx.sae import SparseAutoencoder, explain_features
@@ -185,7 +185,7 @@ def features(
 
     with progress("Explaining …"):
         found = explain_features(
-            explainer, text, autoencoder, *asked, path=path, position=position, recipe=recipe_of(chosen)
+            explainer, text, autoencoder, *about, path=path, position=position, recipe=recipe_of(chosen)
         )
     Console().print(renderable(drawn(found, top)))
     _save(json_file, found)
@@ -221,7 +221,12 @@ def turn(
     makers: tuple[tuple[str, list[str] | None, Any, int], ...] = (
         ("--set", set_, Set, 1), ("--scale", scale, Scale, 1), ("--add", add, Add, 1), ("--clamp", clamp, Clamp, 2),
     )  # fmt: skip
-    wanted = [(*_parsed(name, each, count), make) for name, given, make, count in makers for each in given or ()]
+    wanted = []
+    for name, given, make, count in makers:
+        for each in given or ():
+            layer, unit, numbers = _parsed(name, each, count)
+            wanted.append((layer, unit, make(*numbers, positions=at)))
+            wanted[-1][-1].check()  # before a model is loaded
     text = _text(text)
     if not wanted:
         raise InputError("nothing is changed; pass --set, --scale, --add or --clamp, such as --scale 17:3948=5")
@@ -230,11 +235,11 @@ def turn(
 
     found = places(explainer.model, _kind(kind))
     changes: dict[Place, dict[int, Change]] = {}
-    for layer, unit, numbers, make in wanted:
+    for layer, unit, change in wanted:
         place = place_in(found, layer)
         if unit in changes.setdefault(place, {}):
             raise InputError(f"unit {unit} of {place.path} is changed twice; name it once")
-        changes[place][unit] = make(*numbers, positions=at)
+        changes[place][unit] = change
     with progress("Asking the model …"):
         says = _written if generate else _predicted
         before = says(explainer, text, generate)
@@ -283,20 +288,6 @@ def _text(given: str) -> str:
     text = read_text(given)
     refuse_empty(text)
     return text
-
-
-def _asked(
-    target: str | None, target_id: int | None, contrast: str | None, contrast_id: int | None
-) -> tuple[str | int | None, str | int | None]:
-    """The target and the contrast, as texts or as ids.
-
-    Raises:
-        InputError: one is given as both.
-    """
-    for name, text, number in (("target", target, target_id), ("contrast", contrast, contrast_id)):
-        if text is not None and number is not None:
-            raise InputError(f"--{name} and --{name}-id exclude each other; leave one of them out")
-    return target if target_id is None else target_id, contrast if contrast_id is None else contrast_id
 
 
 def _chosen(method: str) -> Method:
@@ -348,8 +339,8 @@ def _predicted(explainer: Explainer, text: str, _: int) -> list[str]:
             "lrpx.intervene changes what it says"
         )
     row = bound.reader.row(text)
-    asked = Question(0, bound.reader.position(row, None), bound.default_target())
-    chances = bound.ask(Questions((row,), (asked,))).logits[0].double().softmax(-1)
+    question = Question(0, bound.reader.position(row, None), bound.default_target())
+    chances = bound.ask(Questions((row,), (question,))).logits[0].double().softmax(-1)
     best = chances.topk(min(SHOWN, len(chances)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return [f"{chance:6.1%}  {bound.label(index)!r}" for chance, index in pairs]

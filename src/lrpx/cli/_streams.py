@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import logging
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from lrpx._files import goes_on
+from lrpx.cli import in_one_line
 from lrpx.errors import DataError, InputError, ResultFileError
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 PATIENCE = 2.0
 """Seconds before progress is shown."""
 
+LIKE = {"−": "-", "·": "-", "×": "x", "…": "...", "’": "'", "“": '"', "”": '"', "␣": "_"}
+"""What is written where an encoding lacks these, of what we write ourselves."""
 DASH = Path("-")
 """Standard input or output, as the name of a file."""
 
@@ -52,6 +56,33 @@ def refuse_unwritable(*paths: Path | None, in_place: bool = False) -> None:
                 f"cannot write {path}: its folder {folder} is read-only, and a file is written there as a whole, under "
                 "another name first; choose another path"
             )
+
+
+def refuse_folder(path: Path) -> None:
+    """Refuse a folder that could not be made, or written in, before the work begins.
+
+    Raises:
+        ResultFileError: it could not.
+    """
+    there = next(each for each in (path, *path.absolute().parents) if os.path.lexists(each))
+    if not there.is_dir():
+        raise ResultFileError(f"cannot write in {path}: {there} is no folder; name another folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ResultFileError(f"cannot write in {path}: permission denied; name another folder")
+
+
+def refuse_unreadable(*paths: Path | None) -> None:
+    """Refuse files that cannot be read, before the work begins.
+
+    Raises:
+        DataError: one cannot.
+    """
+    for path in paths:
+        try:
+            if path is not None and path != DASH and not path.is_fifo():  # whose writer would be left alone
+                path.open("rb").close()
+        except OSError as error:
+            raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
 
 
 def refuse_same(*paths: Path | None) -> None:
@@ -121,10 +152,18 @@ def read_column(path: Path, limit: int | None = None) -> list[str]:
 
 
 def prepare_output() -> None:
-    """Characters that the terminal's encoding does not have are written as escapes, rather than not at all."""
+    """Characters that the terminal's encoding does not have are written as others that look like them, or as escapes,
+    rather than not at all."""
+    codecs.register_error("lrpx", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="lrpx")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(LIKE.get(each) or each.encode("unicode_escape").decode() for each in lacking), error.end
 
 
 def write_bytes(content: bytes) -> None:
@@ -144,7 +183,7 @@ def write_bytes(content: bytes) -> None:
 def progress(what: str) -> Iterator[None]:
     """Say on standard error what is going on, once it takes longer than two seconds."""
     console = Console(stderr=True)
-    status = console.status(what)
+    status = console.status(what, spinner="line" if console.options.ascii_only else "dots")
     timer = threading.Timer(PATIENCE, status.start if console.is_terminal else lambda: console.print(what))
     timer.daemon = True
     timer.start()
@@ -173,7 +212,7 @@ def own_lines_only() -> Iterator[None]:
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     if sys.stderr is not None:
-        print(f"lrpx: {' '.join(str(message).split())}", file=sys.stderr)
+        print(f"lrpx: {in_one_line(str(message))}", file=sys.stderr)
 
 
 def hush() -> None:

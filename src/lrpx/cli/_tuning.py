@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from lrpx.cli._streams import hush, progress
+from lrpx.cli._streams import hush, progress, refuse_folder
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -73,14 +73,19 @@ def json_or_text(text: str) -> Any:
 def tune(search: Search, options: dict[str, Any]) -> None:
     """Search, show what was tried, and write the winner."""
     from lrpx.benchmarks import find
+    from lrpx.benchmarks._keeping import read_or_kept
     from lrpx.model import Spec
-    from lrpx.tuning import METRIC, candidates
+    from lrpx.tuning import METRIC, candidates, column_of
     from lrpx.tuning import tune as searched
 
+    refuse_folder(search.out)
     benchmark = find("faithfulness")(**options)
     benchmark.check()
     grid = grid_of(search.grid, json_or_text)
     count = len(candidates(search.method, grid))  # before a model is loaded
+    column_of(benchmark)
+    with progress("Reading the texts …"):
+        read_or_kept(benchmark, search.out)
     with progress("Loading the model …"):
         hush()
         model = Spec(search.model, search.dtype, search.device).build()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from lrpx._files import goes_on
-from lrpx.cli._streams import DASH, read_text, refuse_empty, refuse_same, refuse_unwritable
+from lrpx.cli._streams import DASH, read_text, refuse_empty, refuse_same, refuse_unreadable, refuse_unwritable
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
 METHODS: Final = (
@@ -76,10 +76,11 @@ class Wanted:
             if name.endswith(".json"):
                 _check_recipe(Path(name))
         text = self.text
-        if self.texts is not None and self.texts != DASH:
-            _check_file(self.texts)
-        if self.image is not None:
-            _check_file(self.image)
+        refuse_unreadable(self.texts, self.image)
+        if self.texts is not None and self.texts.is_file():
+            with self.texts.open("rb") as file:
+                if not any(line.strip() for line in file):
+                    raise DataError(f"{self.texts} has no text; write one a line")
         if self.texts is not None and self.json not in (None, DASH):
             _check_results(self.json)
         if text is not None:
@@ -109,8 +110,7 @@ class Wanted:
     @property
     def asked(self) -> tuple[str | int | None, str | int | None]:
         """The target and the contrast, as texts or as ids."""
-        target = self.target if self.target_id is None else self.target_id
-        return target, self.contrast if self.contrast_id is None else self.contrast_id
+        return asked(self.target, self.target_id, self.contrast, self.contrast_id)
 
     def _check_options(self) -> None:
         if self.text is None and self.texts is None and self.image is None:
@@ -123,21 +123,14 @@ class Wanted:
         if self.text is not None and self.texts is not None:
             raise InputError("a text and --texts were both given; leave one of them out")
         for first, second in (
-            ("target", "target_id"), ("contrast", "contrast_id"), ("pair", "choices"), ("pair", "ids"),
-            ("choices", "ids"), ("image", "texts"), ("image", "pair"), ("image", "choices"), ("image", "ids"),
-            ("image", "words"), ("image", "decoder"), ("cell", "contrast"), ("cell", "contrast_id"), ("texts", "pair"),
-            ("texts", "choices"), ("texts", "html"), ("texts", "save"),
+            ("pair", "choices"), ("pair", "ids"), ("choices", "ids"), ("image", "texts"), ("image", "pair"),
+            ("image", "choices"), ("image", "ids"), ("image", "words"), ("image", "decoder"), ("cell", "contrast"),
+            ("cell", "contrast_id"), ("texts", "pair"), ("texts", "choices"), ("texts", "html"), ("texts", "save"),
         ):  # fmt: skip
             if all(getattr(self, name) not in (None, False, ()) for name in (first, second)):
                 one, other = ("--" + name.replace("choices", "choice").replace("_", "-") for name in (first, second))
                 raise InputError(f"{one} and {other} exclude each other; leave one of them out")
-        for name in ("target", "contrast"):
-            if getattr(self, name) == "":
-                raise TargetError(f'--{name} is empty; pass the text of one token, such as " are", or --{name}-id')
-        if self.contrast is not None and self.contrast == self.target:
-            raise TargetError(f"the contrast {self.contrast!r} is the target itself; pass another contrast")
-        if self.contrast_id is not None and self.contrast_id == self.target_id:
-            raise TargetError(f"the contrast {self.contrast_id} is the target itself; pass another contrast")
+        _ = self.asked
         if self.save is not None and len(self.methods) > 1:
             raise MethodError(
                 f"--save holds one method, and {len(self.methods)} were given; pass one --method, or --json or --html, "
@@ -154,6 +147,27 @@ class Wanted:
         refuse_same(self.texts, self.image, self.html, self.json, self.save)
 
 
+def asked(
+    target: str | None, target_id: int | None, contrast: str | None, contrast_id: int | None
+) -> tuple[str | int | None, str | int | None]:
+    """The target and the contrast, as texts or as ids.
+
+    Raises:
+        InputError: one is given as both.
+        TargetError: one is empty, or they are the same.
+    """
+    for name, text, number in (("target", target, target_id), ("contrast", contrast, contrast_id)):
+        if text is not None and number is not None:
+            raise InputError(f"--{name} and --{name}-id exclude each other; leave one of them out")
+        if text == "":
+            raise TargetError(f'--{name} is empty; pass the text of one token, such as " are", or --{name}-id')
+    first = target if target_id is None else target_id
+    second = contrast if contrast_id is None else contrast_id
+    if second is not None and first == second:
+        raise TargetError(f"the contrast {second!r} is the target itself; pass another contrast")
+    return first, second
+
+
 def read_ids(text: str) -> list[int]:
     """Token ids from a text.
 
@@ -168,14 +182,6 @@ def read_ids(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", text)]
 
 
-def _check_file(path: Path) -> None:
-    try:
-        if not path.is_fifo():  # whose writer would be left alone if it was opened twice
-            path.open("rb").close()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}; name another file") from error
-
-
 def _check_results(path: Path) -> None:
     """Refuse a file that has other things in it than results; whose they are is checked when the model is there."""
     if path.is_file() and not goes_on(path):
@@ -187,7 +193,7 @@ def _check_results(path: Path) -> None:
 
 def _check_recipe(path: Path) -> None:
     """Refuse a file that is no JSON; the rest is checked when it is read."""
-    _check_file(path)
+    refuse_unreadable(path)
     try:
         json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -146,6 +146,17 @@ def register(method: M) -> M:
     return method
 
 
+def check_each_once(methods: Sequence[Method]) -> None:
+    """Refuse no methods, and two of one name.
+
+    Raises:
+        MethodError: names them.
+    """
+    names = [method.name for method in methods]
+    if not names or len(set(names)) < len(names):
+        raise MethodError(f"the methods are {', '.join(names) or 'none'}; name one or more, each once")
+
+
 def attribute_all(
     methods: Sequence[Method], model: BoundModel, questions: Questions, *, ledger: bool = False
 ) -> dict[str, Found]:

@@ -78,12 +78,15 @@ def with_settings(method: Method, name: str, settings: dict[str, Any]) -> Method
     """The same method by another name, with some fields set.
 
     Raises:
-        MethodError: it has no such field.
+        MethodError: it has no such field, or the value is of another kind.
     """
     known = settings_of(method)
-    wrong = next((each for each in settings if each not in known), None)
-    if wrong is not None:
-        raise MethodError(f"{method.name} has no setting {wrong!r}; it has {', '.join(known) or 'none'}")
+    for each, value in settings.items():
+        if each not in known:
+            raise MethodError(f"{method.name} has no setting {each!r}; it has {', '.join(known) or 'none'}")
+        own = getattr(method, each)
+        if own is not None and _kind(own) != _kind(value):
+            raise MethodError(f"the {each} of {method.name} is {value!r}; pass {_kind(own)}")
     label = method.label and f"{method.label} {name.removeprefix(method.name).strip()}".rstrip()
     made: Method = replace(method, name=name, label=label, **settings)  # type: ignore[type-var]
     return made
@@ -107,6 +110,12 @@ def _method(found: dict[str, Any]) -> Method:
     if any(isinstance(value, dict | list) for value in settings.values()):
         raise MethodError("a setting is a list or an object; write a text or a number")
     return with_settings(METHODS[given], name, settings)
+
+
+def _kind(value: Any) -> str:
+    """What a setting is, in words."""
+    kinds = {bool: "true or false", str: "a text", int: "a number", float: "a number"}
+    return kinds.get(type(value), "something else")
 
 
 def _is_plain(value: Any) -> bool:
