@@ -217,6 +217,9 @@ def test_it_is_kept_and_read_again(tmp_path, bundled):
         Ranking.load(tmp_path / "missing.json")
 
 
+CALLED = "neurons", "heads", "query features", "key features", "value features", "attention", "mlp", "layers"
+
+
 def test_what_is_shown(bundled):
     found = bundled.neurons("The <b>doors</b>\x1b[31m & more", " are", top=40)
     page = found.to_html()
@@ -227,7 +230,8 @@ def test_what_is_shown(bundled):
     several = str(bundled.neurons(["The doors", "A cat"], " are", versus=["The door"], top=3))
     assert "2 texts less 1 texts" in several
     assert "95 % bootstrap" in several
-    assert "mlp" in str(bundled.neurons("The doors", " are", kind="mlp", top=2))
+    for kind, many in zip(KINDS, CALLED, strict=True):
+        assert many in str(bundled.neurons("The doors", " are", kind=kind, top=2))
 
 
 def test_what_is_refused(bundled):

@@ -325,6 +325,24 @@ def low_rank():
     return found
 
 
+class ByPlace(torch.nn.Module):
+    """A norm that makes more of later tokens, so that what it gives is not of the stream alone."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        return self.norm(x) * torch.linspace(1, 2, x.shape[1], dtype=x.dtype)[:, None]
+
+
+def by_place():
+    found = llama()
+    for layer in found.model.layers:
+        layer.input_layernorm = ByPlace(layer.input_layernorm)
+    return found
+
+
 def of_one_matrix():
     """Keys and values are the same numbers in one of the layers."""
     sizes = {"num_key_value_heads": 2, "head_dim": 4, "global_head_dim": 4, "attention_k_eq_v": True}
@@ -343,6 +361,7 @@ def unseen():
     ("build", "told"),
     [
         (low_rank, r"q_proj\.1 is given something else than what a norm makes of the residual stream"),
+        (by_place, r"q_proj is given something else than what a norm makes of the residual stream"),
         (of_one_matrix, r"the values of model\.layers\.1\.self_attn\.k_proj are not one head's"),
         (unseen, r"no queries were found in DeepseekV2ForCausalLM"),
     ],

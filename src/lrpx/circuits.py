@@ -166,6 +166,8 @@ def _before(share: Share, leaf: Tensor, made: Tensor, gradients: Mapping[Place, 
     gradient = gradients[share.place]
     seed = torch.zeros_like(gradient)
     seed[..., share.features] = gradient[..., share.features]
+    if not bool(seed.any()):  # as of queries and keys, where a recipe holds attention weights constant
+        return torch.zeros_like(leaf, dtype=gradient.dtype)
     (found,) = torch.autograd.grad(made, leaf, seed.reshape(made.shape).to(made.dtype), retain_graph=True)
     return found.to(gradient.dtype)
 

@@ -279,8 +279,8 @@ class Explainer:
             inputs: one input, as :meth:`__call__` takes it; or a list of them: then units are ranked by their mean
                 relevance over these, summed over the positions, with bootstrap intervals.
             target, contrast, position, decoder: as :meth:`__call__` takes them, one question of each input.
-            kind: ``"neurons"``; ``"heads"``, ``"keys"``, ``"values"``, ``"attention"`` and ``"mlp"`` (what each branch
-                gives to the residual stream), ``"residual"`` (the stream behind each layer).
+            kind: ``"neurons"``; ``"heads"``; ``"queries"``, ``"keys"``, ``"values"``; ``"attention"`` and ``"mlp"``:
+                what each branch gives to the residual stream; ``"residual"``: the stream behind each layer.
             top: how many are wanted.
             at: only at this token, or these, negative from the end; the first token of a text often stands for none,
                 and has large activations that swallow the ranking.

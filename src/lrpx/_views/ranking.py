@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from lrpx.ranking import Ranking
 
 TITLES = {
-    "neurons": ("neuron", "neurons"), "heads": ("head", "heads"), "keys": ("key feature", "key features"),
-    "values": ("value feature", "value features"), "attention": ("", "attention branches"), "mlp": ("", "MLPs"),
-    "residual": ("", "layers"),
+    "neurons": ("neuron", "neurons"), "heads": ("head", "heads"), "queries": ("query feature", "query features"),
+    "keys": ("key feature", "key features"), "values": ("value feature", "value features"),
+    "attention": ("", "attention branches"), "mlp": ("", "MLPs"), "residual": ("", "layers"),
 }  # fmt: skip
 """How one unit of a kind is called, and many; one is called nothing where a layer has but one."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
 from lrpx.cli._streams import (
     hush,
     progress,
@@ -35,16 +36,13 @@ Folder = Annotated[Path, typer.Argument(help="The folder that lrpx neurons colle
 Corpus = Annotated[
     Path | None, typer.Option(help="The file of the passages, where it has moved.", show_default="where it was")
 ]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
 
 
 @cards.command()
 def collect(
     data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
     out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
-    model: Annotated[
-        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
-    ] = None,
+    model: Model = None,
     measure: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,9 +62,7 @@ def collect(
     skip: Annotated[int, typer.Option(min=0, help="Leave out the first so many tokens of each text.")] = 0,
     part: Annotated[int, typer.Option(min=1, help="Texts in a part: a stopped run loses the part in work.")] = 2048,
     batch_size: Annotated[int, typer.Option(min=1, help="The most texts run together.")] = 32,
-    dtype: Annotated[
-        str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
-    ] = "auto",
+    dtype: Precision = "auto",
     device: Device = None,
 ) -> None:
     """Find the passages in which each neuron of a model is highest, for all neurons in one pass over a corpus."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
 from lrpx.cli._streams import hush, progress, read_column, read_text, refuse_empty, refuse_same, refuse_unwritable
 from lrpx.cli._wanted import asked, methods
 from lrpx.errors import InputError, MethodError
@@ -29,11 +30,6 @@ neurons = typer.Typer(
     no_args_is_help=True,
 )
 
-Model = Annotated[
-    str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
-]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")]
-Precision = Annotated[str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")]
 Text = Annotated[str, typer.Argument(help="The text; - reads it from standard input.", show_default=False)]
 Target = Annotated[
     str | None, typer.Option(help="Token or class to explain.", show_default="the model's own prediction")
