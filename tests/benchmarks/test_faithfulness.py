@@ -11,12 +11,15 @@ import polars as pl
 import pytest
 import torch
 import transformers
+from rich.cells import cell_len
+from rich.console import Console
 
 import lrpx
 from lrpx.benchmarks import Run, find, keep
-from lrpx.benchmarks._faithful_report import verdict
+from lrpx.benchmarks._faithful_report import terminal, verdict
 from lrpx.benchmarks._faithful_summary import summarise
 from lrpx.benchmarks._faithfulness import Faithfulness, LeaveOneOutAgreement
+from lrpx.benchmarks._report import figure
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 from lrpx.methods import METHODS, Found, LeaveOneOut, Method
 from lrpx.metrics import PERTURBATION_METRICS, perturbation_metric
@@ -381,6 +384,21 @@ def test_the_summary_by_hand(classifier, tmp_path):
             ranks[method].append(place)
     assert found.verdict.ranks == pytest.approx({method: np.mean(each) for method, each in ranks.items()})
     assert found.verdict.method == min(ranks, key=lambda method: np.mean(ranks[method]))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 300])
+def test_no_number_is_cut_off_in_a_terminal(width, classifier, tmp_path):
+    found, _ = summary_of(classifier, tmp_path, [*NAMES, "gradient-l1", "random", "position"])
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(terminal(found))
+    table = captured.get().partition("Recommended")[0].partition("Nothing to recommend")[0]
+    assert "…" not in table
+    assert max(map(cell_len, table.splitlines())) <= width
+    lines = [line for line in table.splitlines() if line.startswith("│ ΔA flipping")]
+    cells = [cell.strip() for line in lines for cell in line.split("│")[2:-1]]
+    assert cells == [figure(found.scores["ΔA flipping"][method].mean) for method in found.methods]
+    assert (len(lines) == 1) == (width == 300)
 
 
 def test_the_verdict(classifier, tmp_path):
