@@ -466,6 +466,7 @@ def test_two_methods_have_no_order_to_agree_about(classifier, tmp_path):
         ({"perturbation": ","}, InputError, "perturbation is ','; name one or more"),
         ({"perturbation": "unk,unk"}, InputError, "each once"),
         ({"read_out": "odds"}, InputError, "nothing is called 'odds'"),
+        ({"read_out": "squared-error"}, InputError, "choose of logit, probability, log-probability$"),  # less is better
         ({"steps": 0}, InputError, "a curve of 0 steps is none"),
         ({"context": 0}, InputError, "context is 0; give at least 1"),
         ({"limit": 0}, InputError, "limit is 0; give at least 1"),

@@ -47,6 +47,8 @@ S = TypeVar("S")
 
 POINTS: Final = 20
 """Steps of the curves that a report draws, every twentieth of the tokens; fewer where a run takes fewer."""
+READINGS: Final = ("logit", "probability", "log-probability")
+"""What can be read by a metric that does not say itself: more of it speaks for what is explained."""
 FEWEST: Final = 2
 """Tokens that may be hidden in a text; one alone has no order."""
 AGAIN: Final = frozenset(
@@ -188,6 +190,9 @@ class Perturbed(Benchmark[S]):
         found = self.ways, self.reads
         if not all(found):
             raise InputError("name a perturbation, and what is read at the output")
+        for each in self.reads:
+            if each not in READINGS:
+                raise InputError(f"nothing is called {each!r} that could be read; choose of {', '.join(READINGS)}")
         if self.steps < 1:
             raise InputError(f"a curve of {self.steps} steps is none; give at least 1")
 
