@@ -28,16 +28,23 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 import lrpx
+from lrpx.methods import IntegratedGradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from lrpx.methods import Method
 
 SEED = 1
 LETTERS, NUMBERS = list(string.ascii_lowercase), [str(n) for n in range(32)]
 PAIRS = range(2, 9)
 RATE, BATCH, WARM = 2e-3, 128, 100
 HELD_OUT = 500
-METHODS = ("attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared")
+METHODS = (
+    "attnlrp", "lrp", "gim", "libragrad", "gradient-x-input", "gradient-l1", "gradient-l2-squared",
+    "integrated-gradients", IntegratedGradients("integrated-gradients from padding", baseline="pad"), "occlusion",
+    "leave-one-out", "atman", "rollout", "gradient-rollout", "grad-cam", "random",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ def train(model: Any, words: Any, steps: int, held: Sequence[Row], say: Callable
             shown = []
 
 
-def found(folder: Path, methods: Sequence[str]) -> dict[str, float]:
+def found(folder: Path, methods: Sequence[str | Method]) -> dict[str, float]:
     """For each method the share of rightly answered rows whose most relevant token of the source is the answer's; the
     number of these rows; and what chance earns."""
     explainer = lrpx.Explainer.from_pretrained(folder)
@@ -147,8 +154,9 @@ def found(folder: Path, methods: Sequence[str]) -> dict[str, float]:
     told = {"rows": float(len(rows)), "chance": float(np.mean([1 / length for length in lengths]))}
     for method in methods:
         every = explainer([row.source for row in rows], decoder=written, method=method, batch_size=64)
-        places = (int(each.relevance[:length].argmax()) for each, length in zip(every, lengths, strict=True))
-        told[method] = float(np.mean([place == row.position for place, row in zip(places, rows, strict=True)]))
+        places = [int(each.relevance[:length].argmax()) for each, length in zip(every, lengths, strict=True)]
+        name = method if isinstance(method, str) else method.name
+        told[name] = float(np.mean([place == row.position for place, row in zip(places, rows, strict=True)]))
     return told
 
 

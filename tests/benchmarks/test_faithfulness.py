@@ -11,12 +11,15 @@ import polars as pl
 import pytest
 import torch
 import transformers
+from rich.cells import cell_len
+from rich.console import Console
 
 import lrpx
 from lrpx.benchmarks import Run, find, keep
-from lrpx.benchmarks._faithful_report import verdict
+from lrpx.benchmarks._faithful_report import terminal, verdict
 from lrpx.benchmarks._faithful_summary import summarise
 from lrpx.benchmarks._faithfulness import Faithfulness, LeaveOneOutAgreement
+from lrpx.benchmarks._report import figure
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 from lrpx.methods import METHODS, Found, LeaveOneOut, Method
 from lrpx.metrics import PERTURBATION_METRICS, perturbation_metric
@@ -383,6 +386,21 @@ def test_the_summary_by_hand(classifier, tmp_path):
     assert found.verdict.method == min(ranks, key=lambda method: np.mean(ranks[method]))
 
 
+@pytest.mark.parametrize("width", [40, 60, 80, 300])
+def test_no_number_is_cut_off_in_a_terminal(width, classifier, tmp_path):
+    found, _ = summary_of(classifier, tmp_path, [*NAMES, "gradient-l1", "random", "position"])
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(terminal(found))
+    table = captured.get().partition("Recommended")[0].partition("Nothing to recommend")[0]
+    assert "…" not in table
+    assert max(map(cell_len, table.splitlines())) <= width
+    lines = [line for line in table.splitlines() if line.startswith("│ ΔA flipping")]
+    cells = [cell.strip() for line in lines for cell in line.split("│")[2:-1]]
+    assert cells == [figure(found.scores["ΔA flipping"][method].mean) for method in found.methods]
+    assert (len(lines) == 1) == (width == 300)
+
+
 def test_the_verdict(classifier, tmp_path):
     """Of many texts, or of few: what is told apart is recommended, what knows nothing never is."""
     texts = [
@@ -448,6 +466,7 @@ def test_two_methods_have_no_order_to_agree_about(classifier, tmp_path):
         ({"perturbation": ","}, InputError, "perturbation is ','; name one or more"),
         ({"perturbation": "unk,unk"}, InputError, "each once"),
         ({"read_out": "odds"}, InputError, "nothing is called 'odds'"),
+        ({"read_out": "squared-error"}, InputError, "choose of logit, probability, log-probability$"),  # less is better
         ({"steps": 0}, InputError, "a curve of 0 steps is none"),
         ({"context": 0}, InputError, "context is 0; give at least 1"),
         ({"limit": 0}, InputError, "limit is 0; give at least 1"),

@@ -4,6 +4,7 @@ model is asked as it reads."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,20 @@ def test_a_run_writes_its_reports(data: Any, piece_tokenizer: Any, tmp_path: Any
                 benchmark.report(kept.store)
     again = Run.from_spec(json.loads(json.dumps(run.spec)), model=model)
     assert again.part(0).equals(run.part(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"steps": 0}, "a curve of 0 steps"),
+        ({"perturbation": "burn"}, "no perturbation 'burn'"),
+        ({"read_out": "squared-error"}, "nothing is called 'squared-error'"),
+        ({"limit": 0}, "limit is 0"),
+    ],
+)
+def test_bad_options_of_the_perturbed_are_refused_before_a_model_is_loaded(options: Any, match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        AnswersPerturbed(data=Path("squad.json"), **options).check()
 
 
 def test_bad_options_and_models_are_refused_by_name(data: Any, piece_tokenizer: Any) -> None:

@@ -97,16 +97,38 @@ def test_the_models_own_prediction_is_that_of_the_whole_input():
     near(explain(IDS, method="leave-one-out").relevance, explain(IDS, token, method="leave-one-out").relevance)
 
 
-def test_a_single_token():
-    found = Explainer(models.tiny_gpt2())([9], 7, method="leave-one-out")
-    near(found.relevance, leave_one_out(models.tiny_gpt2(), [9], lambda output: output.logits[0, -1, 7]))
+@pytest.mark.parametrize("build", [models.tiny_gpt2, models.tiny_bert])
+def test_a_place_that_could_see_nothing_else_sees_itself(build):
+    """A softmax over nothing would be what the kernel makes of it."""
+    found = Explainer(build())([9], 7, method="leave-one-out", position=0)
+    assert found.relevance.tolist() == [0.0]
+
+
+def test_a_text_of_one_token_of_which_nothing_is_left_is_refused():
+    for model in (tiny.bert_classifier(), models.tiny_t5()):
+        with pytest.raises(MethodError, match=r"leave-one-out leaves nothing of a text of one token; use attnlrp"):
+            Explainer(model)([IDS, [9]], 1, method="leave-one-out")
+
+
+@pytest.mark.parametrize("position", [2, 0])
+def test_an_encoder_and_a_decoder(position):
+    """A token is hidden from the encoder and from the decoder's cross-attention; the decoder's own have 0."""
+    model, decoder = models.tiny_t5(), [0, 8, 9]
+    places = {"decoder_input_ids": torch.tensor([decoder])}
+    expected = leave_one_out(model, IDS, lambda output: output.logits[0, position, 4], **places)
+    explain = Explainer(model)
+    found = explain(IDS, 4, method="leave-one-out", decoder=decoder, position=position).relevance
+    near(found[:7], expected)
+    assert found.abs().max() > 1e-3
+    assert found[7:].tolist() == [0.0] * 3
+    many = explain([IDS, ROWS[3]], 4, method="leave-one-out", decoder=[decoder, [0, 5]])
+    alone = explain(ROWS[3], 4, method="leave-one-out", decoder=[0, 5])
+    near(many[1].relevance, alone.relevance)
 
 
 def test_what_it_does_not_serve():
     with pytest.raises(MethodError, match=r"leave-one-out needs a model that takes attention_mask.*use attnlrp"):
         Explainer(maskless())(IDS, method="leave-one-out")
-    with pytest.raises(MethodError, match=r"leave-one-out does not serve T5.*encoder-decoder.*attnlrp"):
-        Explainer(models.tiny_t5())(IDS, method="leave-one-out")
     with pytest.raises(MethodError, match=r"leave-one-out has no ledger.*attnlrp"):
         Explainer(models.tiny_gpt2())(IDS, method="leave-one-out", ledger=True)
 

@@ -17,6 +17,7 @@ from lrpx.benchmarks._curves import COLOURS, DASHES, HEIGHT, WIDTH, panels, pict
 from lrpx.benchmarks._faithful_summary import CHANCE, SURE, Summary, summarise
 from lrpx.benchmarks._heatmaps import pieces
 from lrpx.benchmarks._keeping import check_shown
+from lrpx.benchmarks._pieces import Pieces
 from lrpx.benchmarks._report import UNTOLD, figure, p_value
 from lrpx.benchmarks._summary import select
 from lrpx.metrics._statistics import FLIPS
@@ -72,11 +73,11 @@ def terminal(found: Summary) -> Group:
     head = Text(
         f"{one_line(found.model)}: {found.samples:,} samples{right}; means over all of them, intervals in the report"
     )
-    labels = [Text(one_line(found.labels[method])) for method in found.methods]
-    scores = Table(Column("metric", no_wrap=True), *(Column(label, justify="right") for label in labels))
-    for each in found.variants:
-        cells = (_cell(found, each.name, method) for method in found.methods)
-        scores.add_row(Text(f"{each.name} {each.metric.arrow}"), *cells)
+    columns = [
+        (one_line(found.labels[method]), [_cell(found, each.name, method) for each in found.variants])
+        for method in found.methods
+    ]
+    scores = Pieces("metric", [f"{each.name} {each.metric.arrow}" for each in found.variants], columns)
     parts: list[Any] = [head, scores]
     if found.verdict is not None:
         parts.append(Text("\n".join(verdict(found))))

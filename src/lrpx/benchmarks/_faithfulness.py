@@ -47,6 +47,8 @@ S = TypeVar("S")
 
 POINTS: Final = 20
 """Steps of the curves that a report draws, every twentieth of the tokens; fewer where a run takes fewer."""
+READINGS: Final = ("logit", "probability", "log-probability")
+"""What can be read by a metric that does not say itself: more of it speaks for what is explained."""
 FEWEST: Final = 2
 """Tokens that may be hidden in a text; one alone has no order."""
 AGAIN: Final = frozenset(

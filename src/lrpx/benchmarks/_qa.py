@@ -96,6 +96,7 @@ class Squad(Benchmark[AnswerSample]):
 
     def check(self) -> None:
         """See the class."""
+        super().check()
         for name, value in (("context", self.context), ("limit", self.limit)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; give at least 1")

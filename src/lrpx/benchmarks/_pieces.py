@@ -1,0 +1,67 @@
+"""A table of numbers in a terminal: where it is too wide, in pieces, so that no number is cut off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from rich.cells import cell_len
+from rich.table import Column, Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+BORDERS: Final = 3
+"""The width of a column less that of its cells."""
+NAMED: Final = 10
+"""So wide a column's name may make it where there is too little room; a longer one is folded."""
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """A table whose lines are named, in one piece or in several beneath each other.
+
+    Args:
+        corner: what the lines' names are.
+        names: of the lines.
+        columns: the name of each, and a cell for each line.
+    """
+
+    corner: str
+    names: Sequence[str]
+    columns: Sequence[tuple[str, Sequence[Text]]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width - 1 - BORDERS - max(map(cell_len, (self.corner, *self.names)))
+        numbers = [max((cell.cell_len for cell in cells), default=0) for _, cells in self.columns]
+        widths = [max(each, cell_len(name)) for each, (name, _) in zip(numbers, self.columns, strict=True)]
+        if sum(widths) + BORDERS * len(widths) > room:
+            widths = [max(each, min(wide, NAMED)) for each, wide in zip(numbers, widths, strict=True)]
+        for start, end in _parts(widths, room):
+            heads = (
+                Column(Text(name), justify="right", width=width, overflow="fold")
+                for (name, _), width in zip(self.columns[start:end], widths[start:end], strict=True)
+            )
+            piece = Table(Column(Text(self.corner), no_wrap=True), *heads)
+            for line, name in enumerate(self.names):
+                piece.add_row(Text(name), *(cells[line] for _, cells in self.columns[start:end]))
+            yield piece
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Ranges of columns that have room beside each other, each as long as it can be, and one column at least.
+
+    >>> list(_parts([5, 5, 9, 5], 19)), list(_parts([30], 19))
+    ([(0, 2), (2, 3), (3, 4)], [(0, 1)])
+    """
+    start = taken = 0
+    for at, width in enumerate(widths):
+        if at > start and taken + width + BORDERS > room:
+            yield start, at
+            start = at
+            taken = 0
+        taken += width + BORDERS
+    yield start, len(widths)
