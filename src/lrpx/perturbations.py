@@ -317,16 +317,6 @@ def outputs(
     return [found[each] for each in places]
 
 
-def check_read(read: str) -> None:
-    """Refuse what nobody reads of a model's outputs, whatever the model.
-
-    Raises:
-        InputError: there is no such thing.
-    """
-    if read not in READS:
-        raise InputError(f"nothing is called {read!r} that could be read; choose of {', '.join(READS)}")
-
-
 def check_reads(model: BoundModel, reads: Iterable[str], targets: Iterable[Target] = ()) -> None:
     """Refuse what cannot be read of a model's outputs.
 
@@ -335,7 +325,8 @@ def check_reads(model: BoundModel, reads: Iterable[str], targets: Iterable[Targe
         TargetError: there is no probability of it.
     """
     for read in reads:
-        check_read(read)
+        if read not in READS:
+            raise InputError(f"nothing is called {read!r} that could be read; choose of {', '.join(READS)}")
         if "probability" not in read:
             continue
         other = next((each for each in targets if isinstance(each, (Contrast, Similarity))), None)

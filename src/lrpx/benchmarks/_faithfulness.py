@@ -27,7 +27,7 @@ from lrpx.benchmarks._faithful_summary import Variant, variants
 from lrpx.errors import DataError, InputError, TargetError
 from lrpx.metrics import PERTURBATION_METRICS, Given, PerturbationMetric
 from lrpx.metrics._perturbation import Curve, least_relevant_first, most_relevant_first
-from lrpx.perturbations import Perturbation, check_read, check_reads, outputs
+from lrpx.perturbations import Perturbation, check_reads, outputs
 from lrpx.questions import Answers, Question, Questions
 from lrpx.targets import Logit
 from lrpx.tasks import Task
@@ -190,8 +190,9 @@ class Perturbed(Benchmark[S]):
         found = self.ways, self.reads
         if not all(found):
             raise InputError("name a perturbation, and what is read at the output")
-        for read in self.reads:
-            check_read(read)
+        for each in self.reads:
+            if each not in READINGS:
+                raise InputError(f"nothing is called {each!r} that could be read; choose of {', '.join(READINGS)}")
         if self.steps < 1:
             raise InputError(f"a curve of {self.steps} steps is none; give at least 1")
 
