@@ -13,7 +13,7 @@ package reads it (how often the right atom of a reactant has the most of all of 
 has the largest relevance of them through this head, by AttnLRP; *relevance* of a head at the masked atom, its absolute
 mean, under three recipes; and *deleted*, the fall of the logit when the head is set to 0 at all positions. Printed are
 the place of head 10.5 among the 96 in each ranking, its first five heads, and Spearman's correlation of each with the
-first and the last.
+first and the last; in brackets bootstrap 95 % intervals over the reactions, which are few.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import AlbertForMaskedLM
 
 import lrpx
+from lrpx.metrics._statistics import RESAMPLES
 from lrpx.patching import patched
 from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
@@ -103,6 +105,17 @@ def attention(model: AlbertForMaskedLM, ids: list[int], each: Reaction) -> Tenso
     return found
 
 
+def standing(means: Tensor, unit: int) -> int:
+    """Which place a head has by its mean, from 1; of equal ones the first."""
+    return means.argsort(descending=True, stable=True).tolist().index(unit) + 1
+
+
+def shown(value: float, drawn: list[float], form: str) -> str:
+    """A number and its interval."""
+    low, high = np.quantile(drawn, (0.025, 0.975))
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
+
+
 def main() -> None:
     """Explain, rank, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,11 +129,13 @@ def main() -> None:
     heads = places(model, "heads")
     shape = len(heads), heads[0].width
     methods = ("attnlrp", "lrp", "gradient-x-input")
-    sums = {name: torch.zeros(shape) for name in ("attention", "paths", *methods, "deleted")}
-    count = right = 0
+    every: dict[str, list[Tensor]] = {name: [] for name in ("attention", "paths", *methods, "deleted")}
+    counts: list[int] = []
+    right = 0
     for text in REACTIONS[: given.reactions]:
         each = reaction(text)
         ids = [names[token] for token in each.tokens]
+        sums = {name: torch.zeros(shape) for name in every}
         sums["attention"] += attention(attending, ids, each)
         for at, was in each.was.items():
             masked = [*ids[:at], names["[MASK]"], *ids[at + 1 :]]
@@ -139,19 +154,30 @@ def main() -> None:
                 values = paths.parts["paths"].values[: place.width, list(each.reactants)]
                 best = values.argmax(-1).tolist()
                 sums["paths"][place.layer] += torch.tensor([float(each.reactants[i] in was) for i in best])
-            count += 1
-        print(f"{count} atoms", file=sys.stderr, flush=True)
-    print(f"{count} atoms of {min(given.reactions, len(REACTIONS))} reactions, masked; {right} predicted right\n")
+        for name, total in sums.items():
+            every[name].append(total.flatten())
+        counts.append(len(each.was))
+        print(f"{sum(counts)} atoms", file=sys.stderr, flush=True)
+    print(f"{sum(counts)} atoms of {min(given.reactions, len(REACTIONS))} reactions, masked; {right} predicted right\n")
     print("| ranked by | place of 10.5 | its value | first heads (layer.head) | ρ with attention | ρ with deleted |")
     print("|---|---:|---:|---|---:|---:|")
-    for name, total in sums.items():
-        mean = (total / count).flatten()
-        order = mean.argsort(descending=True, stable=True).tolist()
-        known = KNOWN[0] * shape[1] + KNOWN[1]
-        leaders = ", ".join("{}.{}".format(*divmod(i, shape[1])) for i in order[:5])
-        rho = [float(spearmanr(mean, sums[other].flatten()).statistic) for other in ("attention", "deleted")]
-        cells = name, order.index(known) + 1, f"{float(mean[known]):.3f}", leaders, *(f"{each:.2f}" for each in rho)
-        print("| " + " | ".join(map(str, cells)) + " |")
+    totals = {name: torch.stack(found) for name, found in every.items()}
+    atoms = torch.tensor(counts)
+    draws = torch.from_numpy(np.random.default_rng(0).integers(len(counts), size=(RESAMPLES, len(counts))))
+    known = KNOWN[0] * shape[1] + KNOWN[1]
+    for name, total in totals.items():
+        mean = total.sum(0) / atoms.sum()
+        drawn = [total[draw].sum(0) / atoms[draw].sum() for draw in draws]
+        leaders = ", ".join("{}.{}".format(*divmod(i, shape[1])) for i in mean.topk(5).indices.tolist())
+        rho = [float(spearmanr(mean, totals[other].sum(0)).statistic) for other in ("attention", "deleted")]
+        cells = (
+            name,
+            shown(standing(mean, known), [standing(each, known) for each in drawn], ".0f"),
+            shown(float(mean[known]), [float(each[known]) for each in drawn], ".3f"),
+            leaders,
+            *(f"{each:.2f}" for each in rho),
+        )
+        print("| " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":
