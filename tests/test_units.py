@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError
@@ -204,3 +205,20 @@ def test_what_there_is_not():
 @pytest.mark.parametrize("name", ["bert_classifier", "gpt2_classifier", "codegen", "longformer", "marian", "xlnet"])
 def test_other_families(name):
     assert len(places(getattr(tiny, name)(), "neurons")) == (4 if name == "marian" else 2)
+
+
+BY_VIEW = {
+    "codegen": {"n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
+    "gptj": {"n_embd": 16, "n_layer": 2, "n_head": 4, "rotary_dim": 4, "n_positions": 64},
+    "gpt_neo": {"hidden_size": 16, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
+    "mpt": {"d_model": 16, "n_layers": 2, "n_heads": 4, "max_seq_len": 64},
+}
+"""Families that put the heads side by side by ``contiguous().view()``."""
+
+
+@pytest.mark.parametrize("name", BY_VIEW)
+def test_heads_are_found_where_they_are_copied_before_they_are_put_side_by_side(name):
+    config = AutoConfig.for_model(name, vocab_size=31, **BY_VIEW[name])
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert [(place.path.rpartition(".")[2], place.width) for place in places(model, "heads")] == [("out_proj", 4)] * 2
+    assert len(places(model, "attention")) == len(places(model, "mlp")) == 2

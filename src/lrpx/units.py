@@ -61,7 +61,7 @@ REARRANGES = frozenset(
     tile flip roll __getitem__ slice broadcast_to cat concat concatenate stack""".split()
 )
 """Torch functions that put numbers elsewhere and change none, beside those that move the mark of a gate."""
-CASTS = frozenset("type float half bfloat16 double clone contiguous to type_as dropout".split())
+CASTS = frozenset("type float half bfloat16 double to type_as dropout".split())
 """Of these, those that leave them where they are."""
 PRODUCTS = ("matmul", "baddbmm", "grouped_mm")
 RANKS = ("heads", "weights", "scores", "neurons", "linear")
