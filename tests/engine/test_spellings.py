@@ -339,3 +339,16 @@ def test_what_is_moved_or_pooled_is_what_it_was(name: str, recipe: str) -> None:
     agree(lambda a, b, _: same(a.sigmoid()) * b, lambda a, b, _: a.sigmoid() * b, recipe)
     agree(lambda a, b, _: same(a.exp()) * b, lambda a, b, _: a.exp() * b, recipe)
     agree(lambda a, b, c: same(a * b) * c, lambda a, b, c: a * b * c, recipe)
+
+
+def test_what_is_multiplied_with_what_decays_decays_however_it_is_bracketed() -> None:
+    def state(product: Of) -> Of:
+        def function(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+            decayed = product(ex(-F.softplus(a)), b, c)
+            return (decayed[:, :1] + decayed[:, 1:2]) * (b * c)
+
+        return function
+
+    for recipe in RECIPES:
+        agree(state(lambda e, b, c: (e * b) * c), state(lambda e, b, c: e * (b * c)), recipe)
+        agree(state(lambda e, b, c: (e * b) * c.sigmoid()), state(lambda e, b, c: e * (b * c.sigmoid())), recipe)
