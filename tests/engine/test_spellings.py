@@ -106,6 +106,7 @@ def test_a_mask_that_is_none_of_the_sign_is_no_relu() -> None:
     mask = torch.arange(WIDTH) % 2 > 0
     agree(lambda a, b, _: a * mask.expand(a.shape) * b, lambda a, b, _: a * mask * b, "lrp")
     agree(lambda a, b, _: a.masked_fill(mask, 0) * b, lambda a, b, _: a * ~mask * b, "lrp")
+    agree(lambda a, b, _: torch.maximum(a, a.clone()) * b, lambda a, b, _: a * b, "lrp")
 
 
 FUNCTIONS: dict[str, tuple[Of, Of]] = {
