@@ -106,6 +106,7 @@ def test_a_mask_that_is_none_of_the_sign_is_no_relu() -> None:
     mask = torch.arange(WIDTH) % 2 > 0
     agree(lambda a, b, _: a * mask.expand(a.shape) * b, lambda a, b, _: a * mask * b, "lrp")
     agree(lambda a, b, _: a.masked_fill(mask, 0) * b, lambda a, b, _: a * ~mask * b, "lrp")
+    agree(lambda a, b, _: torch.maximum(a, a.clone()) * b, lambda a, b, _: a * b, "lrp")
 
 
 FUNCTIONS: dict[str, tuple[Of, Of]] = {
@@ -339,3 +340,16 @@ def test_what_is_moved_or_pooled_is_what_it_was(name: str, recipe: str) -> None:
     agree(lambda a, b, _: same(a.sigmoid()) * b, lambda a, b, _: a.sigmoid() * b, recipe)
     agree(lambda a, b, _: same(a.exp()) * b, lambda a, b, _: a.exp() * b, recipe)
     agree(lambda a, b, c: same(a * b) * c, lambda a, b, c: a * b * c, recipe)
+
+
+def test_what_is_multiplied_with_what_decays_decays_however_it_is_bracketed() -> None:
+    def state(product: Of) -> Of:
+        def function(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+            decayed = product(ex(-F.softplus(a)), b, c)
+            return (decayed[:, :1] + decayed[:, 1:2]) * (b * c)
+
+        return function
+
+    for recipe in RECIPES:
+        agree(state(lambda e, b, c: (e * b) * c), state(lambda e, b, c: e * (b * c)), recipe)
+        agree(state(lambda e, b, c: (e * b) * c.sigmoid()), state(lambda e, b, c: e * (b * c.sigmoid())), recipe)

@@ -74,6 +74,8 @@ def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
     else:
         out = run.apply(what, op, a, b, rule=partial(_by_factors, m / (m + n)), called="uniform", conserves=True)
     out = made_of(run, out, -(m + n) if are_scales else m + n)
+    if run.has_scales and (_is_decayed(a.grad_fn) or _is_decayed(b.grad_fn)) and out.grad_fn is not None:
+        out.grad_fn.metadata[DECAYED] = True
     return put_gate(run.recipe, out, weakest_gate((a, b))) if run.asks_for_gates else out
 
 
@@ -105,7 +107,7 @@ def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
     gate, signal = (a, b) if first_scales else (b, a)
     node = out.grad_fn
     if node is not None:
-        if gate_strength(gate) == EXPONENTIAL:
+        if gate_strength(gate) == EXPONENTIAL or (run.has_scales and _is_decayed(signal.grad_fn)):
             node.metadata[DECAYED] = True
         # a scaling leads on to the signal, and is told when it is asked for; a matrix product may end in another shape
         if run.has_scales or kind(node) not in SCALES:

@@ -465,7 +465,8 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if takes_all(run.recipe):
         scalings = [_function(each) or Function(each) for each in given if carries(each)]
         is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
-        if is_of_one and not any(bool(each.any()) for each in given if not carries(each)):
+        is_one = len(scalings) == 2 and torch.equal(*given)
+        if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
             mark_relu(run.recipe, out, scalings[0].root)
     return out
 

@@ -103,6 +103,8 @@ JOINS = frozenset(
     select_scatter diagonal_scatter masked_scatter write max min amax amin maximum minimum fmax fmin cummax cummin
     kthvalue median mode diagonal diag_embed unfold im2col block_diag masked_select max_pool1d_with_indices
     max_pool2d_with_indices max_pool3d_with_indices adaptive_max_pool2d nan_to_num
+    pixel_shuffle pixel_unshuffle channel_shuffle col2im reflection_pad1d reflection_pad2d replication_pad1d
+    replication_pad2d
     """.split()
 )
 """What puts tensors together, or takes the one or the other."""

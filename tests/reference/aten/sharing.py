@@ -168,6 +168,6 @@ class Sharing:
         if factors:
             held = self._held(node, *factors)
             if held is None:
-                return False
+                return any(id(value) in self.decayed for value in factors)
             return self.gates.strength(factors[held]) == SCALE or id(factors[1 - held]) in self.decayed
         return len(inputs) == 1 and self._leads_on(node) and id(inputs[0]) in self.decayed
