@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV ?= .venv
 WORKERS ?= 2
 BIN = $(VENV)/bin
+# they ask for torchvision, which has no build beside every torch, and need none of it for what the tests take of them
+ALONE = timm open_clip_torch ftfy zennit
 PYTEST = HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
 .PHONY: demo test test-all lint types fast slow coverage clean
@@ -42,6 +44,7 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[test]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-deps $(ALONE)
 	touch $@ $(VENV)/.installed
 
 clean:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,7 +38,37 @@ def gpt2():
     return tiny.build(tf.GPT2LMHeadModel, tf.GPT2Config(**tiny.GPT2_SIZES, **tiny.GPT2_TOKENS))
 
 
-FAMILIES = {"llama": llama, "gemma3": gemma3, "gpt2": gpt2, "neox": tiny.neox, "bloom": tiny.bloom}
+def phi():
+    """One norm before an attention and an MLP side by side."""
+    return tiny.build(tf.PhiForCausalLM, tf.PhiConfig(**tiny.SIZES))
+
+
+def gated():
+    """The matrix of the queries gives each head a gate as well."""
+    more = {"layer_types": ["full_attention"] * 2, "num_experts": 0, "mlp_only_layers": [0, 1]}
+    sizes = {"num_key_value_heads": 2, "head_dim": 4}
+    return tiny.build(tf.Qwen3NextForCausalLM, tf.Qwen3NextConfig(**tiny.SIZES, **sizes, **more))
+
+
+FAMILIES = {
+    "llama": llama,
+    "gemma3": gemma3,
+    "gpt2": gpt2,
+    "neox": tiny.neox,
+    "bloom": tiny.bloom,
+    "phi": phi,
+    "gated": gated,
+}
+COUNTS = {
+    "llama": (82, 33),
+    "gemma3": (82, 33),
+    "gpt2": (110, 33),
+    "neox": (102, 25),
+    "bloom": (110, 33),
+    "phi": (102, 18),
+    "gated": (89, 33),
+}
+"""The edges by hand: with 4 heads 1, 5, 6, 10 and 11 writers are before the readers of 2 layers and the output."""
 
 
 @pytest.fixture(scope="module")
@@ -173,52 +204,82 @@ def test_nothing_of_the_model_changes(module, model, pair, recipe):
     assert torch.equal(module(input_ids=torch.tensor([CLEAN])).logits, logits)
 
 
-@pytest.mark.parametrize("rules", [(GRADIENT, twin.PLAIN), (RELP, twin.RELP)])
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def both_ways(request):
+    """A model whose queries, keys and values are of three matrices, the last two shared by heads; and of one."""
+    found = FAMILIES[request.param]()
+    bound = BoundModel(found)
+    return found, bound, patching.pair_of(bound, CLEAN, CORRUPT, RIGHT, WRONG)
+
+
+@pytest.mark.parametrize("rules", [(GRADIENT, twin.PLAIN), (RELP, twin.RELP), (ATTNLRP, twin.ATTNLRP)])
 @pytest.mark.parametrize("steps", [1, 2])
-def test_edge_scores_are_the_twins(module, model, pair, rules, steps):
-    graph = circuits.graph_of(model, pair)
-    wanted = twin.edge_scores(module, CLEAN, CORRUPT, RIGHT, WRONG, rules[1], steps)
+@pytest.mark.parametrize("whole", [False, True])
+def test_edge_scores_are_the_twins(both_ways, rules, steps, whole):
+    module, model, pair = both_ways
+    graph = circuits.graph_of(model, pair, whole=whole)
+    wanted = twin.edge_scores(module, CLEAN, CORRUPT, RIGHT, WRONG, rules[1], steps, whole)
     found = circuits.scores(model, pair, graph, rules[0], steps=steps)
     assert graph.count == sum(map(len, wanted))
+    assert found.abs().max() > 1e-2
     for row, line in zip(found, wanted, strict=True):
         torch.testing.assert_close(row[: len(line)], torch.tensor(line, dtype=torch.float64), rtol=0, atol=1e-9)
         assert not row[len(line) :].any()
 
 
-def test_a_circuit_is_the_twins_mix(module, model, pair):
-    graph = circuits.graph_of(model, pair)
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_circuit_is_the_twins_mix(both_ways, whole):
+    module, model, pair = both_ways
+    graph = circuits.graph_of(model, pair, whole=whole)
     drawn = torch.rand(5, *graph.edges.shape, generator=torch.Generator().manual_seed(0)) < 0.6
-    found = circuits.run(model, pair, graph, drawn & graph.edges)
-    wanted = [twin.circuit(module, CLEAN, CORRUPT, RIGHT, WRONG, each.tolist()) for each in drawn]
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-9)
+    wanted = [twin.circuit(module, CLEAN, CORRUPT, RIGHT, WRONG, each.tolist(), whole) for each in drawn]
+    for size in (16, 1):
+        found = circuits.run(model, pair, graph, drawn & graph.edges, batch_size=size)
+        torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_edge_is_the_corrupt_run_and_every_edge_the_clean_one(family):
     model = BoundModel(FAMILIES[family]())
     pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
-    graph = circuits.graph_of(model, pair)
-    assert graph.count == {"neox": 25}.get(family, 33)
-    both = circuits.run(model, pair, graph, torch.stack([graph.edges, torch.zeros_like(graph.edges)]))
     wanted = model.values(pair.questions)
-    assert abs(float(wanted[0] - wanted[1])) > 0.01
-    torch.testing.assert_close(both, wanted, rtol=0, atol=1e-9 if family != "gemma3" else 1e-5)
-    circuits.check_closes(model, pair, graph)
+    for whole in (False, True):
+        graph = circuits.graph_of(model, pair, whole=whole)
+        assert graph.count == COUNTS[family][whole]
+        both = circuits.run(model, pair, graph, torch.stack([graph.edges, torch.zeros_like(graph.edges)]))
+        assert abs(float(wanted[0] - wanted[1])) > 0.01
+        torch.testing.assert_close(both, wanted, rtol=0, atol=1e-9 if family != "gemma3" else 1e-5)
+        circuits.check_closes(model, pair, graph)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("recipe", [GRADIENT, RELP])
+def test_what_an_attention_reads_is_what_its_heads_read(family, recipe):
+    """Gradients add up, and so do the scores of a norm's readers."""
+    model = BoundModel(FAMILIES[family]())
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+    apart, whole = (circuits.graph_of(model, pair, whole=each) for each in (False, True))
+    wanted = circuits.scores(model, pair, whole, recipe)
+    parts = circuits.scores(model, pair, apart, recipe)
+    at = torch.tensor([whole.wiring.readers.index(replace(each, share=None)) for each in apart.wiring.readers])
+    found = torch.zeros_like(wanted).index_add(0, at, parts)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9 if family != "gemma3" else 1e-4)
 
 
 def test_one_edge_after_another_is_a_circuit_without_it(model, pair):
     graph = circuits.graph_of(model, pair)
     found = circuits.exact_edges(model, pair, graph)
-    reader, writer = 3, 5
+    reader, writer = graph.readers.index("key 1.1"), graph.writers.index("mlp 0")
     without = graph.edges.clone()
     without[reader, writer] = False
     values = circuits.run(model, pair, graph, torch.stack([without, graph.edges]))
     torch.testing.assert_close(found[reader, writer], values[0] - values[1], rtol=0, atol=1e-9)
+    assert abs(found[reader, writer]) > 1e-4
     assert not found[~graph.edges].any()
 
 
 def test_the_best_edges_are_those_of_the_largest_scores(model, pair):
-    graph = circuits.graph_of(model, pair)
+    graph = circuits.graph_of(model, pair, whole=True)
     scores = torch.zeros_like(graph.edges, dtype=torch.float64)
     scores[2, 1], scores[4, 3], scores[0, 5] = -3.0, 2.0, 99.0  # the last is no edge
     best = circuits.chosen(graph, scores, 2)
@@ -243,7 +304,7 @@ def test_what_cannot_be_patched_is_refused(model):
     with pytest.raises(InputError, match="steps is 0"):
         patching.attributed(model, pair, GRADIENT, steps=0)
     graph = circuits.graph_of(model, pair)
-    with pytest.raises(InputError, match=r"pass \[n, 5, 11\]"):
+    with pytest.raises(InputError, match=r"pass \[n, 19, 11\]"):
         circuits.run(model, pair, graph, graph.edges)
 
 
@@ -254,3 +315,43 @@ def test_a_model_without_a_stream_has_no_edges():
     assert patching.exact(model, pair, "heads").shape == (2, 4)  # but parts
     with pytest.raises(ModelError, match="has no residual stream that every layer is given"):
         circuits.graph_of(model, pair)
+
+
+def low_rank():
+    """Queries by way of two matrices, as where they are compressed."""
+    found = llama()
+    for layer in found.model.layers:
+        layer.self_attn.q_proj = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Linear(8, 16)).double()
+    return found
+
+
+def of_one_matrix():
+    """Keys and values are the same numbers in one of the layers."""
+    sizes = {"num_key_value_heads": 2, "head_dim": 4, "global_head_dim": 4, "attention_k_eq_v": True}
+    none = {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"]}
+    return tiny.build(tf.Gemma4ForCausalLM, tf.Gemma4TextConfig(**tiny.SIZES, **sizes, **none, **kinds))
+
+
+def unseen():
+    """Queries that are turned as complex numbers."""
+    ranks = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_nope_head_dim": 4, "qk_rope_head_dim": 4, "v_head_dim": 4}
+    return tiny.build(tf.DeepseekV2ForCausalLM, tf.DeepseekV2Config(**tiny.SIZES, **ranks, first_k_dense_replace=2))
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (low_rank, r"q_proj\.1 is given something else than what a norm makes of the residual stream"),
+        (of_one_matrix, r"the values of model\.layers\.1\.self_attn\.k_proj are not one head's"),
+        (unseen, r"no queries were found in DeepseekV2ForCausalLM"),
+    ],
+)
+def test_where_heads_cannot_be_told_apart_an_attention_is_one_reader(build, told):
+    model = BoundModel(build())
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+    with pytest.raises(MethodError, match=rf"{told}.*; take an attention as one reader: whole=True"):
+        circuits.graph_of(model, pair)
+    graph = circuits.graph_of(model, pair, whole=True)
+    assert graph.count == 33
+    circuits.check_closes(model, pair, graph)

@@ -106,21 +106,22 @@ def test_patching_is_the_twins(order, kind):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-9)
 
 
-def test_edges_are_the_twins():
+@pytest.mark.parametrize("whole", [False, True])
+def test_edges_are_the_twins(whole):
     module = tied((0, 0, 0))
     model = BoundModel(module)
     pair = patching.pair_of(model, IDS, OTHER, RIGHT, WRONG)
-    graph = circuits.graph_of(model, pair)
-    assert graph.readers[2] == "model.layers.0.input_layernorm#1"
+    graph = circuits.graph_of(model, pair, whole=whole)
+    assert graph.readers[2 if whole else 9] == ("model.layers.0.input_layernorm#1" if whole else "query 1.0")
     assert graph.readers[-1] == "model.norm"
     assert graph.writers[5:7] == ("mlp 0", "head 1.0")
-    wanted = twin.edge_scores(module, IDS, OTHER, RIGHT, WRONG, twin.RELP)
+    wanted = twin.edge_scores(module, IDS, OTHER, RIGHT, WRONG, twin.RELP, whole=whole)
     found = circuits.scores(model, pair, graph, RELP)
     for row, line in zip(found, wanted, strict=True):
         torch.testing.assert_close(row[: len(line)], torch.tensor(line, dtype=torch.float64), rtol=0, atol=1e-9)
     drawn = torch.rand(3, *graph.edges.shape, generator=torch.Generator().manual_seed(0)) < 0.6
     values = circuits.run(model, pair, graph, drawn & graph.edges)
-    wanted = [twin.circuit(module, IDS, OTHER, RIGHT, WRONG, each.tolist()) for each in drawn]
+    wanted = [twin.circuit(module, IDS, OTHER, RIGHT, WRONG, each.tolist(), whole) for each in drawn]
     torch.testing.assert_close(values, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-9)
     circuits.check_closes(model, pair, graph)
 

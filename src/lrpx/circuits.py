@@ -1,9 +1,9 @@
 """Circuits: the edges between what writes into the residual stream and what reads it, and what is left without some.
 
-Each attention head, each MLP and the embeddings write into the stream; each norm before an attention or an MLP, and the
-one before the head, reads the sum. An **edge** is the part that one writer has in what one reader is given. A reader
-before an attention gives the same to its queries, keys and values, so these are one reader here; MIB (Mueller et al.
-2025) tells them apart.
+Each attention head, each MLP and the embeddings write into the stream. Each head's queries, keys and values read the
+sum, each MLP, and what is behind the last layer (MIB: Mueller et al. 2025). An **edge** is the part that one writer has
+in what one reader is given: the norm before it reads a stream of its own for each. Keys and values that several heads
+share are read once for all of these.
 
 **Scores** of all edges come from two forward passes and a backward pass: ``Σ (a_corrupt − a_clean) · ∂̃``, with the
 writer's values and the coefficients at the reader (EAP: Syed et al. 2023; EAP-IG: Hanna et al. 2024), under any recipe.
@@ -16,7 +16,7 @@ they were in the corrupt run.
 >>> pair = pair_of(model, "The doors of the old house", "The door of the old house", " are", " is")
 >>> graph = graph_of(model, pair)
 >>> len(graph.writers), len(graph.readers), graph.count
-(55, 13, 385)
+(55, 103, 2500)
 >>> values = run(model, pair, graph, torch.stack([graph.edges, torch.zeros_like(graph.edges)]))
 >>> torch.allclose(values, model.values(pair.questions), atol=1e-3)
 True
@@ -33,18 +33,20 @@ from torch import Tensor
 
 from lrpx._wiring import Wiring, wiring_of
 from lrpx.errors import InputError, MethodError
-from lrpx.patching import beginning, between, by_row, coefficients
+from lrpx.patching import backward, beginning, between, by_row
 from lrpx.units import Called
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lrpx._batching import Batch
+    from lrpx._wiring import Share
     from lrpx.engine import Tap
     from lrpx.engine._places import Side
     from lrpx.model import BoundModel
     from lrpx.patching import Pair
     from lrpx.recipes import Recipe
+    from lrpx.units import Place
 
 __all__ = ["Graph", "check_closes", "chosen", "exact_edges", "graph_of", "run", "scores"]
 
@@ -78,8 +80,9 @@ class Graph:
 
     @cached_property
     def readers(self) -> tuple[str, ...]:
-        """What each reader is called, its path, in the order in which they read."""
-        return tuple(each.place.name for each in self.wiring.readers)
+        """What each reader is called, in the order in which they read: ``"query 3.5"``, of layer and head, likewise
+        ``"key"`` and ``"value"``; of an MLP and of the output the path of the norm before it."""
+        return tuple(each.name for each in self.wiring.readers)
 
     @cached_property
     def edges(self) -> Tensor:
@@ -104,13 +107,20 @@ class Graph:
         return found
 
 
-def graph_of(model: BoundModel, pair: Pair) -> Graph:
+def graph_of(model: BoundModel, pair: Pair, *, whole: bool = False) -> Graph:
     """The graph of a model, seen in one run.
 
+    Args:
+        model: the model.
+        pair: the two inputs.
+        whole: whether an attention is one reader, the norm before it: for models whose queries, keys and values cannot
+            be told apart by head.
+
     Raises:
-        ModelError, MethodError: it has no residual stream that each layer is given and adds to.
+        ModelError: it has no residual stream that each layer is given and adds to.
+        MethodError: it has no attentions or MLPs that are seen, or their queries, keys and values cannot be told apart.
     """
-    return Graph(wiring_of(model, pair.questions))
+    return Graph(wiring_of(model, pair.questions, whole=whole))
 
 
 def scores(model: BoundModel, pair: Pair, graph: Graph, recipe: Recipe, *, steps: int = 1) -> Tensor:
@@ -124,13 +134,40 @@ def scores(model: BoundModel, pair: Pair, graph: Graph, recipe: Recipe, *, steps
         steps: how many points on the way from the corrupt to the clean embeddings the gradient is the mean of.
     """
     written = _written(model, pair, graph)
-    start = beginning(model)
-    readers = [each.place for each in graph.wiring.readers]
     inputs = None if steps == 1 else between(written[:, 0], steps)
-    found = coefficients(model, pair, recipe, [start, *readers], inputs)
-    gradients = torch.stack([found[each] for each in readers])
+    gradients = torch.stack(_coefficients(model, pair, graph, recipe, inputs))
     difference = (written[1] - written[0]).to(gradients.dtype)
     return torch.einsum("utd,rtd->ru", difference, gradients) * graph.edges.to(difference)
+
+
+def _coefficients(model: BoundModel, pair: Pair, graph: Graph, recipe: Recipe, inputs: Tensor | None) -> list[Tensor]:
+    """``[T, d]`` for each reader: ``∂̃`` at the stream that it is given, its mean over the inputs."""
+    readers = graph.wiring.readers
+    matrices = dict.fromkeys(each.share.place for each in readers if each.share is not None)
+    every = list(dict.fromkeys([beginning(model), *(each.place for each in readers), *matrices]))
+    found: list[Tensor] = []
+    with backward(model, pair, recipe, every, inputs) as (gradients, leaves):
+        left = {each.place: gradients[each.place] for each in readers}
+        for each in readers:  # what is no head's comes last
+            gradient = left[each.place]
+            if each.share is not None:
+                gradient = _before(each.share, leaves[each.place][0], leaves[each.share.place][1], gradients)
+                left[each.place] = left[each.place] - gradient
+            found.append(gradient[:, : len(pair)].mean(0))
+    return found
+
+
+def _before(share: Share, leaf: Tensor, made: Tensor, gradients: Mapping[Place, Tensor]) -> Tensor:
+    """``[B, T, d]``: of the gradient at the stream that a norm is given, what comes by way of one head's share.
+
+    From there to what the matrix has ``made`` the graph of the run has the norm and the matrix, and no more; it has
+    been looked at for what no rule has reached.
+    """
+    gradient = gradients[share.place]
+    seed = torch.zeros_like(gradient)
+    seed[..., share.features] = gradient[..., share.features]
+    (found,) = torch.autograd.grad(made, leaf, seed.reshape(made.shape).to(made.dtype), retain_graph=True)
+    return found.to(gradient.dtype)
 
 
 def run(model: BoundModel, pair: Pair, graph: Graph, circuits: Tensor, *, batch_size: int = AT_A_TIME) -> Tensor:
@@ -235,31 +272,68 @@ class _Mixed(Called):
         pairs = zip(wiring.writers, graph.slots(), strict=True)
         self._writers = {(each.path, each.call): (slot, each) for each, slot in pairs}
         self._matrices = {each.branch.path for each in wiring.writers}
-        self._readers = {(each.path, each.call): i for i, each in enumerate(wiring.readers)}
+        self._readers: dict[tuple[str, int], list[int]] = {}
+        self._shares: dict[tuple[str, int], list[int]] = {}
+        for i, each in enumerate(wiring.readers):
+            self._readers.setdefault((each.path, each.call), []).append(i)
+            if each.share is not None:
+                self._shares.setdefault((each.share.place.path, each.share.place.call), []).append(i)
+        self._given: dict[int, Tensor] = {}
         self._at: dict[tuple[str, Side], Tensor] = {}
         self.written = torch.empty(0)
-        among = [path for path, _ in (*self._writers, *self._readers)]
+        among = [path for path, _ in (*self._writers, *self._readers, *self._shares)]
         super().__init__((wiring.begin, *among, *self._matrices))
 
     def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
-        """A writer has written, or a reader is given what it reads."""
+        """A writer has written, a reader is given what it reads, or a matrix has read."""
         if side == "input" and path == self._graph.wiring.begin and not call:
             first = by_row(value, self._rows)
             self.written = first.new_zeros(len(first), len(self._graph.writers), *first.shape[1:])
-            self.written[:, 0] = first
+            self._wrote(slice(1), first[:, None])
         if path in self._matrices:
             self._at[path, side] = value
         if side == "output" and (path, call) in self._writers:
             slot, writer = self._writers[path, call]
-            self.written[:, slot] = self._heads(writer, value) if writer.heads else by_row(value, self._rows)[:, None]
-        reader = self._readers.get((path, call)) if side == "input" else None
-        if reader is not None and self._missing is not None and self._corrupt is not None:
-            missing = self._missing[:, reader]
-            upto = int(self._graph.edges[reader].sum())
-            other = self._corrupt[:upto] - self.written[:, :upto]
-            mixed = by_row(value, self._rows) + torch.einsum("rw,rwtd->rtd", missing[:, :upto], other)
-            return mixed.reshape(value.shape)
+            self._wrote(slot, self._heads(writer, value) if writer.heads else by_row(value, self._rows)[:, None])
+        if self._missing is None:
+            return None
+        if side == "output" and (path, call) in self._shares:
+            return self._read(self._shares[path, call], path, value)
+        if side == "input" and (path, call) in self._readers:
+            return self._mixed(self._readers[path, call], value)
         return None
+
+    def _wrote(self, slot: slice, value: Tensor) -> None:
+        """What is kept of writes ``[B, n, T, d]``: these; where edges are missing how far the corrupt ones are off."""
+        self.written[:, slot] = value if self._corrupt is None else self._corrupt[slot] - value
+
+    def _mixed(self, numbers: list[int], value: Tensor) -> Tensor | None:
+        """What is given to all that is no head's; what a matrix would be given for each head's share is kept."""
+        assert self._missing is not None
+        readers = self._graph.wiring.readers
+        upto = int(self._graph.edges[numbers[0]].sum())
+        changes = torch.einsum("brw,bwtd->brtd", self._missing[:, numbers, :upto], self.written[:, :upto])
+        streams = by_row(value, self._rows)[:, None] + changes
+        shared = [at for at, number in enumerate(numbers) if readers[number].share is not None]
+        if shared:
+            with torch._C.DisableTorchFunction():  # it is the model's own norm, once more
+                given = readers[numbers[0]].given(self._model.module, streams[:, shared])
+            self._given |= {numbers[at]: given[:, i] for i, at in enumerate(shared)}
+        if len(shared) == len(numbers):
+            return None
+        return streams[:, -1].reshape(value.shape)
+
+    def _read(self, numbers: list[int], path: str, value: Tensor) -> Tensor:
+        """What a matrix gives, each head's share of it made of what that reads."""
+        made = by_row(value, self._rows).clone()
+        with torch._C.DisableTorchFunction():  # it is the model's own matrix, once more
+            given = torch.stack([self._given.pop(number) for number in numbers], 1)
+            found = self._model.module.get_submodule(path).forward(given)
+        for at, number in enumerate(numbers):
+            share = self._graph.wiring.readers[number].share
+            assert share is not None
+            made[..., share.features] = found[:, at][..., share.features]
+        return made.reshape(value.shape)
 
     def _heads(self, writer: Any, value: Tensor) -> Tensor:
         """``[B, H, T, d]``: what each head writes; a norm behind them is a factor, that of this run."""

@@ -14,20 +14,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks._panels import png, sheet
-from lrpx.benchmarks._summary import select
 from lrpx.errors import MethodError
 from lrpx.methods import Backward
 from lrpx.methods import find as find_method
 from lrpx.rules import AlphaBeta, Epsilon, Gamma, ZPlus
-from lrpx.tuning import Tried, Tuned
+from lrpx.tuning import Tuned, searched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from lrpx.benchmarks import Benchmark
     from lrpx.model import BoundModel
@@ -136,13 +134,8 @@ def search(
         ResultFileError: the folder cannot be written, or holds another search.
     """
     found = composites(method, grid)
-    run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size, part=part)
-    with keep(run, Path(folder), command) as kept:
-        kept.explain(done)
-        rows = select(kept.store, ["id", *(f"{METRIC}/{made.name}" for _, made in found)])
-    tried = [Tried(made, settings, tuple(rows[f"{METRIC}/{made.name}"].to_list())) for settings, made in found]
-    others = run.source.notes["counts"]["images"] - len(run.source.rows)
-    return Tuned(tuple(tried), tuple(rows["id"].to_list()), others)
+    how: dict[str, Any] = {"folder": folder, "command": command, "batch_size": batch_size, "part": part, "done": done}
+    return searched(model, benchmark, found, METRIC, METRIC, **how)
 
 
 def plotted(found: Tuned, title: str) -> bytes:

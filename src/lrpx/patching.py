@@ -23,6 +23,7 @@ True
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -37,7 +38,7 @@ from lrpx.targets import Contrast, Target
 from lrpx.units import Called, Place, places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lrpx._batching import Batch
     from lrpx.engine import Tap
@@ -225,22 +226,32 @@ def coefficients(
     model: BoundModel, pair: Pair, recipe: Recipe, at: Sequence[Place], inputs: Tensor | None = None
 ) -> dict[Place, Tensor]:
     """``∂̃`` at each place of the clean run ``[T, w]``, or its mean over the inputs of the first layer ``[n, T, d]``."""
+    with backward(model, pair, recipe, at, inputs) as (gradients, _):
+        return {place: gradient[:, : len(pair)].mean(0) for place, gradient in gradients.items()}
+
+
+@contextmanager
+def backward(
+    model: BoundModel, pair: Pair, recipe: Recipe, at: Sequence[Place], inputs: Tensor | None = None
+) -> Iterator[tuple[dict[Place, Tensor], dict[Place, tuple[Tensor, Tensor]]]]:
+    """A forward and a backward pass of the clean input, or of inputs of the first layer ``[n, T, d]``.
+
+    Yields:
+        ``∂̃`` at each place ``[n, T, w]``; and for each place the leaf of the graph that all behind it was computed
+        from, and what was there before: the graph goes on until the block ends.
+    """
     count = 1 if inputs is None else len(inputs)
-    found: dict[Place, Tensor] = {}
     start = None if inputs is None else inputs.detach()
-    questions = pair.questions.alone([0] * count)
     taps: list[_Leaves] = []
 
     def listen(_: Batch) -> Sequence[Tap]:
         taps.append(_Leaves(at, count, start))
         return taps
 
-    with model.traced(questions, recipe, taps=listen) as ran:
-        for _ in ran.explained():
-            for each in at:
-                gradient = ran.trace.gradient_of(taps[-1].found[each.path, each.side, each.call])
-                found[each] = gradient[:, : len(pair)].mean(0)
-    return found
+    with model.traced(pair.questions.alone([0] * count), recipe, taps=listen) as ran:
+        ran.trace.explain(ran.answers.values, ran.answers.logits, keep=True)
+        leaves = {each: taps[-1].found[each.path, each.side, each.call] for each in at}
+        yield {place: ran.trace.gradient_of(leaf) for place, (leaf, _) in leaves.items()}, leaves
 
 
 def exact(
@@ -339,7 +350,7 @@ class _Leaves(Called):
         self._first = (at[0].path, at[0].side, at[0].call)
         self._rows = rows
         self._start = start
-        self.found: dict[tuple[str, Side, int], Tensor] = {}
+        self.found: dict[tuple[str, Side, int], tuple[Tensor, Tensor]] = {}
 
     def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """The same value, with a leaf that all after it is computed from; what is before goes on in the graph."""
@@ -349,12 +360,12 @@ class _Leaves(Called):
         leaf = by_row(value.detach().clone(), self._rows)
         if self._start is not None and key == self._first:
             leaf[:, : self._start.shape[1]] = self._start
-        self.found[key] = leaf.requires_grad_()
+        self.found[key] = leaf.requires_grad_(), value
         return leaf.reshape(value.shape) + (value - value.detach())
 
     def leaves(self) -> list[Tensor]:
         """What was found."""
-        return list(self.found.values())
+        return [leaf for leaf, _ in self.found.values()]
 
 
 def by_row(value: Tensor, rows: int) -> Tensor:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow.parquet as pq
 
 from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks._faithfulness import Faithfulness
 from lrpx.errors import InputError, MethodError
 from lrpx.methods import (
     AtMan,
@@ -34,6 +35,7 @@ from lrpx.methods import (
 )
 from lrpx.methods import find as find_method
 from lrpx.methods._method_files import with_settings, write
+from lrpx.metrics import PERTURBATION_METRICS
 from lrpx.rules import Gamma
 
 if TYPE_CHECKING:
@@ -188,12 +190,36 @@ def tune(
         ResultFileError: the folder cannot be written, or holds another search.
     """
     found = candidates(method, grid)
-    run = Run(benchmark, model, [made for _, made in found], [METRIC], batch_size=batch_size, part=part)
-    column = column_of(benchmark)
+    if isinstance(benchmark, Faithfulness) and benchmark.read_out is None:
+        benchmark = replace(benchmark, read_out="logit")  # of a language model it would be two numbers
+    how: dict[str, Any] = {"folder": folder, "command": command, "batch_size": batch_size, "part": part, "done": done}
+    return searched(model, benchmark, found, METRIC, column_of(benchmark), **how)
+
+
+def searched(
+    model: BoundModel,
+    benchmark: Benchmark[Any],
+    found: Sequence[tuple[Mapping[str, Any], Method]],
+    metric: str,
+    column: str,
+    *,
+    folder: str | Path | None,
+    command: str,
+    batch_size: int,
+    part: int,
+    done: Callable[[int], object],
+) -> Tuned:
+    """What a metric, in its column of the run, says of combinations of settings and their methods.
+
+    Args:
+        found: the combinations, as :func:`candidates` gives them.
+        model, benchmark, folder, command, batch_size, part, done: as :func:`tune` has them.
+    """
+    run = Run(benchmark, model, [made for _, made in found], [metric], batch_size=batch_size, part=part)
     every = [row for table in _tables(run, folder, command, done) for row in table.to_pylist()]
     tried = [Tried(made, settings, tuple(row[f"{column}/{made.name}"] for row in every)) for settings, made in found]
-    others = run.source.notes["counts"]["texts"] - len(run.source.rows)
-    return Tuned(tuple(tried), tuple(row["id"] for row in every), others)
+    read = next(iter(run.source.notes["counts"].values()))  # how many texts or images there are in all
+    return Tuned(tuple(tried), tuple(row["id"] for row in every), read - len(run.source.rows))
 
 
 def column_of(benchmark: Benchmark[Any]) -> str:
@@ -202,7 +228,7 @@ def column_of(benchmark: Benchmark[Any]) -> str:
     Raises:
         InputError: there are several, for tokens are hidden or values read in several ways.
     """
-    found = [each.name for each in benchmark.variants([benchmark.metrics[METRIC]])]  # type: ignore[attr-defined]
+    found = [each.name for each in benchmark.variants([PERTURBATION_METRICS[METRIC]])]  # type: ignore[attr-defined]
     if len(found) != 1:
         raise InputError(f"a search is by one number, not by {', '.join(found)}; name one perturbation and read-out")
     return str(found[0])

@@ -1,4 +1,4 @@
-"""The units of a model: its latent neurons, heads, keys, values, branches and layers, and where each can be read.
+"""The units of a model: its latent neurons, heads, queries, keys, values, branches and layers, and where each is read.
 
 They are found by what they do and not by a module's name. The model is run once, on a few tokens, and a tap follows
 what its torch functions make: what a non-linearity gives and a second matrix takes back to the width of the layer are
@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Kind", "Place", "Reading", "place_in", "places"]
 
-Kind = Literal["neurons", "heads", "keys", "values", "attention", "mlp", "residual"]
+Kind = Literal["neurons", "heads", "queries", "keys", "values", "attention", "mlp", "residual"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """``"neurons"``: the input of an MLP's second matrix, also of a gated one, or of a state-space mixer's last;
-``"heads"``: what each attention head has read, before the output projection; ``"keys"``, ``"values"``: the features of
-what attention reads; ``"attention"``, ``"mlp"``: what each branch gives to the residual stream; ``"residual"``: the
-stream behind each layer."""
+``"heads"``: what each attention head has read, before the output projection; ``"queries"``, ``"keys"``, ``"values"``:
+the features of what attention reads with, and reads; ``"attention"``, ``"mlp"``: what each branch gives to the residual
+stream; ``"residual"``: the stream behind each layer."""
 
+READS: tuple[Kind, ...] = ("queries", "keys", "values")
+"""Of these, what attention reads with, and what it reads; in the order in which it is given them."""
 TITLES: dict[Kind, str] = {
     **{kind: kind for kind in KINDS},
     "attention": "attention branches",
@@ -90,6 +92,8 @@ class Place:
         call: which call of the module, from 0, in one forward pass.
         calls: how many calls there are.
         stack: the list that the layer is in.
+        heads: of queries, keys and values: of how many heads they are, as many of one head after another; 0 where they
+            stand otherwise.
     """
 
     layer: int
@@ -102,6 +106,7 @@ class Place:
     call: int = 0
     calls: int = 1
     stack: str = field(default="", compare=False)
+    heads: int = field(default=0, compare=False)
 
     @property
     def name(self) -> str:
@@ -410,13 +415,13 @@ class _Mark:
         kind: one of :data:`RANKS`.
         index: of the tensor's own shape: which feature of a linear layer, which head or which neuron stands where.
         path: the linear layer's module.
-        keys: of attention's scores and weights: the keys they were made of.
+        made_of: of attention's scores and weights: the queries and keys they were made of.
     """
 
     kind: str
     index: Tensor
     path: str = ""
-    keys: _Mark | None = None
+    made_of: tuple[_Mark | None, _Mark | None] = (None, None)
 
 
 ATTRIBUTE = "_lrpx_unit"
@@ -504,8 +509,8 @@ class _Follower(Tap):
             two = [*args, *call.kwargs.values()][name == "baddbmm" :][:2]
             return self._product(two, [_mark_of(x) for x in two], out)
         if name == "softmax":
-            keys = None if marks[0] is None else marks[0].keys
-            return _with(out, _Mark("weights", _along(out, -1), keys=keys)) if carries(out) else out
+            made_of = (None, None) if marks[0] is None else marks[0].made_of
+            return _with(out, _Mark("weights", _along(out, -1), made_of=made_of)) if carries(out) else out
         if row.kind == "activation":
             if marks[0] is not None and marks[0].kind == "scores":  # as where they are kept between bounds
                 return _with(out, marks[0])
@@ -536,8 +541,8 @@ class _Follower(Tap):
 
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
-        self._features("keys", _mark_of(given["key"]))
-        self._features("values", _mark_of(given["value"]))
+        for kind, name in zip(READS, ("query", "key", "value"), strict=True):
+            self._features(kind, _mark_of(given[name]))
         return _with(out, _Mark("heads", _along(out, -3))) if out.ndim == 4 else out
 
     def _product(self, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
@@ -548,14 +553,14 @@ class _Follower(Tap):
                 self.inside.setdefault("neurons", self._run.where())
             return out
         if left is not None and left.kind == "weights" and out.ndim > 2:
-            self._features("keys", left.keys)
-            self._features("values", right)
+            for kind, mark in zip(READS, (*left.made_of, right), strict=True):
+                self._features(kind, mark)
             heads = _along(out, -3)
             if out.ndim == 3:  # the heads of each row of the batch, one row after another
                 heads = heads % (len(out) // self._run.sources[0].value.shape[0])
             return _with(out, _Mark("heads", heads))
         if left is not None and right is not None and {left.kind, right.kind} == {"linear"}:
-            return _with(out, _Mark("scores", _along(out, -1), keys=right))
+            return _with(out, _Mark("scores", _along(out, -1), made_of=(left, right)))
         return out
 
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
@@ -588,8 +593,9 @@ class _Follower(Tap):
         made = self._made[mark.path]
         columns = tuple(sorted(set(mark.index.flatten().tolist())))
         all_of_them = len(columns) == made.shape[-1]
-        call = self.calls[mark.path] - 1  # it has given its output
-        self._saw(Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, max(call, 0)))
+        call = max(self.calls[mark.path] - 1, 0)  # it has given its output
+        place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, call)
+        self._saw(replace(place, heads=_heads_of(mark.index, columns)))
 
     def _rearranged(
         self, call: Call, name: str, marks: list[_Mark | None], out: Any, proceed: Callable[..., Any]
@@ -604,7 +610,7 @@ class _Follower(Tap):
         pairs = zip(out, index, strict=True) if several else [(out, index)]
         for each, its in pairs:
             if isinstance(its, Tensor):
-                _with(each, _Mark(mark.kind, its, mark.path, mark.keys))
+                _with(each, _Mark(mark.kind, its, mark.path, mark.made_of))
         return out
 
     def _joined(self, marks: list[_Mark | None], call: Call, out: Tensor, proceed: Callable[..., Any]) -> Tensor:
@@ -612,7 +618,7 @@ class _Follower(Tap):
         if len(known) < len(marks) or len({(mark.kind, mark.path) for mark in known}) > 1:
             return out
         index = self._moved([mark.index for mark in known], call, proceed)
-        return out if index is None else _with(out, _Mark(known[0].kind, index, known[0].path, known[0].keys))
+        return out if index is None else _with(out, _Mark(known[0].kind, index, known[0].path, known[0].made_of))
 
     @staticmethod
     def _moved(index: Any, call: Call, proceed: Callable[..., Any]) -> Any:
@@ -677,6 +683,13 @@ class _Follower(Tap):
             found[path, call] = runs[stack] if stack in again else layer.number
             runs[stack] += 1
         return found
+
+
+def _heads_of(index: Tensor, columns: Sequence[int]) -> int:
+    """Of how many heads some features are: ``index`` ``[…, H, T, n]`` or ``[…, H, n, T]`` says which stand where."""
+    blocks = index.reshape(-1, *index.shape[-2:])
+    each = list(dict.fromkeys(tuple(sorted(set(one.flatten().tolist()))) for one in blocks))
+    return len(each) if [i for one in each for i in one] == list(columns) and len({*map(len, each)}) == 1 else 0
 
 
 def _layer(path: str) -> str:

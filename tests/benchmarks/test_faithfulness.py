@@ -79,8 +79,8 @@ def by_hand(module, ids, hideable, read):
     return value
 
 
-def check(rows, module, ids_of, logits_of, classes, steps):
-    """Every metric of every row, against the twins."""
+def check(rows, module, ids_of, logits_of, classes, steps, said=("logit",)):
+    """Every metric of every row, in every reading of the run, against the twins."""
     for row in rows:
         ids = ids_of(row)
         at = row["hideable"]
@@ -91,7 +91,7 @@ def check(rows, module, ids_of, logits_of, classes, steps):
         whole = by_hand(module, ids, at, logits)(frozenset())
         target = int(whole.argmax())
         reads = {
-            "": lambda z, t=target: float(z[t]),
+            "logit": lambda z, t=target: float(z[t]),
             "probability": lambda z, t=target: float(z.softmax(-1)[t]),
             "log-probability": lambda z, t=target: float(z.log_softmax(-1)[t]),
             "squared-error": lambda z, t=target, w=whole: float(
@@ -101,16 +101,18 @@ def check(rows, module, ids_of, logits_of, classes, steps):
         for name, metric in PERTURBATION_METRICS.items():
             if name not in twins.METRICS:
                 continue
-            value = by_hand(module, ids, at, lambda out, read=reads[metric.reads], of=logits: read(of(out)))
-            for method in NAMES[:2]:
-                relevance = [row[f"relevance/{method}"][i] for i in at]
-                wanted = twins.METRICS[name](relevance, value, steps)
-                assert row[f"{name}/{method}"] == pytest.approx(wanted, abs=1e-8), (name, method, row["id"])
+            for each in [metric.reads] if metric.reads else said:
+                value = by_hand(module, ids, at, lambda out, read=reads[each], of=logits: read(of(out)))
+                column = name if metric.reads or len(said) == 1 else f"{name} [{each}]"
+                for method in NAMES[:2]:
+                    relevance = [row[f"relevance/{method}"][i] for i in at]
+                    wanted = twins.METRICS[name](relevance, value, steps)
+                    assert row[f"{column}/{method}"] == pytest.approx(wanted, abs=1e-8), (column, method, row["id"])
         drawn = min(20, steps)
         curve = [
             twins.curve_at(
                 [row["relevance/lrp"][i] for i in at],
-                by_hand(module, ids, at, lambda out, of=logits, read=reads[""]: read(of(out))),
+                by_hand(module, ids, at, lambda out, of=logits, read=reads["logit"]: read(of(out))),
                 math.floor(k * len(at) / drawn + 0.5),
                 most_first=True,
             )
@@ -155,7 +157,8 @@ def test_a_language_models_rows_are_those_of_the_twins(byte_tokenizer, tmp_path)
             places = torch.arange(input_ids.shape[1])[None]
             return model.module(input_ids=input_ids, attention_mask=attention_mask, position_ids=places)
 
-    check(rows, AllHidden(), lambda row: ids[row["id"]], lambda logits, row: logits[-1], False, 4)
+    said = ("logit", "log-probability")
+    check(rows, AllHidden(), lambda row: ids[row["id"]], lambda logits, row: logits[-1], False, 4, said)
 
 
 def test_a_masked_model_explains_its_mask(piece_tokenizer, tmp_path):
@@ -189,6 +192,31 @@ def test_several_ways_and_readings_are_columns_of_their_own(classifier, tmp_path
             for row, mine in zip(together, rows_of(Run(one, classifier, ["lrp"], ["AOPC Δ", "RISE"])), strict=True):
                 assert row[f"AOPC Δ [{way}, {read}]/lrp"] == pytest.approx(mine["AOPC Δ/lrp"], abs=1e-9)
                 assert row[f"RISE [{way}]/lrp"] == pytest.approx(mine["RISE/lrp"], abs=1e-9)
+
+
+def test_a_next_token_is_read_in_two_ways_and_passes_once(bundled, classifier, tmp_path, monkeypatch):
+    """Its logit and its log-probability come from the same passes; a class has its logit alone."""
+    data = plain(tmp_path)
+    rows, forward = [], bundled.module.forward
+
+    def counted(*args, **more):
+        rows.append(len(more["input_ids"]))
+        return forward(*args, **more)
+
+    monkeypatch.setattr(type(bundled), "accepts", lambda *_: True)
+    monkeypatch.setattr(bundled.module, "forward", counted)
+
+    def columns(benchmark, model):
+        del rows[:]
+        found = rows_of(Run(benchmark, model, ["lrp"], ["AOPC Δ", "RISE"]))[0]
+        return [name for name in found if name.endswith("/lrp") and not name.startswith(("relevance", "curve"))]
+
+    assert columns(Faithfulness(data), bundled) == ["AOPC Δ [logit]/lrp", "AOPC Δ [log-probability]/lrp", "RISE/lrp"]
+    passed = sum(rows)
+    assert columns(Faithfulness(data, read_out="logit"), bundled) == ["AOPC Δ/lrp", "RISE/lrp"]
+    assert sum(rows) == passed > 0
+    assert columns(LeaveOneOutAgreement(data), bundled) == ["AOPC Δ/lrp", "RISE/lrp"]
+    assert columns(Faithfulness(data), classifier) == ["AOPC Δ/lrp", "RISE/lrp"]
 
 
 def test_what_is_explained_is_what_was_asked_for(classifier, tmp_path):
@@ -239,7 +267,7 @@ def test_the_command(run, tmp_path, monkeypatch):
     code, out, err = run("benchmark", "faithfulness", *options, "--out", "found", "--show", "plain:6")
     assert code == 0, err
     assert "has the best mean rank" in " ".join(out.split())
-    assert "agrees with the others" in out
+    assert "agrees with" in out
     assert "found/curves.png" in out
     assert (tmp_path / "found" / "curves.png").read_bytes().startswith(b"\x89PNG")
     page, text = ((tmp_path / "found" / name).read_text(encoding="utf-8") for name in ("report.html", "table.md"))
@@ -247,8 +275,10 @@ def test_the_command(run, tmp_path, monkeypatch):
     assert "http:" not in page.replace("http://www.w3.org", "")
     assert "https:" not in page
     for each in lrpx.benchmarks.BENCHMARKS["faithfulness"](tmp_path / "plain.txt").usual():
-        assert each.split(" ")[0] in page
-        assert f"| {each} " in text.replace("\\", "")
+        reads = [""] if PERTURBATION_METRICS[each].reads else [" [logit]", " [log-probability]"]
+        for read in reads:
+            assert f"{each}{read} " in page
+            assert f"| {each}{read} " in text.replace("\\", "")
     assert "itself" in page
     assert page.count("<polyline") == 8
     before = (tmp_path / "found" / "rows" / "part-00000.parquet").read_bytes()
@@ -257,6 +287,7 @@ def test_the_command(run, tmp_path, monkeypatch):
     assert (tmp_path / "found" / "rows" / "part-00000.parquet").read_bytes() == before
     record = json.loads((tmp_path / "found" / "run.json").read_text(encoding="utf-8"))
     assert record["settings"]["perturbation"] == "attention-mask"
+    assert record["settings"]["read_out"] == "logit,log-probability"
     code, out, err = run("benchmark", "faithfulness", *options[:-1], 6, "--out", "found")
     assert code == 2
     assert "steps was 5 and is 6 now" in err

@@ -126,8 +126,11 @@ def test_a_killed_run_goes_on_with_the_same_rows(bundled: BoundModel, table: Any
     assert [each.read_bytes() for each in kept.store.parts()] == whole
 
 
-def test_circuits_hold_the_best_edges_of_other_pairs(bundled: BoundModel, tmp_path: Any) -> None:
-    benchmark = Circuits(data="agreement", limit=2, scored_on=2)
+@pytest.mark.parametrize(("whole", "edges"), [(False, 2500), (True, 385)])
+def test_circuits_hold_the_best_edges_of_other_pairs(
+    bundled: BoundModel, tmp_path: Any, whole: bool, edges: int
+) -> None:
+    benchmark = Circuits(data="agreement", limit=2, scored_on=2, whole=whole)
     run = Run(benchmark, bundled, ["relp", "random"])
     with keep(run, tmp_path / "out") as kept:
         kept.explain()
@@ -136,13 +139,14 @@ def test_circuits_hold_the_best_edges_of_other_pairs(bundled: BoundModel, tmp_pa
     given = agreement_pairs(4)
     pairs = [patching.pair_of(bundled, each.clean, each.corrupt, each.right, each.wrong) for each in given]
     assert [row["id"] for row in rows] == [given[2].id, given[3].id]
-    graph = circuits.graph_of(bundled, pairs[0])
+    graph = circuits.graph_of(bundled, pairs[0], whole=whole)
+    assert graph.count == rows[0]["edges"] == edges
     mean = sum(circuits.scores(bundled, pair, graph, RELP) for pair in pairs[:2]) / 2
     kept_edges = circuits.chosen(graph, mean, int(0.1 * graph.count))
     wanted = circuits.run(bundled, pairs[2], graph, kept_edges[None])
     assert abs(rows[0]["circuits/relp"][FRACTIONS.index(0.1)] - float(wanted[0])) < 1e-9
     assert abs(rows[0]["circuits/relp"][-1] - rows[0]["value"]) < 1e-9  # the whole graph
-    assert abs(rows[0]["circuits/relp"][0] - rows[0]["corrupt value"]) < 1e-9  # .1 % of 385 edges are none
+    assert abs(rows[0]["circuits/relp"][0] - rows[0]["corrupt value"]) < 1e-9  # .1 % of the edges join nothing
     text = (tmp_path / "out/table.md").read_text()
     full, empty = ([row[name] for row in rows] for name in ("value", "corrupt value"))
     area = cpr(recovery([row["circuits/relp"] for row in rows], full, empty))

@@ -15,6 +15,7 @@ from lrpx.coverage._checking import _everything_wide
 from lrpx.engine import propagate
 from lrpx.errors import MethodError
 from tests.families.checks import RECIPES, alike, holds, ready, sources
+from tests.families.without_torchvision import imported
 
 WIDTH, WORDS = 16, 31
 IDS = torch.tensor([[3, 17, 8, 25, 4, 11, 29]])
@@ -237,12 +238,12 @@ def into_lens(model, gpt2):
         model.unembed.b_U.zero_()
 
 
-# ------------------------------------------------- timm and open_clip need torchvision
+# ------------------------------------- timm and open_clip, with torchvision or without
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "mixer_s16_224", "resnet18"])
 def test_timm(name):
-    timm = pytest.importorskip("timm", reason="timm needs torchvision", exc_type=ImportError)
+    timm = imported("timm")
     settings = {"img_size": 32, "patch_size": 8, "depth": 2} if name.startswith("vit") else {}
     model = ready(timm.create_model(name, num_classes=5, **settings))
     side = 32 if settings or "2" not in name else 224
@@ -251,7 +252,7 @@ def test_timm(name):
 
 
 def test_open_clip():
-    open_clip = pytest.importorskip("open_clip", reason="open_clip needs torchvision", exc_type=ImportError)
+    open_clip = imported("open_clip")
     model = ready(
         open_clip.CLIP(
             embed_dim=WIDTH,

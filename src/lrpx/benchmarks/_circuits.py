@@ -56,10 +56,14 @@ class Circuits(Pairs):
     Args:
         scored_on: so many pairs are only scored, and not measured.
         exact: whether the edges are patched one by one as well.
+        whole: whether an attention is one reader.
     """
 
     scored_on: Annotated[int, "Rank the edges on so many further pairs, which are not measured."] = 10
     exact: Annotated[bool, "Rank the edges by patching one after another, too, which takes long."] = False
+    whole: Annotated[
+        bool, "Take an attention as one reader, where its heads' queries, keys and values cannot be told apart."
+    ] = False
 
     name: ClassVar[str] = "circuits"
     methods: ClassVar[tuple[str, ...]] = (*Pairs.methods, "random")
@@ -133,19 +137,20 @@ class Circuits(Pairs):
         return row | {f"circuits/{name}": each.tolist() for name, each in zip(case.methods, values, strict=True)}
 
     def _graph(self, sample: CircuitSample, model: BoundModel) -> Graph:
-        known = _known.setdefault(model, {})
-        if "graph" not in known:
-            graph = graph_of(model, sample.pair)
+        known, key = _known.setdefault(model, {}), ("graph", self.whole)
+        if key not in known:
+            graph = graph_of(model, sample.pair, whole=self.whole)
             check_closes(model, sample.pair, graph)
-            known["graph"] = graph
-        found: Graph = known["graph"]
+            known[key] = graph
+        found: Graph = known[key]
         return found
 
     def _scores(
         self, method: Method, graph: Graph, sample: CircuitSample, model: BoundModel, batch_size: int
     ) -> Tensor:
         """The mean of the edges' scores over the pairs that are scored."""
-        key = (method.name, method.describe(), tuple((each.given.clean, each.given.corrupt) for each in sample.scored))
+        pairs = tuple((each.given.clean, each.given.corrupt) for each in sample.scored)
+        key = (method.name, method.describe(), self.whole, pairs)
         known = _known.setdefault(model, {})
         if key not in known:
             known[key] = self._mean(method, graph, sample, model, batch_size)

@@ -123,6 +123,11 @@ class Benchmark(ABC, Generic[S]):
         """The metrics that are taken when none are named: all that it knows."""
         return list(self.metrics)
 
+    def for_model(self, model: BoundModel) -> Self:
+        """Itself, with what hangs on the model where nobody says: nothing."""
+        del model
+        return self
+
     def of_model(self, model: BoundModel) -> Sequence[Method]:
         """Methods that are measured beside :attr:`methods`, and can be named, for this model: none.
 

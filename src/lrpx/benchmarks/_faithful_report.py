@@ -81,7 +81,8 @@ def terminal(found: Summary) -> Group:
     if found.verdict is not None:
         parts.append(Text("\n".join(verdict(found))))
     if _agree(found):
-        agreement = Table(Column("metric", no_wrap=True), "agrees with the others", "the least with")
+        last = Column("the least with", overflow="fold")
+        agreement = Table(Column("metric", no_wrap=True), "agrees with the others", last)
         for each in found.variants:
             others = {
                 other.name: value

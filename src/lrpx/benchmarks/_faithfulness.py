@@ -13,7 +13,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path  # noqa: TC003 - the fields' types are read
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -140,8 +140,9 @@ class Perturbed(Benchmark[S]):
 
     perturbation: str
     """Names of :data:`lrpx.perturbations.WAYS`, with commas between."""
-    read_out: str
-    """What is read at the output, names with commas between, by metrics that do not say themselves."""
+    read_out: str | None
+    """What is read at the output, names with commas between, by metrics that do not say themselves; None where nobody
+    says."""
     steps: int
     """The most steps of a curve."""
     specials: bool
@@ -179,8 +180,8 @@ class Perturbed(Benchmark[S]):
 
     @cached_property
     def reads(self) -> tuple[str, ...]:
-        """What is read."""
-        return tuple(listed(self.read_out, "read-out"))
+        """What is read: the logit where nobody says."""
+        return ("logit",) if self.read_out is None else tuple(listed(self.read_out, "read-out"))
 
     def check(self) -> None:
         """See the class."""
@@ -325,7 +326,8 @@ class Faithfulness(Perturbed[TextSample]):
         target: what is explained: the model's own prediction, the data's label (of a language model the text's last
             token), or a class or token by its name.
         perturbation: how tokens are hidden, names with commas between.
-        read_out: what is read at the output, names with commas between.
+        read_out: what is read at the output, names with commas between; :attr:`next_token` of a next token where nobody
+            says, else the logit.
         steps: the most steps of a curve.
         specials: whether special tokens are hidden too.
         context: read so many tokens of each text at most.
@@ -341,8 +343,10 @@ class Faithfulness(Perturbed[TextSample]):
         str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
     ] = "attention-mask"
     read_out: Annotated[
-        str, "What metrics read that do not say: some of logit, probability, log-probability; with commas between."
-    ] = "logit"
+        str | None,
+        "What metrics read that do not say: some of logit, probability, log-probability; with commas between. By "
+        "default the logit, and by faithfulness of a next token its log-probability, too.",
+    ] = None
     steps: Annotated[int, "The most steps of a curve."] = 100
     specials: Annotated[bool, "Hide special tokens, too."] = False
     context: Annotated[int | None, "Read only the first so many tokens of a text."] = None
@@ -355,6 +359,8 @@ class Faithfulness(Perturbed[TextSample]):
         "attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared", "leave-one-out", "random",
         "position",
     )  # fmt: skip
+    next_token: ClassVar[str] = "logit,log-probability"
+    """What is read of a next token where nobody says: a logit alone also moves with the normaliser of them all."""
     more: ClassVar[Mapping[str, pa.DataType]] = {"label": pa.string()}
     source: ClassVar[pa.Schema] = pa.schema(
         {"id": pa.string(), "line": pa.int32(), "text": pa.string(), "label": pa.string()}
@@ -366,6 +372,11 @@ class Faithfulness(Perturbed[TextSample]):
         for name, value in (("context", self.context), ("limit", self.limit), ("last", self.last)):
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; give at least 1")
+
+    def for_model(self, model: BoundModel) -> Self:
+        """With what is read, where nobody says."""
+        of_next = self.read_out is None and model.task is Task.CAUSAL
+        return replace(self, read_out=self.next_token) if of_next else self
 
     def read(self) -> Source:
         """The texts of the file.
@@ -498,6 +509,7 @@ class LeaveOneOutAgreement(Faithfulness):
     """Does an explanation say what leave-one-out says, on your texts? With the curves beside it (You et al. 2025)."""
 
     name: ClassVar[str] = "loo"
+    next_token: ClassVar[str] = "logit"
     title: ClassVar[str] = "Which explanation says what leave-one-out says?"
 
     def usual(self) -> list[str]:

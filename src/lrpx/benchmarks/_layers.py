@@ -93,6 +93,7 @@ class Layers(Faithfulness):
     """
 
     name: ClassVar[str] = "layers"
+    next_token: ClassVar[str] = "logit"
     title: ClassVar[str] = "Which rules in which layers?"
     methods: ClassVar[tuple[str, ...]] = ("attnlrp", "lrp")
 

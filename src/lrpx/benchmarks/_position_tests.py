@@ -46,6 +46,7 @@ class PositionTests(Faithfulness):
     ] = None
 
     name: ClassVar[str] = "positions"
+    next_token: ClassVar[str] = "logit"
     title: ClassVar[str] = "Do positions make an explanation truer to the model?"
     methods: ClassVar[tuple[str, ...]] = (
         "attnlrp", "pa-lrp", "pa-lrp-absolute", "pa-lrp-single-sink", "pa-lrp-positions", "random",

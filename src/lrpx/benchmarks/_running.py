@@ -64,6 +64,7 @@ class Run:
         batch_size: int = 32,
         part: int = PART,
     ) -> None:
+        benchmark = benchmark.for_model(model)
         own = {method.name: method for method in benchmark.of_model(model)}
         known = benchmark.methods or [name for name, each in METHODS.items() if model.task in each.tasks]
         given = [*known, *own] if methods is None else list(dict.fromkeys(methods))

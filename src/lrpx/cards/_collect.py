@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -266,7 +266,10 @@ class _Listening(Called):
         self._lines = lines.to(device)
         self._ids = batch.inputs["input_ids"]
         whole = self._real.all(0).tolist()
-        self._octaves = [(*each, all(whole[slice(*each)])) for each in octaves(len(whole))]
+        # pieces of octaves, in order; those that hold no padding need no copy that masks it
+        self._pieces = [
+            (octave(begin), *piece) for begin, end in octaves(len(whole)) for piece in _pieces(whole, begin, end)
+        ]
         sampled = ((places + lines[:, None]) % EVERY == 0) & self._real.cpu()
         self._sampled = [each.to(device) for each in sampled.nonzero(as_tuple=True)]
 
@@ -317,19 +320,23 @@ class _Listening(Called):
 
     def _peaks(self, x: Tensor, seen: Tensor) -> Tensor:
         """``[B, octaves, U]`` float32: the highest in each octave of positions, −∞ where there is none."""
-        out = x.new_empty((len(x), len(self._octaves), x.shape[2]), dtype=torch.float32)
-        for begin, end, is_whole in self._octaves:
+        out = x.new_empty((len(x), self._pieces[-1][0] + 1, x.shape[2]), dtype=torch.float32)
+        before = None
+        for number, begin, end, is_whole in self._pieces:
             part = x[:, begin:end]
             if not is_whole or seen is not self._real:
                 part = part.masked_fill(~seen[:, begin:end, None], -torch.inf)
-            out[:, octave(begin)] = part.amax(1)  # which are one after another, from the first
+            highest = part.amax(1).float()
+            out[:, number] = torch.maximum(out[:, number], highest) if number == before else highest
+            before = number
         return out
 
     def _rank(
         self, kept: Kept, name: str, x: Tensor, tops: Tensor, seen: Tensor, predicted: Tensor | None = None
     ) -> None:
         there = seen.any(1).nonzero().flatten()
-        if not tops[there].isfinite().all():
+        seen_tops = tops if len(there) == len(tops) else tops[there]
+        if not seen_tops.isfinite().all():
             raise NonFiniteError(f"NaN or infinity in the {name} of a unit; check the weights, or try dtype float32")
 
         def facts(rows: Tensor, units: Tensor) -> Tensor:
@@ -341,7 +348,7 @@ class _Listening(Called):
             found += [] if predicted is None else [predicted[rows]]
             return torch.stack(found, 1).int()
 
-        found = keys(tops[there], self._lines[there, None])
+        found = keys(seen_tops, self._lines[there, None])
         kept.best[name].offer(found, lambda rows, units: facts(there[rows], units))
 
 
@@ -351,10 +358,23 @@ def _first(x: Tensor, best: Tensor, seen: Tensor) -> Tensor:
     What ``argmax`` gives, which is made for the last dimension alone and takes ten times as long here.
     """
     count = x.shape[1]
-    few = torch.int16 if count < torch.iinfo(torch.int16).max else torch.int32
+    few = next(kind for kind in (torch.int8, torch.int16, torch.int32) if count <= torch.iinfo(kind).max)
     rank = torch.where(seen, torch.arange(count, 0, -1, dtype=few, device=x.device), 0)
     x = x.to(best.dtype) if x.dtype is torch.float64 else x  # of which the best was rounded
-    return count - ((x == best[:, None]) * rank[..., None]).amax(1)
+    are_best = x == best[:, None]
+    ranks = (are_best.view(few) if few is torch.int8 else are_best.to(few)).mul_(rank[..., None])
+    return count - ranks.amax(1).int()
+
+
+def _pieces(whole: Sequence[bool], begin: int, end: int) -> Iterator[tuple[int, int, bool]]:
+    """Where, from ``begin`` to ``end``, all or not all is ``True``: half-open ranges, and which of both.
+
+    >>> list(_pieces([True, True, True, False], 1, 4))
+    [(1, 3, True), (3, 4, False)]
+    """
+    for is_whole, columns in groupby(range(begin, end), key=whole.__getitem__):
+        each = list(columns)
+        yield each[0], each[-1] + 1, is_whole
 
 
 # ------------------------------------------------------------------------------ a folder

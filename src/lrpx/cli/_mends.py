@@ -31,6 +31,7 @@ MENDS: Final = (
     (r"name a setting and its values: grid=\{.*\}", "name a setting and its values, such as --grid sigma=0.1,0.2"),
     (r"name the corpus with corpus=", "name it with --corpus"),
     (r"leave the choices out", "leave --choice out"),
+    (r"take an attention as one reader: whole=True", "take an attention as one reader: --whole"),
     (r"; to explain a whole answer, token by token, .*$", ""),
     (r" \(row \d+ of the batch\)$", ""),
     (r"pass the conversation as one text, or set tokenizer.chat_template", "write the conversation as one text"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from lrpx.methods import Method
     from lrpx.units import Kind, Place
 
-KINDS: Final = ("neurons", "heads", "keys", "values", "attention", "mlp", "residual")
+KINDS: Final = ("neurons", "heads", "queries", "keys", "values", "attention", "mlp", "residual")
 SHOWN: Final = 5
 """So many predictions are told before and after."""
 

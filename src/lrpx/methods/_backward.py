@@ -139,8 +139,9 @@ def of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor
     """``[T]`` for each of the chosen questions."""
     if not ran.batch.arguments:
         return [torch.empty(0)] * len(chosen)
-    scores = [each.cpu() for each in ran.by_token([_reduced(ran, parts, reduce) for parts in ran.sources])]
-    return [ran.batch.of_row(ran.questions.asked[i].row, scores).clone() for i in chosen]
+    with torch._C.DisableTorchFunction():  # what is found is no part of the model
+        scores = [each.cpu() for each in ran.by_token([_reduced(ran, parts, reduce) for parts in ran.sources])]
+        return [ran.batch.of_row(ran.questions.asked[i].row, scores).clone() for i in chosen]
 
 
 def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
