@@ -227,7 +227,7 @@ def column_of(benchmark: Benchmark[Any]) -> str:
     Raises:
         InputError: there are several, for tokens are hidden or values read in several ways.
     """
-    found = [each.name for each in benchmark.variants([PERTURBATION_METRICS[METRIC]])]  # type: ignore[attr-defined]
+    found = [each.name for each in benchmark.variants([benchmark.metrics[METRIC]])]  # type: ignore[attr-defined]
     if len(found) != 1:
         raise InputError(f"a search is by one number, not by {', '.join(found)}; name one perturbation and read-out")
     return str(found[0])
