@@ -67,6 +67,8 @@ def judged(function, recipe):
 
 
 K = torch.linspace(-1, 2, 6, dtype=torch.float64)
+C, S = K[:3].cos(), K[:3].sin()
+ANGLES = torch.complex(C, S)
 SPELLED = {
     "gelu": (lambda x: x * 0.5 * (1.0 + torch.erf(x / 2**0.5)), functional.gelu),
     "tanh gelu": (
@@ -109,6 +111,10 @@ SPELLED = {
     "shifted root": (
         lambda x: (x.sum(-1, keepdim=True).square() + 0.5).sqrt().expand(3, 6),
         lambda x: (lambda s: s * (s.square().add(0.5).sqrt() / s))(x.sum(-1, keepdim=True)).expand(3, 6),
+    ),
+    "turned by complex numbers": (
+        lambda x: torch.view_as_real(torch.view_as_complex(x.view(3, 3, 2)) * ANGLES).flatten(1),
+        lambda x: (lambda a, b: torch.stack((a * C - b * S, a * S + b * C), -1).flatten(1))(x[:, ::2], x[:, 1::2]),
     ),
     "unit length": (lambda x: x / x.pow(2).sum(-1, keepdim=True).sqrt(), lambda x: functional.normalize(x, dim=-1)),
 }

@@ -240,7 +240,11 @@ def _is_kinked(before: Function, made: list[Function], node: Node) -> bool:
     """Whether a selection or a mask gives a (leaky) ReLU of what all its inputs are scalings of: one slope above zero,
     and another below."""
     x, y = before.root.tensor, node.outputs[0].tensor
-    if x.shape != y.shape or any(each.root is not before.root or each.is_curved or each.is_shifted for each in made):
+    if (
+        x.is_complex()
+        or x.shape != y.shape
+        or any(each.root is not before.root or each.is_curved or each.is_shifted for each in made)
+    ):
         return False
     slopes = [(y[side] / x[side]) for side in (x > 0, x < 0)]
     if not all(each.numel() and torch.allclose(each, each[:1], rtol=1e-12, atol=0) for each in slopes):
