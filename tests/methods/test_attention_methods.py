@@ -273,6 +273,44 @@ def test_attention_with_a_sink_cannot_be_turned_down():
     assert Explainer(model)(IDS, method="rollout").relevance.sum() > 0.5
 
 
+class Masked(torch.nn.Module):
+    """A language model of one layer, whose attention weights may be masked once more after the softmax."""
+
+    def __init__(self, mask):
+        super().__init__()
+        self.mask, linear = mask, torch.nn.Linear
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed, self.head = torch.nn.Embedding(31, 8), linear(8, 31)
+            self.layers = torch.nn.ModuleList([torch.nn.ModuleList([linear(8, 8) for _ in range(3)])])
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            q, k, v = (each(x) for each in layer)
+            later = torch.ones(len(x[0]), len(x[0])).triu(1).bool()
+            weights = (q @ k.mT).masked_fill(later, -torch.inf).softmax(-1)
+            x = x + self.mask(weights, later) @ v
+        return self.head(x)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+
+@pytest.mark.parametrize("method", OF_MAPS)
+def test_weights_that_are_masked_after_the_softmax_are_what_they_were(method):
+    ways = [
+        lambda weights, _: weights, lambda weights, later: weights.masked_fill(later, 0.0),
+        lambda weights, later: torch.where(later, torch.zeros_like(weights), weights),
+    ]  # fmt: skip
+    found = [Explainer(Masked(way).eval(), task=Task.CAUSAL)(IDS, 4, method=method).relevance for way in ways]
+    for other in found[1:]:
+        assert torch.equal(other, found[0])
+    in_place = Masked(lambda weights, later: weights.masked_fill_(later, 0.0)).eval()
+    with pytest.raises(MethodError, match="do not multiply values as they are"):
+        Explainer(in_place, task=Task.CAUSAL)(IDS, 4, method=method)
+
+
 def test_hybrids_are_refused():
     sizes = tiny.SIZES | {"num_key_value_heads": 2, "num_hidden_layers": 2}
     config = tf.LlamaConfig(**sizes)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine._attention import NAMES
-from lrpx.engine._heads import mark_of, with_mark
+from lrpx.engine._heads import FILLED, mark_of, with_mark
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import arguments, first
 from lrpx.errors import MethodError
@@ -135,7 +135,7 @@ class Attentions(Tap):
         row = call.operation
         if isinstance(mark, _Softmax) and isinstance(out, Tensor) and out is not call.args[0]:
             moves = row is not None and row.gate in ("moves", "stays")
-            return with_mark(out, mark) if moves or name in ("mul", "where") else out
+            return with_mark(out, mark) if moves or name in FILLED else out
         return out
 
     def _kind(self, weights: Tensor) -> Kind | None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 MARK = "_lrpx_heads"
 WEIGHTS = "attention weights"
+FILLED = frozenset(("mul", "where", "masked_fill", "masked_fill_"))
+"""Operations that leave attention weights what they are, beside those whose gate moves or stays: they mask."""
 PRODUCTS = ("matmul", "dot", "einsum", "tensordot", "bilinear")
 """Products with weights of any shape, such as those of all experts at once: only a matrix is a linear layer."""
 
@@ -121,7 +123,7 @@ class Heads(Tap):
         if marked == WEIGHTS:
             if operation == "matmul" and mark_of(args[0]) == WEIGHTS:
                 return self._eager(args[0], args[1], out)
-            stays = moves or operation in ("mul", "where") or (row is not None and row.gate == "stays")
+            stays = moves or operation in FILLED or (row is not None and row.gate == "stays")
             return with_mark(out, WEIGHTS) if stays else out
         if moves:
             same = isinstance(marked, Attention) or out.shape[-1] == args[0].shape[-1]
