@@ -301,7 +301,7 @@ class Masked(torch.nn.Module):
 def test_weights_that_are_masked_after_the_softmax_are_what_they_were(method):
     ways = [
         lambda weights, _: weights, lambda weights, later: weights.masked_fill(later, 0.0),
-        lambda weights, later: torch.where(later, torch.zeros_like(weights), weights),
+        lambda weights, later: weights.where(~later, torch.zeros_like(weights)),
     ]  # fmt: skip
     found = [Explainer(Masked(way).eval(), task=Task.CAUSAL)(IDS, 4, method=method).relevance for way in ways]
     for other in found[1:]:
