@@ -127,6 +127,33 @@ def test_a_function_is_one(name: str, recipe: str) -> None:
     agree(gated(one), gated(other), recipe)
 
 
+HEADS = (ROWS, LENGTH, 2, WIDTH // 2)
+SHAPED: dict[str, Of] = {
+    "flat": lambda a: (a.view(-1) * a.sigmoid().view(-1)).view(a.shape),
+    "turned": lambda a: (a.sigmoid().mT * a.mT).mT,
+    "heads": lambda a: (a.view(HEADS).transpose(1, 2) * a.sigmoid().view(HEADS).transpose(1, 2)).transpose(1, 2),
+    "halves of a layer": lambda a: torch.cat(
+        [half.unsqueeze(1) * half.sigmoid()[:, None] for half in a.chunk(2, -1)], -1
+    ),
+    "over": lambda a: (a.view(HEADS) / (1 + torch.exp(-a)).view(HEADS)).view(a.shape),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_function_is_one_in_another_shape(name: str, recipe: str) -> None:
+    function = SHAPED[name]
+    agree(lambda a, b, _: function(a).reshape(a.shape) * b, gated(F.silu), recipe)
+
+
+def test_other_places_are_no_function() -> None:
+    product = gated(torch.sigmoid)
+    agree(lambda a, b, _: (a.sigmoid().mT * b.mT).mT, product, "attnlrp")
+    other = lambda a, b, _: F.pad((a.roll(-1, -1) * a.sigmoid())[..., :-1], (0, 1))  # noqa: E731
+    agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "lrp")
+    agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "attnlrp")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_to_divide_by_a_logistic_is_a_product_with_a_sigmoid(recipe: str) -> None:
     product = gated(torch.sigmoid)

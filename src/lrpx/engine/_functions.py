@@ -17,6 +17,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _factors
@@ -208,9 +209,16 @@ def is_logistic(x: Tensor) -> bool:
 
 def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
-    if not _are_of_one(a, b):
+    if _are_of_one(a, b):
+        f, g = _function(a) or Function(a), _function(b) or Function(b)
+    elif a._base is None or b._base is None or not _takes_value(run):  # nearly always
         return None
-    f, g = _function(a) or Function(a), _function(b) or Function(b)
+    elif (of_b := _of_view(a, b)) is not None:
+        f, g = of_b, Function(b)
+    elif (of_a := _of_view(b, a)) is not None:
+        f, g = Function(a), of_a
+    else:
+        return None
     if not _is_one(f.root, g.root) or not _has_rules(run):
         return None
     value = op(a.detach(), b.detach())
@@ -238,6 +246,34 @@ def _is_one(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
+def _of_view(a: Tensor, b: Tensor) -> Function | None:
+    """What ``a`` is as a function of ``b``, where both are views, of the same part in the same shape, of a function
+    and of its root."""
+    base: Any = a._base
+    f = _function(base)
+    if f is None or f.op is None or a.shape != b.shape or not _is_same_part(a, base, b, f.root):
+        return None
+    return f._replace(root=b)
+
+
+def _is_same_part(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor) -> bool:
+    """Whether ``a`` is the same elements of ``of_a`` as ``b`` is of ``of_b``, in the same order."""
+    if of_a.shape != of_b.shape or not a.numel() or (b._base is not of_b and b._base is not of_b._base):
+        return False
+    with _disable_current_modes():  # numbers, also where a compiler traces the model
+        places = _in_memory(of_a).flatten()
+        found = torch.full((int(places.max()) + 1,), -1).index_copy_(0, places, _in_memory(of_b).flatten())
+        return torch.equal(found[_in_memory(a)], _in_memory(b))
+
+
+def _in_memory(x: Tensor) -> Tensor:
+    """Where each element of a tensor is in its memory."""
+    at = torch.full((), int(x.storage_offset()))
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        at = at[..., None] + torch.arange(size) * stride
+    return at
+
+
 def _both(op: Op, f: Function, g: Function) -> Op:
     of_f, of_g = f.op, g.op
     return lambda root: op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
@@ -248,9 +284,14 @@ def _has_rules(run: Any) -> bool:
     return not (recipe.activation is recipe.product is recipe.norm is rules.unmodified)
 
 
+def _takes_value(run: Any) -> bool:
+    """Whether the rule for activations takes nothing of a function but its value."""
+    return run.recipe.activation in (rules.identity, rules.constant)
+
+
 def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
     """``value = again(root)`` under the rule for activations."""
-    takes_value = run.recipe.activation in (rules.identity, rules.constant)
+    takes_value = _takes_value(run)
 
     def op(x: Tensor) -> Any:
         return value.detach() if takes_value else again(x)
