@@ -127,6 +127,27 @@ def test_a_function_is_one(name: str, recipe: str) -> None:
     agree(gated(one), gated(other), recipe)
 
 
+UNIT: dict[str, Of] = {
+    "normalize": lambda a: F.normalize(a, dim=-1),
+    "a length, bounded": lambda a: a / a.norm(dim=-1, keepdim=True).clamp(min=1e-12),
+    "a length, and a number": lambda a: a / (a.norm(dim=-1, keepdim=True) + 1e-12),
+    "scaled before": lambda a: 3 * a * (1 / (3 * a).norm(dim=-1))[..., None].expand_as(a),
+    "a root": lambda a: a * torch.rsqrt(a.square().sum(-1)).to(a.dtype).unsqueeze(-1).expand_as(a),
+    "a variance": lambda a: (
+        a / (torch.var_mean(a, -1, correction=0, keepdim=True)[0].add(a.mean(-1, keepdim=True) ** 2) ** 0.5 * 2)
+    ),
+    "larger": lambda a: a / torch.maximum(a.norm(dim=-1, keepdim=True), torch.full((), 1e-9, dtype=a.dtype)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", UNIT)
+def test_a_norm_is_something_new(name: str, recipe: str) -> None:
+    unit = UNIT[name]
+    of_unit = lambda a, b, _: (a * unit(a).sigmoid()) * b  # noqa: E731
+    agree(of_unit, lambda a, b, _: (a * (F.rms_norm(a, (WIDTH,), eps=1e-30) / 2).sigmoid()) * b, recipe)
+
+
 HEADS = (ROWS, LENGTH, 2, WIDTH // 2)
 SHAPED: dict[str, Of] = {
     "flat": lambda a: (a.view(-1) * a.sigmoid().view(-1)).view(a.shape),

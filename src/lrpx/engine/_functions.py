@@ -35,7 +35,7 @@ from lrpx.engine._gates import (
     takes_all,
     weakest_gate,
 )
-from lrpx.engine._tensors import NUMBERS, PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
+from lrpx.engine._tensors import PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ def _function(x: Tensor) -> Function | None:
     if not found or x._version != found[0]:
         return None
     root = found[1]()
-    if root is None or root._version != found[2]:
+    if root is None or root._version != found[2] or (type(found[5]) is tuple and is_normaliser(found[5][1])):
         return None
     return Function(root, found[3], found[4], None if found[5] is None else _callable(found[5]))
 
@@ -128,7 +128,8 @@ def scaled(out: Tensor, x: Tensor, op: Noted) -> Tensor:
 
 
 NORMALISER = "_lrpx_normaliser"
-"""The attribute of a constant that divides, and was made of the input: a deviation, or one over it."""
+"""The attribute of a constant that divides, and was made of the input: a deviation, or one over it. What is multiplied
+with one is a norm, and so a new root."""
 
 
 def normaliser(value: Tensor) -> Tensor:
@@ -138,13 +139,20 @@ def normaliser(value: Tensor) -> Tensor:
     return value
 
 
-def scaled_by(out: Tensor, x: Tensor, constant: Any, op: Noted) -> Tensor:
+def is_normaliser(constant: Any) -> bool:
+    """Whether a constant is what divides, or a part of it or it in another shape."""
+    return is_tensor(constant) and any(
+        hasattr(each, NORMALISER) or hasattr(each, RECIPROCAL) for each in (constant, constant._base)
+    )
+
+
+def scaled_by(out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any, bool]) -> Tensor:
     """``out = op(x)``, ``x`` times a constant or over it: a scaling, or a norm, which is something new."""
-    if type(constant) not in NUMBERS and (hasattr(constant, NORMALISER) or hasattr(constant, RECIPROCAL)):
+    if out is x or hasattr(x, FUNCTION) or hasattr(x, EXPONENTS):
+        if not is_normaliser(constant):
+            return scaled(out, x, op)
         _exponentials.keep(out, x, _callable(op))
         return out
-    if out is x or hasattr(x, FUNCTION) or hasattr(x, EXPONENTS):
-        return scaled(out, x, op)
     out.__dict__[FUNCTION] = Note((0, ref(x), x._version, LINEAR, True, op))  # nearly always; as linked() has it
     return out
 
@@ -313,7 +321,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if a.ndim and b.ndim:
             out = func(a, b)
             if not out.requires_grad:
-                run.computed_ids(out, a, b)
+                run.computed(out, a, b)
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
             elif out is not a and a.requires_grad and _may_be_known(a, b):
@@ -340,7 +348,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         elif out is not a and a.requires_grad and b.requires_grad:
             _summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
-        run.computed_ids(out, *args, *kwargs.values())
+        run.computed(out, *args, *kwargs.values())
     return out
 
 
@@ -431,7 +439,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
         return of_whole_numbers(run, out, args[0])
-    run.computed_ids(out, *args, *kwargs.values())
+    run.computed(out, *args, *kwargs.values())
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
     if takes_all(run.recipe) and len(args) == 3 and carries(out) and _chooses_by_sign(*args):
@@ -502,7 +510,7 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
         return out
     if type(out) is Tensor and not out.requires_grad:
-        return run.computed_ids(out, *given)
+        return run.computed(out, *given)
     if takes_all(run.recipe):
         scalings = [_function(each) or Function(each) for each in given if carries(each)]
         is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
@@ -519,7 +527,7 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if out is x or not is_tensor(x):
         return out
     if not x.requires_grad:
-        return out if x.is_floating_point() else of_whole_numbers(run, out, x)
+        return run.computed(out, x) if x.is_floating_point() else of_whole_numbers(run, out, x)
     if out.requires_grad:
         scaled(out, x, _with_rest(func, args[1:], kwargs))
     return out
@@ -567,7 +575,7 @@ def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = _called(func, args, kwargs)
     x = args[0] if args else None
     if type(out) is Tensor and not out.requires_grad:
-        run.computed_ids(out, *args)
+        run.computed(out, *args)
     if is_tensor(x) and getattr(x, EXPONENTS, None) is not None and is_tensor(out) and out.is_floating_point():
         rest = args[1:]
         state = _exponentials.SUMMED * (func.__name__ == "sum")
@@ -598,7 +606,9 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
 
 
 def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
-    """``out = a · number``; of a reciprocal, a number over what it was of."""
+    """``out = a · number``; of a reciprocal, a number over what it was of; of a normaliser, one."""
+    if is_normaliser(a):
+        normaliser(out)
     found = _reciprocal(a)
     if found is not None:
         x, op = found

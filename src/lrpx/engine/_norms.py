@@ -237,7 +237,7 @@ def _hypotenuse(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
-        return func(x, *rest, **settings)
+        return run.computed(func(x, *rest, **settings), x)
     if func.__name__ == "reciprocal" and (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
         return inverse
 
@@ -258,7 +258,7 @@ def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     deviation, mean = func(x, *rest, **settings)
     if carries(x):
-        deviation = run.apply("norm", lambda x: func(x, *rest, **settings)[0], x)
+        deviation = _functions.normaliser(run.apply("norm", lambda x: func(x, *rest, **settings)[0], x))
     return deviation, mean
 
 
@@ -286,7 +286,9 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return _functions.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
     out = func(a, b, **settings)
     if carries(a):
-        _functions.scaled_by(out, a, b, lambda a: func(a, b, **settings))
+        _functions.scaled_by(out, a, b, (partial(func, **settings), b, True))
+    else:
+        run.computed(out, a, b)
     return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
 
 
