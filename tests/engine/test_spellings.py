@@ -352,6 +352,31 @@ def test_a_division_in_a_product_of_three_is_refused() -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a root, squared": lambda total: torch.rsqrt(total) ** 2,
+    "a root of a square": lambda total: torch.rsqrt(total * total),
+    "a power of a square": lambda total: total.square().pow(-0.5),
+    "a power, squared": lambda total: (total**-0.5)[..., :].square(),
+    "a root of a root": lambda total: 1 / total.square().sqrt(),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_reciprocal_by_way_of_a_root_is_refused(name: str) -> None:
+    def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        e = scores(q, k).exp()
+        return (e @ v) * HIDDEN[name](e.sum(-1, keepdim=True))
+
+    with pytest.raises(UnknownOperationError, match="by a sum of exponentials"):
+        relevance(hidden, lrpx.ATTNLRP)
+    agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_root_of_a_logistic_is_a_function(recipe: str) -> None:
+    agree(lambda a, b, _: torch.rsqrt(1 + torch.exp(-a)) ** 2 * b, gated(torch.sigmoid), recipe)
+
+
 @pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "sqrt"])
 def test_functions_of_complex_numbers_are_refused(name: str) -> None:
     with pytest.raises(UnknownOperationError, match=f"{name} of complex numbers"):

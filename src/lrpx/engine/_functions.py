@@ -38,7 +38,7 @@ from lrpx.engine._gates import (
 from lrpx.engine._tensors import PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     Op = Callable[..., Any]
     Noted = Op | tuple[Op, Any, bool]
@@ -132,10 +132,12 @@ NORMALISER = "_lrpx_normaliser"
 with one is a norm, and so a new root."""
 
 
-def normaliser(value: Tensor) -> Tensor:
-    """``value``, what divides: noted, if a rule has made it a constant."""
+def normaliser(value: Tensor, like: Iterable[Any] = ()) -> Tensor:
+    """``value``, what divides: noted, if a rule has made it a constant; perhaps computed from others like it."""
     if not carries(value):
         setattr(value, NORMALISER, True)
+        for each in like:
+            _exponentials.keep_root(value, each)
     return value
 
 
@@ -600,15 +602,21 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, a reciprocal; of a sum of exponentials, a softmax's."""
     if not carries(out):
         setattr(out, RECIPROCAL, Note((out._version, x, x._version, op)))
-    if _exponentials.is_sum(x):
+    if _exponentials.is_sum(x) and _is_reciprocal(x.detach(), op):
         _exponentials.keep(out, x, op, _exponentials.INVERSE)
-    return out
+        return out
+    return _exponentials.keep_root(out, x)
+
+
+def _is_reciprocal(x: Tensor, op: Op) -> bool:
+    """Whether ``op(x)`` is a number over ``x``, or over a scaling of it; and no root or power of that."""
+    return torch.allclose(op(x / 2) / 2, op(x), rtol=torch.finfo(x.dtype).eps ** 0.75, atol=0.0)
 
 
 def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
     """``out = a · number``; of a reciprocal, a number over what it was of; of a normaliser, one."""
     if is_normaliser(a):
-        normaliser(out)
+        normaliser(out, like=(a,))
     found = _reciprocal(a)
     if found is not None:
         x, op = found

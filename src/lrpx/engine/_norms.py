@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lrpx import _kernels, rules
 from lrpx.engine import _exponentials, _functions
 from lrpx.engine._elementwise import product, step
-from lrpx.engine._gates import keep_gate, move_gate
+from lrpx.engine._gates import keep_gate, mark_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, first, pair
 
@@ -244,6 +244,8 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(x: Tensor) -> Any:
         return func(x, *rest, **settings)
 
+    if func.__name__ == "rsqrt" and _functions.is_logistic(x):
+        return mark_gate(run.recipe, "pow", _functions.activation(run, op, x))
     if func.__name__ == "reciprocal":
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     if run.has_scales and settings.get("p", settings.get("ord", rest[0] if rest else 2)) == 1:
@@ -251,7 +253,8 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         _exponentials.keep_exponents(func, out, (x, *rest), settings)
         if _exponentials.is_sum(out):
             return out
-    return _functions.normaliser(run.apply("norm", op, x))
+    out = _functions.normaliser(run.apply("norm", op, x))
+    return _exponentials.keep_root(out, x) if func.__name__ == "rsqrt" else out
 
 
 def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

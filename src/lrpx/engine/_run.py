@@ -486,7 +486,7 @@ class Run:
             return out
         if out.is_floating_point():
             if not out._version and any(map(_functions.is_normaliser, made_of)):  # new, and no buffer of the model's
-                _functions.normaliser(out)
+                _functions.normaliser(out, like=made_of)
         elif not (out.is_complex() or out.dtype is torch.bool):
             given = [each for value in made_of for each in (value if isinstance(value, (tuple, list)) else (value,))]
             if any(map(self.is_given, given)):
