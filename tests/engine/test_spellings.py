@@ -211,6 +211,23 @@ def test_a_gate_on_a_diagonal_is_a_gate(name: str, recipe: str) -> None:
     agree(lambda a, b, _: (b[..., None, :] @ function(a.sigmoid()))[..., 0, :], gated(torch.sigmoid), recipe)
 
 
+EINSUMS: dict[str, Of] = {
+    "before": lambda g, b: torch.einsum("btij,btj->bti", torch.diag_embed(g), b),
+    "after": lambda g, b: torch.einsum("...j,...ji->...i", b, g[..., None] * EYE),
+    "without an arrow": lambda g, b: torch.einsum("abij,abjk->abik", torch.diag_embed(g), b[..., None])[..., 0],
+    "of three": lambda g, b: torch.einsum("bti,ij,btj->bti", g, EYE, b),
+    "of three, scaled": lambda g, b: torch.einsum("bti,ij,btj->btj", g, 2 * EYE, b) / 2,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", EINSUMS)
+def test_a_gate_on_a_diagonal_in_an_einsum_is_a_gate(name: str, recipe: str) -> None:
+    function = EINSUMS[name]
+    agree(lambda a, b, _: function(a.sigmoid(), b), gated(torch.sigmoid), recipe)
+    agree(lambda a, b, c: function(a.sigmoid(), b) * c, lambda a, b, c: a.sigmoid() * b * c, recipe)
+
+
 # ---------------------------------------------------------------------------- written into a part
 
 
