@@ -82,6 +82,9 @@ RELUS: dict[str, Of] = {
     "less its minimum": lambda a: a - a.clamp(max=0),
     "from above": lambda a: -(-a).clamp(max=0),
     "where": lambda a: torch.where(a <= 0, torch.zeros_like(a), a),
+    "the largest of a stack": lambda a: torch.stack([a, torch.zeros_like(a)]).amax(0),
+    "the largest of a stack, and where": lambda a: torch.stack([torch.zeros_like(a), a], -1).max(-1).values,
+    "the smallest of a stack": lambda a: -torch.stack([torch.zeros_like(a), -a], 1).amin(dim=1),
 }
 LEAKY: dict[str, Of] = {
     "two slopes": lambda a: a * torch.where(a > 0, 1.0, 0.125),
@@ -116,6 +119,11 @@ FUNCTIONS: dict[str, tuple[Of, Of]] = {
         F.silu,
     ),
     "added product": (lambda a: torch.addcmul(torch.zeros_like(a), a, a.sigmoid()), F.silu),
+    "logsumexp": (lambda a: torch.logsumexp(torch.stack([a, torch.zeros_like(a)]), 0), F.softplus),
+    "logsumexp, kept": (
+        lambda a: torch.stack([torch.zeros_like(a), a], -1).logsumexp(dim=(-1,), keepdim=True)[..., 0],
+        F.softplus,
+    ),
     "logaddexp": (lambda a: torch.logaddexp(a, torch.zeros_like(a)), F.softplus),
 }
 

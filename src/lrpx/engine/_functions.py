@@ -35,6 +35,7 @@ from lrpx.engine._gates import (
     takes_all,
     weakest_gate,
 )
+from lrpx.engine._nodes import kind
 from lrpx.engine._tensors import PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
@@ -508,6 +509,9 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
     out = _called(func, args, kwargs)
+    if type(out) is not Tensor:  # with the places
+        largest_of_all(run, out[0], *arguments(args, kwargs, "input", "dim")[:2])
+        return out
     given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
     if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
         return out
@@ -520,6 +524,29 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
             mark_relu(run.recipe, out, scalings[0].root)
     return out
+
+
+def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The largest, or the smallest, along a dimension; of two, of which one is 0, a ReLU."""
+    out = _called(func, args, kwargs)
+    largest_of_all(run, out, *arguments(args, kwargs, "input", "dim")[:2])
+    return out
+
+
+def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
+    """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
+    if takes_all(run.recipe) and carries(out) and isinstance(dim, int) and zero_beside(x, dim) is not None:
+        mark_relu(run.recipe, out, out)
+
+
+def zero_beside(x: Tensor, dim: int) -> int | None:
+    """Of a constant 0 and something else that were put together along a dimension: which of the two the other is."""
+    node: Any = x.grad_fn
+    if x.ndim == 0 or x.shape[dim] != 2 or kind(node) not in ("Stack", "Cat"):
+        return None
+    if sum(child is not None for child, _ in node.next_functions) != 1:
+        return None
+    return next((1 - i for i in (0, 1) if not x.detach().select(dim, i).any()), None)
 
 
 def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:

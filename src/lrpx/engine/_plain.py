@@ -407,6 +407,7 @@ SELECTS = (
         moving,
     )
     + _each("maximum minimum max min fmax fmin", "joins", _functions.larger)
+    + _each("amax amin", "joins", _functions.extreme)
     + _each(
         """hsplit vsplit dsplit narrow_copy
         slice block_diag broadcast_tensors meshgrid index_copy put
@@ -415,7 +416,7 @@ SELECTS = (
         pixel_shuffle pixel_unshuffle channel_shuffle
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
-        amax amin aminmax msort kthvalue median nanmedian
+        aminmax msort kthvalue median nanmedian
         mode cummax cummin nan_to_num __pos__ positive cartesian_prod combinations fill_diagonal_ fold col2im
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg""",
         "joins",
