@@ -257,6 +257,7 @@ def test_many_networks_that_chance_composes(program: list[tuple[str, tuple[int, 
     [
         [("a decay", (0,)), ("attention, decaying", (0, 0, 0))],
         [("a decay", (0,)), ("sum of a part", (0, 1)), ("highway", (0, 0))],
+        [("a decay", (0,)), ("added product", (0, 1)), ("highway", (0, 2))],
     ],
 )
 def test_an_exponential_alone_as_the_signal(program: list[tuple[str, tuple[int, ...]]]) -> None:

@@ -156,6 +156,15 @@ def test_a_norm_is_something_new(name: str, recipe: str) -> None:
     agree(of_unit, lambda a, b, _: (a * (F.rms_norm(a, (WIDTH,), eps=1e-30) / 2).sigmoid()) * b, recipe)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_rms_norm_in_one_function_is_a_scaling_as_one_that_is_written_out_is(recipe: str) -> None:
+    def by(norm: Of) -> Of:
+        return lambda a, b, _: norm(r := a.relu()) * (r @ (EYE + 0.5).roll(1, 0)) + b * norm(a.tanh())
+
+    written = by(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1))
+    agree(by(lambda x: F.rms_norm(x, (WIDTH,), eps=0.1)), written, recipe)
+
+
 HEADS = (ROWS, LENGTH, 2, WIDTH // 2)
 SHAPED: dict[str, Of] = {
     "flat": lambda a: (a.view(-1) * a.sigmoid().view(-1)).view(a.shape),

@@ -137,7 +137,8 @@ class Sharing:
             return 1
         if node.index in self.patterns.means and not self.gated:
             return 1 + max((self.factors(value) for _, value in self.patterns.means[node.index].values), default=0)
-        if node.name in ADDING and len(inputs) > len(factors or [0]):
+        added = node.args[0] if node.name in ADDING and len(inputs) > len(factors or [0]) else None
+        if added is not None and (not factors or self.counts.get(id(added), 1)):
             return 1  # a sum of two
         if factors:
             held = self._held(node, *factors)
