@@ -235,6 +235,10 @@ def test_each_step_between_two_layers(name: str) -> None:
     agrees([("linear", (0,)), ("matmul", (1,)), ("convolution", (2,)), (name, places), ("matmul", (0,))], alone=True)
 
 
+def test_a_log_softmax_whose_sum_is_constant_is_as_many_factors() -> None:
+    agrees([("attention, linear", (0, 0, 0)), ("log softmax", (0,)), ("scan", (0, 0, 1))], alone=True)
+
+
 def test_a_product_in_place_is_as_many_factors() -> None:
     agrees([("product in place", (0, 0)), ("product", (0, 0))], alone=True)
 

@@ -160,7 +160,10 @@ class Sharing:
         return 1
 
     def _leads_on(self, node: Node) -> bool:
-        """Whether a call makes nothing new of its input: it moves, scales, or sums it."""
+        """Whether a call makes nothing new of its input: it moves, scales, or sums it; or takes a constant off, as
+        where a softmax is one."""
+        if node.name == "_log_softmax":
+            return self.gated
         return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS - CENTRED
 
     def _decays(self, node: Node, inputs: list[Value], factors: list[Value]) -> bool:
