@@ -386,6 +386,18 @@ def test_a_division_in_a_product_of_three_is_refused() -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_function_of_a_relu_in_place_that_is_not_0_at_0_is_refused(recipe: str) -> None:
+    def after(function: Of) -> Of:
+        return lambda a, b, _: function(F.relu(a, inplace=True)) + b
+
+    for function in (torch.sigmoid, torch.exp, lambda x: torch.log(2 * x + 0.5)):
+        with pytest.raises(UnknownOperationError, match="inplace=True"):
+            relevance(after(function), RECIPES[recipe])
+    for function in (torch.tanh, torch.sqrt, lambda x: (x + 1).log()):
+        agree(after(function), lambda a, b, _, function=function: function(F.relu(a)) + b, recipe)
+
+
 HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
     "a root, squared": lambda total: torch.rsqrt(total) ** 2,
     "a root of a square": lambda total: torch.rsqrt(total * total),

@@ -298,6 +298,8 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*args, **kwargs)
         if not carries(out):
             return run.computed(out, x)
+        if out is x and func.__name__ == "relu":
+            _functions.cut(out)
         mark_gate(run.recipe, "relu", _functions.curved(run, out, x, lambda x: func(x, *rest, **settings)))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):

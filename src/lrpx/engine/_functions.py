@@ -187,6 +187,10 @@ def moved(x: Tensor, value: Tensor) -> None:
 def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
     found = _function(x)
+    if hasattr(x if found is None else found.root, CUT) and _is_lost(run, op, found or Function(x)):
+        run.refuse("relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)")
+        plain: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
+        return plain
     if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
         value = op(x.detach())
         if _fits(value, found.root):
@@ -195,6 +199,23 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     if getattr(x, EXPONENTS, None) is not None and not _exponentials.is_sum(x):
         _exponentials.keep(y, x, op)
     return y
+
+
+CUT = "_lrpx_cut"
+"""The attribute of what a ReLU in place has made: its version. What was negative before is lost."""
+
+
+def cut(x: Tensor) -> None:
+    """``x`` is a ReLU of what it was."""
+    setattr(x, CUT, x._version)
+
+
+def _is_lost(run: Any, op: Op, f: Function) -> bool:
+    """Whether ``op`` of a function of a ReLU in place is not 0 at 0, and so a function of what was there before, and a
+    recipe refuses that."""
+    if not run.recipe.strict or run.recipe.activation in PARTWISE or getattr(f.root, CUT) != f.root._version:
+        return False
+    return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
 
 
 def _fits(value: Tensor, root: Tensor) -> bool:
