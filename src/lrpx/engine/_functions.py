@@ -215,7 +215,8 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
     recipe refuses that."""
     if not run.recipe.strict or run.recipe.activation in PARTWISE or getattr(f.root, CUT) != f.root._version:
         return False
-    return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
+    with _disable_current_modes():
+        return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
 
 
 def _fits(value: Tensor, root: Tensor) -> bool:
@@ -530,7 +531,7 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
     out = _called(func, args, kwargs)
-    if type(out) is not Tensor:  # with the places
+    if isinstance(out, tuple):  # with the places
         largest_of_all(run, out[0], *arguments(args, kwargs, "input", "dim")[:2])
         return out
     given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
@@ -563,7 +564,7 @@ def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
 def zero_beside(x: Tensor, dim: int) -> int | None:
     """Of a constant 0 and something else that were put together along a dimension: which of the two the other is."""
     node: Any = x.grad_fn
-    if x.ndim == 0 or x.shape[dim] != 2 or kind(node) not in ("Stack", "Cat"):
+    if node is None or x.ndim == 0 or x.shape[dim] != 2 or kind(node) not in ("Stack", "Cat"):
         return None
     if sum(child is not None for child, _ in node.next_functions) != 1:
         return None
