@@ -235,6 +235,10 @@ def test_each_step_between_two_layers(name: str) -> None:
     agrees([("linear", (0,)), ("matmul", (1,)), ("convolution", (2,)), (name, places), ("matmul", (0,))], alone=True)
 
 
+def test_a_log_softmax_whose_sum_is_constant_is_as_many_factors() -> None:
+    agrees([("attention, linear", (0, 0, 0)), ("log softmax", (0,)), ("scan", (0, 0, 1))], alone=True)
+
+
 def test_a_product_in_place_is_as_many_factors() -> None:
     agrees([("product in place", (0, 0)), ("product", (0, 0))], alone=True)
 
@@ -257,6 +261,7 @@ def test_many_networks_that_chance_composes(program: list[tuple[str, tuple[int, 
     [
         [("a decay", (0,)), ("attention, decaying", (0, 0, 0))],
         [("a decay", (0,)), ("sum of a part", (0, 1)), ("highway", (0, 0))],
+        [("a decay", (0,)), ("added product", (0, 1)), ("highway", (0, 2))],
     ],
 )
 def test_an_exponential_alone_as_the_signal(program: list[tuple[str, tuple[int, ...]]]) -> None:

@@ -82,6 +82,9 @@ RELUS: dict[str, Of] = {
     "less its minimum": lambda a: a - a.clamp(max=0),
     "from above": lambda a: -(-a).clamp(max=0),
     "where": lambda a: torch.where(a <= 0, torch.zeros_like(a), a),
+    "the largest of a stack": lambda a: torch.stack([a, torch.zeros_like(a)]).amax(0),
+    "the largest of a stack, and where": lambda a: torch.stack([torch.zeros_like(a), a], -1).max(-1).values,
+    "the smallest of a stack": lambda a: -torch.stack([torch.zeros_like(a), -a], 1).amin(dim=1),
 }
 LEAKY: dict[str, Of] = {
     "two slopes": lambda a: a * torch.where(a > 0, 1.0, 0.125),
@@ -116,6 +119,11 @@ FUNCTIONS: dict[str, tuple[Of, Of]] = {
         F.silu,
     ),
     "added product": (lambda a: torch.addcmul(torch.zeros_like(a), a, a.sigmoid()), F.silu),
+    "logsumexp": (lambda a: torch.logsumexp(torch.stack([a, torch.zeros_like(a)]), 0), F.softplus),
+    "logsumexp, kept": (
+        lambda a: torch.stack([torch.zeros_like(a), a], -1).logsumexp(dim=(-1,), keepdim=True)[..., 0],
+        F.softplus,
+    ),
     "logaddexp": (lambda a: torch.logaddexp(a, torch.zeros_like(a)), F.softplus),
 }
 
@@ -125,6 +133,63 @@ FUNCTIONS: dict[str, tuple[Of, Of]] = {
 def test_a_function_is_one(name: str, recipe: str) -> None:
     one, other = FUNCTIONS[name]
     agree(gated(one), gated(other), recipe)
+
+
+UNIT: dict[str, Of] = {
+    "normalize": lambda a: F.normalize(a, dim=-1),
+    "a length, bounded": lambda a: a / a.norm(dim=-1, keepdim=True).clamp(min=1e-12),
+    "a length, and a number": lambda a: a / (a.norm(dim=-1, keepdim=True) + 1e-12),
+    "scaled before": lambda a: 3 * a * (1 / (3 * a).norm(dim=-1))[..., None].expand_as(a),
+    "a root": lambda a: a * torch.rsqrt(a.square().sum(-1)).to(a.dtype).unsqueeze(-1).expand_as(a),
+    "a variance": lambda a: (
+        a / (torch.var_mean(a, -1, correction=0, keepdim=True)[0].add(a.mean(-1, keepdim=True) ** 2) ** 0.5 * 2)
+    ),
+    "larger": lambda a: a / torch.maximum(a.norm(dim=-1, keepdim=True), torch.full((), 1e-9, dtype=a.dtype)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", UNIT)
+def test_a_norm_is_something_new(name: str, recipe: str) -> None:
+    unit = UNIT[name]
+    of_unit = lambda a, b, _: (a * unit(a).sigmoid()) * b  # noqa: E731
+    agree(of_unit, lambda a, b, _: (a * (F.rms_norm(a, (WIDTH,), eps=1e-30) / 2).sigmoid()) * b, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_rms_norm_in_one_function_is_a_scaling_as_one_that_is_written_out_is(recipe: str) -> None:
+    def by(norm: Of) -> Of:
+        return lambda a, b, _: norm(r := a.relu()) * (r @ (EYE + 0.5).roll(1, 0)) + b * norm(a.tanh())
+
+    written = by(lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 0.1))
+    agree(by(lambda x: F.rms_norm(x, (WIDTH,), eps=0.1)), written, recipe)
+
+
+HEADS = (ROWS, LENGTH, 2, WIDTH // 2)
+SHAPED: dict[str, Of] = {
+    "flat": lambda a: (a.view(-1) * a.sigmoid().view(-1)).view(a.shape),
+    "turned": lambda a: (a.sigmoid().mT * a.mT).mT,
+    "heads": lambda a: (a.view(HEADS).transpose(1, 2) * a.sigmoid().view(HEADS).transpose(1, 2)).transpose(1, 2),
+    "halves of a layer": lambda a: torch.cat(
+        [half.unsqueeze(1) * half.sigmoid()[:, None] for half in a.chunk(2, -1)], -1
+    ),
+    "over": lambda a: (a.view(HEADS) / (1 + torch.exp(-a)).view(HEADS)).view(a.shape),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_function_is_one_in_another_shape(name: str, recipe: str) -> None:
+    function = SHAPED[name]
+    agree(lambda a, b, _: function(a).reshape(a.shape) * b, gated(F.silu), recipe)
+
+
+def test_other_places_are_no_function() -> None:
+    product = gated(torch.sigmoid)
+    agree(lambda a, b, _: (a.sigmoid().mT * b.mT).mT, product, "attnlrp")
+    other = lambda a, b, _: F.pad((a.roll(-1, -1) * a.sigmoid())[..., :-1], (0, 1))  # noqa: E731
+    agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "lrp")
+    agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "attnlrp")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -161,6 +226,23 @@ def test_a_gate_on_a_diagonal_is_a_gate(name: str, recipe: str) -> None:
     function = DIAGONALS[name]
     agree(lambda a, b, _: (function(a.sigmoid()) @ b[..., None])[..., 0], gated(torch.sigmoid), recipe)
     agree(lambda a, b, _: (b[..., None, :] @ function(a.sigmoid()))[..., 0, :], gated(torch.sigmoid), recipe)
+
+
+EINSUMS: dict[str, Of] = {
+    "before": lambda g, b: torch.einsum("btij,btj->bti", torch.diag_embed(g), b),
+    "after": lambda g, b: torch.einsum("...j,...ji->...i", b, g[..., None] * EYE),
+    "without an arrow": lambda g, b: torch.einsum("abij,abjk->abik", torch.diag_embed(g), b[..., None])[..., 0],
+    "of three": lambda g, b: torch.einsum("bti,ij,btj->bti", g, EYE, b),
+    "of three, scaled": lambda g, b: torch.einsum("bti,ij,btj->btj", g, 2 * EYE, b) / 2,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", EINSUMS)
+def test_a_gate_on_a_diagonal_in_an_einsum_is_a_gate(name: str, recipe: str) -> None:
+    function = EINSUMS[name]
+    agree(lambda a, b, _: function(a.sigmoid(), b), gated(torch.sigmoid), recipe)
+    agree(lambda a, b, c: function(a.sigmoid(), b) * c, lambda a, b, c: a.sigmoid() * b * c, recipe)
 
 
 # ---------------------------------------------------------------------------- written into a part
@@ -302,6 +384,43 @@ def test_a_division_in_a_product_of_three_is_refused() -> None:
     with pytest.raises(UnknownOperationError, match="by a sum of exponentials"):
         relevance(hidden, lrpx.ATTNLRP)
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_function_of_a_relu_in_place_that_is_not_0_at_0_is_refused(recipe: str) -> None:
+    def after(function: Of) -> Of:
+        return lambda a, b, _: function(F.relu(a, inplace=True)) + b
+
+    for function in (torch.sigmoid, torch.exp, lambda x: torch.log(2 * x + 0.5)):
+        with pytest.raises(UnknownOperationError, match="inplace=True"):
+            relevance(after(function), RECIPES[recipe])
+    for function in (torch.tanh, torch.sqrt, lambda x: (x + 1).log()):
+        agree(after(function), lambda a, b, _, function=function: function(F.relu(a)) + b, recipe)
+
+
+HIDDEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "a root, squared": lambda total: torch.rsqrt(total) ** 2,
+    "a root of a square": lambda total: torch.rsqrt(total * total),
+    "a power of a square": lambda total: total.square().pow(-0.5),
+    "a power, squared": lambda total: (total**-0.5)[..., :].square(),
+    "a root of a root": lambda total: 1 / total.square().sqrt(),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_reciprocal_by_way_of_a_root_is_refused(name: str) -> None:
+    def hidden(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        e = scores(q, k).exp()
+        return (e @ v) * HIDDEN[name](e.sum(-1, keepdim=True))
+
+    with pytest.raises(UnknownOperationError, match="by a sum of exponentials"):
+        relevance(hidden, lrpx.ATTNLRP)
+    agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_root_of_a_logistic_is_a_function(recipe: str) -> None:
+    agree(lambda a, b, _: torch.rsqrt(1 + torch.exp(-a)) ** 2 * b, gated(torch.sigmoid), recipe)
 
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "sqrt"])

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional as F
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
@@ -39,12 +40,24 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     _refuse_block(run, func)
+    dim = rest[0] if rest else settings.get("dim")
+    if isinstance(dim, (tuple, list)) and len(dim) == 1:
+        (dim,) = dim
+    if isinstance(dim, int) and (place := _functions.zero_beside(x, dim)) is not None and "cum" not in func.__name__:
+        return _softplus(run, func(x.detach(), *rest, **settings), x.select(dim, place), dim)
 
     def op(x: Tensor) -> Any:
         return func(x, *rest, **settings)
 
     out = run.apply("softmax", op, x)
     _exponentials.logarithm(run, out, x, op)
+    return out
+
+
+def _softplus(run: Run, value: Tensor, x: Tensor, dim: int) -> Tensor:
+    """``value``, the logarithm of ``exp x + exp 0``, along a dimension that may be kept: a softplus of ``x``."""
+    y = mark_gate(run.recipe, "softplus", _functions.activation(run, F.softplus, x))
+    out: Tensor = move_gate(rules.with_gradient_of(value, y if y.ndim == value.ndim else y.unsqueeze(dim)), y)
     return out
 
 

@@ -87,7 +87,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
             _functions.divided(out, a, 1)
             return _functions.of_whole_numbers(run, out, a)
-        return run.computed_ids(out, a, b)
+        return run.computed(out, a, b)
     if not run.asks_for_gates:
         return out
     if takes_all(run.recipe):
@@ -224,7 +224,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return as_it_is(run, why, func, (x, *rest), settings)
         x = _broadcast(x, *others)
     if not carries(x):
-        return run.computed_ids(func(x, *rest, **settings), x)
+        return run.computed(func(x, *rest, **settings), x)
     if (
         x.is_complex() and run.recipe.activation is not rules.unmodified
     ):  # of a complex number no ratio is known to conserve
@@ -297,11 +297,13 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         run.under("activation")
         out = func(*args, **kwargs)
         if not carries(out):
-            return run.computed_ids(out, x)
+            return run.computed(out, x)
+        if out is x and func.__name__ == "relu":
+            _functions.cut(out)
         mark_gate(run.recipe, "relu", _functions.curved(run, out, x, lambda x: func(x, *rest, **settings)))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
     if not carries(x):
-        return run.computed_ids(func(x, *rest, **settings), x)
+        return run.computed(func(x, *rest, **settings), x)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
         return changes_in_place(homogeneous, func)(run, func, (x, *rest), settings)
@@ -314,7 +316,7 @@ def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
-        return run.computed_ids(func(*detached, **settings), x)
+        return run.computed(func(*detached, **settings), x)
     if func.__name__ in ("heaviside", "floor_divide", "__floordiv__"):
         raise run.refuse_rule("activation", func.__name__, "which has no derivative in torch")
     return run.apply("activation", lambda x: func(x, *rest, **settings), x)
@@ -327,7 +329,7 @@ def _square_function(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _square(run: Run, func: Any, x: Tensor) -> Any:
     """``x²`` is an element-wise function, ``g(x)/x = x``; not a product of two things."""
     if not carries(x):
-        return func(x, x) if func.__name__ != "square" else func(x)
+        return run.computed(func(x, x) if func.__name__ != "square" else func(x), x)
     if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
         y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
@@ -352,7 +354,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             exponent = _broadcast(exponent, x)
         return _functions.exponential(run, lambda e: func(x, e), exponent)
     if not carries(x):
-        return func(x, exponent)
+        return run.computed(func(x, exponent), x)
     number = isinstance(exponent, (int, float))
     if number and exponent == 1:  # no function at all
         out = _functions.scaled(func(x, exponent), x, lambda x: func(x, exponent))

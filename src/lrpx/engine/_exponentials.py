@@ -368,7 +368,7 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
             return None
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
-    return _refused(run, UNKNOWN, op, a, b) if _reaches(a.grad_fn, partial(_is_scaled, run.counts)) else None
+    return _refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
 
 
 def _sums_nothing_else(below: tuple[Made, int], b: Tensor) -> bool:
@@ -383,9 +383,9 @@ def _sums_nothing_else(below: tuple[Made, int], b: Tensor) -> bool:
 
 def hides_division(run: Any, op: Op, given: Sequence[Tensor]) -> Tensor | None:
     """A product of several, refused where one is the reciprocal of a sum of exponentials, and such are in another."""
-    inverse = [(found := noted(x)) is not None and found[1] == INVERSE for x in given]
+    inverse = [((found := noted(x)) is not None and found[1] == INVERSE) or is_root(x) for x in given]
     others = [x for x, is_inverse in zip(given, inverse, strict=True) if not is_inverse]
-    if not any(inverse) or not any(_reaches(x.grad_fn, partial(_is_scaled, run.counts)) for x in others):
+    if not any(inverse) or not any(_divided(run, x) for x in others):
         return None
     return _refused(run, UNKNOWN, op, *given)
 
@@ -394,11 +394,37 @@ UNKNOWN = "division, of what exponentials are in, by a sum of exponentials"
 
 
 def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
-    """``op(a, b) = a · b``, if that is a softmax: exponentials times the reciprocal of their sum."""
+    """``op(a, b) = a · b``, if that is a softmax: exponentials times the reciprocal of their sum; refused, if it may be
+    one, for what divides was made of exponentials alone."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return None
     inverse = [(found := noted(x)) is not None and found[1] == INVERSE for x in (a, b)]
-    return quotient(run, op, a, b) if inverse[0] != inverse[1] else None
+    if inverse[0] != inverse[1]:
+        return quotient(run, op, a, b)
+    x = b if is_root(a) else a if is_root(b) else None
+    return _refused(run, UNKNOWN, op, a, b) if x is not None and _divided(run, x) else None
+
+
+def _divided(run: Any, x: Tensor) -> bool:
+    """Whether exponentials are in what is divided."""
+    return _reaches(x.grad_fn, partial(_is_scaled, run.counts))
+
+
+ROOT = "_lrpx_root_of_exponentials"
+"""The attribute of a constant that divides, one over a root or a power of what was made of exponentials alone; perhaps
+of the square of their sum."""
+
+
+def keep_root(out: Tensor, x: Tensor) -> Tensor:
+    """Note that ``out`` is such a constant, if ``x``, of which it is the reciprocal root, was made of exponentials."""
+    if (gate_strength(x) == EXPONENTIAL or is_root(x)) and not carries(out):
+        setattr(out, ROOT, True)
+    return out
+
+
+def is_root(x: Any) -> bool:
+    """Whether it is one, or in another shape."""
+    return isinstance(x, Tensor) and (hasattr(x, ROOT) or hasattr(x._base, ROOT))
 
 
 def _swapped(op: Op, a: Any, b: Any) -> Any:

@@ -17,6 +17,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _factors
@@ -34,10 +35,11 @@ from lrpx.engine._gates import (
     takes_all,
     weakest_gate,
 )
-from lrpx.engine._tensors import NUMBERS, PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
+from lrpx.engine._nodes import kind
+from lrpx.engine._tensors import PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     Op = Callable[..., Any]
     Noted = Op | tuple[Op, Any, bool]
@@ -75,7 +77,7 @@ def _function(x: Tensor) -> Function | None:
     if not found or x._version != found[0]:
         return None
     root = found[1]()
-    if root is None or root._version != found[2]:
+    if root is None or root._version != found[2] or (type(found[5]) is tuple and is_normaliser(found[5][1])):
         return None
     return Function(root, found[3], found[4], None if found[5] is None else _callable(found[5]))
 
@@ -127,23 +129,33 @@ def scaled(out: Tensor, x: Tensor, op: Noted) -> Tensor:
 
 
 NORMALISER = "_lrpx_normaliser"
-"""The attribute of a constant that divides, and was made of the input: a deviation, or one over it."""
+"""The attribute of a constant that divides, and was made of the input: a deviation, or one over it. What is multiplied
+with one is a norm, and so a new root."""
 
 
-def normaliser(value: Tensor) -> Tensor:
-    """``value``, what divides: noted, if a rule has made it a constant."""
+def normaliser(value: Tensor, like: Iterable[Any] = ()) -> Tensor:
+    """``value``, what divides: noted, if a rule has made it a constant; perhaps computed from others like it."""
     if not carries(value):
         setattr(value, NORMALISER, True)
+        for each in like:
+            _exponentials.keep_root(value, each)
     return value
 
 
-def scaled_by(out: Tensor, x: Tensor, constant: Any, op: Noted) -> Tensor:
+def is_normaliser(constant: Any) -> bool:
+    """Whether a constant is what divides, or a part of it or it in another shape."""
+    return is_tensor(constant) and any(
+        hasattr(each, NORMALISER) or hasattr(each, RECIPROCAL) for each in (constant, constant._base)
+    )
+
+
+def scaled_by(out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any, bool]) -> Tensor:
     """``out = op(x)``, ``x`` times a constant or over it: a scaling, or a norm, which is something new."""
-    if type(constant) not in NUMBERS and (hasattr(constant, NORMALISER) or hasattr(constant, RECIPROCAL)):
+    if out is x or hasattr(x, FUNCTION) or hasattr(x, EXPONENTS):
+        if not is_normaliser(constant):
+            return scaled(out, x, op)
         _exponentials.keep(out, x, _callable(op))
         return out
-    if out is x or hasattr(x, FUNCTION) or hasattr(x, EXPONENTS):
-        return scaled(out, x, op)
     out.__dict__[FUNCTION] = Note((0, ref(x), x._version, LINEAR, True, op))  # nearly always; as linked() has it
     return out
 
@@ -175,6 +187,10 @@ def moved(x: Tensor, value: Tensor) -> None:
 def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
     found = _function(x)
+    if hasattr(x if found is None else found.root, CUT) and _is_lost(run, op, found or Function(x)):
+        run.refuse("relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)")
+        plain: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
+        return plain
     if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
         value = op(x.detach())
         if _fits(value, found.root):
@@ -183,6 +199,24 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     if getattr(x, EXPONENTS, None) is not None and not _exponentials.is_sum(x):
         _exponentials.keep(y, x, op)
     return y
+
+
+CUT = "_lrpx_cut"
+"""The attribute of what a ReLU in place has made: its version. What was negative before is lost."""
+
+
+def cut(x: Tensor) -> None:
+    """``x`` is a ReLU of what it was."""
+    setattr(x, CUT, x._version)
+
+
+def _is_lost(run: Any, op: Op, f: Function) -> bool:
+    """Whether ``op`` of a function of a ReLU in place is not 0 at 0, and so a function of what was there before, and a
+    recipe refuses that."""
+    if not run.recipe.strict or run.recipe.activation in PARTWISE or getattr(f.root, CUT) != f.root._version:
+        return False
+    with _disable_current_modes():
+        return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
 
 
 def _fits(value: Tensor, root: Tensor) -> bool:
@@ -208,9 +242,16 @@ def is_logistic(x: Tensor) -> bool:
 
 def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
-    if not _are_of_one(a, b):
+    if _are_of_one(a, b):
+        f, g = _function(a) or Function(a), _function(b) or Function(b)
+    elif a._base is None or b._base is None or not _takes_value(run):  # nearly always
         return None
-    f, g = _function(a) or Function(a), _function(b) or Function(b)
+    elif (of_b := _of_view(a, b)) is not None:
+        f, g = of_b, Function(b)
+    elif (of_a := _of_view(b, a)) is not None:
+        f, g = Function(a), of_a
+    else:
+        return None
     if not _is_one(f.root, g.root) or not _has_rules(run):
         return None
     value = op(a.detach(), b.detach())
@@ -238,6 +279,34 @@ def _is_one(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
+def _of_view(a: Tensor, b: Tensor) -> Function | None:
+    """What ``a`` is as a function of ``b``, where both are views, of the same part in the same shape, of a function
+    and of its root."""
+    base: Any = a._base
+    f = _function(base)
+    if f is None or f.op is None or a.shape != b.shape or not _is_same_part(a, base, b, f.root):
+        return None
+    return f._replace(root=b)
+
+
+def _is_same_part(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor) -> bool:
+    """Whether ``a`` is the same elements of ``of_a`` as ``b`` is of ``of_b``, in the same order."""
+    if of_a.shape != of_b.shape or not a.numel() or (b._base is not of_b and b._base is not of_b._base):
+        return False
+    with _disable_current_modes():  # numbers, also where a compiler traces the model
+        places = _in_memory(of_a).flatten()
+        found = torch.full((int(places.max()) + 1,), -1).index_copy_(0, places, _in_memory(of_b).flatten())
+        return torch.equal(found[_in_memory(a)], _in_memory(b))
+
+
+def _in_memory(x: Tensor) -> Tensor:
+    """Where each element of a tensor is in its memory."""
+    at = torch.full((), int(x.storage_offset()))
+    for size, stride in zip(x.shape, x.stride(), strict=True):
+        at = at[..., None] + torch.arange(size) * stride
+    return at
+
+
 def _both(op: Op, f: Function, g: Function) -> Op:
     of_f, of_g = f.op, g.op
     return lambda root: op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
@@ -248,9 +317,14 @@ def _has_rules(run: Any) -> bool:
     return not (recipe.activation is recipe.product is recipe.norm is rules.unmodified)
 
 
+def _takes_value(run: Any) -> bool:
+    """Whether the rule for activations takes nothing of a function but its value."""
+    return run.recipe.activation in (rules.identity, rules.constant)
+
+
 def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
     """``value = again(root)`` under the rule for activations."""
-    takes_value = run.recipe.activation in (rules.identity, rules.constant)
+    takes_value = _takes_value(run)
 
     def op(x: Tensor) -> Any:
         return value.detach() if takes_value else again(x)
@@ -272,7 +346,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if a.ndim and b.ndim:
             out = func(a, b)
             if not out.requires_grad:
-                run.computed_ids(out, a, b)
+                run.computed(out, a, b)
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
             elif out is not a and a.requires_grad and _may_be_known(a, b):
@@ -299,7 +373,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         elif out is not a and a.requires_grad and b.requires_grad:
             _summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
-        run.computed_ids(out, *args, *kwargs.values())
+        run.computed(out, *args, *kwargs.values())
     return out
 
 
@@ -390,7 +464,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
         return of_whole_numbers(run, out, args[0])
-    run.computed_ids(out, *args, *kwargs.values())
+    run.computed(out, *args, *kwargs.values())
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
     if takes_all(run.recipe) and len(args) == 3 and carries(out) and _chooses_by_sign(*args):
@@ -457,11 +531,14 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
     out = _called(func, args, kwargs)
+    if isinstance(out, tuple):  # with the places
+        largest_of_all(run, out[0], *arguments(args, kwargs, "input", "dim")[:2])
+        return out
     given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
     if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
         return out
     if type(out) is Tensor and not out.requires_grad:
-        return run.computed_ids(out, *given)
+        return run.computed(out, *given)
     if takes_all(run.recipe):
         scalings = [_function(each) or Function(each) for each in given if carries(each)]
         is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
@@ -471,6 +548,29 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The largest, or the smallest, along a dimension; of two, of which one is 0, a ReLU."""
+    out = _called(func, args, kwargs)
+    largest_of_all(run, out, *arguments(args, kwargs, "input", "dim")[:2])
+    return out
+
+
+def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
+    """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
+    if takes_all(run.recipe) and carries(out) and isinstance(dim, int) and zero_beside(x, dim) is not None:
+        mark_relu(run.recipe, out, out)
+
+
+def zero_beside(x: Tensor, dim: int) -> int | None:
+    """Of a constant 0 and something else that were put together along a dimension: which of the two the other is."""
+    node: Any = x.grad_fn
+    if node is None or x.ndim == 0 or x.shape[dim] != 2 or kind(node) not in ("Stack", "Cat"):
+        return None
+    if sum(child is not None for child, _ in node.next_functions) != 1:
+        return None
+    return next((1 - i for i in (0, 1) if not x.detach().select(dim, i).any()), None)
+
+
 def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A cast, a copy or a change of sign; of one-hot ids a source."""
     out = _called(func, args, kwargs)
@@ -478,7 +578,7 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if out is x or not is_tensor(x):
         return out
     if not x.requires_grad:
-        return out if x.is_floating_point() else of_whole_numbers(run, out, x)
+        return run.computed(out, x) if x.is_floating_point() else of_whole_numbers(run, out, x)
     if out.requires_grad:
         scaled(out, x, _with_rest(func, args[1:], kwargs))
     return out
@@ -526,7 +626,7 @@ def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = _called(func, args, kwargs)
     x = args[0] if args else None
     if type(out) is Tensor and not out.requires_grad:
-        run.computed_ids(out, *args)
+        run.computed(out, *args)
     if is_tensor(x) and getattr(x, EXPONENTS, None) is not None and is_tensor(out) and out.is_floating_point():
         rest = args[1:]
         state = _exponentials.SUMMED * (func.__name__ == "sum")
@@ -551,13 +651,21 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, a reciprocal; of a sum of exponentials, a softmax's."""
     if not carries(out):
         setattr(out, RECIPROCAL, Note((out._version, x, x._version, op)))
-    if _exponentials.is_sum(x):
+    if _exponentials.is_sum(x) and _is_reciprocal(x.detach(), op):
         _exponentials.keep(out, x, op, _exponentials.INVERSE)
-    return out
+        return out
+    return _exponentials.keep_root(out, x)
+
+
+def _is_reciprocal(x: Tensor, op: Op) -> bool:
+    """Whether ``op(x)`` is a number over ``x``, or over a scaling of it; and no root or power of that."""
+    return torch.allclose(op(x / 2) / 2, op(x), rtol=torch.finfo(x.dtype).eps ** 0.75, atol=0.0)
 
 
 def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
-    """``out = a · number``; of a reciprocal, a number over what it was of."""
+    """``out = a · number``; of a reciprocal, a number over what it was of; of a normaliser, one."""
+    if is_normaliser(a):
+        normaliser(out, like=(a,))
     found = _reciprocal(a)
     if found is not None:
         x, op = found

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine._nodes import OWN, SCALES, SHAPES, kind
+from lrpx.engine._nodes import NORM, OWN, SCALES, SHAPES, kind
 from lrpx.engine._tensors import any_carries, carries, is_tensor
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ OF_ONE_SIGN = frozenset(
     special_ndtr special_log_ndtr special_i0 special_i0e""".split()
 )
 """Functions that are of one sign everywhere."""
-SAME = SHAPES | SCALES | {OWN}
+SAME = SHAPES | SCALES | {OWN, NORM}
 """Nodes whose result is what they are made of, in another shape or scale, if that is one tensor."""
 
 WEAK, SURE, EXPONENTIAL = 1, 2, 3

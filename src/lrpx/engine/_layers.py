@@ -193,10 +193,10 @@ def _by_a_diagonal(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
     return rules.with_gradient_of(op(a.detach(), b.detach()), product(run, torch.mul, factors, {}))
 
 
-def _diagonal(x: Tensor) -> Tensor | None:
+def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
     """The vector on the diagonal of a matrix that was made of it, or that is a gate and has nothing else."""
     made_of = _functions.on_diagonal(x)
-    if made_of is not None or not gate_strength(x) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
+    if made_of is not None or not (is_gate or gate_strength(x)) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
         return made_of
     vector = x.diagonal(dim1=-2, dim2=-1)
     is_all = torch.count_nonzero(x.detach()) == torch.count_nonzero(vector.detach())
@@ -270,6 +270,9 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return keep_gate(run.recipe, out, *operands) if run.asks_for_gates else out
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)
+    has_gate = takes_all(run.recipe) and any(map(gate_strength, operands))
+    if has_gate and (vectors := _without_diagonals(run, equation, operands)) is not None:
+        return rules.with_gradient_of(func(equation, *detached(*operands)), _element_wise(run, func, *vectors))
 
     def op(*operands: Tensor) -> Any:
         return func(equation, *operands, **kwargs)
@@ -288,6 +291,29 @@ def _sums_nothing(equation: str) -> bool:
     labels = factors.replace(",", "")
     letters = labels.replace(".", "")  # without an arrow, the dots are kept, and so is each letter that comes once
     return set(labels) <= set(result) if arrow else len(set(letters)) == len(letters)
+
+
+def _without_diagonals(run: Run, equation: str, operands: Sequence[Tensor]) -> tuple[str, list[Tensor]] | None:
+    """An equation and its operands with the vectors on their diagonals in the place of diagonal matrices, if it is an
+    element-wise product then."""
+    equation = _spelled(equation, operands)
+    given, result = equation.split("->")
+    labels, vectors = given.split(","), list(operands)
+    for i, x in enumerate(operands):
+        rest, row, column = labels[i][:-2], labels[i][-2:-1], labels[i][-1:]
+        is_constant = len(operands) > 2 and not carries(x) and run.recipe.linear is rules.unmodified
+        if x.ndim < 2 or row == column or {row, column} <= set(result) or not (carries(x) or is_constant):
+            continue
+        vector = _diagonal(x, is_gate=is_constant)
+        if vector is None:
+            continue
+        kept, lost = (column, row) if column in result else (row, column)
+        vectors[i], labels[i] = vector, rest + kept
+        labels = [label.replace(lost, kept) for label in labels]
+        if any(len(set(label)) < len(label) for label in labels):
+            return None
+    equation = f"{','.join(labels)}->{result}"
+    return (equation, vectors) if _sums_nothing(equation) and any_carries(vectors) else None
 
 
 def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from lrpx import _kernels, rules
 from lrpx.engine import _exponentials, _functions
 from lrpx.engine._elementwise import product, step
-from lrpx.engine._gates import keep_gate, move_gate
+from lrpx.engine._gates import keep_gate, mark_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, first, pair
 
@@ -237,13 +237,15 @@ def _hypotenuse(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
-        return func(x, *rest, **settings)
+        return run.computed(func(x, *rest, **settings), x)
     if func.__name__ == "reciprocal" and (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
         return inverse
 
     def op(x: Tensor) -> Any:
         return func(x, *rest, **settings)
 
+    if func.__name__ == "rsqrt" and _functions.is_logistic(x):
+        return mark_gate(run.recipe, "pow", _functions.activation(run, op, x))
     if func.__name__ == "reciprocal":
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     if run.has_scales and settings.get("p", settings.get("ord", rest[0] if rest else 2)) == 1:
@@ -251,14 +253,15 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         _exponentials.keep_exponents(func, out, (x, *rest), settings)
         if _exponentials.is_sum(out):
             return out
-    return _functions.normaliser(run.apply("norm", op, x))
+    out = _functions.normaliser(run.apply("norm", op, x))
+    return _exponentials.keep_root(out, x) if func.__name__ == "rsqrt" else out
 
 
 def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     deviation, mean = func(x, *rest, **settings)
     if carries(x):
-        deviation = run.apply("norm", lambda x: func(x, *rest, **settings)[0], x)
+        deviation = _functions.normaliser(run.apply("norm", lambda x: func(x, *rest, **settings)[0], x))
     return deviation, mean
 
 
@@ -286,7 +289,9 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return _functions.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
     out = func(a, b, **settings)
     if carries(a):
-        _functions.scaled_by(out, a, b, lambda a: func(a, b, **settings))
+        _functions.scaled_by(out, a, b, (partial(func, **settings), b, True))
+    else:
+        run.computed(out, a, b)
     return keep_gate(run.recipe, out, a, b) if run.asks_for_gates else out
 
 

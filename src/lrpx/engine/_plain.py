@@ -39,8 +39,8 @@ def moving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = plain(run, func, args, kwargs)
     if type(out) is Tensor and not out.requires_grad:
         for each in args:
-            run.computed_ids(out, each)
-        run.computed_ids(out, *kwargs.values())
+            run.computed(out, each)
+        run.computed(out, *kwargs.values())
     return out
 
 
@@ -98,13 +98,13 @@ def ordering(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Some of what is in a tensor, in another order, and perhaps where it was; of ids of tokens, ids."""
     out = plain(run, func, args, kwargs)
     if not any_carries(out):
-        run.computed_ids(out[0] if isinstance(out, tuple) else out, *args[:1], *kwargs.values())
+        run.computed(out[0] if isinstance(out, tuple) else out, *args[:1], *kwargs.values())
     return out
 
 
 def searching(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Where something is in a sorted table; of ids of tokens, ids."""
-    return run.computed_ids(without_gradient(run, func, args, kwargs), *args, *kwargs.values())
+    return run.computed(without_gradient(run, func, args, kwargs), *args, *kwargs.values())
 
 
 def largest(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ def largest(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = without_gradient(run, func, args, kwargs)
     x = args[0] if args else kwargs["input"]
     if out.shape == x.shape[:-1]:
-        run.computed_ids(out, getattr(x, _functions.ONE_HOT, None))
+        run.computed(out, getattr(x, _functions.ONE_HOT, None))
     return out
 
 
@@ -206,7 +206,7 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if ids is not None:
             return run.source(x, ids, func(x.detach(), at))
     if not x.is_floating_point():
-        return run.computed_ids(func(x, at), x, at)
+        return run.computed(func(x, at), x, at)
     if type(x) is not Tensor and isinstance(x, Parameter):  # the first is the cheaper question
         if (place := _lookup(at, run.is_lookup)) is not None:
             return _looked_up(run, x, func(x.detach(), at), *place)
@@ -329,7 +329,7 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if is_relu:
         mark_relu(run.recipe, x if out is None else out, x)
     if type(x) is Tensor and not x.requires_grad:
-        run.computed_ids(x if out is None else out, value)
+        run.computed(x if out is None else out, value)
     return _one_hot(run, x, x if out is None else out, ids) if is_one_hot else out
 
 
@@ -407,6 +407,7 @@ SELECTS = (
         moving,
     )
     + _each("maximum minimum max min fmax fmin", "joins", _functions.larger)
+    + _each("amax amin", "joins", _functions.extreme)
     + _each(
         """hsplit vsplit dsplit narrow_copy
         slice block_diag broadcast_tensors meshgrid index_copy put
@@ -415,7 +416,7 @@ SELECTS = (
         pixel_shuffle pixel_unshuffle channel_shuffle
         max_pool1d max_pool2d max_pool3d max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
-        amax amin aminmax msort kthvalue median nanmedian
+        aminmax msort kthvalue median nanmedian
         mode cummax cummin nan_to_num __pos__ positive cartesian_prod combinations fill_diagonal_ fold col2im
         real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg""",
         "joins",

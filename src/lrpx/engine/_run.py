@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from lrpx import rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _roles
+from lrpx.engine import _functions, _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._observer import Observer
 from lrpx.engine._places import Source, is_among
@@ -479,9 +479,15 @@ class Run:
         if known is not None and copy is not ids:
             self._give(copy, known[1])
 
-    def computed_ids(self, out: Any, *made_of: Any) -> Any:
-        """``out``; whole numbers that were computed from ids of tokens are such ids too."""
-        if is_tensor(out) and not (out.is_floating_point() or out.is_complex() or out.dtype is torch.bool):
+    def computed(self, out: Any, *made_of: Any) -> Any:
+        """``out``, a constant; whole numbers that were computed from ids of tokens are such ids too, and what was
+        computed from a normaliser is one."""
+        if not is_tensor(out):
+            return out
+        if out.is_floating_point():
+            if not out._version and any(map(_functions.is_normaliser, made_of)):  # new, and no buffer of the model's
+                _functions.normaliser(out, like=made_of)
+        elif not (out.is_complex() or out.dtype is torch.bool):
             given = [each for value in made_of for each in (value if isinstance(value, (tuple, list)) else (value,))]
             if any(map(self.is_given, given)):
                 self._give(out, is_tokens=True)

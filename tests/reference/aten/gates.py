@@ -228,7 +228,7 @@ def _is_in_another_shape(value: Value) -> bool:
     assert node is not None
     if node.name == "read":
         return node.values[0].tensor.numel() == value.tensor.numel()
-    return node.name in SHAPES | SCALINGS
+    return node.name in SHAPES | SCALINGS | {"_fused_rms_norm"}
 
 
 def _is_number(argument: Any) -> bool:

@@ -137,7 +137,8 @@ class Sharing:
             return 1
         if node.index in self.patterns.means and not self.gated:
             return 1 + max((self.factors(value) for _, value in self.patterns.means[node.index].values), default=0)
-        if node.name in ADDING and len(inputs) > len(factors or [0]):
+        added = node.args[0] if node.name in ADDING and len(inputs) > len(factors or [0]) else None
+        if added is not None and (not factors or self.counts.get(id(added), 1)):
             return 1  # a sum of two
         if factors:
             held = self._held(node, *factors)
@@ -159,7 +160,10 @@ class Sharing:
         return 1
 
     def _leads_on(self, node: Node) -> bool:
-        """Whether a call makes nothing new of its input: it moves, scales, or sums it."""
+        """Whether a call makes nothing new of its input: it moves, scales, or sums it; or takes a constant off, as
+        where a softmax is one."""
+        if node.name == "_log_softmax":
+            return self.gated
         return node.name in SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS - CENTRED
 
     def _decays(self, node: Node, inputs: list[Value], factors: list[Value]) -> bool:
