@@ -225,9 +225,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         x = _broadcast(x, *others)
     if not carries(x):
         return run.computed(func(x, *rest, **settings), x)
-    if (
-        x.is_complex() and run.recipe.activation is not rules.unmodified
-    ):  # of a complex number no ratio is known to conserve
+    if x.is_complex() and run.recipe.activation is not rules.unmodified:  # no ratio of these is known to conserve
         return as_it_is(run, f"{func.__name__} of complex numbers", func, (x, *rest), settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
         rest = tuple(value for value in rest if value is not True)
