@@ -12,6 +12,7 @@ import lrpx
 from lrpx.cli._benchmarks import benchmark
 from lrpx.cli._cards import cards
 from lrpx.cli._neurons import neurons
+from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_same, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
 from lrpx.errors import InputError
@@ -246,9 +247,7 @@ def tune(
             help="A setting and the values to try, sigma=0.05,0.1; once for each setting.", show_default="the method's"
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
-    ] = None,
+    model: Model = None,
     last: Annotated[int, typer.Option(min=1, help="Search on the last so many texts, and leave the others.")] = 64,
     text: Annotated[str, typer.Option(help="The column of the texts.")] = "text",
     label: Annotated[str, typer.Option(help="The column of the labels, if there is one.")] = "label",
@@ -261,10 +260,8 @@ def tune(
     cells: Annotated[str, typer.Option(help="What of an image is covered at once: pixels or patches.")] = "pixels",
     batch_size: Annotated[int, typer.Option(min=1, help="The most texts run together.")] = 32,
     part: Annotated[int, typer.Option(min=1, help="Texts in a part: a stopped search loses the part in work.")] = 8,
-    dtype: Annotated[
-        str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
-    ] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
+    dtype: Precision = "auto",
+    device: Device = None,
 ) -> None:
     """Search the settings of a method (σ, steps, quantile, suppression, γ) that are most faithful on held-out texts."""
     from lrpx.cli import _composites, _tuning
@@ -318,9 +315,7 @@ def coverage(
 
 @app.command()
 def check(
-    model: Annotated[
-        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
-    ] = None,
+    model: Model = None,
     method: Annotated[
         list[str] | None,
         typer.Option(
@@ -338,7 +333,7 @@ def check(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="The most texts that are read.")] = 32,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the random weights and the other class.")] = 0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
+    device: Device = None,
     dtype: Annotated[
         str,
         typer.Option(

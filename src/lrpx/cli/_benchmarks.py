@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import lrpx
+from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
 from lrpx.cli._streams import hush, progress, refuse_folder, refuse_unreadable
 from lrpx.cli._wanted import methods as known_methods
 from lrpx.errors import MethodError
@@ -174,9 +175,7 @@ def _benchmark(
     options: dict[str, Any],
     *,
     out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
-    model: Annotated[
-        str | None, typer.Option(help="Name or folder of a Hugging Face model.", show_default="the bundled model")
-    ] = None,
+    model: Model = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -192,10 +191,8 @@ def _benchmark(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="The most samples run together.")] = 32,
     part: Annotated[int, typer.Option(min=1, help="Samples in a part: a stopped run loses the part in work.")] = 512,
-    dtype: Annotated[
-        str, typer.Option(help="float32, float64, bfloat16, float16; auto is the checkpoint's own.")
-    ] = "auto",
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ….", show_default="where the model loads")] = None,
+    dtype: Precision = "auto",
+    device: Device = None,
     show: Annotated[list[str] | None, typer.Option(help="Show the heatmap of the sample with this id, too.")] = None,
 ) -> None:
     refuse_folder(out)

@@ -1,4 +1,4 @@
-"""Options that the commands of neurons share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
