@@ -88,7 +88,7 @@ def several(run: Any, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
         total = sum(of_scales)
         shared = (_kernels.scale_gradient(x, n / total) for x, n in zip(given, of_scales, strict=True))
         return put_gate(run.recipe, made_of(run, op(*shared), -total), EXPONENTIAL)
-    counts = [0 if scales else factors(run, each) for each, scales in zip(given, is_scale, strict=True)]
+    counts = [0 if is_one else factors(run, each) for each, is_one in zip(given, is_scale, strict=True)]
     total = sum(counts)
     shared = (_kernels.scale_gradient(x, n / total) if n else x.detach() for x, n in zip(given, counts, strict=True))
     out = made_of(run, op(*shared), total)

@@ -505,7 +505,7 @@ def _is_sign(where: Tensor, x: Tensor) -> bool:
 def is_masked_by_sign(x: Tensor, mask: Any) -> bool:
     """Whether a mask that ``x`` is multiplied with, or filled with 0 by, is that of the signs of ``x``: the result is a
     (leaky) ReLU then. A mask of numbers has two of them."""
-    if not isinstance(mask, Tensor) or mask.requires_grad or mask.shape != x.shape or not carries(x):
+    if not is_tensor(mask) or mask.requires_grad or mask.shape != x.shape or not carries(x):
         return False
     f = _function(x)
     root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x

@@ -116,12 +116,17 @@ def put_gate(recipe: Recipe, out: Any, strength: int) -> Any:
     return out
 
 
+def was_known(out: Any) -> bool:
+    """Whether what a call has made is marked by its handler already; asked once."""
+    return is_tensor(out) and hasattr(out, KNOWN) and bool(vars(out).pop(KNOWN))
+
+
 def keep_gate(recipe: Recipe, out: Any, *inputs: Any) -> Any:
     """``out``, made of ``inputs`` by a selection or a sum, or by a product with constants: a gate, if all of them that
     depend on the input are."""
     if getattr(out, GATE, None) is None and not any_gate(inputs):  # nearly always
         return out
-    if is_tensor(out) and hasattr(out, KNOWN) and vars(out).pop(KNOWN):
+    if was_known(out):
         return out
     strength = weakest_gate(inputs)
     if is_tensor(out) and out is not inputs[0]:  # perhaps a function that is known better

@@ -278,8 +278,12 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(equation, *operands, **kwargs)
 
     if run.has_scales:
-        divided = _exponentials.times_inverse if len(operands) == 2 else _exponentials.hides_division
-        if (softmax := divided(run, op, *(operands if len(operands) == 2 else (operands,)))) is not None:
+        softmax = (
+            _exponentials.times_inverse(run, op, *operands)
+            if len(operands) == 2
+            else _exponentials.hides_division(run, op, operands)
+        )
+        if softmax is not None:
             return softmax
     out = _product_of_several(run, "einsum", op, operands)
     return _exponentials.multiplied(run, op, out, *operands) if run.has_scales and len(operands) == 2 else out

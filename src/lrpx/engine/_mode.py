@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
 from lrpx.engine._exponentials import keep_exponents
-from lrpx.engine._gates import KNOWN, any_gate, keep_gate, move_gate, put_gate, weakest_gate, written
+from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, was_known, weakest_gate, written
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
 from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
@@ -177,7 +177,7 @@ class RuleMode(TorchFunctionMode):
         run, name = self.run, func.__name__
         if strength is not None:
             target = args[0] if name == "__setitem__" else out
-            if not (is_tensor(target) and vars(target).pop(KNOWN, False)):
+            if not was_known(target):
                 put_gate(run.recipe, target, strength)
         elif run.asks_for_gates and row is not None and row.gate is not None and row.gate != "joins":
             if row.gate == "moves":
