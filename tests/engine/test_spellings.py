@@ -331,6 +331,26 @@ def test_decays_that_are_multiplied_up(recipe: str) -> None:
     )
 
 
+BESIDE: dict[str, Of] = {
+    "a factor": lambda a, b, _: torch.cumprod(a, 1) * b,
+    "a part": lambda a, b, _: torch.cumprod(a, 1)[:, -1:] * b,
+    "a matrix product": lambda a, b, _: torch.cumprod(a, 1) @ (b.mT @ b),
+    "scales alone": lambda a, b, _: torch.cumprod(ex(a), 1) * ex(b),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_products_of_different_numbers_of_factors_are_refused_beside_another(recipe: str) -> None:
+    for function in BESIDE.values():
+        with pytest.raises(UnknownOperationError, match="cumprod beside another factor"):
+            relevance(function, RECIPES[recipe])
+    agree(lambda a, b, _: torch.cumprod(a[:, :1], 1) * b, lambda a, b, _: a[:, :1] * b, recipe)
+    firsts = lambda a: torch.stack([a[:, 0], a[:, 0] * a[:, 1]], 1)  # noqa: E731
+    agree(lambda a, b, _: torch.cumprod(a[:, :2], 1) + b[:, :2], lambda a, b, _: firsts(a) + b[:, :2], recipe)
+    gate = lambda a: a[:, :2].sigmoid()  # noqa: E731
+    agree(lambda a, b, _: torch.cumprod(gate(a), 1) * b[:, :2], lambda a, b, _: firsts(gate(a)) * b[:, :2], "lrp")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_gates_that_are_multiplied_are_one(recipe: str) -> None:
     agree(

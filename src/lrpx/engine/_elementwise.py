@@ -157,9 +157,9 @@ def _of_so_many(run: Run, out: Tensor, x: Tensor, number: int) -> Any:
     strength = gate_strength(x) if run.asks_for_gates else 0
     if strength:
         put_gate(run.recipe, out, strength)
-    return _factors.made_of(
-        run, out, -number * _factors.scales(run, x) if strength == EXPONENTIAL else number * _factors.factors(run, x)
-    )
+    is_scale = strength == EXPONENTIAL
+    of_one = 1 if number == _factors.UNEVEN else (_factors.scales if is_scale else _factors.factors)(run, x)
+    return _factors.made_of(run, out, -number * of_one if is_scale else number * of_one)
 
 
 def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -173,7 +173,7 @@ def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     dim = rest[0] if rest else settings.get("dim", settings.get("axis"))
     number = torch.arange(1, out.shape[dim] + 1, dtype=out.dtype, device=out.device)
     shares = number.reciprocal().view(-1, *(1,) * ((out.ndim - 1 - dim) % out.ndim))
-    return _of_so_many(run, rules.with_gradient_of(out, out * shares), x, 1)
+    return _of_so_many(run, rules.with_gradient_of(out, out * shares), x, _factors.UNEVEN if len(number) > 1 else 1)
 
 
 def _shares(run: Run) -> bool:
