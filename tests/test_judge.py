@@ -77,6 +77,8 @@ SPELLED = {
     ),
     "silu": (lambda x: x / (1 + torch.exp(-x)), functional.silu),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)), functional.softplus),
+    "sigmoid by a root": (lambda x: torch.rsqrt((1 + torch.exp(-x)) ** 2), torch.sigmoid),
+    "sigmoid by a product": (lambda x: ((1 + torch.exp(-x)) * (1 + torch.exp(-x))) ** -0.5, torch.sigmoid),
     "hardswish": (lambda x: x * functional.relu6(x + 3) / 6, functional.hardswish),
     "sigmoid": (lambda x: torch.div(torch.ones((), dtype=x.dtype), 1 + torch.exp(-x)), torch.sigmoid),
     "elu": (lambda x: torch.where(x > 0, x, torch.exp(x) - 1), functional.elu),

@@ -196,6 +196,7 @@ def test_other_places_are_no_function() -> None:
 def test_to_divide_by_a_logistic_is_a_product_with_a_sigmoid(recipe: str) -> None:
     product = gated(torch.sigmoid)
     agree(lambda a, b, _: b / (1 + torch.exp(-a)), product, recipe)
+    agree(lambda a, b, _: b / torch.sqrt((1 + torch.exp(-a)) ** 2), product, recipe)
     agree(lambda a, b, _: torch.addcdiv(torch.zeros_like(b), b, torch.exp(-a) + 1.0), product, recipe)
 
 
@@ -438,9 +439,27 @@ def test_a_reciprocal_by_way_of_a_root_is_refused(name: str) -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+LOGISTIC: dict[str, Of] = {
+    "a root, squared": lambda a: torch.rsqrt(1 + ex(-a)) ** 2,
+    "a root of a square": lambda a: torch.rsqrt((1 + ex(-a)) ** 2),
+    "a power of a square": lambda a: (1 + ex(-a)).square() ** -0.5,
+    "a root of a product": lambda a: torch.rsqrt((1 + ex(-a)) * (2 + 2 * ex(-a))) * 2**0.5,
+    "one over a root": lambda a: 1 / ((1 + ex(-a)) ** 2).sqrt(),
+    "one over a root of a fourth power": lambda a: ((1 + ex(-a)) ** 4).sqrt().sqrt().reciprocal(),
+}
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_root_of_a_logistic_is_a_function(recipe: str) -> None:
-    agree(lambda a, b, _: torch.rsqrt(1 + torch.exp(-a)) ** 2 * b, gated(torch.sigmoid), recipe)
+@pytest.mark.parametrize("name", LOGISTIC)
+def test_a_root_of_a_logistic_is_a_function(name: str, recipe: str) -> None:
+    agree(gated(LOGISTIC[name]), gated(torch.sigmoid), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_root_of_an_exponential_alone_is_a_scale(recipe: str) -> None:
+    scale = lambda a, b, _: ex(-a) * b  # noqa: E731
+    agree(lambda a, b, _: torch.rsqrt(ex(a) ** 2) * b, scale, recipe)
+    agree(lambda a, b, _: b / (ex(a) * ex(a)).sqrt(), scale, recipe)
 
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "sqrt"])

@@ -59,6 +59,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if a is b:
         return _square(run, func, a)
     if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
+        _functions.keep_logistic(whole, a, b)
         return keep_gate(run.recipe, whole, min(a, b, key=gate_strength)) if run.asks_for_gates else whole
     if takes_all(run.recipe):
         gate = gate_of(a, b)
@@ -236,7 +237,10 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
     if run.has_scales and func.__name__ in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
-    return keep_gate(run.recipe, y, x) if run.asks_for_gates and func.__name__ in KEEPING else y
+    if func.__name__ not in KEEPING:
+        return y
+    _functions.keep_logistic(y, x)
+    return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
 def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
@@ -333,7 +337,7 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
         _factors.made_of(run, y, 1)  # no product of what x is a product of
     else:
-        y = _functions.activation(run, torch.square, x)
+        y = _functions.keep_logistic(_functions.activation(run, torch.square, x), x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
@@ -368,6 +372,8 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         op = lambda x: func(x, exponent)  # noqa: E731
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
+    if not is_divisor:
+        _functions.keep_logistic(y, x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates and not is_divisor else y  # one over 1 + exp(x) is none
 
 

@@ -240,6 +240,13 @@ def is_logistic(x: Tensor) -> bool:
     return found is not None and found.kind == EXPONENTIAL and not found.exact
 
 
+def keep_logistic(y: Tensor, *made_of: Tensor) -> Tensor:
+    """``y``, a power or a product of what ``made_of`` gives: as good as the denominator of a sigmoid, if that is."""
+    if all(map(is_logistic, made_of)) and (found := _function(y)) is not None:
+        _write(y, found._replace(exact=False))
+    return y
+
+
 def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     if _are_of_one(a, b):

@@ -106,7 +106,7 @@ class Gates:
 
     def is_logistic(self, value: Any) -> bool:
         """Whether a value that carries relevance is an exponential and a number."""
-        return self.carries(value) and self.strength(value) == SCALE and self._of(value).is_shifted
+        return self.carries(value) and id(value) in self.patterns.logistic
 
     # ------------------------------------------------------------------------- strengths
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._pytree import tree_iter
 
 from tests.reference.aten import means
-from tests.reference.aten.operations import BILINEAR, FUNCTIONS, NORMALISERS, QUOTIENTS, SAME
+from tests.reference.aten.operations import BILINEAR, EXPONENTIALS, FUNCTIONS, NORMALISERS, QUOTIENTS, SAME
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
@@ -33,12 +33,14 @@ class Patterns:
     """What was found: by the index of a node.
 
     ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result; ``means``: what
-    is weighted by exponentials, before a division by their sum.
+    is weighted by exponentials, before a division by their sum; ``logistic``: by identity, exponentials to which a
+    number was added, and powers and products of these.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
     softmaxes: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     means: dict[int, Mean] = field(default_factory=dict)
+    logistic: set[int] = field(default_factory=set)
 
 
 def find(tape: Tape) -> Patterns:
@@ -47,7 +49,9 @@ def find(tape: Tape) -> Patterns:
     first = _first(tape)
     of: dict[int, frozenset[int]] = {}  # the values that a value is an element-wise function of, by id
     values: dict[int, Value] = {}
+    scales: set[int] = set()
     for node in tape.nodes:
+        _find_logistic(node, found.logistic, scales)
         for value in node.outputs:
             values[id(value)] = value
             of[id(value)] = _bases(node, value, of, first)
@@ -64,6 +68,26 @@ def find(tape: Tape) -> Patterns:
                 found.functions[node.index] = base
     found.means = means.find(tape, frozenset(found.softmaxes) | frozenset(found.functions))
     return found
+
+
+def _find_logistic(node: Node, logistic: set[int], scales: set[int]) -> None:
+    """Whether a call makes an exponential, one with a number, or a power or a product of such, times numbers."""
+    inputs, made = node.values, {id(value) for value in node.outputs}
+    constants = [each for each in node.args if isinstance(each, Value) and each.node is None]
+    if node.name in EXPONENTIALS:
+        scales |= made
+    if not inputs or len(made) > 1 or any(each.tensor.ndim for each in constants):
+        return
+    is_one_over = node.name in QUOTIENTS and not depends(node.args[0])
+    is_scaling = len(inputs) == 1 and node.name in SCALES | SAME and not is_one_over
+    is_shift = len(inputs) == 1 and node.name in SHIFTS
+    is_power = node.name in ("sqrt", "square", "mul") or (node.name == "pow" and not divides(node))
+    if all(id(each) in logistic for each in inputs) and (is_scaling or is_shift or is_power):
+        logistic |= made
+    elif id(inputs[0]) in scales and is_scaling:
+        scales |= made
+    elif id(inputs[0]) in scales and is_shift:
+        logistic |= made
 
 
 def _first(tape: Tape) -> dict[int, int]:
@@ -139,7 +163,7 @@ def _chained(node: Node, found: Patterns) -> Value | None:
         shifted |= value.node.name in SHIFTS
         value = before
     inner = value.node
-    if len(node.values) != 1 or (divides(node) and not shifted):
+    if len(node.values) != 1 or (divides(node) and not shifted and id(node.values[0]) not in found.logistic):
         return None
     if inner.index in found.functions:
         return found.functions[inner.index]
