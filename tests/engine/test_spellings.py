@@ -100,6 +100,18 @@ def test_a_relu_is_a_gate(name: str, recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", RELUS)
+def test_a_function_of_a_relu_that_is_not_0_at_0_is_one_of_what_was_there_before(name: str, recipe: str) -> None:
+    relu = RELUS[name]
+    for function in (torch.sigmoid, torch.exp, lambda x: (2 * x + 0.5).cos()):
+
+        def after(relu: Of, function: Of = function) -> Of:
+            return lambda a, b, _: function(relu(a)) + function(-relu(2 * a[..., :2])).sum(-1, keepdim=True) * b
+
+        agree(after(relu), after(F.relu), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", LEAKY)
 def test_a_leaky_relu_is_a_gate(name: str, recipe: str) -> None:
     agree(gated(LEAKY[name]), gated(lambda a: F.leaky_relu(a, 0.125)), recipe)

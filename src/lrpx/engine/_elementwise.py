@@ -23,7 +23,6 @@ from lrpx.engine._gates import (
     gate_strength,
     keep_gate,
     mark_gate,
-    mark_relu,
     move_gate,
     put_gate,
     takes_all,
@@ -89,12 +88,13 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
             _functions.divided(out, a, 1)
             return _functions.of_whole_numbers(run, out, a)
         return run.computed(out, a, b)
+    x, mask = (a, b) if a_carries else (b, a)
+    if type(mask) is Tensor and mask.shape == x.shape and out is not x:
+        root = _functions.masked_by_sign(run, x, mask)
+        if root is not None:
+            return _functions.kinked(run, out, root, x)
     if not run.asks_for_gates:
         return out
-    if takes_all(run.recipe):
-        x, mask = (a, b) if a_carries else (b, a)
-        if _functions.is_masked_by_sign(x, mask):
-            return mark_relu(run.recipe, out, x)
     if getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
         return out
     return keep_gate(run.recipe, out, a, b)

@@ -273,7 +273,7 @@ def _are_of_one(a: Tensor, b: Tensor) -> bool:
     if not (of_a or of_b):  # nearly always
         return False
     root, other = of_a[1]() if of_a else a, of_b[1]() if of_b else b
-    return root is not None and other is not None and _is_one(root, other)
+    return _is_one(a if root is None else root, b if other is None else other)  # of what is gone, they are none
 
 
 def _is_one(a: Tensor, b: Tensor) -> bool:
@@ -474,8 +474,9 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     run.computed(out, *args, *kwargs.values())
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
-    if takes_all(run.recipe) and len(args) == 3 and carries(out) and _chooses_by_sign(*args):
-        mark_relu(run.recipe, out, out)
+    root = _chosen_by_sign(*args) if _finds_relus(run) and len(args) == 3 and carries(out) else None
+    if root is not None:
+        return kinked(run, out, root)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -487,19 +488,36 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _chooses_by_sign(where: Any, a: Any, b: Any) -> bool:
-    """Whether a selection is one among two scalings of one tensor, or one and 0, by its sign: a leaky ReLU, or ReLU."""
+def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
+    """The tensor by whose sign one of two scalings of it, or one and 0, is selected: a leaky ReLU, or ReLU."""
     if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
         where, a = a, where
     if not isinstance(where, Tensor) or where.dtype is not torch.bool or not (carries(a) or carries(b)):
-        return False
+        return None
     x = a if carries(a) else b
     scalings = [_function(each) or Function(each) for each in (a, b) if carries(each)]
     is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
     root = scalings[0].root
     if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
-        return False
-    return root.shape == x.shape and _is_sign(where, root)
+        return None
+    return root if root.shape == x.shape and _is_sign(where, root) else None
+
+
+def _finds_relus(run: Any) -> bool:
+    """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root."""
+    return takes_all(run.recipe) or run.recipe.activation is rules.identity
+
+
+def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tensor:
+    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out."""
+    if run.recipe.activation is rules.identity and carries(out) and _fits(out, root):
+        numbers, made = root.detach(), out.detach()
+        signs = numbers > 0, numbers < 0
+        slopes = [made[sign][:1] / numbers[sign][:1] for sign in signs]
+        up, down = (float(slope) if slope.numel() else 0.0 for slope in slopes)
+        run.roots.append(root)
+        _write(out, Function(root, CURVED, op=lambda x: torch.where(x > 0, up * x, down * x)))
+    return mark_relu(run.recipe, out, root if x is None else x)
 
 
 def _is_sign(where: Tensor, x: Tensor) -> bool:
@@ -509,30 +527,37 @@ def _is_sign(where: Tensor, x: Tensor) -> bool:
     return any(torch.equal(where, sign) for sign in (x > 0, x >= 0, x < 0, x <= 0))
 
 
-def is_masked_by_sign(x: Tensor, mask: Any) -> bool:
-    """Whether a mask that ``x`` is multiplied with, or filled with 0 by, is that of the signs of ``x``: the result is a
-    (leaky) ReLU then. A mask of numbers has two of them."""
-    if not is_tensor(mask) or mask.requires_grad or mask.shape != x.shape or not carries(x):
-        return False
+def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
+    """What ``x`` is a scaling of, perhaps itself, if a mask that it is multiplied with, or filled with 0 by, is that of
+    the signs of this: the result is a (leaky) ReLU then. A mask of numbers has two of them."""
+    if not is_tensor(mask) or mask.requires_grad or mask.shape != x.shape or not carries(x) or not _finds_relus(run):
+        return None
     f = _function(x)
     root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
     if mask.dtype is not torch.bool:
         if mask.is_complex() or not mask.numel():
-            return False
+            return None
         low, high = mask.aminmax()
         is_high = mask == high
         if low == high or not torch.equal(mask, torch.where(is_high, high, low)):
-            return False
+            return None
         mask = is_high
-    return _is_sign(mask, root.detach())
+    return root if _is_sign(mask, root.detach()) else None
+
+
+def written_zeros(run: Any, x: Tensor, mask: Any, *, in_place: bool) -> Tensor | None:
+    """The same, of what zeros will be written into; a copy of ``x``, if it is changed."""
+    root = masked_by_sign(run, x, mask)
+    return x.clone() if root is x and in_place else root
 
 
 def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A number in some places of a tensor."""
     x, mask, value = arguments(args, kwargs, "input", "mask", "value")
-    is_relu = takes_all(run.recipe) and type(value) in (int, float) and value == 0 and is_masked_by_sign(x, mask)
+    is_zero = type(value) in (int, float) and value == 0
+    root = written_zeros(run, x, mask, in_place=is_in_place(func.__name__)) if is_zero else None
     out = plain_of_exponentials(run, func, args, kwargs)
-    return mark_relu(run.recipe, out, x) if is_relu else out
+    return out if root is None else kinked(run, out, root, x)
 
 
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -546,12 +571,12 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return out
     if type(out) is Tensor and not out.requires_grad:
         return run.computed(out, *given)
-    if takes_all(run.recipe):
+    if _finds_relus(run):
         scalings = [_function(each) or Function(each) for each in given if carries(each)]
         is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
-        is_one = len(scalings) == 2 and torch.equal(*given)
+        is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
         if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
-            mark_relu(run.recipe, out, scalings[0].root)
+            kinked(run, out, scalings[0].root)
     return out
 
 
@@ -564,8 +589,9 @@ def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
     """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
-    if takes_all(run.recipe) and carries(out) and isinstance(dim, int) and zero_beside(x, dim) is not None:
-        mark_relu(run.recipe, out, out)
+    if _finds_relus(run) and carries(out) and isinstance(dim, int) and (place := zero_beside(x, dim)) is not None:
+        part = x.select(dim, place)
+        kinked(run, out, part if out.shape == part.shape else part.unsqueeze(dim), out)
 
 
 def zero_beside(x: Tensor, dim: int) -> int | None:

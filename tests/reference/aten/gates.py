@@ -32,6 +32,7 @@ from tests.reference.aten.operations import (
     SHAPES,
     SUMMATIONS,
 )
+from tests.reference.aten.patterns import CHOOSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +50,6 @@ LASTS = SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS
 
 
 CURVES = FUNCTIONS - {"nan_to_num"}
-CHOOSING = frozenset("mul where masked_fill maximum minimum fmax fmin index_put".split())
-"""What may choose by the sign of what it is given."""
 HOMOGENEOUS = frozenset("relu leaky_relu abs square".split())
 """Tried at three numbers only where a number was added before."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils._pytree import tree_iter
 
 from tests.reference.aten import means
@@ -25,6 +26,8 @@ ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where maske
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
 SHIFTS = frozenset("add sub rsub".split())
 SCALES = frozenset("mul div true_divide neg".split())
+CHOOSING = frozenset("mul where masked_fill maximum minimum fmax fmin index_put".split())
+"""What may choose by the sign of what it is given."""
 PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute transpose t slice select read".split())
 
 
@@ -63,7 +66,7 @@ def find(tape: Tape) -> Patterns:
         elif node.name == "where" and all(map(depends, node.args[1:3])):
             _of_one(node, node.args[1:3], found, of, values)
         elif node.name in FUNCTIONS or one_over:
-            base = _chained(node, found)
+            base = _chained(node, found, of, values)
             if base is not None:
                 found.functions[node.index] = base
     found.means = means.find(tape, frozenset(found.softmaxes) | frozenset(found.functions))
@@ -149,7 +152,7 @@ def _of_one(
         found.functions[node.index] = min((values[each] for each in common), key=lambda v: (v.index, v.number))
 
 
-def _chained(node: Node, found: Patterns) -> Value | None:
+def _chained(node: Node, found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value]) -> Value | None:
     """The base of a function of a function, ``log(1 + exp x)``, or of a tensor plus a number: ``relu6(x + 3)``."""
     value, shifted = node.values[0], False
     while value.node.name in SCALES | SHIFTS | SAME and len(value.node.values) == 1:
@@ -158,7 +161,7 @@ def _chained(node: Node, found: Patterns) -> Value | None:
         is_bias = value.node.name in SHIFTS and any(each.tensor.ndim for each in others)
         if is_bias or (value.node.name in QUOTIENTS and not depends(value.node.args[0])):
             break
-        if before.tensor.shape != value.tensor.shape:
+        if before.tensor.shape != value.tensor.shape or _root_of_kink(value) is not None:
             break
         shifted |= value.node.name in SHIFTS
         value = before
@@ -169,7 +172,38 @@ def _chained(node: Node, found: Patterns) -> Value | None:
         return found.functions[inner.index]
     if inner.name in FUNCTIONS and len(inner.values) == 1:
         return inner.values[0]
+    root = _root_of_kink(value)
+    if root is not None:
+        return root
+    if inner.name in SHIFTS and len(inner.values) == 2 and len(of[id(value)]) > 1 and not divides(node):
+        return min((values[each] for each in of[id(value)]), key=lambda v: (v.index, v.number))  # a sum of functions
     return value if shifted and not divides(node) else None  # one over what is no function is a normaliser
+
+
+def _root_of_kink(value: Value) -> Value | None:
+    """What a value is a (leaky) ReLU of that was written as a selection or with a mask: one slope where that is above
+    zero, and another below."""
+    node = value.node
+    if node.name in ("amax", "amin", "max", "min") and node.values[0].node.name in ("stack", "cat"):
+        inputs = node.values[0].node.values
+        if len(inputs) != 1 or node.values[0].tensor.numel() != 2 * inputs[0].tensor.numel():
+            return None
+    elif node.name in CHOOSING and len(node.outputs) == 1:
+        inputs = node.values
+    else:
+        return None
+    roots = {id(root): root for root in (_back(each, (SCALES - QUOTIENTS) | SAME) for each in inputs)}
+    if len(roots) != 1:
+        return None
+    (root,) = roots.values()
+    x, y = root.tensor.reshape(-1), value.tensor.reshape(-1)
+    if x.shape != y.shape or x.is_complex():
+        return None
+    slopes = [y[side] / x[side] for side in (x > 0, x < 0)]
+    if any(each.numel() and not torch.allclose(each, each[:1], rtol=1e-12, atol=0) for each in slopes):
+        return None
+    up, down = (float(each[0]) if each.numel() else 0.0 for each in slopes)
+    return root if abs(up - down) > 1e-9 and root.tensor.shape == value.tensor.shape else None
 
 
 def divides(node: Node) -> bool:
