@@ -196,6 +196,51 @@ def test_a_function_is_one_in_another_shape(name: str, recipe: str) -> None:
     agree(lambda a, b, _: function(a).reshape(a.shape) * b, gated(F.silu), recipe)
 
 
+def halves(a: Tensor) -> Tensor:
+    return torch.cat([(each.mT.contiguous() * each.sigmoid().mT.contiguous()).mT for each in a.chunk(2, -1)], -1)
+
+
+def in_heads(x: Tensor) -> Tensor:
+    return x.view(HEADS).transpose(1, 2).reshape(-1, LENGTH, WIDTH // 2)
+
+
+PLACES = torch.tensor([1, 0, 2, 4, 3])
+COPIED: dict[str, Of] = {
+    "turned": lambda a: (a.mT.contiguous() * a.sigmoid().mT.contiguous()).mT,
+    "one of them": lambda a: (a.mT * a.sigmoid().mT.clone()).mT,
+    "before": lambda a: (a.mT.contiguous().sigmoid() * a.mT.clone()).mT,
+    "in another way": lambda a: (a.permute(0, 2, 1).clone() * a.sigmoid().mT.contiguous()).mT,
+    "flat": lambda a: (a.mT.reshape(-1) * a.sigmoid().mT.flatten()).view(ROWS, WIDTH, LENGTH).mT,
+    "heads": lambda a: (in_heads(a) * in_heads(a.sigmoid())).view(ROWS, 2, LENGTH, -1).transpose(1, 2).reshape(a.shape),
+    "halves": halves,
+    "repeated": lambda a: (a.repeat(2, 1, 1) * a.sigmoid().repeat(2, 1, 1))[ROWS:],
+    "expanded": lambda a: (a.expand(2, -1, -1, -1) * a.sigmoid().expand(2, -1, -1, -1).contiguous())[1],
+    "flipped": lambda a: (a.flip(1) * a.sigmoid().flip(1)).flip(1),
+    "rolled": lambda a: (a.roll(1, 1) * a.sigmoid().roll(1, 1)).roll(-1, 1),
+    "chosen": lambda a: (a[:, PLACES] * a.sigmoid().index_select(1, PLACES))[:, PLACES],
+    "one by one": lambda a: torch.stack([x * g for x, g in zip(a.unbind(1), a.sigmoid().unbind(1), strict=True)], 1),
+    "over": lambda a: (a.mT.contiguous() / (1 + torch.exp(-a)).mT.contiguous()).mT,
+    "written": lambda a: (0.5 * (1 + (a / 2).tanh())).mT.contiguous().mT * a,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", COPIED)
+def test_a_function_is_one_in_a_copy_of_another_shape(name: str, recipe: str) -> None:
+    function = COPIED[name]
+    agree(lambda a, b, _: (function(a) * b).contiguous(), gated(F.silu), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_sum_of_functions_that_were_moved_is_one(recipe: str) -> None:
+    agree(lambda a, b, _: ((a.mT.contiguous() + a.abs().mT).mT / 2 * b).contiguous(), gated(F.relu), recipe)
+
+
+def test_functions_of_what_was_not_moved_with_them_are_refused() -> None:
+    with pytest.raises(UnknownOperationError, match="multiply before they are moved"):
+        relevance(lambda a, b, _: (a.tanh().mT.contiguous() * a.sigmoid().mT).mT * b, lrpx.ATTNLRP)
+
+
 def test_other_places_are_no_function() -> None:
     product = gated(torch.sigmoid)
     agree(lambda a, b, _: (a.sigmoid().mT * b.mT).mT, product, "attnlrp")

@@ -92,7 +92,9 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
     if type(mask) is Tensor and mask.shape == x.shape and out is not x:
         root = _functions.masked_by_sign(run, x, mask)
         if root is not None:
-            return _functions.kinked(run, out, root, x)
+            _functions.kinked(run, out, root, x)
+            if takes_all(run.recipe):
+                return out
     if not run.asks_for_gates:
         return out
     if getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always

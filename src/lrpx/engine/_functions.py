@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _factors
+from lrpx.engine import _exponentials, _factors, _moved
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
@@ -86,6 +86,7 @@ def _write(out: Tensor, f: Function) -> None:
     """Note on a tensor what it is a function of."""
     root = f.root
     is_kept = not f.exact or f.kind == EXPONENTIAL
+    _moved.note(out, *f)
     setattr(out, FUNCTION, Note((out._version, (lambda: root) if is_kept else ref(root), root._version, *f[1:])))
 
 
@@ -107,6 +108,8 @@ def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = 
         if getattr(x, FUNCTION, None) is None:  # nearly always
             root = ref(x) if exact and kind != EXPONENTIAL else lambda: x  # as _write() has it
             out.__dict__[FUNCTION] = Note((0, root, x._version, kind, exact, op))
+            if kind != LINEAR or not exact:
+                _moved.note(out, x, kind, exact, _callable(op))
             return out
         f = _function(x) or Function(x)
         _write(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
@@ -251,12 +254,13 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     if _are_of_one(a, b):
         f, g = _function(a) or Function(a), _function(b) or Function(b)
-    elif a._base is None or b._base is None or not _takes_value(run):  # nearly always
+    elif not (_moved.is_moved(a) or _moved.is_moved(b)) or not _takes_value(run):  # nearly always
         return None
-    elif (of_b := _of_view(a, b)) is not None:
-        f, g = of_b, Function(b)
-    elif (of_a := _of_view(b, a)) is not None:
-        f, g = Function(a), of_a
+    elif (both := _moved_of_one(a, b)) is not None:
+        f, g = both
+        if f.op is not None and g.op is not None and f.root is not g.root:
+            run.refuse("product of two functions of one tensor that were moved apart (multiply before they are moved)")
+            return None
     else:
         return None
     if not _is_one(f.root, g.root) or not _has_rules(run):
@@ -286,32 +290,28 @@ def _is_one(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
-def _of_view(a: Tensor, b: Tensor) -> Function | None:
-    """What ``a`` is as a function of ``b``, where both are views, of the same part in the same shape, of a function
-    and of its root."""
-    base: Any = a._base
-    f = _function(base)
-    if f is None or f.op is None or a.shape != b.shape or not _is_same_part(a, base, b, f.root):
+def _moved_of_one(a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
+    """What two tensors are functions of that were moved, before these or after: of one root, moved alike; or of two, if
+    none that is at hand is what was moved, but functions of it are."""
+    if a.shape != b.shape:
         return None
-    return f._replace(root=b)
+    f, g = (_function(each) or Function(each) for each in (a, b))
+    of_f, of_g = _moved.way(f.root), _moved.way(g.root)
+    if not _moved.are_in_one_place(of_f, of_g, like=a):
+        return None
+    if of_f.op is None:
+        return f, Function(f.root, max(g.kind, of_g.kind), g.exact and of_g.exact, _after(of_g.op, g.op))
+    if of_g.op is None:
+        return Function(g.root, max(f.kind, of_f.kind), f.exact and of_f.exact, _after(of_f.op, f.op)), g
+    return None if f.root is g.root else (f._replace(op=f.op or _same), g._replace(op=g.op or _same))
 
 
-def _is_same_part(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor) -> bool:
-    """Whether ``a`` is the same elements of ``of_a`` as ``b`` is of ``of_b``, in the same order."""
-    if of_a.shape != of_b.shape or not a.numel() or (b._base is not of_b and b._base is not of_b._base):
-        return False
-    with _disable_current_modes():  # numbers, also where a compiler traces the model
-        places = _in_memory(of_a).flatten()
-        found = torch.full((int(places.max()) + 1,), -1).index_copy_(0, places, _in_memory(of_b).flatten())
-        return torch.equal(found[_in_memory(a)], _in_memory(b))
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
-def _in_memory(x: Tensor) -> Tensor:
-    """Where each element of a tensor is in its memory."""
-    at = torch.full((), int(x.storage_offset()))
-    for size, stride in zip(x.shape, x.stride(), strict=True):
-        at = at[..., None] + torch.arange(size) * stride
-    return at
+def _after(before: Op | None, op: Op | None) -> Op | None:
+    return before if op is None else _then(before, op)
 
 
 def _both(op: Op, f: Function, g: Function) -> Op:
@@ -415,12 +415,20 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
     normaliser, which a rule has made a constant."""
     if getattr(b, EXPONENTS, None) is not None:
         return True
-    return b.requires_grad and (_are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None)
+    if not b.requires_grad:
+        return False
+    return _are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None or (_moved.is_moved(a) and _moved.is_moved(b))
 
 
 def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
-    found = _function(merged(out, a, b, op))
+    if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b):
+        if _takes_value(run) and (both := _moved_of_one(a, b)) is not None:
+            f, g = both
+            _write(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
+    else:
+        merged(out, a, b, op)
+    found = _function(out)
     if found is not None and found.kind != LINEAR and found.op is not None and takes_all(run.recipe):
         mark_written(run.recipe, out, found.root, found.op)
     if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):

@@ -169,6 +169,8 @@ class Gates:
                 return before._replace(is_shifted=True)
         elif len(made) == 2 and node.name in SUMMATIONS | {"where"} and made[0].root is made[1].root:
             return Function(before.root, *(any(each) for each in zip(*(one[1:] for one in made), strict=True)))
+        elif node.index in self.patterns.sums and len(made) == 2:
+            return Function(self._of(self.patterns.sums[node.index]).root, is_curved=True)
         return own
 
     def _adds_a_number(self, node: Node, inputs: list[Value]) -> bool:

@@ -14,7 +14,16 @@ import torch
 from torch.utils._pytree import tree_iter
 
 from tests.reference.aten import means
-from tests.reference.aten.operations import BILINEAR, EXPONENTIALS, FUNCTIONS, NORMALISERS, QUOTIENTS, SAME
+from tests.reference.aten.operations import (
+    BILINEAR,
+    EXPONENTIALS,
+    FUNCTIONS,
+    NORMALISERS,
+    QUOTIENTS,
+    SAME,
+    SELECTS,
+    SHAPES,
+)
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
@@ -37,30 +46,35 @@ class Patterns:
 
     ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result; ``means``: what
     is weighted by exponentials, before a division by their sum; ``logistic``: by identity, exponentials to which a
-    number was added, and powers and products of these.
+    number was added, and powers and products of these; ``sums``: what two that are added are both functions of.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
     softmaxes: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     means: dict[int, Mean] = field(default_factory=dict)
     logistic: set[int] = field(default_factory=set)
+    sums: dict[int, Value] = field(default_factory=dict)
 
 
 def find(tape: Tape) -> Patterns:
     """Look at every call of the tape."""
     found = Patterns()
-    first = _first(tape)
+    first, calls, keys = _first(tape)
     of: dict[int, frozenset[int]] = {}  # the values that a value is an element-wise function of, by id
     values: dict[int, Value] = {}
     scales: set[int] = set()
     for node in tape.nodes:
+        values.update((id(value), value) for value in node.outputs)
+    for node in tape.nodes:
         _find_logistic(node, found.logistic, scales)
         for value in node.outputs:
-            values[id(value)] = value
-            of[id(value)] = _bases(node, value, of, first)
+            of[id(value)] = _bases(node, value, of, first) | _moved_bases(node, value, of, first, calls, keys)
         one_over = node.name in QUOTIENTS and not depends(node.args[0])
         if node.name in QUOTIENTS | {"mul", "addcmul"} and not one_over:
             _product(node, found, of, values, first)
+        elif node.name in SHIFTS and len(node.values) == 2:
+            if (base := _common(node.values, of, values)) is not None:
+                found.sums[node.index] = base
         elif node.name == "exp" and (scores := _normalised(node.values[0].node, first)) is not None:
             found.softmaxes[node.index] = (scores, node.outputs[0])
         elif node.name == "where" and all(map(depends, node.args[1:3])):
@@ -93,10 +107,12 @@ def _find_logistic(node: Node, logistic: set[int], scales: set[int]) -> None:
         logistic |= made
 
 
-def _first(tape: Tape) -> dict[int, int]:
-    """By the identity of a value that of the first one which the same call on the same values made."""
+def _first(tape: Tape) -> tuple[dict[int, int], dict[Any, Node], dict[int, tuple[Any, ...]]]:
+    """By the identity of a value that of the first one which the same call on the same values made; and what tells
+    calls apart, with the first of each, and by the index of a call."""
     first: dict[int, int] = {}
     calls: dict[Any, Node] = {}
+    keys: dict[int, tuple[Any, ...]] = {}
 
     def key(value: Any) -> Any:
         if not isinstance(value, Value):
@@ -104,16 +120,44 @@ def _first(tape: Tape) -> dict[int, int]:
         if value.node is not None:
             return first[id(value)]
         tensor = value.tensor
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return (str(tensor.dtype), tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
         if tensor.numel() > 1:
             return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
         return (str(tensor.dtype), tuple(tensor.shape), *tensor.flatten().tolist())
 
     for node in tape.nodes:
         call = (node.name, *map(key, tree_iter((node.args, node.kwargs))))
+        keys[node.index] = call
         twin = node if node.name == "source" else calls.setdefault(call, node)
         for mine, other in zip(node.outputs, twin.outputs, strict=True):
             first[id(mine)] = id(other)
-    return first
+    return first, calls, keys
+
+
+MOVING = (SHAPES | SELECTS) - {"topk", "sort", "tril", "triu", "masked_fill"} | {"read"}
+"""What gives some of the numbers of a tensor, in other places."""
+
+
+def _moved_bases(
+    node: Node,
+    value: Value,
+    of: dict[int, frozenset[int]],
+    first: dict[int, int],
+    calls: dict[Any, Node],
+    keys: dict[int, tuple[Any, ...]],
+) -> frozenset[int]:
+    """Functions commute with moves: the function of a tensor, moved, is one of the tensor that was moved so, if a call
+    does that."""
+    if node.name not in MOVING or len(node.values) != 1:
+        return frozenset()
+    (before,), key = node.values, keys[node.index]
+    found = set()
+    for base in of[id(before)]:
+        twin = calls.get(tuple(base if each == first[id(before)] else each for each in key))
+        if twin is not None:
+            found.add(first[id(twin.outputs[value.number])])
+    return frozenset(found)
 
 
 def _bases(node: Node, value: Value, of: dict[int, frozenset[int]], first: dict[int, int]) -> frozenset[int]:
@@ -146,10 +190,14 @@ def _of_one(
     node: Node, both: Sequence[Value], found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value]
 ) -> None:
     """Whether a call on two tensors is a function of one that both are a function of."""
+    if (base := _common(both, of, values)) is not None:
+        found.functions[node.index] = base
+
+
+def _common(both: Sequence[Value], of: dict[int, frozenset[int]], values: dict[int, Value]) -> Value | None:
     a, b = both
     common = of[id(a)] & of[id(b)] if a.tensor.shape == b.tensor.shape else frozenset()
-    if common:
-        found.functions[node.index] = min((values[each] for each in common), key=lambda v: (v.index, v.number))
+    return min((values[each] for each in common), key=lambda v: (v.index, v.number)) if common else None
 
 
 def _chained(node: Node, found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value]) -> Value | None:
