@@ -236,9 +236,41 @@ def test_a_sum_of_functions_that_were_moved_is_one(recipe: str) -> None:
     agree(lambda a, b, _: ((a.mT.contiguous() + a.abs().mT).mT / 2 * b).contiguous(), gated(F.relu), recipe)
 
 
+TWICE: dict[str, tuple[Of, Of]] = {
+    "a layer": (lambda y: y() * y().sigmoid(), lambda y: F.silu(y())),
+    "a square": (lambda y: y() * y(), lambda y: y().square()),
+    "a stack": (lambda y: (torch.stack([y(), y()]) * torch.stack([y(), y()]).sigmoid())[0], lambda y: F.silu(y())),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", TWICE)
+def test_what_is_computed_twice_is_one(name: str, recipe: str) -> None:
+    twice, once = TWICE[name]
+    weight, bias = EYE + 0.3, noise(WIDTH, seed=3)
+    for of in (lambda a: F.linear(a, weight, bias), lambda a: a @ weight, lambda a: a.roll(1, 1)[:, PLACES]):
+        agree(lambda a, b, _, of=of: twice(lambda: of(a)) * b, lambda a, b, _, of=of: once(lambda: of(a)) * b, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_layers_that_differ_are_two(recipe: str) -> None:
+    weight, bias, other = EYE + 0.3, noise(WIDTH, seed=3), noise(WIDTH, seed=4)
+    apart = lambda a, b, _: F.linear(a, weight, bias) * F.linear(a, weight, other).sigmoid() * b  # noqa: E731
+    product = lambda a, b, _: (a @ weight + bias) * F.linear(a, 1 * weight, other).sigmoid() * b  # noqa: E731
+    agree(apart, product, recipe)
+
+
 def test_functions_of_what_was_not_moved_with_them_are_refused() -> None:
     with pytest.raises(UnknownOperationError, match="multiply before they are moved"):
         relevance(lambda a, b, _: (a.tanh().mT.contiguous() * a.sigmoid().mT).mT * b, lrpx.ATTNLRP)
+
+
+def gated_halves(halves: Callable[[Tensor], tuple[Tensor, ...]]) -> Of:
+    def function(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        inner, gate = halves(a)
+        return (F.silu(inner) * gate).repeat(1, 1, 2) * b
+
+    return function
 
 
 def test_other_places_are_no_function() -> None:
@@ -247,6 +279,8 @@ def test_other_places_are_no_function() -> None:
     other = lambda a, b, _: F.pad((a.roll(-1, -1) * a.sigmoid())[..., :-1], (0, 1))  # noqa: E731
     agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "lrp")
     agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "attnlrp")
+    for recipe in RECIPES:
+        agree(gated_halves(lambda a: a.chunk(2, -1)), gated_halves(lambda a: (a[..., :2], 1 * a[..., 2:])), recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

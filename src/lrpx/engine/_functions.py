@@ -281,12 +281,12 @@ def _are_of_one(a: Tensor, b: Tensor) -> bool:
 
 
 def _is_one(a: Tensor, b: Tensor) -> bool:
-    """Whether two are one tensor, or one part of it that was selected twice, ``x[..., :2]``."""
+    """Whether two are one tensor, or one part of it that was selected twice, ``x[..., :2]``, or computed twice."""
     if a is b:
         return True
     base = a._base
     if base is None or (base is not b._base and base is not b):
-        return False
+        return _moved.are_twins(a, b)
     return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
@@ -298,7 +298,8 @@ def _moved_of_one(a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
     f, g = (_function(each) or Function(each) for each in (a, b))
     of_f, of_g = _moved.way(f.root), _moved.way(g.root)
     if not _moved.are_in_one_place(of_f, of_g, like=a):
-        return None
+        are_twins = of_f.op is of_g.op is None and _moved.are_twins(f.root, g.root)
+        return (f, g._replace(root=f.root)) if are_twins else None
     if of_f.op is None:
         return f, Function(f.root, max(g.kind, of_g.kind), g.exact and of_g.exact, _after(of_g.op, g.op))
     if of_g.op is None:

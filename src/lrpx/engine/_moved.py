@@ -6,6 +6,7 @@ was noted of a function is noted at its node of the graph, too, and places are c
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -98,7 +99,7 @@ def are_in_one_place(one: Way, other: Way, like: Tensor) -> bool:
     """Whether two tensors of the shape of ``like`` are the same elements of the same, in the same order."""
     if one.end != other.end:
         return False
-    if [node for node, _ in one.moves] == [node for node, _ in other.moves]:
+    if one.moves == other.moves:
         return True
     with _disable_current_modes(), torch.no_grad():
         numbers = torch.arange(like.numel(), dtype=torch.float64, device=like.device)
@@ -117,3 +118,49 @@ def _handed_back(moves: Sequence[Edge], numbers: Tensor) -> Tensor:
         back = node(*given)
         numbers = back[0] if isinstance(back, tuple) else back
     return numbers
+
+
+# ------------------------------------------------------------------------------ computed twice
+
+TWICE = MOVES | frozenset("Mm Addmm Bmm Baddbmm Mv Addmv Linear Convolution Mul Div Add Sub Rsub Stack Cat".split())
+"""Nodes that compute the same again of the same."""
+DEEPEST = 8
+"""Nodes after one another that are compared."""
+
+
+def are_twins(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors are one that was computed twice, ``layer(x)`` and ``layer(x)``: they have the same numbers,
+    and were made by the same calls of the same. What was added to them the graph does not keep, but the numbers tell.
+    """
+    if a.shape != b.shape or a.grad_fn is None or b.grad_fn is None:
+        return False
+    return _alike((a.grad_fn, a.output_nr), (b.grad_fn, b.output_nr), DEEPEST) and torch.equal(a.detach(), b.detach())
+
+
+def _alike(one: Edge, other: Edge, left: int) -> bool:
+    (a, i), (b, j) = one, other
+    if a is b or i != j:
+        return one == other
+    if a is None or b is None or not left or a.name() != b.name() or kind(a) not in TWICE:
+        return False
+    if not all(_is_same(getattr(a, name), getattr(b, name)) for name in _saved(type(a))):  # type: ignore[arg-type]
+        return False
+    pairs = zip(a.next_functions, b.next_functions, strict=True)
+    return len(a.next_functions) == len(b.next_functions) and all(_alike(*each, left - 1) for each in pairs)
+
+
+@cache
+def _saved(of: type) -> tuple[str, ...]:
+    """The names of what a kind of node keeps."""
+    return tuple(name for name in dir(of) if name.startswith("_saved_"))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two that nodes have kept are one: a weight is one in one place, and indices in any."""
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(map(_is_same, a, b))
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return bool(a == b) if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) else False
+    if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
+        return False
+    return a.data_ptr() == b.data_ptr() or (not a.is_floating_point() and torch.equal(a, b))
