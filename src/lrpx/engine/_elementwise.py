@@ -92,7 +92,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         return out
     if takes_all(run.recipe):
         x, mask = (a, b) if a_carries else (b, a)
-        if _functions.is_masked_by_sign(x, mask):
+        if is_tensor(mask) and mask.numel() == x.numel() and _functions.is_masked_by_sign(x, mask):
             return mark_relu(run.recipe, out, x)
     if getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
         return out
