@@ -26,16 +26,16 @@ from lrpx.runs import write_whole
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lrpx._views.picture import Piece
     from lrpx.benchmarks._summary import Score
     from lrpx.runs import Store
 
 SHOWN: Final = 3
 """Samples whose heatmaps are shown where none is asked for."""
-FILES: Final = ("table.md", "curves.png", "report.html")
 
 
 def write_reports(store: Store, title: str, *, show: Sequence[str] = ()) -> Summary:
-    """Write ``table.md``, ``curves.png`` and ``report.html`` into a run's folder, each as a whole.
+    """Write ``table.md``, ``report.html`` and, of curves, ``curves.png`` into a run's folder, each as a whole.
 
     Args:
         store: the run's folder.
@@ -50,20 +50,43 @@ def write_reports(store: Store, title: str, *, show: Sequence[str] = ()) -> Summ
     found = summarise(store)
     context = _context(found, store.record, title) | {"heatmaps": _heatmaps(store, found.methods, show)}
     every = [piece for each in context["heatmaps"] for line in each["lines"] for piece in line["pieces"]]
+    write_files(store, found, context, "faithfulness.html.j2", pieces=every)
+    return found
+
+
+def write_files(
+    store: Store,
+    found: Summary,
+    context: Mapping[str, Any],
+    page: str,
+    *,
+    pieces: Sequence[Piece] = (),
+    sheets: Sequence[str] = (),
+) -> None:
+    """Write the table, the page and, where there are curves, their picture.
+
+    Args:
+        store: the run's folder.
+        found: its numbers.
+        context: what the templates read.
+        page: the page's template.
+        pieces: the texts that the page shows in colours.
+        sheets: more style sheets of the page.
+    """
     environment = _report._html()
-    sheet = html.style(every, whole_page=True) + environment.get_template("report.css.j2").render()
-    sheet += environment.get_template("faithfulness.css.j2").render(context)
-    digest = html.content_hash(sheet)
-    page = environment.get_template("faithfulness.html.j2")
-    drawn = picture(found.curves, context["labels"], context["curve_value"], f"{one_line(found.model)}: {title}")
+    sheet = html.style(pieces, whole_page=True)
+    for each in ("report.css.j2", "faithfulness.css.j2", *sheets):
+        sheet += environment.get_template(each).render(context)
+    styled = {"style": Markup(sheet), "style_hash": html.content_hash(sheet)}
     files = {
         "table.md": _report._markdown().get_template("faithfulness.md.j2").render(context).encode(),
-        "curves.png": drawn,
-        "report.html": page.render(context, style=Markup(sheet), style_hash=digest).encode(),
+        "report.html": environment.get_template(page).render(context, **styled).encode(),
     }
+    if found.curves:
+        title = f"{one_line(found.model)}: {context['title']}"
+        files["curves.png"] = picture(found.curves, found.labels, context["curve_value"], title, context["noun"])
     for name, content in files.items():
         write_whole(store.folder / name, content)
-    return found
 
 
 def terminal(found: Summary) -> Group:

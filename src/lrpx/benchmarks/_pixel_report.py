@@ -8,21 +8,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from markupsafe import Markup
 
 from lrpx._images import Patches
-from lrpx._views import html
 from lrpx._views.canvas import Canvas, Layer, uri
-from lrpx._views.picture import one_line
-from lrpx.benchmarks import _report
-from lrpx.benchmarks._curves import picture
-from lrpx.benchmarks._faithful_report import SHOWN, _context, terminal
+from lrpx.benchmarks._faithful_report import SHOWN, _context, terminal, write_files
 from lrpx.benchmarks._faithful_summary import ORDERS, Described, Summary, Variant, recorded, score, tabulated
 from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._summary import Score, select
 from lrpx.metrics import Metric, PerturbationMetric, SetMetric
 from lrpx.metrics._statistics import RESAMPLES
-from lrpx.runs import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,21 +103,7 @@ def write_reports(store: Store, title: str, known: Mapping[str, Metric], *, show
     if ledgers:
         context["extra"] = [(LEDGER, {name: f"{value:.1g}" for name, value in ledgers.items()})]
         context["captions"].append((LEDGER, TOLD))
-    environment = _report._html()
-    sheet = html.style([], whole_page=True) + environment.get_template("report.css.j2").render()
-    sheet += environment.get_template("faithfulness.css.j2").render(context)
-    sheet += environment.get_template("pixels.css.j2").render()
-    digest = html.content_hash(sheet)
-    page = environment.get_template("pixels.html.j2").render(context, style=Markup(sheet), style_hash=digest)
-    files = {
-        "table.md": _report._markdown().get_template("faithfulness.md.j2").render(context).encode(),
-        "report.html": page.encode(),
-    }
-    if found.curves:
-        headline = f"{one_line(found.model)}: {title}"
-        files["curves.png"] = picture(found.curves, context["labels"], context["curve_value"], headline, noun)
-    for name, content in files.items():
-        write_whole(store.folder / name, content)
+    write_files(store, found, context, "pixels.html.j2", sheets=("pixels.css.j2",))
     return found
 
 

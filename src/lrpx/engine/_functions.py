@@ -77,7 +77,7 @@ def _function(x: Tensor) -> Function | None:
     if not found or x._version != found[0]:
         return None
     root = found[1]()
-    if root is None or root._version != found[2] or (type(found[5]) is tuple and is_normaliser(found[5][1])):
+    if root is None or root._version != found[2]:
         return None
     return Function(root, found[3], found[4], None if found[5] is None else _callable(found[5]))
 
@@ -105,14 +105,13 @@ def _then(before: Op | None, op: Noted) -> Op:
 def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = True) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
-        if getattr(x, FUNCTION, None) is None:  # nearly always
+        if getattr(x, FUNCTION, None) is None or (f := _function(x)) is None:  # nearly always
             root = ref(x) if exact and kind != EXPONENTIAL else lambda: x  # as _write() has it
             out.__dict__[FUNCTION] = Note((0, root, x._version, kind, exact, op))
             if kind != LINEAR or not exact:
                 _moved.note(out, x, kind, exact, _callable(op))
-            return out
-        f = _function(x) or Function(x)
-        _write(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
+        else:
+            _write(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
     return out
 
 
@@ -147,19 +146,24 @@ def normaliser(value: Tensor, like: Iterable[Any] = ()) -> Tensor:
 
 def is_normaliser(constant: Any) -> bool:
     """Whether a constant is what divides, or a part of it or it in another shape."""
-    return is_tensor(constant) and any(
-        hasattr(each, NORMALISER) or hasattr(each, RECIPROCAL) for each in (constant, constant._base)
-    )
+    if not is_tensor(constant):
+        return False
+    base = constant._base
+    return _divides(constant) or (base is not None and _divides(base))
+
+
+def _divides(constant: Tensor) -> bool:
+    return hasattr(constant, NORMALISER) or hasattr(constant, RECIPROCAL)
 
 
 def scaled_by(out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any, bool]) -> Tensor:
     """``out = op(x)``, ``x`` times a constant or over it: a scaling, or a norm, which is something new."""
-    if out is x or hasattr(x, FUNCTION) or hasattr(x, EXPONENTS):
+    if out is x or hasattr(x, EXPONENTS):
         if not is_normaliser(constant):
             return scaled(out, x, op)
         _exponentials.keep(out, x, _callable(op))
-        return out
-    out.__dict__[FUNCTION] = Note((0, ref(x), x._version, LINEAR, True, op))  # nearly always; as linked() has it
+    elif not is_normaliser(constant):
+        linked(out, x, op)
     return out
 
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
 from lrpx.engine._exponentials import keep_exponents
-from lrpx.engine._gates import any_gate, keep_gate, move_gate, put_gate, was_known, weakest_gate, written
+from lrpx.engine._gates import GATE, any_gate, keep_gate, move_gate, put_gate, was_known, weakest_gate, written
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
 from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
@@ -86,20 +86,25 @@ class RuleMode(TorchFunctionMode):
             or (kwargs and ("out" in kwargs or not nodes.knows(kwargs.values())))
         ):
             return self._careful(func, types, args, kwargs)
-        is_bare = not kwargs
-        for value in args:  # as nodes.knows() does
+        is_bare, asks = not kwargs, run.asks_for_gates
+        has_gates = False
+        for value in args:  # as nodes.knows() and any_gate() do
             kind = type(value)
             if kind is Tensor:
                 node = value.grad_fn
                 if value.requires_grad if node is None else not first <= node._sequence_nr() < last:
                     return self._careful(func, types, args, kwargs)
+                if asks and getattr(value, GATE, None) is not None:
+                    has_gates = True
             elif kind not in NUMBERS:
                 if kind is not Parameter and not (kind in LISTS and nodes.knows(value)):
                     return self._careful(func, types, args, kwargs)
+                if asks and kind is not Parameter and any_gate(value):
+                    has_gates = True
                 is_bare = False
         handler = row.handler
-        if run.asks_for_gates and row.gate is not None:
-            has_gates = any_gate(args) or (kwargs and any_gate(kwargs.values()))
+        if asks and row.gate is not None:
+            has_gates = has_gates or (not is_bare and any_gate(kwargs.values()))
             strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
             out = handler(run, func, args, kwargs)
             # else what is made of them is none
