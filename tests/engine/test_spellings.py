@@ -546,6 +546,17 @@ def test_a_root_of_a_logistic_is_a_function(name: str, recipe: str) -> None:
     agree(gated(LOGISTIC[name]), gated(torch.sigmoid), recipe)
 
 
+def test_to_divide_by_a_logistic_that_was_moved_is_refused_where_a_sigmoid_would_share() -> None:
+    for divided in (
+        lambda a, b, _: b / (1 + ex(-a)).mT.contiguous().mT,
+        lambda a, b, _: (1 / (1 + ex(-a)).mT).mT * b,
+        lambda a, b, _: (1 + ex(-a)).view(-1).reciprocal().view(a.shape) * b,
+    ):
+        with pytest.raises(UnknownOperationError, match="divide before they are moved"):
+            relevance(divided, lrpx.ATTNLRP)
+        agree(divided, gated(torch.sigmoid), "lrp")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_root_of_an_exponential_alone_is_a_scale(recipe: str) -> None:
     scale = lambda a, b, _: ex(-a) * b  # noqa: E731

@@ -247,6 +247,19 @@ def is_logistic(x: Tensor) -> bool:
     return found is not None and found.kind == EXPONENTIAL and not found.exact
 
 
+def hides_logistic(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
+    """``op(a, b)``, refused where ``b``, which divides, is an exponential and a number that were moved: a function of
+    what was moved with them, which is not at hand. Where a gate gets nothing, no rule need know."""
+    if takes_all(run.recipe) or not _has_rules(run) or not _moved.is_moved(b):
+        return None
+    way = _moved.way(b)
+    if way.kind != EXPONENTIAL or way.exact:
+        return None
+    run.refuse("division by an exponential and a number that were moved (divide before they are moved)")
+    out: Tensor = run.apply("unknown", op, a, b, rule=rules.unmodified)
+    return out
+
+
 def keep_logistic(y: Tensor, *made_of: Tensor) -> Tensor:
     """``y``, a power or a product of what ``made_of`` gives: as good as the denominator of a sigmoid, if that is."""
     if all(map(is_logistic, made_of)) and (found := _function(y)) is not None:

@@ -246,6 +246,10 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
     if func.__name__ == "rsqrt" and _functions.is_logistic(x):
         return mark_gate(run.recipe, "pow", _functions.activation(run, op, x))
+    if func.__name__ in ("reciprocal", "rsqrt"):
+        refused = _functions.hides_logistic(run, lambda _, x: op(x), None, x)
+        if refused is not None:
+            return refused
     if func.__name__ == "reciprocal":
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     if run.has_scales and settings.get("p", settings.get("ord", rest[0] if rest else 2)) == 1:
@@ -278,6 +282,8 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if carries(a) and _functions.is_logistic(b) and (gate := _functions.quotient(run, torch.div, 1, b)) is not None:
             made = product(run, torch.mul, (a, gate), {})
             return move_gate(rules.with_gradient_of(func(*detached(a, b), **settings), made), made)
+        if (refused := _functions.hides_logistic(run, lambda a, b: func(a, b, **settings), a, b)) is not None:
+            return refused
         norm, divisor = run.recipe.norm, b
         if norm is not rules.constant:
             rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)
