@@ -101,6 +101,8 @@ def are_in_one_place(one: Way, other: Way, like: Tensor) -> bool:
         return False
     if one.moves == other.moves:
         return True
+    if [node for node, _ in one.moves] == [node for node, _ in other.moves]:  # two parts of one split
+        return False
     with _disable_current_modes(), torch.no_grad():
         numbers = torch.arange(like.numel(), dtype=torch.float64, device=like.device)
         numbers = (numbers * 2654435761.0 + 1).remainder(2.0**31).view(like.shape)  # whatever is added up is exact
@@ -163,4 +165,6 @@ def _is_same(a: Any, b: Any) -> bool:
         return bool(a == b) if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) else False
     if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
         return False
-    return a.data_ptr() == b.data_ptr() or (not a.is_floating_point() and torch.equal(a, b))
+    if a.untyped_storage()._cdata == b.untyped_storage()._cdata:  # a compiler's tensors have no other place
+        return a.storage_offset() == b.storage_offset()
+    return type(a) is torch.Tensor and not a.is_floating_point() and torch.equal(a, b)
