@@ -77,6 +77,17 @@ SPELLED = {
     ),
     "silu": (lambda x: x / (1 + torch.exp(-x)), functional.silu),
     "softplus": (lambda x: torch.log(1 + torch.exp(x)), functional.softplus),
+    "sigmoid of a masked relu": (lambda x: torch.sigmoid(x * (x > 0)), lambda x: torch.sigmoid(functional.relu(x))),
+    "sigmoid of a larger": (
+        lambda x: torch.sigmoid(torch.maximum(x, torch.zeros_like(x))),
+        lambda x: torch.sigmoid(functional.relu(x)),
+    ),
+    "exp of a sum with its absolute": (
+        lambda x: torch.exp((x + x.abs()) / 2),
+        lambda x: torch.exp(functional.relu(x)),
+    ),
+    "sigmoid by a root": (lambda x: torch.rsqrt((1 + torch.exp(-x)) ** 2), torch.sigmoid),
+    "sigmoid by a product": (lambda x: ((1 + torch.exp(-x)) * (1 + torch.exp(-x))) ** -0.5, torch.sigmoid),
     "hardswish": (lambda x: x * functional.relu6(x + 3) / 6, functional.hardswish),
     "sigmoid": (lambda x: torch.div(torch.ones((), dtype=x.dtype), 1 + torch.exp(-x)), torch.sigmoid),
     "elu": (lambda x: torch.where(x > 0, x, torch.exp(x) - 1), functional.elu),

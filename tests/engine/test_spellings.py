@@ -100,6 +100,18 @@ def test_a_relu_is_a_gate(name: str, recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", RELUS)
+def test_a_function_of_a_relu_that_is_not_0_at_0_is_one_of_what_was_there_before(name: str, recipe: str) -> None:
+    relu = RELUS[name]
+    for function in (torch.sigmoid, torch.exp, lambda x: (2 * x + 0.5).cos()):
+
+        def after(relu: Of, function: Of = function) -> Of:
+            return lambda a, b, _: function(relu(a)) + function(-relu(2 * a[..., :2])).sum(-1, keepdim=True) * b
+
+        agree(after(relu), after(F.relu), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", LEAKY)
 def test_a_leaky_relu_is_a_gate(name: str, recipe: str) -> None:
     agree(gated(LEAKY[name]), gated(lambda a: F.leaky_relu(a, 0.125)), recipe)
@@ -184,18 +196,98 @@ def test_a_function_is_one_in_another_shape(name: str, recipe: str) -> None:
     agree(lambda a, b, _: function(a).reshape(a.shape) * b, gated(F.silu), recipe)
 
 
+def halves(a: Tensor) -> Tensor:
+    return torch.cat([(each.mT.contiguous() * each.sigmoid().mT.contiguous()).mT for each in a.chunk(2, -1)], -1)
+
+
+def in_heads(x: Tensor) -> Tensor:
+    return x.view(HEADS).transpose(1, 2).reshape(-1, LENGTH, WIDTH // 2)
+
+
+PLACES = torch.tensor([1, 0, 2, 4, 3])
+COPIED: dict[str, Of] = {
+    "turned": lambda a: (a.mT.contiguous() * a.sigmoid().mT.contiguous()).mT,
+    "one of them": lambda a: (a.mT * a.sigmoid().mT.clone()).mT,
+    "before": lambda a: (a.mT.contiguous().sigmoid() * a.mT.clone()).mT,
+    "in another way": lambda a: (a.permute(0, 2, 1).clone() * a.sigmoid().mT.contiguous()).mT,
+    "flat": lambda a: (a.mT.reshape(-1) * a.sigmoid().mT.flatten()).view(ROWS, WIDTH, LENGTH).mT,
+    "heads": lambda a: (in_heads(a) * in_heads(a.sigmoid())).view(ROWS, 2, LENGTH, -1).transpose(1, 2).reshape(a.shape),
+    "halves": halves,
+    "repeated": lambda a: (a.repeat(2, 1, 1) * a.sigmoid().repeat(2, 1, 1))[ROWS:],
+    "expanded": lambda a: (a.expand(2, -1, -1, -1) * a.sigmoid().expand(2, -1, -1, -1).contiguous())[1],
+    "flipped": lambda a: (a.flip(1) * a.sigmoid().flip(1)).flip(1),
+    "rolled": lambda a: (a.roll(1, 1) * a.sigmoid().roll(1, 1)).roll(-1, 1),
+    "chosen": lambda a: (a[:, PLACES] * a.sigmoid().index_select(1, PLACES))[:, PLACES],
+    "one by one": lambda a: torch.stack([x * g for x, g in zip(a.unbind(1), a.sigmoid().unbind(1), strict=True)], 1),
+    "over": lambda a: (a.mT.contiguous() / (1 + torch.exp(-a)).mT.contiguous()).mT,
+    "written": lambda a: (0.5 * (1 + (a / 2).tanh())).mT.contiguous().mT * a,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", COPIED)
+def test_a_function_is_one_in_a_copy_of_another_shape(name: str, recipe: str) -> None:
+    function = COPIED[name]
+    agree(lambda a, b, _: (function(a) * b).contiguous(), gated(F.silu), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_sum_of_functions_that_were_moved_is_one(recipe: str) -> None:
+    agree(lambda a, b, _: ((a.mT.contiguous() + a.abs().mT).mT / 2 * b).contiguous(), gated(F.relu), recipe)
+
+
+TWICE: dict[str, tuple[Of, Of]] = {
+    "a layer": (lambda y: y() * y().sigmoid(), lambda y: F.silu(y())),
+    "a square": (lambda y: y() * y(), lambda y: y().square()),
+    "a stack": (lambda y: (torch.stack([y(), y()]) * torch.stack([y(), y()]).sigmoid())[0], lambda y: F.silu(y())),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", TWICE)
+def test_what_is_computed_twice_is_one(name: str, recipe: str) -> None:
+    twice, once = TWICE[name]
+    weight, bias = EYE + 0.3, noise(WIDTH, seed=3)
+    for of in (lambda a: F.linear(a, weight, bias), lambda a: a @ weight, lambda a: a.roll(1, 1)[:, PLACES]):
+        agree(lambda a, b, _, of=of: twice(lambda: of(a)) * b, lambda a, b, _, of=of: once(lambda: of(a)) * b, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_layers_that_differ_are_two(recipe: str) -> None:
+    weight, bias, other = EYE + 0.3, noise(WIDTH, seed=3), noise(WIDTH, seed=4)
+    apart = lambda a, b, _: F.linear(a, weight, bias) * F.linear(a, weight, other).sigmoid() * b  # noqa: E731
+    product = lambda a, b, _: (a @ weight + bias) * F.linear(a, 1 * weight, other).sigmoid() * b  # noqa: E731
+    agree(apart, product, recipe)
+
+
+def test_functions_of_what_was_not_moved_with_them_are_refused() -> None:
+    with pytest.raises(UnknownOperationError, match="multiply before they are moved"):
+        relevance(lambda a, b, _: (a.tanh().mT.contiguous() * a.sigmoid().mT).mT * b, lrpx.ATTNLRP)
+
+
+def gated_halves(halves: Callable[[Tensor], tuple[Tensor, ...]]) -> Of:
+    def function(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        inner, gate = halves(a)
+        return (F.silu(inner) * gate).repeat(1, 1, 2) * b
+
+    return function
+
+
 def test_other_places_are_no_function() -> None:
     product = gated(torch.sigmoid)
     agree(lambda a, b, _: (a.sigmoid().mT * b.mT).mT, product, "attnlrp")
     other = lambda a, b, _: F.pad((a.roll(-1, -1) * a.sigmoid())[..., :-1], (0, 1))  # noqa: E731
     agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "lrp")
     agree(lambda a, b, _: F.pad(a[..., 1:] * a.sigmoid()[..., :-1], (0, 1)), other, "attnlrp")
+    for recipe in RECIPES:
+        agree(gated_halves(lambda a: a.chunk(2, -1)), gated_halves(lambda a: (a[..., :2], 1 * a[..., 2:])), recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_to_divide_by_a_logistic_is_a_product_with_a_sigmoid(recipe: str) -> None:
     product = gated(torch.sigmoid)
     agree(lambda a, b, _: b / (1 + torch.exp(-a)), product, recipe)
+    agree(lambda a, b, _: b / torch.sqrt((1 + torch.exp(-a)) ** 2), product, recipe)
     agree(lambda a, b, _: torch.addcdiv(torch.zeros_like(b), b, torch.exp(-a) + 1.0), product, recipe)
 
 
@@ -331,6 +423,26 @@ def test_decays_that_are_multiplied_up(recipe: str) -> None:
     )
 
 
+BESIDE: dict[str, Of] = {
+    "a factor": lambda a, b, _: torch.cumprod(a, 1) * b,
+    "a part": lambda a, b, _: torch.cumprod(a, 1)[:, -1:] * b,
+    "a matrix product": lambda a, b, _: torch.cumprod(a, 1) @ (b.mT @ b),
+    "scales alone": lambda a, b, _: torch.cumprod(ex(a), 1) * ex(b),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_products_of_different_numbers_of_factors_are_refused_beside_another(recipe: str) -> None:
+    for function in BESIDE.values():
+        with pytest.raises(UnknownOperationError, match="cumprod beside another factor"):
+            relevance(function, RECIPES[recipe])
+    agree(lambda a, b, _: torch.cumprod(a[:, :1], 1) * b, lambda a, b, _: a[:, :1] * b, recipe)
+    firsts = lambda a: torch.stack([a[:, 0], a[:, 0] * a[:, 1]], 1)  # noqa: E731
+    agree(lambda a, b, _: torch.cumprod(a[:, :2], 1) + b[:, :2], lambda a, b, _: firsts(a) + b[:, :2], recipe)
+    gate = lambda a: a[:, :2].sigmoid()  # noqa: E731
+    agree(lambda a, b, _: torch.cumprod(gate(a), 1) * b[:, :2], lambda a, b, _: firsts(gate(a)) * b[:, :2], "lrp")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_gates_that_are_multiplied_are_one(recipe: str) -> None:
     agree(
@@ -418,9 +530,27 @@ def test_a_reciprocal_by_way_of_a_root_is_refused(name: str) -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+LOGISTIC: dict[str, Of] = {
+    "a root, squared": lambda a: torch.rsqrt(1 + ex(-a)) ** 2,
+    "a root of a square": lambda a: torch.rsqrt((1 + ex(-a)) ** 2),
+    "a power of a square": lambda a: (1 + ex(-a)).square() ** -0.5,
+    "a root of a product": lambda a: torch.rsqrt((1 + ex(-a)) * (2 + 2 * ex(-a))) * 2**0.5,
+    "one over a root": lambda a: 1 / ((1 + ex(-a)) ** 2).sqrt(),
+    "one over a root of a fourth power": lambda a: ((1 + ex(-a)) ** 4).sqrt().sqrt().reciprocal(),
+}
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_root_of_a_logistic_is_a_function(recipe: str) -> None:
-    agree(lambda a, b, _: torch.rsqrt(1 + torch.exp(-a)) ** 2 * b, gated(torch.sigmoid), recipe)
+@pytest.mark.parametrize("name", LOGISTIC)
+def test_a_root_of_a_logistic_is_a_function(name: str, recipe: str) -> None:
+    agree(gated(LOGISTIC[name]), gated(torch.sigmoid), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_root_of_an_exponential_alone_is_a_scale(recipe: str) -> None:
+    scale = lambda a, b, _: ex(-a) * b  # noqa: E731
+    agree(lambda a, b, _: torch.rsqrt(ex(a) ** 2) * b, scale, recipe)
+    agree(lambda a, b, _: b / (ex(a) * ex(a)).sqrt(), scale, recipe)
 
 
 @pytest.mark.parametrize("name", ["exp", "tanh", "sigmoid", "sqrt"])

@@ -23,7 +23,6 @@ from lrpx.engine._gates import (
     gate_strength,
     keep_gate,
     mark_gate,
-    mark_relu,
     move_gate,
     put_gate,
     takes_all,
@@ -59,6 +58,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if a is b:
         return _square(run, func, a)
     if func.__name__ in ELEMENTWISE and (whole := _functions.of_one(run, func, a, b)) is not None:
+        _functions.keep_logistic(whole, a, b)
         return keep_gate(run.recipe, whole, min(a, b, key=gate_strength)) if run.asks_for_gates else whole
     if takes_all(run.recipe):
         gate = gate_of(a, b)
@@ -88,12 +88,15 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
             _functions.divided(out, a, 1)
             return _functions.of_whole_numbers(run, out, a)
         return run.computed(out, a, b)
+    x, mask = (a, b) if a_carries else (b, a)
+    if type(mask) is Tensor and mask.shape == x.shape and out is not x:
+        root = _functions.masked_by_sign(run, x, mask)
+        if root is not None:
+            _functions.kinked(run, out, root, x)
+            if takes_all(run.recipe):
+                return out
     if not run.asks_for_gates:
         return out
-    if takes_all(run.recipe):
-        x, mask = (a, b) if a_carries else (b, a)
-        if is_tensor(mask) and mask.numel() == x.numel() and _functions.is_masked_by_sign(x, mask):
-            return mark_relu(run.recipe, out, x)
     if getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
         return out
     return keep_gate(run.recipe, out, a, b)
@@ -157,9 +160,9 @@ def _of_so_many(run: Run, out: Tensor, x: Tensor, number: int) -> Any:
     strength = gate_strength(x) if run.asks_for_gates else 0
     if strength:
         put_gate(run.recipe, out, strength)
-    return _factors.made_of(
-        run, out, -number * _factors.scales(run, x) if strength == EXPONENTIAL else number * _factors.factors(run, x)
-    )
+    is_scale = strength == EXPONENTIAL
+    of_one = 1 if number == _factors.UNEVEN else (_factors.scales if is_scale else _factors.factors)(run, x)
+    return _factors.made_of(run, out, -number * of_one if is_scale else number * of_one)
 
 
 def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -173,7 +176,7 @@ def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     dim = rest[0] if rest else settings.get("dim", settings.get("axis"))
     number = torch.arange(1, out.shape[dim] + 1, dtype=out.dtype, device=out.device)
     shares = number.reciprocal().view(-1, *(1,) * ((out.ndim - 1 - dim) % out.ndim))
-    return _of_so_many(run, rules.with_gradient_of(out, out * shares), x, 1)
+    return _of_so_many(run, rules.with_gradient_of(out, out * shares), x, _factors.UNEVEN if len(number) > 1 else 1)
 
 
 def _shares(run: Run) -> bool:
@@ -236,7 +239,10 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
     if run.has_scales and func.__name__ in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
-    return keep_gate(run.recipe, y, x) if run.asks_for_gates and func.__name__ in KEEPING else y
+    if func.__name__ not in KEEPING:
+        return y
+    _functions.keep_logistic(y, x)
+    return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
 def _broadcast(x: Tensor, *others: Tensor) -> Tensor:
@@ -333,7 +339,7 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
         _factors.made_of(run, y, 1)  # no product of what x is a product of
     else:
-        y = _functions.activation(run, torch.square, x)
+        y = _functions.keep_logistic(_functions.activation(run, torch.square, x), x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
@@ -368,6 +374,8 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         op = lambda x: func(x, exponent)  # noqa: E731
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))
+    if not is_divisor:
+        _functions.keep_logistic(y, x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates and not is_divisor else y  # one over 1 + exp(x) is none
 
 

@@ -43,6 +43,9 @@ DECAYED = "lrpx decayed"
 LEAF = "AccumulateGrad"
 """The node of a leaf."""
 
+UNEVEN = 2**40
+"""Of how many factors a tensor is a product whose elements are of different numbers: as many, or more."""
+
 FARTHEST = 1024
 """Nodes that are looked at for one tensor; the parts that a loop over the tokens has made are many."""
 DEEPEST = 32
@@ -111,7 +114,7 @@ def scaled(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, *,
             node.metadata[DECAYED] = True
         # a scaling leads on to the signal, and is told when it is asked for; a matrix product may end in another shape
         if run.has_scales or kind(node) not in SCALES:
-            run.counts[node._sequence_nr()] = factors(run, signal)
+            run.counts[node._sequence_nr()] = _counted(run, signal)
     return out
 
 
@@ -153,7 +156,19 @@ def exponential(run: Any, value: Tensor) -> Tensor:
 
 
 def factors(run: Any, x: Tensor) -> int:
-    """How many factors that depend on the input a tensor is a product of; the fewest, where it is a sum."""
+    """How many factors that depend on the input a tensor is a product of; the fewest, where it is a sum. One whose
+    elements are of different numbers is refused: it meets another."""
+    return _even(run, _counted(run, x))
+
+
+def _even(run: Any, count: int) -> int:
+    if count < UNEVEN:
+        return count
+    run.refuse("cumprod beside another factor (products of different numbers of factors; multiply them one by one)")
+    return 1
+
+
+def _counted(run: Any, x: Tensor) -> int:
     node = x.grad_fn
     if not run.has_scales and node is not None and kind(node) in SUMS and _is_of_two(node):
         return 1
@@ -165,7 +180,7 @@ def scales(run: Any, x: Tensor) -> int:
     node: Any = x.grad_fn
     for _ in range(DEEPEST):
         if (count := run.counts.get(node._sequence_nr(), 0)) < 0:
-            return -int(count)
+            return _even(run, -int(count))
         made_of = [child for child, _ in node.next_functions if child is not None]
         if len(made_of) != 1 or kind(node) not in LEADS_ON:
             break
@@ -198,7 +213,8 @@ def _factors(counts: dict[int, int], node: Any, left: list[int], depth: int = 0)
                     continue
             if count == 1:
                 return 1
-            fewest = min(fewest, count) if fewest and count else fewest or count
+            is_uneven = max(fewest, count) >= UNEVEN
+            fewest = UNEVEN if is_uneven else min(fewest, count) if fewest and count else fewest or count
         if not waiting:
             return fewest
         node = waiting.pop()
@@ -219,7 +235,7 @@ def _of_sum(counts: dict[int, int], node: Any, left: list[int], depth: int) -> i
         if left[0] >= 0:
             counts[node._sequence_nr()] = 1
         return 1
-    return min(found, default=0)
+    return UNEVEN if UNEVEN in found else min(found, default=0)
 
 
 def _is_decayed(node: Any) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _factors
+from lrpx.engine import _exponentials, _factors, _moved
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
@@ -86,6 +86,7 @@ def _write(out: Tensor, f: Function) -> None:
     """Note on a tensor what it is a function of."""
     root = f.root
     is_kept = not f.exact or f.kind == EXPONENTIAL
+    _moved.note(out, *f)
     setattr(out, FUNCTION, Note((out._version, (lambda: root) if is_kept else ref(root), root._version, *f[1:])))
 
 
@@ -107,6 +108,8 @@ def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = 
         if getattr(x, FUNCTION, None) is None or (f := _function(x)) is None:  # nearly always
             root = ref(x) if exact and kind != EXPONENTIAL else lambda: x  # as _write() has it
             out.__dict__[FUNCTION] = Note((0, root, x._version, kind, exact, op))
+            if kind != LINEAR or not exact:
+                _moved.note(out, x, kind, exact, _callable(op))
         else:
             _write(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
     return out
@@ -244,16 +247,24 @@ def is_logistic(x: Tensor) -> bool:
     return found is not None and found.kind == EXPONENTIAL and not found.exact
 
 
+def keep_logistic(y: Tensor, *made_of: Tensor) -> Tensor:
+    """``y``, a power or a product of what ``made_of`` gives: as good as the denominator of a sigmoid, if that is."""
+    if all(map(is_logistic, made_of)) and (found := _function(y)) is not None:
+        _write(y, found._replace(exact=False))
+    return y
+
+
 def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     if _are_of_one(a, b):
         f, g = _function(a) or Function(a), _function(b) or Function(b)
-    elif a._base is None or b._base is None or not _takes_value(run):  # nearly always
+    elif not (_moved.is_moved(a) or _moved.is_moved(b)) or not _takes_value(run):  # nearly always
         return None
-    elif (of_b := _of_view(a, b)) is not None:
-        f, g = of_b, Function(b)
-    elif (of_a := _of_view(b, a)) is not None:
-        f, g = Function(a), of_a
+    elif (both := _moved_of_one(a, b)) is not None:
+        f, g = both
+        if f.op is not None and g.op is not None and f.root is not g.root:
+            run.refuse("product of two functions of one tensor that were moved apart (multiply before they are moved)")
+            return None
     else:
         return None
     if not _is_one(f.root, g.root) or not _has_rules(run):
@@ -270,45 +281,42 @@ def _are_of_one(a: Tensor, b: Tensor) -> bool:
     if not (of_a or of_b):  # nearly always
         return False
     root, other = of_a[1]() if of_a else a, of_b[1]() if of_b else b
-    return root is not None and other is not None and _is_one(root, other)
+    return _is_one(a if root is None else root, b if other is None else other)  # of what is gone, they are none
 
 
 def _is_one(a: Tensor, b: Tensor) -> bool:
-    """Whether two are one tensor, or one part of it that was selected twice, ``x[..., :2]``."""
+    """Whether two are one tensor, or one part of it that was selected twice, ``x[..., :2]``, or computed twice."""
     if a is b:
         return True
     base = a._base
     if base is None or (base is not b._base and base is not b):
-        return False
+        return _moved.are_twins(a, b)
     return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
-def _of_view(a: Tensor, b: Tensor) -> Function | None:
-    """What ``a`` is as a function of ``b``, where both are views, of the same part in the same shape, of a function
-    and of its root."""
-    base: Any = a._base
-    f = _function(base)
-    if f is None or f.op is None or a.shape != b.shape or not _is_same_part(a, base, b, f.root):
+def _moved_of_one(a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
+    """What two tensors are functions of that were moved, before these or after: of one root, moved alike; or of two, if
+    none that is at hand is what was moved, but functions of it are."""
+    if a.shape != b.shape:
         return None
-    return f._replace(root=b)
+    f, g = (_function(each) or Function(each) for each in (a, b))
+    of_f, of_g = _moved.way(f.root), _moved.way(g.root)
+    if not _moved.are_in_one_place(of_f, of_g, like=a):
+        are_twins = of_f.op is of_g.op is None and _moved.are_twins(f.root, g.root)
+        return (f, g._replace(root=f.root)) if are_twins else None
+    if of_f.op is None:
+        return f, Function(f.root, max(g.kind, of_g.kind), g.exact and of_g.exact, _after(of_g.op, g.op))
+    if of_g.op is None:
+        return Function(g.root, max(f.kind, of_f.kind), f.exact and of_f.exact, _after(of_f.op, f.op)), g
+    return None if f.root is g.root else (f._replace(op=f.op or _same), g._replace(op=g.op or _same))
 
 
-def _is_same_part(a: Tensor, of_a: Tensor, b: Tensor, of_b: Tensor) -> bool:
-    """Whether ``a`` is the same elements of ``of_a`` as ``b`` is of ``of_b``, in the same order."""
-    if of_a.shape != of_b.shape or not a.numel() or (b._base is not of_b and b._base is not of_b._base):
-        return False
-    with _disable_current_modes():  # numbers, also where a compiler traces the model
-        places = _in_memory(of_a).flatten()
-        found = torch.full((int(places.max()) + 1,), -1).index_copy_(0, places, _in_memory(of_b).flatten())
-        return torch.equal(found[_in_memory(a)], _in_memory(b))
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
-def _in_memory(x: Tensor) -> Tensor:
-    """Where each element of a tensor is in its memory."""
-    at = torch.full((), int(x.storage_offset()))
-    for size, stride in zip(x.shape, x.stride(), strict=True):
-        at = at[..., None] + torch.arange(size) * stride
-    return at
+def _after(before: Op | None, op: Op | None) -> Op | None:
+    return before if op is None else _then(before, op)
 
 
 def _both(op: Op, f: Function, g: Function) -> Op:
@@ -412,12 +420,20 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
     normaliser, which a rule has made a constant."""
     if getattr(b, EXPONENTS, None) is not None:
         return True
-    return b.requires_grad and (_are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None)
+    if not b.requires_grad:
+        return False
+    return _are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None or (_moved.is_moved(a) and _moved.is_moved(b))
 
 
 def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
-    found = _function(merged(out, a, b, op))
+    if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b):
+        if _takes_value(run) and (both := _moved_of_one(a, b)) is not None:
+            f, g = both
+            _write(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
+    else:
+        merged(out, a, b, op)
+    found = _function(out)
     if found is not None and found.kind != LINEAR and found.op is not None and takes_all(run.recipe):
         mark_written(run.recipe, out, found.root, found.op)
     if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):
@@ -471,8 +487,9 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     run.computed(out, *args, *kwargs.values())
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
-    if takes_all(run.recipe) and len(args) == 3 and carries(out) and _chooses_by_sign(*args):
-        mark_relu(run.recipe, out, out)
+    root = _chosen_by_sign(*args) if _finds_relus(run) and len(args) == 3 and carries(out) else None
+    if root is not None:
+        return kinked(run, out, root)
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
         found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
@@ -484,19 +501,36 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
-def _chooses_by_sign(where: Any, a: Any, b: Any) -> bool:
-    """Whether a selection is one among two scalings of one tensor, or one and 0, by its sign: a leaky ReLU, or ReLU."""
+def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
+    """The tensor by whose sign one of two scalings of it, or one and 0, is selected: a leaky ReLU, or ReLU."""
     if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
         where, a = a, where
     if not isinstance(where, Tensor) or where.dtype is not torch.bool or not (carries(a) or carries(b)):
-        return False
+        return None
     x = a if carries(a) else b
     scalings = [_function(each) or Function(each) for each in (a, b) if carries(each)]
     is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
     root = scalings[0].root
     if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
-        return False
-    return root.shape == x.shape and _is_sign(where, root)
+        return None
+    return root if root.shape == x.shape and _is_sign(where, root) else None
+
+
+def _finds_relus(run: Any) -> bool:
+    """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root."""
+    return takes_all(run.recipe) or run.recipe.activation is rules.identity
+
+
+def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tensor:
+    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out."""
+    if run.recipe.activation is rules.identity and carries(out) and _fits(out, root):
+        numbers, made = root.detach(), out.detach()
+        signs = numbers > 0, numbers < 0
+        slopes = [made[sign][:1] / numbers[sign][:1] for sign in signs]
+        up, down = (float(slope) if slope.numel() else 0.0 for slope in slopes)
+        run.roots.append(root)
+        _write(out, Function(root, CURVED, op=lambda x: torch.where(x > 0, up * x, down * x)))
+    return mark_relu(run.recipe, out, root if x is None else x)
 
 
 def _is_sign(where: Tensor, x: Tensor) -> bool:
@@ -506,30 +540,37 @@ def _is_sign(where: Tensor, x: Tensor) -> bool:
     return any(torch.equal(where, sign) for sign in (x > 0, x >= 0, x < 0, x <= 0))
 
 
-def is_masked_by_sign(x: Tensor, mask: Any) -> bool:
-    """Whether a mask that ``x`` is multiplied with, or filled with 0 by, is that of the signs of ``x``: the result is a
-    (leaky) ReLU then. A mask of numbers has two of them."""
-    if not is_tensor(mask) or mask.requires_grad or mask.shape != x.shape or not carries(x):
-        return False
+def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
+    """What ``x`` is a scaling of, perhaps itself, if a mask that it is multiplied with, or filled with 0 by, is that of
+    the signs of this: the result is a (leaky) ReLU then. A mask of numbers has two of them."""
+    if not is_tensor(mask) or mask.requires_grad or mask.shape != x.shape or not carries(x) or not _finds_relus(run):
+        return None
     f = _function(x)
     root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
     if mask.dtype is not torch.bool:
         if mask.is_complex() or not mask.numel():
-            return False
+            return None
         low, high = mask.aminmax()
         is_high = mask == high
         if low == high or not torch.equal(mask, torch.where(is_high, high, low)):
-            return False
+            return None
         mask = is_high
-    return _is_sign(mask, root.detach())
+    return root if _is_sign(mask, root.detach()) else None
+
+
+def written_zeros(run: Any, x: Tensor, mask: Any, *, in_place: bool) -> Tensor | None:
+    """The same, of what zeros will be written into; a copy of ``x``, if it is changed."""
+    root = masked_by_sign(run, x, mask)
+    return x.clone() if root is x and in_place else root
 
 
 def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A number in some places of a tensor."""
     x, mask, value = arguments(args, kwargs, "input", "mask", "value")
-    is_relu = takes_all(run.recipe) and type(value) in (int, float) and value == 0 and is_masked_by_sign(x, mask)
+    is_zero = type(value) in (int, float) and value == 0
+    root = written_zeros(run, x, mask, in_place=is_in_place(func.__name__)) if is_zero else None
     out = plain_of_exponentials(run, func, args, kwargs)
-    return mark_relu(run.recipe, out, x) if is_relu else out
+    return out if root is None else kinked(run, out, root, x)
 
 
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -543,12 +584,12 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return out
     if type(out) is Tensor and not out.requires_grad:
         return run.computed(out, *given)
-    if takes_all(run.recipe):
+    if _finds_relus(run):
         scalings = [_function(each) or Function(each) for each in given if carries(each)]
         is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
-        is_one = len(scalings) == 2 and torch.equal(*given)
+        is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
         if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
-            mark_relu(run.recipe, out, scalings[0].root)
+            kinked(run, out, scalings[0].root)
     return out
 
 
@@ -561,8 +602,9 @@ def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
     """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
-    if takes_all(run.recipe) and carries(out) and isinstance(dim, int) and zero_beside(x, dim) is not None:
-        mark_relu(run.recipe, out, out)
+    if _finds_relus(run) and carries(out) and isinstance(dim, int) and (place := zero_beside(x, dim)) is not None:
+        part = x.select(dim, place)
+        kinked(run, out, part if out.shape == part.shape else part.unsqueeze(dim), out)
 
 
 def zero_beside(x: Tensor, dim: int) -> int | None:

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _functions
-from lrpx.engine._gates import EXPONENTS, gate_strength, mark_relu, move_gate, put_gate
+from lrpx.engine._gates import EXPONENTS, gate_strength, move_gate, put_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
-from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants
+from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -324,10 +324,11 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and isinstance(value, (int, float, Tensor)) and bool((torch.as_tensor(value) == 1).all())
         and ids.shape == x.shape[:-1] and not x.any()
     )  # fmt: skip
-    is_relu = run.asks_for_gates and type(value) in (int, float) and value == 0 and _functions.is_masked_by_sign(x, at)
+    is_zero = type(value) in (int, float) and value == 0
+    root = _functions.written_zeros(run, x, at, in_place=is_in_place(func.__name__)) if is_zero else None
     out = plain(run, func, args, kwargs)
-    if is_relu:
-        mark_relu(run.recipe, x if out is None else out, x)
+    if root is not None:
+        _functions.kinked(run, x if out is None else out, root, x)
     if type(x) is Tensor and not x.requires_grad:
         run.computed(x if out is None else out, value)
     return _one_hot(run, x, x if out is None else out, ids) if is_one_hot else out

@@ -32,6 +32,7 @@ from tests.reference.aten.operations import (
     SHAPES,
     SUMMATIONS,
 )
+from tests.reference.aten.patterns import CHOOSING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,8 +50,6 @@ LASTS = SHAPES | SELECTS | JOINS | SUMMATIONS | SCALINGS | POOLS
 
 
 CURVES = FUNCTIONS - {"nan_to_num"}
-CHOOSING = frozenset("mul where masked_fill maximum minimum fmax fmin index_put".split())
-"""What may choose by the sign of what it is given."""
 HOMOGENEOUS = frozenset("relu leaky_relu abs square".split())
 """Tried at three numbers only where a number was added before."""
 
@@ -106,7 +105,7 @@ class Gates:
 
     def is_logistic(self, value: Any) -> bool:
         """Whether a value that carries relevance is an exponential and a number."""
-        return self.carries(value) and self.strength(value) == SCALE and self._of(value).is_shifted
+        return self.carries(value) and id(value) in self.patterns.logistic
 
     # ------------------------------------------------------------------------- strengths
 
@@ -170,6 +169,8 @@ class Gates:
                 return before._replace(is_shifted=True)
         elif len(made) == 2 and node.name in SUMMATIONS | {"where"} and made[0].root is made[1].root:
             return Function(before.root, *(any(each) for each in zip(*(one[1:] for one in made), strict=True)))
+        elif node.index in self.patterns.sums and len(made) == 2:
+            return Function(self._of(self.patterns.sums[node.index]).root, is_curved=True)
         return own
 
     def _adds_a_number(self, node: Node, inputs: list[Value]) -> bool:

@@ -10,10 +10,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils._pytree import tree_iter
 
 from tests.reference.aten import means
-from tests.reference.aten.operations import BILINEAR, FUNCTIONS, NORMALISERS, QUOTIENTS, SAME
+from tests.reference.aten.operations import (
+    BILINEAR,
+    EXPONENTIALS,
+    FUNCTIONS,
+    NORMALISERS,
+    QUOTIENTS,
+    SAME,
+    SELECTS,
+    SHAPES,
+)
 from tests.reference.aten.tape import Node, Tape, Value
 
 if TYPE_CHECKING:
@@ -25,6 +35,8 @@ ARITHMETIC = frozenset("add sub rsub mul div true_divide neg addcmul where maske
 """Element-wise where their shapes are the same, beside :data:`FUNCTIONS` and :data:`SAME`."""
 SHIFTS = frozenset("add sub rsub".split())
 SCALES = frozenset("mul div true_divide neg".split())
+CHOOSING = frozenset("mul where masked_fill maximum minimum fmax fmin index_put".split())
+"""What may choose by the sign of what it is given."""
 PLACES = frozenset("view _unsafe_view reshape expand unsqueeze squeeze permute transpose t slice select read".split())
 
 
@@ -33,43 +45,74 @@ class Patterns:
     """What was found: by the index of a node.
 
     ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result; ``means``: what
-    is weighted by exponentials, before a division by their sum.
+    is weighted by exponentials, before a division by their sum; ``logistic``: by identity, exponentials to which a
+    number was added, and powers and products of these; ``sums``: what two that are added are both functions of.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
     softmaxes: dict[int, tuple[Value, Value]] = field(default_factory=dict)
     means: dict[int, Mean] = field(default_factory=dict)
+    logistic: set[int] = field(default_factory=set)
+    sums: dict[int, Value] = field(default_factory=dict)
 
 
 def find(tape: Tape) -> Patterns:
     """Look at every call of the tape."""
     found = Patterns()
-    first = _first(tape)
+    first, calls, keys = _first(tape)
     of: dict[int, frozenset[int]] = {}  # the values that a value is an element-wise function of, by id
     values: dict[int, Value] = {}
+    scales: set[int] = set()
     for node in tape.nodes:
+        values.update((id(value), value) for value in node.outputs)
+    for node in tape.nodes:
+        _find_logistic(node, found.logistic, scales)
         for value in node.outputs:
-            values[id(value)] = value
-            of[id(value)] = _bases(node, value, of, first)
+            of[id(value)] = _bases(node, value, of, first) | _moved_bases(node, value, of, first, calls, keys)
         one_over = node.name in QUOTIENTS and not depends(node.args[0])
         if node.name in QUOTIENTS | {"mul", "addcmul"} and not one_over:
             _product(node, found, of, values, first)
+        elif node.name in SHIFTS and len(node.values) == 2:
+            if (base := _common(node.values, of, values)) is not None:
+                found.sums[node.index] = base
         elif node.name == "exp" and (scores := _normalised(node.values[0].node, first)) is not None:
             found.softmaxes[node.index] = (scores, node.outputs[0])
         elif node.name == "where" and all(map(depends, node.args[1:3])):
             _of_one(node, node.args[1:3], found, of, values)
         elif node.name in FUNCTIONS or one_over:
-            base = _chained(node, found)
+            base = _chained(node, found, of, values)
             if base is not None:
                 found.functions[node.index] = base
     found.means = means.find(tape, frozenset(found.softmaxes) | frozenset(found.functions))
     return found
 
 
-def _first(tape: Tape) -> dict[int, int]:
-    """By the identity of a value that of the first one which the same call on the same values made."""
+def _find_logistic(node: Node, logistic: set[int], scales: set[int]) -> None:
+    """Whether a call makes an exponential, one with a number, or a power or a product of such, times numbers."""
+    inputs, made = node.values, {id(value) for value in node.outputs}
+    constants = [each for each in node.args if isinstance(each, Value) and each.node is None]
+    if node.name in EXPONENTIALS:
+        scales |= made
+    if not inputs or len(made) > 1 or any(each.tensor.ndim for each in constants):
+        return
+    is_one_over = node.name in QUOTIENTS and not depends(node.args[0])
+    is_scaling = len(inputs) == 1 and node.name in SCALES | SAME and not is_one_over
+    is_shift = len(inputs) == 1 and node.name in SHIFTS
+    is_power = node.name in ("sqrt", "square", "mul") or (node.name == "pow" and not divides(node))
+    if all(id(each) in logistic for each in inputs) and (is_scaling or is_shift or is_power):
+        logistic |= made
+    elif id(inputs[0]) in scales and is_scaling:
+        scales |= made
+    elif id(inputs[0]) in scales and is_shift:
+        logistic |= made
+
+
+def _first(tape: Tape) -> tuple[dict[int, int], dict[Any, Node], dict[int, tuple[Any, ...]]]:
+    """By the identity of a value that of the first one which the same call on the same values made; and what tells
+    calls apart, with the first of each, and by the index of a call."""
     first: dict[int, int] = {}
     calls: dict[Any, Node] = {}
+    keys: dict[int, tuple[Any, ...]] = {}
 
     def key(value: Any) -> Any:
         if not isinstance(value, Value):
@@ -77,16 +120,44 @@ def _first(tape: Tape) -> dict[int, int]:
         if value.node is not None:
             return first[id(value)]
         tensor = value.tensor
+        if not tensor.is_floating_point() and not tensor.is_complex():
+            return (str(tensor.dtype), tuple(tensor.shape), tensor.contiguous().numpy().tobytes())
         if tensor.numel() > 1:
             return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
         return (str(tensor.dtype), tuple(tensor.shape), *tensor.flatten().tolist())
 
     for node in tape.nodes:
         call = (node.name, *map(key, tree_iter((node.args, node.kwargs))))
+        keys[node.index] = call
         twin = node if node.name == "source" else calls.setdefault(call, node)
         for mine, other in zip(node.outputs, twin.outputs, strict=True):
             first[id(mine)] = id(other)
-    return first
+    return first, calls, keys
+
+
+MOVING = (SHAPES | SELECTS) - {"topk", "sort", "tril", "triu", "masked_fill"} | {"read"}
+"""What gives some of the numbers of a tensor, in other places."""
+
+
+def _moved_bases(
+    node: Node,
+    value: Value,
+    of: dict[int, frozenset[int]],
+    first: dict[int, int],
+    calls: dict[Any, Node],
+    keys: dict[int, tuple[Any, ...]],
+) -> frozenset[int]:
+    """Functions commute with moves: the function of a tensor, moved, is one of the tensor that was moved so, if a call
+    does that."""
+    if node.name not in MOVING or len(node.values) != 1:
+        return frozenset()
+    (before,), key = node.values, keys[node.index]
+    found = set()
+    for base in of[id(before)]:
+        twin = calls.get(tuple(base if each == first[id(before)] else each for each in key))
+        if twin is not None:
+            found.add(first[id(twin.outputs[value.number])])
+    return frozenset(found)
 
 
 def _bases(node: Node, value: Value, of: dict[int, frozenset[int]], first: dict[int, int]) -> frozenset[int]:
@@ -119,13 +190,17 @@ def _of_one(
     node: Node, both: Sequence[Value], found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value]
 ) -> None:
     """Whether a call on two tensors is a function of one that both are a function of."""
+    if (base := _common(both, of, values)) is not None:
+        found.functions[node.index] = base
+
+
+def _common(both: Sequence[Value], of: dict[int, frozenset[int]], values: dict[int, Value]) -> Value | None:
     a, b = both
     common = of[id(a)] & of[id(b)] if a.tensor.shape == b.tensor.shape else frozenset()
-    if common:
-        found.functions[node.index] = min((values[each] for each in common), key=lambda v: (v.index, v.number))
+    return min((values[each] for each in common), key=lambda v: (v.index, v.number)) if common else None
 
 
-def _chained(node: Node, found: Patterns) -> Value | None:
+def _chained(node: Node, found: Patterns, of: dict[int, frozenset[int]], values: dict[int, Value]) -> Value | None:
     """The base of a function of a function, ``log(1 + exp x)``, or of a tensor plus a number: ``relu6(x + 3)``."""
     value, shifted = node.values[0], False
     while value.node.name in SCALES | SHIFTS | SAME and len(value.node.values) == 1:
@@ -134,18 +209,49 @@ def _chained(node: Node, found: Patterns) -> Value | None:
         is_bias = value.node.name in SHIFTS and any(each.tensor.ndim for each in others)
         if is_bias or (value.node.name in QUOTIENTS and not depends(value.node.args[0])):
             break
-        if before.tensor.shape != value.tensor.shape:
+        if before.tensor.shape != value.tensor.shape or _root_of_kink(value) is not None:
             break
         shifted |= value.node.name in SHIFTS
         value = before
     inner = value.node
-    if len(node.values) != 1 or (divides(node) and not shifted):
+    if len(node.values) != 1 or (divides(node) and not shifted and id(node.values[0]) not in found.logistic):
         return None
     if inner.index in found.functions:
         return found.functions[inner.index]
     if inner.name in FUNCTIONS and len(inner.values) == 1:
         return inner.values[0]
+    root = _root_of_kink(value)
+    if root is not None:
+        return root
+    if inner.name in SHIFTS and len(inner.values) == 2 and len(of[id(value)]) > 1 and not divides(node):
+        return min((values[each] for each in of[id(value)]), key=lambda v: (v.index, v.number))  # a sum of functions
     return value if shifted and not divides(node) else None  # one over what is no function is a normaliser
+
+
+def _root_of_kink(value: Value) -> Value | None:
+    """What a value is a (leaky) ReLU of that was written as a selection or with a mask: one slope where that is above
+    zero, and another below."""
+    node = value.node
+    if node.name in ("amax", "amin", "max", "min") and node.values[0].node.name in ("stack", "cat"):
+        inputs = node.values[0].node.values
+        if len(inputs) != 1 or node.values[0].tensor.numel() != 2 * inputs[0].tensor.numel():
+            return None
+    elif node.name in CHOOSING and len(node.outputs) == 1:
+        inputs = node.values
+    else:
+        return None
+    roots = {id(root): root for root in (_back(each, (SCALES - QUOTIENTS) | SAME) for each in inputs)}
+    if len(roots) != 1:
+        return None
+    (root,) = roots.values()
+    x, y = root.tensor.reshape(-1), value.tensor.reshape(-1)
+    if x.shape != y.shape or x.is_complex():
+        return None
+    slopes = [y[side] / x[side] for side in (x > 0, x < 0)]
+    if any(each.numel() and not torch.allclose(each, each[:1], rtol=1e-12, atol=0) for each in slopes):
+        return None
+    up, down = (float(each[0]) if each.numel() else 0.0 for each in slopes)
+    return root if abs(up - down) > 1e-9 and root.tensor.shape == value.tensor.shape else None
 
 
 def divides(node: Node) -> bool:
