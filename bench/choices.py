@@ -4,7 +4,8 @@
 
 Each line has ``text`` (the sentence that holds the answer, and the question), ``A`` to ``D`` (the answer, and three
 answers of much its length to other questions about the same article, in an order that is drawn), and ``label``, the
-letter of the answer. Which questions are taken is drawn too, always the same.
+letter of the answer. Which questions are taken is drawn too, always the same. With ``--stated`` the sentence is followed
+by ``(The answer is B, a wren.)``, so that no more is asked than to find a letter again.
 
     python bench/choices.py --questions choices.jsonl --model smollm2 --shots 0 4
 
@@ -28,7 +29,7 @@ ASKED = 100
 SHOWN = 50
 
 
-def questions(squad: dict[str, Any], count: int, seed: int = 0) -> list[dict[str, str]]:
+def questions(squad: dict[str, Any], count: int, seed: int = 0, stated: bool = False) -> list[dict[str, str]]:
     """At most ``count`` questions, one an article until all have given one, and so on."""
     draw = np.random.default_rng(seed)
     by_article = []
@@ -55,7 +56,8 @@ def questions(squad: dict[str, Any], count: int, seed: int = 0) -> list[dict[str
                 continue
             at = int(draw.integers(4))
             options = [*others[:at], right, *others[at:]]
-            text = f"{sentence}\n{question.strip()}"
+            told = f" (The answer is {LETTERS[at]}, {right}.)" if stated else ""
+            text = f"{sentence}{told}\n{question.strip()}"
             made.append({"text": text, **dict(zip(LETTERS, options, strict=True)), "label": LETTERS[at]})
     return made
 
@@ -113,6 +115,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--squad", type=Path)
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--stated", action="store_true", help="state the answer behind the sentence")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--model")
@@ -125,7 +128,7 @@ def main() -> None:
         return
     if not options.squad or not options.out:
         parser.error("give --squad and --out, or --questions and --model")
-    made = questions(json.loads(options.squad.read_text(encoding="utf-8")), options.count)
+    made = questions(json.loads(options.squad.read_text(encoding="utf-8")), options.count, stated=options.stated)
     options.out.write_text("".join(json.dumps(each) + "\n" for each in made), encoding="utf-8")
     shares = {letter: sum(each["label"] == letter for each in made) for letter in LETTERS}
     print(f"{len(made)} questions, right answers {shares}")

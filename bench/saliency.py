@@ -6,11 +6,18 @@ Of each photograph (168 × 168 pixels, 144 patches) the brightest cell of the ma
 the share of the patches' positive relevance that is within one patch of that cell, mean with its bootstrap 95 %
 interval, beside the share of patches that are there; and what the worst ledger misses. ``--model`` is the folder of
 ``dinov2`` with its ``decoder.safetensors``.
+
+    python bench/saliency.py --model dinov2 --photographs runs/dinov2-groups/test.csv --count 40 --masks runs/masks
+
+makes masks instead, for ``lrpx benchmark pixels --data runs/masks/masks.csv --metrics mIoU``: of the first photographs
+of a table with ``image`` and ``label``, where the decoder takes a pixel for salient (a probability above a half).
+These are a model's, not a hand's.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -58,13 +65,39 @@ def pixels(path: Path) -> Tensor:
     return (torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255 - MEAN) / DEVIATION
 
 
+def masks(model: Saliency, table: Path, count: int, out: Path) -> None:
+    """Write a mask of the size of each photograph, and a table of both."""
+    out.mkdir(parents=True, exist_ok=True)
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))[:count]
+    shares = []
+    with (out / "masks.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "label", "mask"])
+        for row in rows:
+            path = (table.parent / row["image"]).resolve()
+            with torch.no_grad():
+                seen = model(pixels(path)[None])[0, 0]
+            with Image.open(path) as image:
+                found = Image.fromarray(seen.numpy()).resize(image.size, Image.Resampling.BILINEAR)
+            mask = np.array(found) > 0
+            shares.append(float(mask.mean()))
+            Image.fromarray(mask).save(out / f"{path.stem}.png")
+            writer.writerow([path, row["label"], f"{path.stem}.png"])
+    print(f"{len(shares)} masks; of the image {np.mean(shares):.3f}, from {min(shares):.3f} to {max(shares):.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--photographs", type=Path, required=True)
     parser.add_argument("--count", type=int, default=12)
+    parser.add_argument("--masks", type=Path, help="write masks there; the photographs are those of a table, then")
     options = parser.parse_args()
     model = Saliency(options.model).eval()
+    if options.masks:
+        masks(model, options.photographs, options.count, options.masks)
+        return
     explain = lrpx.Explainer(model, task=lrpx.Task.IMAGE_MAP)
     every = sorted(options.photographs.glob("*.jpg"))
     shares: dict[str, list[float]] = {name: [] for name in ("area", *METHODS)}

@@ -52,6 +52,7 @@ FLOORS = {
     "interventions": 5,
     "questions": 4,
     "batching": 5,
+    "dropping": 5,
     "passes": 6,
     "model": 7,
     "perturbations": 8,

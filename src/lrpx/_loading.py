@@ -152,7 +152,10 @@ def _tokenizer(name: str, config: Any, task: tasks.Task, where: dict[str, Any]) 
     import transformers
 
     if not task.segments:
-        kinds = [transformers.AutoImageProcessor]
+        # from its module: transformers 5.17 gives it at the top only where torchvision is installed
+        from transformers.models.auto.image_processing_auto import AutoImageProcessor
+
+        kinds = [AutoImageProcessor]
     elif hasattr(config, "vision_config"):
         kinds = [transformers.AutoProcessor, transformers.AutoTokenizer]
     else:

@@ -4,7 +4,7 @@ of them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,15 @@ class Segment:
 
     def __len__(self) -> int:
         return len(self.tokens.ids)
+
+    def only(self, places: Sequence[int]) -> Segment:
+        """Some of its tokens, in their order, with their fields, without its words and parts."""
+
+        def pick(values: Sequence[Any]) -> tuple[Any, ...]:
+            return tuple(values[at] for at in places)
+
+        tokens = Tokens(pick(self.tokens.ids), pick(self.tokens.pieces), pick(self.tokens.special), (), ())
+        return replace(self, tokens=tokens, fields={name: pick(each) for name, each in self.fields.items()}, parts=())
 
 
 @dataclass(frozen=True)

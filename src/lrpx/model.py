@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
+from lrpx._dropping import can_drop, proven, without_hidden, worth
 from lrpx._loading import is_sentence_transformer, load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
@@ -193,6 +194,7 @@ class BoundModel(Named):
         self.compiler = Compiler() if compile else None
         self._patches: dict[torch.Size, Patches | None] = {}
         self._places: dict[torch.Size, Places | None] = {}
+        self._dropping: dict[object, tuple[int, float]] = {}
 
     def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
         compares = self.task.reads == "embeddings"
@@ -406,7 +408,9 @@ class BoundModel(Named):
     ) -> Tensor:
         """``[K]``: the values of questions whose targets are resolved, without a graph, perhaps of changed inputs.
 
-        Rows run together as :func:`~lrpx._batching.batches` has it, so there may be as many as you like.
+        Rows run together as :func:`~lrpx._batching.batches` has it, so there may be as many as you like. Where an
+        attention mask hides much, and this model is found to say the same then, rows run without their hidden tokens
+        (:mod:`lrpx._dropping`).
 
         Args:
             questions: each about a row of its own (:meth:`~lrpx.questions.Questions.alone`).
@@ -424,13 +428,31 @@ class BoundModel(Named):
         for name, given in (("attention_mask", attention_mask), ("inputs_embeds", embeddings)):
             if given is not None and not self.accepts(name):
                 raise ModelError(f"{type(self.module).__name__} takes no {name}; use a method that does not need it")
+        # of embeddings no model can tell the padding, and some look for it in the ids
+        exactly = attention_mask is not None or embeddings is not None
+        masks = None if attention_mask is None or embeddings is not None or taps is not None else attention_mask
+        if masks is not None and worth(masks) and self._says_the_same(questions):
+            questions, attention_mask = without_hidden(questions, masks, self._first_position)
+            exactly = False
+        return self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
+
+    def _values(
+        self,
+        questions: Questions,
+        attention_mask: Sequence[Tensor] | None,
+        embeddings: Sequence[Tensor] | None,
+        taps: Callable[[Batch, Sequence[int]], Sequence[Tap]] | None,
+        batch_size: int,
+        read: Callable[[int, Target, Tensor], Tensor] | None,
+        exactly: bool,
+    ) -> Tensor:
+        """:meth:`values` of these rows as they are; ``exactly``: without padding."""
         found: dict[int, Tensor] = {}
         asked: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
         for i, question in enumerate(questions.asked):
             asked[question.row].append(i)
-        # of embeddings no model can tell the padding, and some look for it in the ids
         changed_in_place = attention_mask is not None or embeddings is not None
-        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, changed_in_place):
+        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, exactly):
             some = questions.about(group)
             batch = self.batch(some, exactly=changed_in_place, apart=taps is not None)
             if attention_mask is not None:
@@ -458,6 +480,39 @@ class BoundModel(Named):
                 "method, or try dtype float32"
             )
         return every
+
+    def _says_the_same(self, questions: Questions) -> bool:
+        """Whether the model says the same of rows without their hidden tokens. Tried on the longest of them, and known
+        from then on of rows that are not longer, in this precision, place and attention. (Interventions may be at
+        places of the text.)"""
+        if not can_drop(questions, self.task, self.pad_id) or not self.accepts("position_ids"):
+            return False
+        if intervened(0, self.module):
+            return False
+        row = max(questions.rows, key=lambda each: each.lengths)
+        (length,) = row.lengths
+        weight = tasks.first_weight(self.module)
+        kind = weight.dtype, self.device, getattr(self.config, "_attn_implementation", None)
+        holds, fails = self._dropping.get(kind, (0, torch.inf))
+        if holds < length < fails:
+
+            def logits(_: int, __: Target, found: Tensor) -> Tensor:
+                return found.double().masked_fill(found == -torch.inf, 0.0)
+
+            def run(some: Questions, masks: Sequence[Tensor], exactly: bool, batch_size: int) -> Tensor:
+                return self._values(some, masks, None, None, batch_size, logits, exactly)
+
+            read_at = length - 1 if self.task.reads == "position" else None  # as far from the others as there is any
+            asked = Question(0, read_at, questions.asked[0].target)
+            tried = Questions((row,), (asked,))
+            same = proven(run, tried, self._first_position, torch.finfo(weight.dtype).eps)
+            holds, fails = (length, fails) if same else (holds, length)
+            self._dropping[kind] = holds, fails
+        return length <= holds
+
+    @cached_property
+    def _first_position(self) -> int:
+        return int(tasks.count_positions(self.module, torch.ones(1, 1, dtype=torch.int64)))
 
     @contextmanager
     def traced(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lrpx import tasks
-from lrpx._tokens import Tokens, describe
+from lrpx._tokens import describe
 from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.model import AT_A_TIME
 from lrpx.targets import Contrast, LogProb, Similarity, Span, Target
@@ -249,14 +249,7 @@ class Perturbation:
         first = row.segments[0]
         chosen = hidden[: len(first)].tolist()
         if self.how == "delete":
-            left = [i for i, gone in enumerate(chosen) if not gone]
-
-            def pick(values: Sequence[Any]) -> tuple[Any, ...]:
-                return tuple(values[i] for i in left)
-
-            tokens = Tokens(pick(first.tokens.ids), pick(first.tokens.pieces), pick(first.tokens.special), (), ())
-            fields = {name: pick(values) for name, values in first.fields.items()}
-            changed = replace(first, tokens=tokens, fields=fields)
+            changed = first.only([i for i, gone in enumerate(chosen) if not gone])
         else:
             token = self._token(model)
             assert token is not None
@@ -308,7 +301,10 @@ def outputs(
     places, jobs = _different(hidden)
     if perturbation.how == "zero-embedding":
         _refuse_other_embeddings(model, resolved, answers, batch_size)
-    jobs_order = sorted(range(len(jobs)), key=lambda job: resolved.row_of(jobs[job][0]).lengths)
+    # rows of like length run together, whether with their hidden tokens or without
+    jobs_order = sorted(
+        range(len(jobs)), key=lambda job: (resolved.row_of(jobs[job][0]).lengths, int(jobs[job][1].sum()))
+    )
     found = np.empty((len(jobs), len(reads)))
     slab = batch_size * _SLAB
     for start in range(0, len(jobs), slab):

@@ -572,3 +572,62 @@ def test_a_folder_of_another_kind_is_no_run_of_this_one(tmp_path):
         store.note()
     with pytest.raises(ResultFileError, match="does not hold a run that hides tokens"):
         summarise(Store.read(tmp_path / "a"))
+
+
+# ----------------------------------------------------------------------------------- encoder-decoders
+
+
+@pytest.fixture
+def copier(piece_tokenizer):
+    """An encoder and a decoder, with a tokenizer that puts special tokens around a text."""
+    sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
+    config = transformers.T5Config(vocab_size=len(piece_tokenizer), pad_token_id=0, **sizes)
+    return BoundModel(tiny.build(transformers.T5ForConditionalGeneration, config), piece_tokenizer)
+
+
+@pytest.mark.parametrize("column", [None, "written"])
+def test_an_encoder_and_a_decoder_are_asked_for_the_next_token(column, copier, tmp_path):
+    """The encoder's tokens are hidden, and what the decoder has written so far is read."""
+    data = tmp_path / "asked.jsonl"
+    written = ["the keys", "", "a girl"]
+    rows = [{"text": t, "label": "are tall", "written": w} for t, w in zip(TEXTS[:3], written, strict=True)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run = Run(Faithfulness(data, decoder=column, steps=3), copier, NAMES[:2], list(PERTURBATION_METRICS))
+    found, tokenizer = rows_of(run), copier.tokenizer
+    for row, text, so_far in zip(found, TEXTS, written, strict=False):
+        ids = tokenizer(text)["input_ids"]
+        decoder = [0, *(tokenizer(so_far, add_special_tokens=False)["input_ids"] if column else [])]
+        assert row["hideable"] == list(range(1, len(ids) - 1))
+        assert len(row["tokens"]) == len(ids) + len(decoder)
+        assert row["position"] == len(decoder) - 1
+        assert row["label"] == copier.label(tokenizer("are", add_special_tokens=False)["input_ids"][0])
+        assert row["relevance/lrp"][len(ids)] != 0
+
+        class Decoding(torch.nn.Module):
+            """What the decoder says with this text behind it."""
+
+            def forward(self, decoder=decoder, **given):
+                return copier.module(**given, decoder_input_ids=torch.tensor([decoder]))
+
+        read = ("logit", "log-probability")
+        check([row], Decoding(), lambda _, ids=ids: ids, lambda logits, _: logits[-1], False, 3, read)
+
+
+def test_what_an_encoder_and_a_decoder_are_asked_for(copier, classifier, tmp_path):
+    labels = ["are tall", "is", "are", "is", "girl"]
+    data = table(tmp_path, TEXTS, labels)
+    run = Run(Faithfulness(data, target="label"), copier, ["lrp"], ["ΔA flipping"])
+    begins = [copier.tokenizer(label, add_special_tokens=False)["input_ids"][0] for label in labels]
+    assert [row["explained"] for row in rows_of(run)] == [f"logit of {copier.label(token)!r}" for token in begins]
+    for way in ("zero-embedding", "unk", "delete"):
+        other = Run(Faithfulness(data, target="label", perturbation=way), copier, ["lrp"], ["ΔA flipping"])
+        moved = [row["ΔA flipping [logit]/lrp"] for row in rows_of(other)]
+        assert np.ptp(moved) > 0
+    with pytest.raises(DataError, match=r"texts.tsv:2 has no column 'said', only 'text', 'label'.*with --decoder"):
+        Run(Faithfulness(data, decoder="said"), copier, ["lrp"]).samples  # noqa: B018
+    with pytest.raises(ModelError, match="BertForSequenceClassification has no decoder of its own; leave --decoder"):
+        Run(Faithfulness(data, decoder="label"), classifier, ["lrp"])
+    with pytest.raises(
+        DataError, match=r"texts.tsv:2 has the label '電', which the model's tokenizer has no token for"
+    ):
+        Run(Faithfulness(table(tmp_path, TEXTS, ["電", *labels[1:]])), copier, ["lrp"]).samples  # noqa: B018

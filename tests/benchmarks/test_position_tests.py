@@ -139,3 +139,6 @@ def test_questions_out_of_squad():
         assert each["text"].startswith("In year ")
         assert f"it was {right}." in each["text"]
         assert len({each[letter] for letter in "ABCD"}) == 4
+    for plain, stated in zip(found, made.questions(squad, 3, stated=True), strict=True):
+        said = f". (The answer is {plain['label']}, {plain[plain['label']]}.)\n"
+        assert stated == plain | {"text": plain["text"].replace(".\n", said)}

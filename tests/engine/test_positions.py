@@ -559,6 +559,60 @@ def test_half_of_what_a_distance_chooses_is_the_positions() -> None:
     near(trace.source_relevance(trace.sources[0]).sum(-1).numpy(), 0.5 * chosen.sum(2).numpy())
 
 
+@torch.jit.script
+def scripted(distances: torch.Tensor) -> torch.Tensor:
+    """Buckets in a function that no mode sees into, as older DeBERTas make them."""
+    return torch.where(distances.abs() <= 4, distances + 4, torch.full_like(distances, 4)).float()
+
+
+class Unseen(Distances):
+    """The same, where the index goes through a scripted function, or is a range with tensors for ends."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, places = self.embed(input_ids), torch.arange(input_ids.shape[1])
+        products = x @ self.project(self.table).T
+        if self.how == "scripted":
+            index = scripted(places[:, None] - places).long()
+        else:
+            count = places[-1] - places[0]
+            index = torch.stack([torch.arange(4 - count + i, 5 + i).flip(0) for i in range(input_ids.shape[1])]) % 9
+        return products.gather(-1, index.expand(len(x), -1, -1)) * 2.0
+
+
+@pytest.mark.parametrize("how", ["scripted", "range"])
+def test_distances_by_numbers_that_are_made_unseen(how: str) -> None:
+    torch.manual_seed(0)
+    model = Unseen(how).double()
+    ids = torch.tensor([[3, 4, 5, 6, 7], [9, 8, 7, 6, 5]])
+    with propagate(model, PA_LRP, observe=()) as trace:
+        scores = model(ids)
+    trace.explain(scores.sum())
+    near(trace.positions()[0].relevance.numpy(), 0.5 * scores.detach().sum(1).numpy())
+
+
+class Masked(torch.nn.Module):
+    """Looks its mask up, which is numbers of floating point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.kept = torch.nn.Embedding(31, 4), torch.nn.Embedding(2, 4)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return self.embed(input_ids) + self.kept(attention_mask.long())
+
+
+def test_a_mask_of_floating_point_numbers_no_places() -> None:
+    model = Masked().double()
+    with propagate(model, PA_LRP, observe=()) as trace:
+        out = model(torch.tensor([[3, 4, 5]]), torch.tensor([[1.0, 1.0, 0.0]]))
+    trace.explain(out.sum())
+    assert not trace.positions()
+
+
 class Shifted(torch.nn.Module):
     """Products with distances that positions have made, shifted until each is of a query and a key, as in XLNet."""
 

@@ -139,6 +139,14 @@ def test_sums_that_differ_by_rounding_alone_are_equal():
     assert paired_test([0.0, 0.0, 0.3, 0.7], [0.7, 0.2, 0.0, 0.0]) == 1.0
 
 
+def test_values_that_differ_by_rounding_alone_do_not_differ():
+    # The mean share of four quadrants is 0.25 whatever the map, or the number before it.
+    quarters = np.full(80, 0.25)
+    assert paired_test(quarters, np.nextafter(quarters, 0)) == paired_test(quarters, np.nextafter(quarters, 1)) == 1.0
+    assert paired_test(quarters - 1e-9, quarters) == 1 / (FLIPS + 1)
+    assert paired_test(np.full(80, 1e-30), np.zeros(80)) == 1 / (FLIPS + 1)  # by their own size, not by ours
+
+
 @FEW
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=8))
 def test_few_samples_agree_with_the_slow_twin_and_with_scipy(pairs):

@@ -27,14 +27,22 @@ class Text:
         line: where it stands, from 1; in Parquet the number of the row.
         text: the text.
         label: its label as the file writes it, or None.
+        decoder: what an encoder-decoder model has written so far, or None.
     """
 
     line: int
     text: str
     label: str | None
+    decoder: str | None = None
 
 
-def read_texts(path: Path, text: str = "text", label: str | None = "label", limit: int | None = None) -> list[Text]:
+def read_texts(
+    path: Path,
+    text: str = "text",
+    label: str | None = "label",
+    limit: int | None = None,
+    decoder: str | None = None,
+) -> list[Text]:
     """The texts of a file. White space around them and lines of nothing else are left out.
 
     Args:
@@ -43,17 +51,20 @@ def read_texts(path: Path, text: str = "text", label: str | None = "label", limi
         text: the column of the texts.
         label: that of the labels, if there is such a column; None reads none.
         limit: take the first so many.
+        decoder: the column of what an encoder-decoder model has written so far; None reads none.
 
     Raises:
         DataError: the file cannot be read, has no such column or no text, or a line is not as the others.
     """
-    found = list(islice(stream_texts(path, text, label), limit))
+    found = list(islice(stream_texts(path, text, label, decoder), limit))
     if not found:
         raise DataError(f"there is no text in {path}; name a file that holds some")
     return found
 
 
-def stream_texts(path: Path, text: str = "text", label: str | None = "label") -> Iterator[Text]:
+def stream_texts(
+    path: Path, text: str = "text", label: str | None = "label", decoder: str | None = None
+) -> Iterator[Text]:
     """The same one by one, of a file of any size; none where there is none.
 
     Raises:
@@ -63,17 +74,12 @@ def stream_texts(path: Path, text: str = "text", label: str | None = "label") ->
         raise DataError(f"{path} ends in {path.suffix!r}; name a file that ends in {', '.join(TABLES)} or .txt")
     number = 0
     try:
-        for number, row in _parquet(path, text, label) if path.suffix == ".parquet" else _lines(path, text):
-            if text not in row:
-                raise DataError(
-                    f"{path}:{number} has no column {text!r}, only {', '.join(map(repr, row)) or 'none'}; name the "
-                    "column of the texts with --text"
-                )
-            given = row[text]
-            if given is not None and not isinstance(given, str):
-                raise DataError(f"{path}:{number}: the column {text!r} holds {type(given).__name__}; give texts")
+        columns = [text, *([] if label is None else [label]), *([] if decoder is None else [decoder])]
+        for number, row in _parquet(path, text, columns) if path.suffix == ".parquet" else _lines(path, text):
+            given = _text(path, number, row, text, "texts with --text")
             if given is not None and given.strip():
-                yield Text(number, given.strip(), None if label is None else _label(row.get(label)))
+                said = None if decoder is None else _text(path, number, row, decoder, "decoder's texts with --decoder")
+                yield Text(number, given.strip(), None if label is None else _label(row.get(label)), said or None)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason}, after line {number}); convert it") from error
     except OSError as error:
@@ -110,6 +116,23 @@ def read_columns(path: Path, columns: Sequence[str], limit: int | None = None) -
         raise DataError(f"cannot read {path}: {error.strerror or error}; name another file") from error
     if not found:
         raise DataError(f"there is no line in {path}; name a file that holds some")
+    return found
+
+
+def _text(path: Path, number: int, row: Mapping[str, Any], column: str, called: str) -> str | None:
+    """What a column holds.
+
+    Raises:
+        DataError: there is no such column, or it holds something else than a text.
+    """
+    if column not in row:
+        raise DataError(
+            f"{path}:{number} has no column {column!r}, only {', '.join(map(repr, row)) or 'none'}; name the column "
+            f"of the {called}"
+        )
+    found = row[column]
+    if found is not None and not isinstance(found, str):
+        raise DataError(f"{path}:{number}: the column {column!r} holds {type(found).__name__}; give texts")
     return found
 
 
@@ -168,7 +191,7 @@ def _json(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, 
         yield number, row
 
 
-def _parquet(path: Path, text: str, label: str | None) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parquet(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -180,7 +203,7 @@ def _parquet(path: Path, text: str, label: str | None) -> Iterator[tuple[int, Ma
                     f"{path} has no column {text!r}, only {', '.join(map(repr, names))}; name the column of the texts "
                     "with --text"
                 )
-            wanted = [name for name in (text, label) if name in names]
+            wanted = [name for name in columns if name in names]
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=wanted):
                 for row in batch.to_pylist():

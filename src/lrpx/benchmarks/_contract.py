@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from inspect import isabstract
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, get_args, get_origin, get_type_hints
 
+import torch
+
 from lrpx._registry import Registry
 from lrpx._scripts import from_script, is_script
 from lrpx.errors import DataError, InputError, ModelError, TargetError
+from lrpx.questions import Answers, Questions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from lrpx.metrics import Metric
     from lrpx.model import BoundModel
     from lrpx.parts import Part
-    from lrpx.questions import Answers, Questions
     from lrpx.runs import Store
     from lrpx.tasks import Task
 
@@ -88,6 +90,20 @@ class Case(Generic[S]):
     relevance: Mapping[str, tuple[Tensor, ...]]
     parts: Mapping[str, tuple[Mapping[str, Part], ...]] = field(default_factory=dict)
     methods: Mapping[str, Method] = field(default_factory=dict)
+
+
+def joined(cases: Sequence[Case[Any]]) -> tuple[Questions, Answers]:
+    """The first question of each case, and what the model says to it, as those of one batch."""
+    questions = Questions(
+        tuple(case.questions.rows[0] for case in cases),
+        tuple(replace(case.questions.asked[0], row=i) for i, case in enumerate(cases)),
+    )
+    answers = Answers(
+        torch.stack([case.answers.logits[0] for case in cases]),
+        tuple(case.answers.targets[0] for case in cases),
+        torch.stack([case.answers.values[0] for case in cases]),
+    )
+    return questions, answers
 
 
 class Benchmark(ABC, Generic[S]):

@@ -10,25 +10,25 @@ that read other data.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path  # noqa: TC003 - the fields' types are read
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.texts import read_texts
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, labelled, register
+from lrpx._tokens import decoder_ids
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, joined, labelled, register
 from lrpx.benchmarks._faithful_report import terminal, write_reports
 from lrpx.benchmarks._faithful_summary import Variant, variants
-from lrpx.errors import DataError, InputError, TargetError
+from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.metrics import PERTURBATION_METRICS, Given, PerturbationMetric
 from lrpx.metrics._perturbation import Curve, least_relevant_first, most_relevant_first
 from lrpx.perturbations import Perturbation, check_reads, outputs
-from lrpx.questions import Answers, Question, Questions
+from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
 from lrpx.tasks import Task
 
@@ -254,15 +254,7 @@ class Perturbed(Benchmark[S]):
             NonFiniteError: NaN or infinity in an output.
         """
         rows = [self._begun(case, model) for case in cases]
-        together = Questions(
-            tuple(case.questions.rows[0] for case in cases),
-            tuple(replace(case.questions.asked[0], row=i) for i, case in enumerate(cases)),
-        )
-        answers = Answers(
-            torch.stack([case.answers.logits[0] for case in cases]),
-            tuple(case.answers.targets[0] for case in cases),
-            torch.stack([case.answers.values[0] for case in cases]),
-        )
+        together, answers = joined(cases)
         for number, way in enumerate(self.ways):
             chosen = [each for each in self.variants(metrics) if each.way == way.how]
             drawn = self.reads[0] if number == 0 else None
@@ -326,8 +318,9 @@ class Faithfulness(Perturbed[TextSample]):
     Args:
         data: the texts.
         text, label: the columns of a table.
+        decoder: the column of what an encoder-decoder model has written so far; None where it has written nothing.
         target: what is explained: the model's own prediction, the data's label (of a language model the text's last
-            token), or a class or token by its name.
+            token, of an encoder-decoder model the label's first), or a class or token by its name.
         perturbation: how tokens are hidden, names with commas between.
         read_out: what is read at the output, names with commas between; :attr:`next_token` of a next token where nobody
             says, else the logit.
@@ -341,6 +334,7 @@ class Faithfulness(Perturbed[TextSample]):
     data: Annotated[Path, "Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt, a line each."]
     text: Annotated[str, "The column of the texts."] = "text"
     label: Annotated[str, "The column of the labels, if there is one."] = "label"
+    decoder: Annotated[str | None, "The column of what an encoder-decoder model has written so far."] = None
     target: Annotated[str, "What is explained: predicted, label, or the name of a class or token."] = "predicted"
     perturbation: Annotated[
         str, "Some of: attention-mask, zero-embedding, mask-token, unk, pad, delete; with commas between."
@@ -357,7 +351,7 @@ class Faithfulness(Perturbed[TextSample]):
     last: Annotated[int | None, "Of these take the last so many."] = None
 
     name: ClassVar[str] = "faithfulness"
-    tasks: ClassVar[frozenset[Task]] = frozenset({Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION})
+    tasks: ClassVar[frozenset[Task]] = frozenset({Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION, Task.SEQ2SEQ})
     methods: ClassVar[tuple[str, ...]] = (
         "attnlrp", "lrp", "gradient-x-input", "gradient-l1", "gradient-l2-squared", "leave-one-out", "random",
         "position",
@@ -366,7 +360,7 @@ class Faithfulness(Perturbed[TextSample]):
     """What is read of a next token where nobody says: a logit alone also moves with the normaliser of them all."""
     more: ClassVar[Mapping[str, pa.DataType]] = {"label": pa.string()}
     source: ClassVar[pa.Schema] = pa.schema(
-        {"id": pa.string(), "line": pa.int32(), "text": pa.string(), "label": pa.string()}
+        {"id": pa.string(), "line": pa.int32(), "text": pa.string(), "label": pa.string(), "decoder": pa.string()}
     )
 
     def check(self) -> None:
@@ -378,8 +372,14 @@ class Faithfulness(Perturbed[TextSample]):
 
     def for_model(self, model: BoundModel) -> Self:
         """With what is read, where nobody says."""
-        of_next = self.read_out is None and model.task is Task.CAUSAL
+        of_next = self.read_out is None and model.task in (Task.CAUSAL, Task.SEQ2SEQ)
         return replace(self, read_out=self.next_token) if of_next else self
+
+    def check_model(self, model: BoundModel) -> None:
+        """See :meth:`Perturbed.check_model`."""
+        super().check_model(model)
+        if self.decoder is not None and model.task is not Task.SEQ2SEQ:
+            raise ModelError(f"{type(model.module).__name__} has no decoder of its own; leave --decoder out")
 
     def read(self) -> Source:
         """The texts of the file.
@@ -387,11 +387,8 @@ class Faithfulness(Perturbed[TextSample]):
         Raises:
             DataError: it cannot be read, or has no such column, or no text.
         """
-        texts = read_texts(self.data, self.text, self.label, self.limit)
-        rows = [
-            {"id": f"{self.data.stem}:{each.line}", "line": each.line, "text": each.text, "label": each.label}
-            for each in texts
-        ]
+        texts = read_texts(self.data, self.text, self.label, self.limit, self.decoder)
+        rows = [{"id": f"{self.data.stem}:{each.line}"} | asdict(each) for each in texts]
         before = 0 if self.last is None else max(len(rows) - self.last, 0)
         counts = {"texts": len(rows)} | ({"not of the last": before} if before else {})
         return Source(pa.Table.from_pylist(rows[before:], self.source), (), {"counts": counts})
@@ -433,9 +430,9 @@ class Faithfulness(Perturbed[TextSample]):
             ids, label = ids[: end - 1], ids[end - 1]
             more = {name: values[: len(ids)] for name, values in more.items()}
         elif row["label"] is not None:
-            label = labelled(row, model, self.data)
+            label = self._first(row, model) if model.task is Task.SEQ2SEQ else labelled(row, model, self.data)
         try:
-            made = model.reader.row({"input_ids": ids, "attention_mask": [1] * len(ids)} | more)
+            made = model.reader.row({"input_ids": ids, "attention_mask": [1] * len(ids)} | more, row["decoder"])
             position = model.reader.position(made)
         except InputError as error:
             return str(error).split(";")[0]
@@ -446,6 +443,21 @@ class Faithfulness(Perturbed[TextSample]):
             return too_few(len(may))
         named = None if label is None else model.label(label)
         return TextSample(row["id"], made, position, label, named, target, may)
+
+    def _first(self, row: Mapping[str, Any], model: BoundModel) -> int:
+        """The token that a label begins with, as a decoder writes it.
+
+        Raises:
+            DataError: the tokenizer has none.
+        """
+        tokenizer = model.reader.text_tokenizer
+        ids = decoder_ids(tokenizer, row["label"], DataError)
+        if not ids or ids[0] == tokenizer.unk_token_id:
+            raise DataError(
+                f"{self.data}:{row['line']} has the label {row['label']!r}, which the model's tokenizer has no token "
+                "for; give what the model may write"
+            )
+        return ids[0]
 
     @staticmethod
     def _special(model: BoundModel) -> frozenset[int]:

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from lrpx._covering import CELLS, FILLS, FIRST, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, labelled, register
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, joined, labelled, register
 from lrpx.benchmarks._pixel_report import LEDGER, terminal, write_reports
 from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric
 from lrpx.metrics._images import STEPS, incompleteness
 from lrpx.metrics._perturbation import Curve, even, least_relevant_first, most_relevant_first
-from lrpx.questions import Answers, Question, Questions
+from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import torch
     from numpy.typing import NDArray
     from rich.console import RenderableType
 
@@ -335,15 +335,7 @@ class Pixels(Pictured[ImageSample]):
             DataError: there is no mask for a metric that needs one.
             NonFiniteError: NaN or infinity in an output.
         """
-        together = Questions(
-            tuple(case.questions.rows[0] for case in cases),
-            tuple(replace(case.questions.asked[0], row=i) for i, case in enumerate(cases)),
-        )
-        answers = Answers(
-            torch.stack([case.answers.logits[0] for case in cases]),
-            tuple(case.answers.targets[0] for case in cases),
-            torch.stack([case.answers.values[0] for case in cases]),
-        )
+        together, answers = joined(cases)
         reads = list(dict.fromkeys([self.read_out, "probability", FIRST]))
         cells, rows, maps = [], [], []
         for case in cases:

@@ -16,6 +16,7 @@ import torch
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.squad import Asked, read_squad
+from lrpx._tokens import decoder_ids
 from lrpx.benchmarks._contract import Benchmark, Samples, Source, register
 from lrpx.benchmarks._faithfulness import FEWEST, Perturbed, too_few
 from lrpx.benchmarks._ground_truth import GroundTruth
@@ -363,7 +364,7 @@ def _first_token(model: BoundModel, prompt: str, answer: str) -> int:
     """The first token of an answer behind the prompt: of a decoder's own text, on a new line, or after a space."""
     tokenizer = model.reader.text_tokenizer
     if model.task is Task.SEQ2SEQ:
-        return int(tokenizer(answer, add_special_tokens=False)["input_ids"][0])
+        return decoder_ids(tokenizer, answer)[0]
     last = prompt.split()[-1] + prompt[len(prompt.rstrip()) :]
     before = tokenizer(last, add_special_tokens=False)["input_ids"]
     both = tokenizer(f"{last}{'' if last[-1].isspace() else ' '}{answer}", add_special_tokens=False)["input_ids"]

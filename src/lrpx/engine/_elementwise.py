@@ -89,7 +89,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
             return _functions.of_whole_numbers(run, out, a)
         return run.computed(out, a, b)
     x, mask = (a, b) if a_carries else (b, a)
-    if type(mask) is Tensor and mask.shape == x.shape and out is not x:
+    if type(mask) is Tensor and mask.numel() == x.numel() and out is not x:
         root = _functions.masked_by_sign(run, x, mask)
         if root is not None:
             _functions.kinked(run, out, root, x)

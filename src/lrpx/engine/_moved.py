@@ -7,12 +7,14 @@ was noted of a function is noted at its node of the graph, too, and places are c
 from __future__ import annotations
 
 from functools import cache
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx.engine._nodes import kind
+from lrpx.engine._tensors import LISTS, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,8 +58,12 @@ def note(out: Tensor, root: Tensor, kind: int, exact: bool, op: Op | None) -> No
 
 
 def is_moved(x: Tensor) -> bool:
-    """Whether the last thing that was done with a tensor is a move."""
-    return x.grad_fn is not None and kind(x.grad_fn) in MOVES
+    """Whether the last thing that was done with a tensor is a move; not that of a linear layer to the shape it has."""
+    node: Any = x.grad_fn
+    if node is None or (name := kind(node)) not in MOVES:
+        return False
+    made_of = node.next_functions[0][0]
+    return name != "UnsafeView" or (made_of is not None and kind(made_of) in MOVES)
 
 
 def way(x: Tensor) -> Way:
@@ -145,10 +151,11 @@ def _alike(one: Edge, other: Edge, left: int) -> bool:
         return one == other
     if a is None or b is None or not left or a.name() != b.name() or kind(a) not in TWICE:
         return False
-    if not all(_is_same(getattr(a, name), getattr(b, name)) for name in _saved(type(a))):  # type: ignore[arg-type]
+    if len(a.next_functions) != len(b.next_functions):
         return False
-    pairs = zip(a.next_functions, b.next_functions, strict=True)
-    return len(a.next_functions) == len(b.next_functions) and all(_alike(*each, left - 1) for each in pairs)
+    if not all(map(_alike, a.next_functions, b.next_functions, repeat(left - 1))):
+        return False
+    return all(_is_same(getattr(a, name), getattr(b, name)) for name in _saved(type(a)))  # type: ignore[arg-type]
 
 
 @cache
@@ -159,12 +166,14 @@ def _saved(of: type) -> tuple[str, ...]:
 
 def _is_same(a: Any, b: Any) -> bool:
     """Whether two that nodes have kept are one: a weight is one in one place, and indices in any."""
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b) and all(map(_is_same, a, b))
-    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
-        return bool(a == b) if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor) else False
+    if type(a) is not type(b):
+        return False
+    if not is_tensor(a):
+        return all(map(_is_same, a, b)) and len(a) == len(b) if type(a) in LISTS else bool(a == b)
+    # a compiler's tensors have a storage, and no other place
+    is_one = a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
+    if not is_one and (a.is_floating_point() or type(a) is not torch.Tensor):  # nearly always
+        return False
     if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
         return False
-    if a.untyped_storage()._cdata == b.untyped_storage()._cdata:  # a compiler's tensors have no other place
-        return a.storage_offset() == b.storage_offset()
-    return type(a) is torch.Tensor and not a.is_floating_point() and torch.equal(a, b)
+    return is_one or torch.equal(a, b)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 OF_NO_TOKENS = ("grid", "size", "length", "index", "indices")
 """What is in the name of an argument of whole numbers whose last dimension is none of tokens."""
-NUMBERING = ("arange", "linspace", "range", "cumsum", "tensor", "as_tensor")
+RANGES = ("arange", "linspace", "range")
+NUMBERING = (*RANGES, "cumsum", "tensor", "as_tensor")
 """Functions that number places, of nothing, of whole numbers or of a list of them."""
 
 
@@ -60,7 +61,10 @@ class Numbers:
         return self._marks.get(constant)  # type: ignore[no-any-return]
 
     def given(self, name: str, value: Tensor) -> None:
-        """An argument of the model that is of whole numbers: the tokens, or the numbers of their places."""
+        """An argument of the model: the tokens, or the numbers of their places, if it is of whole numbers."""
+        if value.is_floating_point():
+            self._seen[value] = True
+            return
         if "position" in name and value.ndim:
             self._number(value)
             return
@@ -77,18 +81,20 @@ class Numbers:
         return any(torch.equal(ids.T, given) for given in self._ids)
 
     def see(self, out: Any) -> None:
-        """Whole numbers that the run has made are no numbers of places that the model has kept."""
+        """Constants that the run has made are no numbers of places that the model has kept."""
         for made, _ in pairs(out, None):
-            if made.dtype is torch.int64:
+            if not made.requires_grad:
                 self._seen[made] = True
 
     def of_constants(self, call: Call, proceed: Callable[..., Any]) -> Any:
         """A call of constants, and of their shadows after it."""
         args, kwargs = call.args, call.kwargs
-        marks = list(self._marks_in((*args, *kwargs.values())))
+        # a range numbers its places anew, wherever it ends
+        marks = [] if call.name in RANGES else list(self._marks_in((*args, *kwargs.values())))
         if not marks:
             out = proceed(args, kwargs)
-            self.see(out)
+            if not self._is_from_elsewhere(out, args):
+                self.see(out)
             if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
                 self._number(out)
             return out
@@ -171,6 +177,14 @@ class Numbers:
         """The ids that are as long as these numbers."""
         return [ids for ids in self._ids if ids.shape[-1] == numbers.shape[-1]]
 
+    def _is_from_elsewhere(self, out: Any, made_of: Sequence[Any]) -> bool:
+        """Whether it is whole numbers made of others that no call has made that was seen: those of a scripted function
+        (older DeBERTa), or of the model itself. They number places by themselves where they are used."""
+        made = made_of[0] if made_of else None
+        if not isinstance(out, Tensor) or out.dtype is not torch.int64 or not isinstance(made, Tensor):
+            return False
+        return made.is_floating_point() and made not in self._seen and out.shape == made.shape
+
     def _is_part_of_numbers(self, made: Tensor, made_of: Sequence[Any]) -> bool:
         """Whether it is a part of whole numbers of the model itself, which number places by themselves where it is
         used."""
@@ -191,7 +205,7 @@ class Numbers:
 
     def varies(self, constant: Tensor) -> bool:
         """Whether a constant differs from place to place."""
-        mark = self._marks.get(constant)
+        mark = self._mark_of(constant)
         if mark is None or mark.is_mask:
             return False
         return mark.is_single or mark.shadow is None or not torch.equal(constant, mark.shadow)

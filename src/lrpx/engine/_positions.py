@@ -200,7 +200,7 @@ class Positions(Tap):
         return list(found.values())
 
     def given(self, name: str, value: Tensor) -> None:
-        """An argument of the model that is of whole numbers: the tokens, or the numbers of their places."""
+        """An argument of the model that carries no relevance: the tokens, the numbers of their places, a mask."""
         self._numbers.given(name, value)
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:

@@ -444,8 +444,8 @@ class Run:
         """Mark an argument of the model that carries no relevance, such as a mask, or the ids of tokens."""
         if isinstance(value, Tensor) and not value.is_floating_point():
             self._give(value, not any(word in name for word in NO_TOKENS))
-            if self.positions is not None:
-                self.positions.given(name, value)
+        if isinstance(value, Tensor) and self.positions is not None:
+            self.positions.given(name, value)
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)

@@ -1,0 +1,130 @@
+"""Tokens that a mask hides need not be computed: nothing of them reaches what is read, so a row may be run without
+them, where the others keep their positions.
+
+Whether that holds for a model is tried on the model, never taken for granted (:func:`proven`): one that counts
+distances from tokens' places in the row (T5, sliding windows, convolutions) says something else of a shorter row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from lrpx.errors import NonFiniteError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from lrpx.questions import Questions
+    from lrpx.tasks import Task
+
+    Run = Callable[[Questions, Sequence[Tensor], bool, int], Tensor]
+
+FIELDS: Final = frozenset({"token_type_ids", "position_ids"})
+"""What a tokenizer may say of each token that means the same in a shorter row."""
+WORTH: Final = 32
+"""So many times the longest row must be hidden, for the trial costs about a third of that;"""
+SHARE: Final = 1 / 8
+"""and this part of all tokens."""
+_NOISE: Final = 4
+"""So many times what another batch or padding rounds away the values of shorter rows may differ;"""
+_ROUNDING: Final = 64
+"""or so many times the precision, at the largest logit, for two classes tell little of the rounding;"""
+_POWER: Final = 1e-4
+"""but by no more than this part of what hiding changes, or :data:`_COARSE` times the precision where that is more."""
+_COARSE: Final = 8
+
+
+def worth(masks: Sequence[Tensor]) -> bool:
+    """Whether enough is hidden for shorter rows to pay.
+
+    Args:
+        masks: for each row ``[T]``, 0 at hidden tokens.
+    """
+    total = sum(len(mask) for mask in masks)
+    hidden = total - sum(int(mask.count_nonzero()) for mask in masks)
+    return hidden >= max(WORTH * max(len(mask) for mask in masks), SHARE * total)
+
+
+def can_drop(questions: Questions, task: Task, pad_id: int | None) -> bool:
+    """Whether it is known which tokens of these rows are read: one at a position, or the first and the last by a
+    classifier, which must not find others by the padding among the ids."""
+    if task.reads not in ("position", "whole"):
+        return False
+    for row in questions.rows:
+        if row.arguments or len(row.segments) != 1 or not FIELDS.issuperset(row.segments[0].fields):
+            return False
+        if task.reads == "whole" and pad_id in row.tokens.ids:
+            return False
+    return True
+
+
+def without_hidden(questions: Questions, masks: Sequence[Tensor], first: int) -> tuple[Questions, list[Tensor]]:
+    """The rows without hidden tokens, but for the first, the last and those that are read: what stands there is
+    computed, and the mask still hides it from all others.
+
+    Args:
+        questions: rows of one segment.
+        masks: for each row ``[T]``, 0 at hidden tokens.
+        first: the model's position of a row's first token.
+
+    Returns:
+        The questions about the shorter rows, whose tokens have ``position_ids``; and the rows' masks.
+    """
+    keeps = [mask != 0 for mask in masks]
+    for asked in questions.asked:
+        keep = keeps[asked.row]
+        keep[0] = keep[-1] = True
+        if asked.position is not None:
+            keep[asked.position] = True
+    rows = []
+    for row, keep in zip(questions.rows, keeps, strict=True):
+        (segment,) = row.segments
+        if "position_ids" not in segment.fields:
+            counted = tuple(range(first, first + len(segment)))
+            segment = replace(segment, fields={**segment.fields, "position_ids": counted})
+        rows.append(replace(row, segments=(segment.only(keep.nonzero()[:, 0].tolist()),)))
+    moved = [
+        asked if asked.position is None else replace(asked, position=int(keeps[asked.row][: asked.position].sum()))
+        for asked in questions.asked
+    ]
+    shorter = replace(questions, rows=tuple(rows), asked=tuple(moved))
+    return shorter, [mask[keep] for mask, keep in zip(masks, keeps, strict=True)]
+
+
+def proven(run: Run, questions: Questions, first: int, eps: float) -> bool:
+    """Whether the model says the same of shorter rows, tried where it would differ most if places counted: with every
+    other token hidden, one half or the other, all between the ends, and one alone.
+
+    Args:
+        run: from questions, their rows' masks, whether rows are run without padding and how many at once to the logits
+            ``[K, V]``.
+        questions: one, about a row as long as there is any.
+        first: the model's position of a row's first token.
+        eps: the model's precision.
+    """
+    places = torch.arange(sum(questions.rows[0].lengths))
+    end, middle = len(places) - 1, len(places) // 2
+    seen = [places % 2 == 0, places >= middle, places < middle, (places < 2) | (places > end - 2), places != middle]
+    masks = [each.to(torch.int64) for each in seen]
+    masked = questions.alone([0] * len(masks))
+    shorter, left = without_hidden(masked, masks, first)
+    few = range(2)  # alone, where some kernels read a gap between positions as the end of a text
+    try:
+        wanted, alone = run(masked, masks, True, len(masks)), run(masked.alone(few), masks[:2], True, 1)
+        found, single = run(shorter, left, False, len(masks)), run(shorter.alone(few), left[:2], False, 1)
+    except (ValueError, TypeError, RuntimeError, IndexError, NonFiniteError):
+        return False  # the model takes no such positions, or hides no such tokens
+    lost = max(_distance(wanted[:2], alone), _distance(found[:2], single))
+    differs = max(_distance(found, wanted), _distance(single, wanted[:2]))
+    changed = _distance(wanted, wanted.mean(0))
+    rounding = max(_NOISE * lost, _ROUNDING * eps * float(wanted.abs().max()))
+    return differs <= min(rounding, max(_POWER, _COARSE * eps) * changed)
+
+
+def _distance(some: Tensor, others: Tensor) -> float:
+    return float((some - others).abs().max())
