@@ -317,6 +317,20 @@ def test_colours_that_a_processor_would_read_as_others_are_refused(processed, ph
     near(processed(pixels.astype(np.float64), 1).relevance, processed(opened, 1).relevance, atol=1e-6)
 
 
+def test_pixels_as_they_are_shown_are_none_as_the_model_takes_them(processed, photograph):
+    """What ``ToTensor`` makes was explained as if it were normalised."""
+    from PIL import Image
+
+    shown = torch.tensor(np.asarray(Image.open(photograph).resize((16, 16)))).permute(2, 0, 1).float()
+    for given in (shown, shown[None], shown / 255):
+        with pytest.raises(InputError, match=r"the model's processor normalises it; pass whole numbers from 0 to 255"):
+            processed(given, 1)
+    meant = processed({"pixel_values": shown[None] / 255}, 1)
+    assert meant.parts == Explainer(processed.model)(shown / 255, 1).parts
+    ready = processed.tokenizer(images=shown.byte(), return_tensors="pt")["pixel_values"]
+    assert processed(ready[0], 1) == processed(shown.byte(), 1)
+
+
 def test_what_is_no_image_says_so(processed, photograph, tmp_path):
     whole = photograph.read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
@@ -12,6 +12,10 @@ from lrpx.errors import InputError
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+
+WIDEST: Final = 50.0
+"""No processor makes larger numbers of colours that it has divided by 255."""
 
 
 def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image: bool) -> dict[str, Tensor]:
@@ -32,6 +36,8 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
         one = given[None] if given.ndim == 3 or not is_image else given
         if len(one) == 1:
             _refuse_channels(model, one, given)
+            if is_image:
+                _refuse_plain(processor, one)
             return {argument: one}
     if not is_image:
         raise InputError(
@@ -75,6 +81,20 @@ def _refuse_numbers(processor: Any, given: Any) -> None:
         raise InputError(
             f"the image is {_told(given)} of {kind} up to {highest:g}, and the processor divides by 255, as if it were "
             "nearly black; pass whole numbers from 0 to 255, or pixel_values, a float tensor [channels, rows, columns]"
+        )
+
+
+def _refuse_plain(processor: Any, pixels: Tensor) -> None:
+    """Refuse an image as it is shown, in shares of white or from 0 to 255, for a model whose processor moves colours
+    around 0: no photograph is nowhere darker than the mean. It would be read as one that was made for the model."""
+    reader = getattr(processor, "image_processor", processor)
+    if not getattr(reader, "do_normalize", False) or not pixels.numel():
+        return
+    low, high = float(pixels.min()), float(pixels.max())
+    if 0 <= low < high and (high <= 1 or (high > WIDEST and getattr(reader, "do_rescale", False))):
+        raise InputError(
+            f"the image is {_told(pixels)} from {low:g} to {high:g}, and the model's processor normalises it; pass "
+            "whole numbers from 0 to 255, which it reads, or {'pixel_values': image} if these are what the model takes"
         )
 
 

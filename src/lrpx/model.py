@@ -91,6 +91,11 @@ class Spec:
         if not isinstance(self.options, Mapping) or not all(isinstance(key, str) for key in self.options):
             raise ModelError(f"options is {self.options!r}; pass a dict of what transformers takes, or leave it out")
 
+    @property
+    def called(self) -> str:
+        """How results call the model, as :attr:`BoundModel.name` of what is built."""
+        return "lrpx bundled model" if self.name is None else short_name(str(self.name))
+
     def build(self) -> BoundModel:
         """Load the model and its tokenizer, with the class its config names, in eval mode.
 

@@ -168,25 +168,29 @@ def rank(
         rows, columns = (rows, lines[columns]) if across == 0 else (lines[rows], columns)
         where = (rows * place.width + columns).tolist()
         best = sorted([*best, *zip(amounts, [number] * len(where), where, strict=True)])[:top]
-    units = []
-    for _, number, there_at in best:
-        place, (activation, relevance, first) = chosen[number], found[number]
-        position, unit = divmod(there_at, place.width)
-        there = activation[position, list(place.features(unit))]
-        amount = float(place.of(relevance[position])[unit])
-        units.append(
-            Unit(
+    units: dict[tuple[int, int], Unit] = {}
+    for number, (place, (activation, relevance, first)) in enumerate(zip(chosen, found, strict=True)):
+        mine = [divmod(there_at, place.width) for _, at_place, there_at in best if at_place == number]
+        if not mine:
+            continue
+        spots = torch.tensor(mine, device=relevance.device)
+        features = torch.tensor([list(place.features(unit)) for _, unit in mine], device=activation.device)
+        there = activation[spots[:, :1], features]
+        lengths = there[:, 0] if place.size == 1 else torch.linalg.vector_norm(there, dim=1)
+        relevances = place.of(relevance)[spots[:, 0], spots[:, 1]]
+        for (position, unit), size, amount in zip(mine, lengths.tolist(), relevances.tolist(), strict=True):
+            at_token = first + position
+            units[number, position * place.width + unit] = Unit(
                 place.layer,
                 unit,
-                first + position,
-                pieces[first + position] if first + position < len(pieces) else "",
-                float(there if place.size == 1 else torch.linalg.vector_norm(there)),
+                at_token,
+                pieces[at_token] if at_token < len(pieces) else "",
+                size,
                 amount,
                 amount / value if value else None,
                 place.name,
             )
-        )
-    return tuple(units), count, answers
+    return tuple(units[number, there_at] for _, number, there_at in best), count, answers
 
 
 def tokens_of(row: Row, at: Sequence[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from copy import deepcopy
 
@@ -17,6 +18,7 @@ from lrpx.cards._collect import EVERY, REFERENCES, _first
 from lrpx.cards._references import BINS, edges, octave
 from lrpx.errors import DataError, InputError, MethodError, ModelError, NonFiniteError, ResultFileError
 from lrpx.model import BoundModel
+from lrpx.runs import digest
 from tests import tiny
 from tests.cards import samples
 from tests.cards.samples import TEXTS, activations, corpus, ids_of, same
@@ -169,6 +171,18 @@ def test_another_run_is_refused(model, tmp_path):
     path.write_text("other\n")
     with pytest.raises(ResultFileError, match="another setting: corpus sha256"):
         collect(Collection(model, path, k=2), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["every", "corpus"])
+def test_references_of_an_older_version_are_refused_by_name(model, tmp_path, name):
+    collect(Collection(model, corpus(tmp_path), k=2), tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    record = json.loads(path.read_text())
+    del record["settings"][name]
+    record["digest"] = digest(record["kind"], record["settings"])
+    path.write_text(json.dumps(record))
+    with pytest.raises(ResultFileError, match=f"say nothing of {name}; collect them again"):
+        References.read(tmp_path / "run")
 
 
 def test_nothing_of_the_model_changes(model, tmp_path):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lrpx.cli import main
+from lrpx.model import Spec
+
 NOWHERE = "there is no folder"
 FILES = {
     "texts.tsv": "text\tlabel\nThe doors\t1\nThe keys\t0\n",
@@ -87,6 +90,60 @@ def test_before_a_model_is_loaded(run, folder, monkeypatch, arguments, told):
     assert NOWHERE not in err
     assert err.count("\n") == 1
     assert not (folder / "o").exists()
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folders of runs, a few numbers each, of the bundled model."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "texts.tsv").write_text(FILES["texts.tsv"])
+    (folder / "more.tsv").write_text(FILES["texts.tsv"] + "The cats\t1\n")
+    for command in RUNS.values():
+        with pytest.MonkeyPatch.context() as patched:
+            patched.chdir(folder)
+            patched.setattr("sys.argv", ["lrpx", *command])
+            main()
+    return folder
+
+
+DATA = ("--data", "texts.tsv")
+RUNS = {
+    "measured": (
+        "benchmark", "faithfulness", *DATA, "--methods", "lrp", "--metrics", "comprehensiveness", "--out", "measured",
+    ),
+    "tuned": ("tune", "--method", "rollout", "--grid", "discard=0,0.9", *DATA, "--last", "1", "--out", "tuned"),
+    "collected": ("neurons", "collect", *DATA, "--k", "2", "--out", "collected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "told"),
+    [
+        ("measured", ("--model", "/nowhere/model"), 'model was "lrpx bundled model" and is "model" now'),
+        ("measured", ("--methods", "attnlrp"), 'methods was ["lrp"] and is ["attnlrp"] now'),
+        ("measured", ("--part", "3"), "part was 512 and is 3 now"),
+        ("measured", ("--dtype", "float64"), 'dtype was "float32" and is "float64" now'),
+        ("measured", ("--data", "more.tsv"), "data file was"),
+        ("measured", ("--metrics", "sufficiency"), "metrics was"),
+        ("tuned", ("--last", "2"), "last was 1 and is 2 now"),
+        ("tuned", ("--model", "/nowhere/model"), "model was"),
+        ("collected", ("--k", "3"), "k was 2 and is 3 now"),
+        ("collected", ("--measure", "relevance"), "measures was"),
+        ("collected", ("--data", "more.tsv"), "corpus file was"),
+    ],
+)
+def test_the_folder_of_another_run(run, runs, monkeypatch, name, more, told):
+    monkeypatch.chdir(runs)
+    monkeypatch.setattr(Spec, "build", lambda spec: pytest.fail("a model was loaded"))
+    code, _, err = run(*RUNS[name], *more)
+    assert code == 2
+    assert f"{name} holds a run with another setting: {told}" in err
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_folder_of_the_same_run_goes_on(run, runs, monkeypatch, name):
+    monkeypatch.chdir(runs)
+    assert run(*RUNS[name])[0] == 0
 
 
 def test_the_model_itself_is_told(run, folder, monkeypatch):

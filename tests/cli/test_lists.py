@@ -51,6 +51,16 @@ def test_every_text_is_a_line_with_the_librarys_numbers(run, texts, tmp_path):
         assert tuple(row["tokens"]) == wanted.tokens
 
 
+def test_only_a_file_begins_with_a_byte_order_mark(run, tmp_path):
+    """Where a line of texts begins with that character, it is one of the text."""
+    path, found = tmp_path / "texts.txt", tmp_path / "found.jsonl"
+    path.write_text("\ufeffThe doors\n\ufeffThe doors\n", encoding="utf-8")
+    assert run("explain", "--texts", path, "--json", found, *ASKED) == (0, "", "")
+    explainer = lrpx.Explainer.from_pretrained()
+    wanted = [explainer(text, " are", " is").ids for text in ("The doors", "\ufeffThe doors")]
+    assert [tuple(row["ids"]) for row in rows(found)] == wanted
+
+
 def test_from_a_pipe_to_a_pipe(run, texts, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(texts.read_bytes())))
     code, out, err = run("explain", "--texts", "-", "--json", "-", *ASKED)

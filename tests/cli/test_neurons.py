@@ -49,6 +49,20 @@ def test_rank(command, tmp_path):
     assert "head" in out
 
 
+def test_as_many_as_there_are(command, tmp_path, monkeypatch):
+    """The terminal shows the first of them; the numbers are those of each unit by itself."""
+    monkeypatch.setattr(_neurons, "ROWS", 5)
+    code, out, err = command("rank", "The doors", "--kind", "heads", "--top", 99999999, "--json", tmp_path / "n.json")
+    found = Ranking.load(tmp_path / "n.json")
+    assert (code, len(found)) == (0, found.count)
+    assert "the 5 most relevant of" in out
+    assert f"and {found.count - 5} more; --json writes all of them" in err
+    assert len({(row.path, row.unit, row.position) for row in found}) == len(found)
+    assert sorted(found, key=lambda row: -abs(row.relevance)) == list(found)
+    few = lrpx.Explainer.from_pretrained().neurons("The doors", kind="heads", top=3)
+    assert few.rows == found.rows[:3]
+
+
 def test_rank_over_files(command, tmp_path):
     (tmp_path / "a.txt").write_text("The doors of the house\n\nThe cats\n")
     (tmp_path / "b.txt").write_text("The door of the houses\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
 import re
@@ -16,6 +17,8 @@ import pytest
 import lrpx
 from lrpx.benchmarks import BENCHMARKS
 from lrpx.cli import _benchmarks, _wanted
+from lrpx.errors import MethodError
+from lrpx.explainer import recipe_of
 from lrpx.methods import METHODS
 from tests.cli.commands import finish, start
 
@@ -174,6 +177,12 @@ def test_other_mistakes_are_told_before_a_model_is_loaded(run, arguments, said, 
 def test_the_names_and_options_that_help_knows_are_those_that_there_are():
     ours = [name for name, method in METHODS.items() if type(method).__module__.startswith("lrpx.")]
     assert list(_wanted.METHODS) == ours
+    of_units = []
+    for name in ours:
+        with contextlib.suppress(MethodError):
+            recipe_of(METHODS[name])
+            of_units.append(name)
+    assert list(_wanted.OF_UNITS) == of_units
     assert list(_benchmarks.OURS) == [name for name, kind in BENCHMARKS.items() if kind.__module__.startswith("lrpx.")]
     for name, kind in BENCHMARKS.items():
         if name in _benchmarks.OURS:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from lrpx.benchmarks._contract import Benchmark
     from lrpx.benchmarks._running import Run
+    from lrpx.methods import Method
+    from lrpx.metrics import Metric
+    from lrpx.model import Spec
 
 PACKAGES: Final = ("lrpx", "torch", "transformers", "numpy", "pyarrow", "spacy")
 """The packages whose versions the rows may depend on."""
@@ -83,6 +86,38 @@ def read_or_kept(benchmark: Benchmark[Any], folder: Path) -> Source:
         DataError, InputError: a file cannot be read, or has other columns than the benchmark says.
     """
     return _read(folder, benchmark.source, _digest(benchmark.name, benchmark.settings())) or read(benchmark)
+
+
+def refuse_other(
+    benchmark: Benchmark[Any],
+    folder: Path,
+    model: Spec,
+    methods: Sequence[Method] = (),
+    metrics: Sequence[Metric] = (),
+    **more: Any,
+) -> None:
+    """Refuse a folder that holds another run, as far as it can be told before a model is loaded.
+
+    Args:
+        benchmark: what is measured; what it leaves open may hang on the model.
+        folder: of the run.
+        model: what will be loaded.
+        methods, metrics: those that were named; none where they hang on the model.
+        more: other settings of a run, such as ``part``.
+
+    Raises:
+        ResultFileError: it holds another run; says what differs.
+    """
+    said = {name: value for name, value in benchmark.settings().items() if getattr(benchmark, name, True) is not None}
+    known = {"model": model.called} | said | more
+    if model.dtype != "auto":
+        known["dtype"] = str(model.dtype)
+    if methods:
+        known["methods"] = [method.name for method in methods]
+        known["described"] = {method.name: method.describe() for method in methods}
+    if metrics:
+        known["metrics"] = [metric.describe() for metric in metrics]
+    Store.refuse_other(folder, benchmark.name, known)
 
 
 @dataclass(frozen=True)

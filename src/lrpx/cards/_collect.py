@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from lrpx.engine import Tap
     from lrpx.engine._places import Side
     from lrpx.inputs import Row
-    from lrpx.model import BoundModel
+    from lrpx.model import BoundModel, Spec
 
 PART: Final = 2048
 EVERY: Final = 16
@@ -132,7 +132,7 @@ class Collection:
             "weights": model.fingerprint(),
             "dtype": model.dtype,
             "places": [[place.layer, place.name, place.width] for place in self.places],
-            "corpus": {"file": self.corpus.name, "sha256": digest_of(self.corpus)},
+            "corpus": _described(self.corpus),
             "text": self.text,
             "context": self.limit,
             "long": self.long,
@@ -420,6 +420,28 @@ def collect(
         assert merged is not None
         write_table(folder / REFERENCES, to_table(merged, measures), store.digest)
     return References.read(folder)
+
+
+def refuse_other(folder: Path, model: Spec, corpus: Path, measures: Sequence[str], **more: Any) -> None:
+    """Refuse a folder that holds another run, as far as it can be told before a model is loaded.
+
+    Args:
+        folder: of the run.
+        model: what will be loaded.
+        corpus, measures: as :class:`Collection` takes them.
+        more: other settings of the references, such as ``k``.
+
+    Raises:
+        ResultFileError: it holds another run; says what differs.
+        DataError: the corpus cannot be read.
+    """
+    known = {"model": model.called, "corpus": _described(corpus), "measures": list(dict.fromkeys(measures))}
+    Store.refuse_other(folder, KIND, known | more)
+
+
+def _described(corpus: Path) -> dict[str, str]:
+    """A corpus, wherever it lies."""
+    return {"file": corpus.name, "sha256": digest_of(corpus)}
 
 
 def merge(one: dict[Place, Kept], other: dict[Place, Kept]) -> dict[Place, Kept]:

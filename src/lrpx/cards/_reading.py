@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 KIND: Final = "neurons"
 """How the run of a folder is called."""
 REFERENCES: Final = "references.parquet"
+SETTINGS: Final = ("model", "weights", "places", "corpus", "text", "context", "measures", "every")
+NOTED: Final = ("spec", "corpus", "texts")
+"""What is read of the record, and of the settings in it."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,12 @@ class References:
         store = Store.read(folder)
         if store.record["kind"] != KIND:
             raise ResultFileError(f"{folder} holds a run of {store.record['kind']}, not references of units")
+        missing = [name for name in SETTINGS if name not in store.settings]
+        missing += [name for name in NOTED if name not in store.record]
+        if missing:  # of an older version, say
+            raise ResultFileError(
+                f"the references in {folder} say nothing of {', '.join(missing)}; collect them again, into a new folder"
+            )
         table = read_table(folder / REFERENCES, schema(store.settings["measures"]), store.digest)
         if table is None:
             raise ResultFileError(f"{folder / REFERENCES} is missing or broken; run lrpx neurons collect again")

@@ -202,7 +202,7 @@ def _benchmark(
     from rich.progress import Progress
 
     from lrpx.benchmarks import Benchmark, Run, find, keep
-    from lrpx.benchmarks._keeping import read_or_kept
+    from lrpx.benchmarks._keeping import read_or_kept, refuse_other
     from lrpx.benchmarks._running import find_metric
     from lrpx.methods import find as find_method
     from lrpx.methods._contract import check_each_once
@@ -222,11 +222,14 @@ def _benchmark(
         measured.check_methods(chosen)
     judges = [find_metric(each, measured.metrics) for each in _listed(metrics) or measured.usual()]
     measured.columns([each.name for each in chosen], judges)
-    with progress("Reading the samples …"):
-        source = read_or_kept(measured, out)  # before a model is loaded
+    spec = Spec(model, dtype, device)
+    with progress("Reading the samples …"):  # before a model is loaded
+        known = chosen if type(measured).of_model is Benchmark.of_model else []
+        refuse_other(measured, out, spec, known, judges if metrics is not None else (), part=part)
+        source = read_or_kept(measured, out)
     with progress("Loading the model …"):
         hush()
-        bound = Spec(model, dtype, device).build()
+        bound = spec.build()
     run = Run(measured, bound, _listed(methods), _listed(metrics), batch_size=batch_size, part=part)
     run.source = source
     with contextlib.ExitStack() as stack:

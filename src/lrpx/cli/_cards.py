@@ -77,17 +77,20 @@ def collect(
 
     from lrpx.cards import Collection
     from lrpx.cards import collect as collected
+    from lrpx.cards._collect import refuse_other
     from lrpx.cards._corpus import read_corpus
     from lrpx.model import Spec
 
-    with progress("Reading the corpus …"):
-        for _ in read_corpus(data, text):  # before a model is loaded
+    spec, measures = Spec(model, dtype, device), tuple(measure or MEASURES[:1])
+    with progress("Reading the corpus …"):  # before a model is loaded
+        refuse_other(out, spec, data, measures, k=k, text=text, long=long, skip=skip, part=part)
+        for _ in read_corpus(data, text):
             pass
     with progress("Loading the model …"):
         hush()
-        bound = Spec(model, dtype, device).build()
+        bound = spec.build()
     options: dict[str, Any] = {"k": k, "text": text, "context": context, "long": long, "at": at, "skip": skip}
-    collection = Collection(bound, data, tuple(measure or MEASURES[:1]), part=part, batch_size=batch_size, **options)
+    collection = Collection(bound, data, measures, part=part, batch_size=batch_size, **options)
     console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("Reading the corpus", total=None)

@@ -57,7 +57,7 @@ def tune(
     from lrpx._files import write_text
     from lrpx._views.picture import one_line
     from lrpx.benchmarks import find
-    from lrpx.benchmarks._keeping import read_or_kept
+    from lrpx.benchmarks._keeping import read_or_kept, refuse_other
     from lrpx.composites import METRIC, composites, plotted, search
     from lrpx.model import Spec
     from lrpx.runs import write_whole
@@ -65,15 +65,17 @@ def tune(
     benchmark = find("pixels")(**options)
     benchmark.check()
     wanted = grid_of(grid, str, RULES)
-    count = len(composites(method, wanted))  # before a model is loaded
+    tried = composites(method, wanted)  # before a model is loaded
+    spec = Spec(**model)  # type: ignore[arg-type]
     with progress("Reading the images …"):
+        refuse_other(benchmark, out, spec, [made for _, made in tried])
         read_or_kept(benchmark, out)
     with progress("Loading the model …"):
         hush()
-        bound = Spec(**model).build()  # type: ignore[arg-type]
+        bound = spec.build()
     console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"Trying {count} composites", total=None)
+        task = bar.add_task(f"Trying {len(tried)} composites", total=None)
         found = search(
             bound, benchmark, method, wanted, folder=out, command=shlex.join(["lrpx", *sys.argv[1:]]),
             batch_size=batch_size, done=lambda more: bar.advance(task, more),

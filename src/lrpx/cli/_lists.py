@@ -165,12 +165,13 @@ def _rows(wanted: Wanted, stack: ExitStack) -> Iterator[Given]:
     assert wanted.texts is not None
     name = _name(wanted)
     file = standard_input() if wanted.texts == DASH else stack.enter_context(wanted.texts.open("rb"))
+    are_objects = wanted.texts.suffix.lower() == ".jsonl"
     for number, content in enumerate(file, 1):
         where = f"line {number} of {name}"
         try:
-            text = decoded(content, where).rstrip("\r\n")
+            text = decoded(content, where, begins=number == 1 or are_objects).rstrip("\r\n")
             if text.strip():
-                found = _object(text, where) if wanted.texts.suffix.lower() == ".jsonl" else {}
+                found = _object(text, where) if are_objects else {}
                 yield _given(wanted, number, found or {"text": text}, where)
         except (DataError, InputError) as error:
             yield Given(number, content, {}, error.with_traceback(None))

@@ -3,6 +3,7 @@ without them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -10,7 +11,7 @@ import typer
 
 from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
 from lrpx.cli._streams import hush, progress, read_column, read_text, refuse_empty, refuse_same, refuse_unwritable
-from lrpx.cli._wanted import asked, methods
+from lrpx.cli._wanted import OF_UNITS, asked
 from lrpx.errors import InputError, MethodError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 KINDS: Final = ("neurons", "heads", "queries", "keys", "values", "attention", "mlp", "residual")
 SHOWN: Final = 5
 """So many predictions are told before and after."""
+ROWS: Final = 1000
+"""So many units are shown in the terminal; files have all that were asked for."""
 
 neurons = typer.Typer(
     help="Which neurons carry a prediction, what happens without them, and what do they stand for?",
@@ -41,7 +44,11 @@ Position = Annotated[
     int | None, typer.Option(help="The token whose logits are explained.", show_default="the last, or the mask")
 ]
 How = Annotated[
-    str, typer.Option(help="attnlrp, lrp, gradient-x-input, or a recipe (my.json).", autocompletion=methods)
+    str,
+    typer.Option(
+        help=f"One of: {', '.join(OF_UNITS)}; or a recipe (my.json).",
+        autocompletion=lambda incomplete: [name for name in OF_UNITS if name.startswith(incomplete)],
+    ),
 ]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the numbers to this JSON file.")]
 Html = Annotated[Path | None, typer.Option(help="Write a page to this HTML file.")]
@@ -102,7 +109,9 @@ def rank(
     }
     with progress("Ranking …"):
         found = explainer.neurons(given, *about, **how)
-    Console().print(found)
+    Console().print(replace(found, rows=found.rows[:ROWS]))
+    if len(found) > ROWS:
+        Console(stderr=True).print(f"and {len(found) - ROWS:,} more; --json writes all of them", style="dim")
     if json_file is not None:
         found.save(json_file)
     if html is not None:

@@ -107,14 +107,14 @@ def standard_input() -> BinaryIO:
     return sys.stdin.buffer
 
 
-def decoded(content: bytes, what: str) -> str:
-    """Bytes as text.
+def decoded(content: bytes, what: str, *, begins: bool = True) -> str:
+    """Bytes as text; where a file or a pipe begins, a byte order mark is none of it.
 
     Raises:
         InputError: they are no UTF-8.
     """
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig" if begins else "utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{what} is not UTF-8, at byte {error.start}; convert it first, such as by iconv -f latin1 -t utf-8"

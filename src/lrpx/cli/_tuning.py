@@ -73,7 +73,7 @@ def json_or_text(text: str) -> Any:
 def tune(search: Search, options: dict[str, Any]) -> None:
     """Search, show what was tried, and write the winner."""
     from lrpx.benchmarks import find
-    from lrpx.benchmarks._keeping import read_or_kept
+    from lrpx.benchmarks._keeping import read_or_kept, refuse_other
     from lrpx.model import Spec
     from lrpx.tuning import METRIC, candidates, column_of
     from lrpx.tuning import tune as searched
@@ -82,16 +82,18 @@ def tune(search: Search, options: dict[str, Any]) -> None:
     benchmark = find("faithfulness")(**options)
     benchmark.check()
     grid = grid_of(search.grid, json_or_text)
-    count = len(candidates(search.method, grid))  # before a model is loaded
+    tried = candidates(search.method, grid)  # before a model is loaded
     column_of(benchmark)
+    spec = Spec(search.model, search.dtype, search.device)
     with progress("Reading the texts …"):
+        refuse_other(benchmark, search.out, spec, [made for _, made in tried], part=search.part)
         read_or_kept(benchmark, search.out)
     with progress("Loading the model …"):
         hush()
-        model = Spec(search.model, search.dtype, search.device).build()
+        model = spec.build()
     console = Console(stderr=True)
     with Progress(*Progress.get_default_columns(), console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"Trying {count} settings", total=None)
+        task = bar.add_task(f"Trying {len(tried)} settings", total=None)
         found = searched(
             model, benchmark, search.method, grid, folder=search.out, command=shlex.join(["lrpx", *sys.argv[1:]]),
             batch_size=search.batch_size, part=search.part, done=lambda more: bar.advance(task, more),

@@ -23,6 +23,12 @@ METHODS: Final = (
 )  # fmt: skip
 """The names of our methods, known without importing them."""
 
+OF_UNITS: Final = (
+    "attnlrp", "lrp", "gradient-x-input", "gim", "libragrad", "lrp-ding", "lrp-voita", "lrp-chefer", "attnlrp-vit",
+    "lrp-vit", "pa-lrp-single-sink", "pa-lrp-tokens",
+)  # fmt: skip
+"""Those that tell something of neurons, heads and layers."""
+
 RESULT: Final = b'{"line": '
 """How a line of results begins."""
 

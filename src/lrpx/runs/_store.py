@@ -94,6 +94,16 @@ class Store:
         finally:
             lock.release()
 
+    @staticmethod
+    def refuse_other(folder: Path, kind: str, known: Mapping[str, Any]) -> None:
+        """Refuse the folder of another run as soon as some of the settings tell, before all of them are known.
+
+        Raises:
+            ResultFileError: as :meth:`begin`.
+        """
+        if _parts(folder):
+            _recorded(folder, kind, json.loads(json.dumps(known)), known)
+
     @classmethod
     def read(cls, folder: Path) -> Store:
         """A run's folder as it is, to read from; it need not be whole, and may be another process's at the moment.
@@ -225,9 +235,20 @@ def _continued(folder: Path, kind: str, settings: Mapping[str, Any], versions: M
         "digest": digest(kind, settings),
         "versions": dict(versions),
     }
-    path = folder / RECORD
     if not _parts(folder):
         return new
+    record = _recorded(folder, kind, new["settings"])
+    for package, version in new["versions"].items():
+        listed = str(record["versions"].get(package, version)).split(", ")
+        new["versions"][package] = ", ".join(listed if version in listed else [*listed, version])
+    return dict(record | new)
+
+
+def _recorded(
+    folder: Path, kind: str, settings: Mapping[str, Any], only: Collection[str] | None = None
+) -> dict[str, Any]:
+    """The record of the run in a folder, which has these settings; ``only``: the others are not known yet."""
+    path = folder / RECORD
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         _check(record)
@@ -237,15 +258,13 @@ def _continued(folder: Path, kind: str, settings: Mapping[str, Any], versions: M
         raise ResultFileError(
             f"{folder} holds a run of {record['kind']}, not of {kind}; name another folder with --out"
         )
-    for name, was, now in _differences(record["settings"], new["settings"]):
+    before = {name: value for name, value in record["settings"].items() if only is None or name in only}
+    for name, was, now in _differences(before, settings):
         raise ResultFileError(
             f"{folder} holds a run with another setting: {name} was {was} and is {now} now; name another folder with "
             "--out"
         )
-    for package, version in new["versions"].items():
-        listed = str(record["versions"].get(package, version)).split(", ")
-        new["versions"][package] = ", ".join(listed if version in listed else [*listed, version])
-    return dict(record | new)
+    return dict(record)
 
 
 def _check(record: Any) -> None:
