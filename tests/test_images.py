@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 
 import numpy as np
@@ -329,6 +330,9 @@ def test_pixels_as_they_are_shown_are_none_as_the_model_takes_them(processed, ph
     assert meant.parts == Explainer(processed.model)(shown / 255, 1).parts
     ready = processed.tokenizer(images=shown.byte(), return_tensors="pt")["pixel_values"]
     assert processed(ready[0], 1) == processed(shown.byte(), 1)
+    scales = copy.deepcopy(processed.tokenizer)  # around 0 already
+    scales.image_mean = [0.0, 0.0, 0.0]
+    assert Explainer(processed.model, scales)(shown / 255, 1).parts == meant.parts
 
 
 def test_what_is_no_image_says_so(processed, photograph, tmp_path):

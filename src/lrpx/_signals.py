@@ -88,7 +88,9 @@ def _refuse_plain(processor: Any, pixels: Tensor) -> None:
     """Refuse an image as it is shown, in shares of white or from 0 to 255, for a model whose processor moves colours
     around 0: no photograph is nowhere darker than the mean. It would be read as one that was made for the model."""
     reader = getattr(processor, "image_processor", processor)
-    if not getattr(reader, "do_normalize", False) or not pixels.numel():
+    mean = getattr(reader, "image_mean", None) or 0.0
+    around = min(mean) if isinstance(mean, (list, tuple)) else mean
+    if not getattr(reader, "do_normalize", False) or around <= 0 or not pixels.numel():
         return
     low, high = float(pixels.min()), float(pixels.max())
     if 0 <= low < high and (high <= 1 or (high > WIDEST and getattr(reader, "do_rescale", False))):
