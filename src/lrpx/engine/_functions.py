@@ -273,7 +273,7 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
         f, g = _function(a) or Function(a), _function(b) or Function(b)
     elif not (_moved.is_moved(a) or _moved.is_moved(b)) or not _takes_value(run):  # nearly always
         return None
-    elif (both := _moved_of_one(a, b)) is not None:
+    elif (both := _moved_of_one(run, a, b)) is not None:
         f, g = both
         if f.op is not None and g.op is not None and f.root is not g.root:
             run.refuse("product of two functions of one tensor that were moved apart (multiply before they are moved)")
@@ -300,7 +300,7 @@ def _are_of_one(a: Tensor, b: Tensor, *, or_twins: bool = True) -> bool:
 
 
 def _is_one(a: Tensor, b: Tensor) -> bool:
-    """Whether two are one tensor, or one part of it, or one that was computed twice."""
+    """Whether two are one tensor, or one part of it, or what one layer has made of the same twice."""
     return _is_part(a, b) or (_are_apart(a, b) and _moved.are_twins(a, b))
 
 
@@ -319,16 +319,19 @@ def _are_apart(a: Tensor, b: Tensor) -> bool:
     return base is None or (base is not b._base and base is not b)
 
 
-def _moved_of_one(a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
+def _moved_of_one(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
     """What two tensors are functions of that were moved, before these or after: of one root, moved alike; or of two, if
     none that is at hand is what was moved, but functions of it are."""
     if a.shape != b.shape:
         return None
     f, g = (_function(each) or Function(each) for each in (a, b))
     of_f, of_g = _moved.way(f.root), _moved.way(g.root)
-    if not _moved.are_in_one_place(of_f, of_g, like=a):
-        are_twins = of_f.op is of_g.op is None and _moved.are_twins(f.root, g.root)
-        return (f, g._replace(root=f.root)) if are_twins else None
+    is_one = _moved.are_in_one_place(of_f, of_g)
+    if is_one is None and run.has_hooks and _moved.are_kept(of_f, of_g):
+        run.refuse("product of two parts of one tensor that were chosen by indices, in a checkpoint (leave it out)")
+        return None
+    if not (_moved.are_numbered_alike(of_f, of_g, like=a) if is_one is None else is_one):
+        return None
     if of_f.op is None:
         return f, Function(f.root, max(g.kind, of_g.kind), g.exact and of_g.exact, _after(of_g.op, g.op))
     if of_g.op is None:
@@ -455,7 +458,7 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
 def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
     if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b, or_twins=False):
-        if _takes_value(run) and (both := _moved_of_one(a, b)) is not None:
+        if _takes_value(run) and (both := _moved_of_one(run, a, b)) is not None:
             f, g = both
             _write(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
     else:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _exponentials, _factors, _functions, _roles
+from lrpx.engine import _exponentials, _factors, _functions, _moved, _roles
 from lrpx.engine._elementwise import product
 from lrpx.engine._gates import gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
@@ -37,7 +37,7 @@ FEW_ROWS = 64
 
 
 def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, weight, bias = args if len(args) == 3 else arguments(args, kwargs, "input", "weight", "bias")
+    x, weight, bias = given = args if len(args) == 3 else arguments(args, kwargs, "input", "weight", "bias")
     x = x if type(x) is Tensor else constants(x)
     weight = weight.detach() if type(weight) is Parameter else constants(weight)
     bias = None if bias is None else run.added(bias, "bias", x, weight)
@@ -51,8 +51,8 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     elif type(weight) is not Tensor:
         _refuse_without_gradient(run, func, x, weight)
     elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
-        return func(x, weight, bias)
-    return run.apply("linear", func, x, weight, bias)
+        return _moved.made_by_layer(func(x, weight, bias), x, *given[1:])
+    return _moved.made_by_layer(run.apply("linear", func, x, weight, bias), x, *given[1:])
 
 
 def _is_plain(weight: Tensor) -> bool:

@@ -6,15 +6,15 @@ was noted of a function is noted at its node of the graph, too, and places are c
 
 from __future__ import annotations
 
-from functools import cache
-from itertools import repeat
+from concurrent.futures import ThreadPoolExecutor
+from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from lrpx.engine._exponentials import Note
 from lrpx.engine._nodes import kind
-from lrpx.engine._tensors import LISTS, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,25 +101,52 @@ def _composed(ops: Sequence[Op]) -> Op:
     return op
 
 
-def are_in_one_place(one: Way, other: Way, like: Tensor) -> bool:
-    """Whether two tensors of the shape of ``like`` are the same elements of the same, in the same order."""
+SAVING = frozenset(("Index", "IndexSelect", "Gather"))
+"""Moves whose nodes keep a tensor: where."""
+
+
+def are_kept(*ways: Way) -> bool:
+    """Whether nodes on the way keep tensors, which a checkpoint would have to compute again to tell them."""
+    return any(kind(node) in SAVING for each in ways for node, _ in each.moves)
+
+
+def are_in_one_place(one: Way, other: Way) -> bool | None:
+    """Whether two tensors of one shape are the same elements of the same, in the same order; None where only numbers
+    can tell (:func:`are_numbered_alike`)."""
     if one.end != other.end:
         return False
     if one.moves == other.moves:
         return True
     if [node for node, _ in one.moves] == [node for node, _ in other.moves]:  # two parts of one split
         return False
-    with _disable_current_modes(), torch.no_grad():
-        numbers = torch.arange(like.numel(), dtype=torch.float64, device=like.device)
-        numbers = (numbers * 2654435761.0 + 1).remainder(2.0**31).view(like.shape)  # whatever is added up is exact
-        return torch.equal(*(_handed_back(each.moves, numbers) for each in (one, other)))
+    return None
+
+
+def are_numbered_alike(one: Way, other: Way, like: Tensor) -> bool:
+    """The same, by numbers in the shape of ``like`` that the nodes hand back: small ones, whose sums are exact in each
+    precision on the way."""
+    dtypes = [node._input_metadata[place].dtype for each in (one, other) for node, place in each.moves]
+    bits = round(-log2(max(torch.finfo(each).eps for each in (like.dtype, *dtypes)))) // 2
+
+    def compare() -> bool:
+        with _disable_current_modes(), torch.no_grad():
+            numbers = torch.arange(like.numel(), device=like.device) * 2654435761 % 2**32 >> (32 - bits)
+            given = (numbers + 1).view(like.shape).to(like.dtype)
+            return torch.equal(*(_handed_back(each.moves, given) for each in (one, other)))
+
+    if torch._C._current_graph_task_id() == -1:  # nearly always
+        return compare()
+    # a layer runs again in a backward pass, where nodes hand back what this pass asks for, and nothing else
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(compare).result()
 
 
 def _handed_back(moves: Sequence[Edge], numbers: Tensor) -> Tensor:
     for node, place in moves:
-        if kind(node) == "ToCopy":  # which would round
+        if kind(node) == "ToCopy":
             before, at = node.next_functions[0]
-            numbers = numbers.to(before._input_metadata[at].device)
+            as_before = before._input_metadata[at]
+            numbers = numbers.to(as_before.device, as_before.dtype)
             continue
         given: list[Tensor | None] = [None] * len(node._input_metadata)
         given[place] = numbers
@@ -130,50 +157,19 @@ def _handed_back(moves: Sequence[Edge], numbers: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------ computed twice
 
-TWICE = MOVES | frozenset("Mm Addmm Bmm Baddbmm Mv Addmv Linear Convolution Mul Div Add Sub Rsub Stack Cat".split())
-"""Nodes that compute the same again of the same."""
-DEEPEST = 8
-"""Nodes after one another that are compared."""
+LAYER = "_lrpx_layer"
+"""The attribute of what a linear layer has made: ``(what made its input, which of the results, weight, bias)``."""
+
+
+def made_by_layer(out: Tensor, x: Tensor, weight: Any, bias: Any) -> Tensor:
+    """``out``, what a linear layer has made of ``x``."""
+    out.__dict__[LAYER] = Note((x.grad_fn, x.output_nr, weight, bias))
+    return out
 
 
 def are_twins(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are one that was computed twice, ``layer(x)`` and ``layer(x)``: they have the same numbers,
-    and were made by the same calls of the same. What was added to them the graph does not keep, but the numbers tell.
-    """
-    if a.shape != b.shape or a.grad_fn is None or b.grad_fn is None:
+    """Whether two tensors are one that was computed twice, ``layer(x)`` and ``layer(x)``."""
+    one, other = getattr(a, LAYER, None), getattr(b, LAYER, None)
+    if one is None or other is None or one[0] is None or a._version or b._version:
         return False
-    return _alike((a.grad_fn, a.output_nr), (b.grad_fn, b.output_nr), DEEPEST) and torch.equal(a.detach(), b.detach())
-
-
-def _alike(one: Edge, other: Edge, left: int) -> bool:
-    (a, i), (b, j) = one, other
-    if a is b or i != j:
-        return one == other
-    if a is None or b is None or not left or a.name() != b.name() or kind(a) not in TWICE:
-        return False
-    if len(a.next_functions) != len(b.next_functions):
-        return False
-    if not all(map(_alike, a.next_functions, b.next_functions, repeat(left - 1))):
-        return False
-    return all(_is_same(getattr(a, name), getattr(b, name)) for name in _saved(type(a)))  # type: ignore[arg-type]
-
-
-@cache
-def _saved(of: type) -> tuple[str, ...]:
-    """The names of what a kind of node keeps."""
-    return tuple(name for name in dir(of) if name.startswith("_saved_"))
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    """Whether two that nodes have kept are one: a weight is one in one place, and indices in any."""
-    if type(a) is not type(b):
-        return False
-    if not is_tensor(a):
-        return all(map(_is_same, a, b)) and len(a) == len(b) if type(a) in LISTS else bool(a == b)
-    # a compiler's tensors have a storage, and no other place
-    is_one = a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
-    if not is_one and (a.is_floating_point() or type(a) is not torch.Tensor):  # nearly always
-        return False
-    if a.shape != b.shape or a.stride() != b.stride() or a.dtype != b.dtype:
-        return False
-    return is_one or torch.equal(a, b)
+    return all(each is same for each, same in zip(one, other, strict=True))

@@ -75,6 +75,7 @@ class Run:
         has_taps_on_rules: whether a tap wants to be called where rules are applied.
         has_taps_on_constants: whether a tap wants to know the constants that are added.
         has_unseen: whether something in the model was made unseen.
+        has_hooks: whether some of what the graph saves was given to hooks.
         roots: the newest tensors that functions were made of.
         has_constants: whether something was changed in place into a constant.
         counts: of the nodes that made products, by their numbers: of how many factors (``engine/_factors.py``).
@@ -122,7 +123,7 @@ class Run:
         self.is_tapped = bool(self._on_calls)
         self.is_quick = not self.is_tapped and trace.ran is None
         self.is_usual = self.is_quick and not (self.asks_for_weights or self._on_rules)
-        self.has_constants = self.has_unseen = False
+        self.has_constants = self.has_unseen = self.has_hooks = False
         self.roots: deque[Tensor] = deque(maxlen=ROOTS)
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
@@ -287,6 +288,7 @@ class Run:
         Raises:
             MethodError: another part does so under other rules.
         """
+        self.has_hooks = True
         if self.replaying or not self._in_checkpoint():
             return
         recipe = next((around for around, began_inside in self._outer if began_inside), self.recipe)
