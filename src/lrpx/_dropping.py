@@ -63,6 +63,11 @@ def can_drop(questions: Questions, task: Task, pad_id: int | None) -> bool:
     return True
 
 
+def can_tell(dtype: torch.dtype) -> bool:
+    """Whether numbers of this kind are exact enough to tell two texts apart, as those of eight bits are not."""
+    return dtype.is_floating_point and torch.finfo(dtype).eps <= torch.finfo(torch.bfloat16).eps
+
+
 def without_hidden(questions: Questions, masks: Sequence[Tensor], first: int) -> tuple[Questions, list[Tensor]]:
     """The rows without hidden tokens, but for the first, the last and those that are read: what stands there is
     computed, and the mask still hides it from all others.

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
-from lrpx._dropping import can_drop, proven, without_hidden, worth
+from lrpx._dropping import can_drop, can_tell, proven, without_hidden, worth
 from lrpx._loading import is_sentence_transformer, load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
@@ -491,8 +491,10 @@ class BoundModel(Named):
             return False
         row = max(questions.rows, key=lambda each: each.lengths)
         (length,) = row.lengths
-        weight = tasks.first_weight(self.module)
-        kind = weight.dtype, self.device, getattr(self.config, "_attn_implementation", None)
+        dtype = tasks.first_weight(self.module).dtype
+        if not can_tell(dtype):
+            return False
+        kind = dtype, self.device, getattr(self.config, "_attn_implementation", None)
         holds, fails = self._dropping.get(kind, (0, torch.inf))
         if holds < length < fails:
 
@@ -505,7 +507,7 @@ class BoundModel(Named):
             read_at = length - 1 if self.task.reads == "position" else None  # as far from the others as there is any
             asked = Question(0, read_at, questions.asked[0].target)
             tried = Questions((row,), (asked,))
-            same = proven(run, tried, self._first_position, torch.finfo(weight.dtype).eps)
+            same = proven(run, tried, self._first_position, torch.finfo(dtype).eps)
             holds, fails = (length, fails) if same else (holds, length)
             self._dropping[kind] = holds, fails
         return length <= holds

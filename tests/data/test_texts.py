@@ -41,6 +41,22 @@ def test_every_format_says_the_same(ending, tmp_path):
     assert {each.label for each in read_texts(write(tmp_path, ending), label=None)} == {None}
 
 
+@pytest.mark.parametrize("ending", [".tsv", ".jsonl", ".parquet"])
+def test_what_a_decoder_has_written(ending, tmp_path):
+    path, written = tmp_path / f"texts{ending}", ["the keys", None]
+    rows = [{"text": "a", "said": said} for said in written]
+    if ending == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    elif ending == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        path.write_text("text\tsaid\na\tthe keys\na\t\n")
+    assert [each.decoder for each in read_texts(path, label="said", decoder="said")] == written
+    assert [each.decoder for each in read_texts(path)] == [None, None]
+    with pytest.raises(DataError, match=r"has no column 'decoder', only 'text'.*with --decoder"):
+        read_texts(path, decoder="decoder")
+
+
 def test_plain_text_and_windows_lines(tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_bytes("\ufeffone\r\n\r\n  two\t2 \n".encode())

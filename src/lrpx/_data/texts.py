@@ -203,7 +203,7 @@ def _parquet(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[in
                     f"{path} has no column {text!r}, only {', '.join(map(repr, names))}; name the column of the texts "
                     "with --text"
                 )
-            wanted = [name for name in columns if name in names]
+            wanted = [name for name in names if name in columns]
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=wanted):
                 for row in batch.to_pylist():
