@@ -282,6 +282,8 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
         return None
     if not _is_one(f.root, g.root) or not _has_rules(run):
         return None
+    if f.op is g.op is None and run.recipe.product not in (rules.uniform, rules.signal_take_all):
+        return None  # a square, if no rule for products wants to see it
     value = op(a.detach(), b.detach())
     if not _fits(value, f.root):
         return None
