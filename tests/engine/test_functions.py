@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -352,7 +353,22 @@ SOFTMAX: dict[str, Function] = {
         lambda a, b: torch.cat([a, b], -1) * (1 / (a.sum(-1, keepdim=True) + b.sum(-1, keepdim=True)))
     )(x[..., :2].exp(), x[..., 2:].exp()),
     "clamped": lambda x: (lambda e: e / e.sum(-1, keepdim=True).clamp(min=1e-9))(x.exp()),
+    "log1p": lambda x: torch.exp(x - torch.log1p(x.exp().sum(-1, keepdim=True) - 1)),
+    "index_add": lambda x: by_index(x, lambda zeros, ids, e: zeros.index_add(2, ids[0, 0], e)),
+    "index_add in place": lambda x: by_index(x, lambda zeros, ids, e: zeros.index_add_(2, ids[0, 0], e)),
+    "scatter_add": lambda x: by_index(x, lambda zeros, ids, e: zeros.scatter_add(2, ids, e)),
+    "scatter_add in place": lambda x: by_index(x, lambda zeros, ids, e: zeros.scatter_add_(2, ids, e) + 1e-16),
+    "scatter_reduce": lambda x: by_index(x, lambda zeros, ids, e: zeros.scatter_reduce(2, ids, e, "sum")),
+    "a mean by index": lambda x: by_index(x, lambda zeros, ids, e: 6 * zeros.scatter_reduce(2, ids, e, "mean")),
+    "index_put": lambda x: by_index(x, lambda zeros, ids, e: zeros.index_put(PLACES, e, accumulate=True)),
 }
+PLACES = (torch.arange(2)[:, None, None], torch.arange(5)[None, :, None], torch.zeros(1, 1, 5, dtype=torch.long))
+
+
+def by_index(x: Tensor, gathered: Callable[..., Tensor]) -> Tensor:
+    """As layers of graphs have it, that sum over the edges of each node; here all are of one."""
+    e, ids = x.exp(), torch.zeros(2, 5, 5, dtype=torch.long)
+    return e / gathered(torch.zeros_like(x[..., :1]), ids, e)
 
 
 def attention(softmax: Function) -> Function:
@@ -464,6 +480,27 @@ UNKNOWN: dict[str, Function] = {
         lambda s: (s - torch.cat([s.logsumexp(-1, keepdim=True)] * 2, -1)[..., :1]).exp() @ x
     )(x @ UP @ x.mT / 3),
 }
+
+
+LOGARITHMIC: dict[str, Function] = {
+    "a product": lambda x: ((x @ UP).abs().log() + (x @ DOWN).abs().log()).exp(),
+    "a product of sigmoids": lambda x: (F.logsigmoid(x @ UP) + F.logsigmoid(x @ DOWN)).exp(),
+    "cumprod": lambda x: F.softplus(x @ UP).log().cumsum(1).exp(),
+    "a scan": lambda x: ((x @ UP).cumsum(1) + (x @ DOWN - (x @ UP).cumsum(1)).logcumsumexp(1)).exp(),
+    "a scan that is written out": lambda x: (x @ UP + (x @ DOWN).exp().cumsum(1).log()).exp(),
+}
+"""Gated recurrences in the space of logarithms (Heinsen 2023; Feng et al. 2024)."""
+
+
+@every_family
+@pytest.mark.parametrize("name", LOGARITHMIC)
+def test_what_is_computed_by_logarithms_is_refused_by_name(name: str, recipe: Recipe) -> None:
+    with pytest.raises(UnknownOperationError, match="exp of a sum that logarithms are in"):
+        relevance(LOGARITHMIC[name], recipe)
+    plain = replace(recipe, activation=rules.unmodified)  # the gradients of a logarithm and of exp cancel
+    relevance(LOGARITHMIC[name], plain)
+    agree(lambda x: LOGARITHMIC[name](x) * x, lambda x: LOGARITHMIC[name](x).detach() * x, recipe)  # a scale
+    agree(lambda x: (x @ UP).abs().log().exp() + 1, lambda x: (x @ UP).abs() + 1, recipe)  # a function of one tensor
 
 
 @pytest.mark.parametrize("name", UNKNOWN)

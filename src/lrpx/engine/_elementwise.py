@@ -237,7 +237,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ in EXPONENTIALS:
         return _functions.exponential(run, op, x)
     y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
-    if run.has_scales and func.__name__ in LOGARITHMS:
+    if func.__name__ in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
     if func.__name__ not in KEEPING:
         return y
@@ -382,7 +382,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 KEEPING = ("sqrt",)
 """Element-wise functions of a sure gate that are one."""
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
-LOGARITHMS = ("log", "log2")
+LOGARITHMS = ("log", "log2", "log1p", "log_sigmoid")
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
 from lrpx.engine._nodes import kind
-from lrpx.engine._tensors import carries
+from lrpx.engine._tensors import carries, detached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -41,6 +41,8 @@ PART, SUMMED, WEIGHTED, INVERSE, LOG, NORMALISED = range(6)
 them was inverted, its logarithm was taken, and was taken off scores."""
 SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
 """Functions that sum (of what is not negative, the 1-norm does)."""
+BY_INDEX = frozenset("index_add scatter_add scatter_reduce index_reduce index_put".split())
+"""Functions that may sum what has the same index."""
 ADDING = frozenset("add __add__ __radd__ add_ __iadd__".split())
 """Functions that sum two tensors."""
 
@@ -167,6 +169,11 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     name, found = func.__name__, list[tuple[Made, int]]()
     if name.endswith("_norm") and name not in SUMMING:
         return
+    if name[:-1] in BY_INDEX and not hasattr(out, EXPONENTS) and any(hasattr(each, EXPONENTS) for each in args[1:]):
+        # in place, of new zeros; what else there was is not known any more
+        func, args = getattr(torch, name[:-1]), (torch.zeros_like(out), *args[1:])
+        if not torch.equal(func(*detached(*args), **kwargs), out):
+            return
 
     def slots(value: Any) -> Any:
         if type(value) in (tuple, list):
@@ -200,7 +207,7 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
         state = max(state, SUMMED)
     elif len(found) > 1 and "sub" in name and state != WEIGHTED:
         return
-    elif name in SUMMING:
+    elif name in SUMMING or (name.removesuffix("_") in BY_INDEX and _sums_by_index(name, args, kwargs)):
         state = max(state, SUMMED)
     if isinstance(out, Tensor):
         note(out, made, state)
@@ -208,6 +215,14 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
         for i, each in enumerate(out):
             if isinstance(each, Tensor) and each.is_floating_point():
                 note(each, Made(partial(_element, i), made), state)
+
+
+def _sums_by_index(name: str, args: Any, kwargs: Any) -> bool:
+    """Whether a call of one of :data:`BY_INDEX` sums."""
+    if name.startswith("index_put"):
+        return bool(kwargs.get("accumulate", args[3] if len(args) > 3 else False))
+    how = kwargs.get("reduce", next((each for each in args if isinstance(each, str)), "sum"))
+    return how in ("sum", "mean")
 
 
 def _element(i: int, values: Any) -> Any:
@@ -239,6 +254,9 @@ def logarithm(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
 
 def log_of(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
     """``out = op(x)``, a logarithm; of a sum of exponentials, one that normalises."""
+    run.has_logarithms = True
+    if (node := cast("Any", out.grad_fn)) is not None:
+        node.metadata[LOGGED] = True
     found = noted(x)
     if found is not None and found[1] == SUMMED:
         note(out, Made(op, found[0]), LOG)
@@ -251,11 +269,14 @@ def normalised(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
     _meet_logarithm(run, out)
 
 
+LOGGED = "lrpx logarithm"
+"""What the node of the graph is marked with that made a logarithm."""
 LOGARITHM = "lrpx logarithm of a sum"
 """What the node of the graph is marked with that made the logarithm of a sum of exponentials."""
 
 
 def _meet_logarithm(run: Any, out: Tensor) -> None:
+    run.has_logarithms = True
     node: Any = out.grad_fn
     if node is not None:
         node.metadata[LOGARITHM] = True
@@ -528,6 +549,14 @@ def _is_scaled(counts: dict[int, int], node: Any) -> bool:
 
 def _is_logarithm(node: Any) -> bool:
     return LOGARITHM in node.metadata
+
+
+def has_logarithm(x: Tensor) -> bool:
+    """Whether a logarithm is in ``x``, by sums, selections and in whatever shape."""
+    found = noted(x)
+    return (found is not None and found[1] == LOG) or _reaches(
+        x.grad_fn, lambda node: LOGGED in node.metadata or LOGARITHM in node.metadata
+    )
 
 
 def _reaches(node: Any, fits: Callable[[Any], bool]) -> bool:

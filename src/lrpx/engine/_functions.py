@@ -694,7 +694,13 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     softmax = _exponentials.exponential_of_normalised(run, op, x)
     if softmax is not None:
         return softmax
-    y = _factors.exponential(run, activation(run, op, x, EXPONENTIAL))
+    is_own = run.recipe.activation not in PARTWISE
+    if is_own and run.has_logarithms and _function(x) is None and _exponentials.has_logarithm(x):
+        run.refuse("exp of a sum that logarithms are in (multiply, or sum up, what they are of)")
+        y: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
+    else:
+        y = activation(run, op, x, EXPONENTIAL)
+    _factors.exponential(run, y)
     _exponentials.exponent(y, x, op)
     return y
 
