@@ -4,8 +4,8 @@
 
 Each line has ``text`` (the sentence that holds the answer, and the question), ``A`` to ``D`` (the answer, and three
 answers of much its length to other questions about the same article, in an order that is drawn), and ``label``, the
-letter of the answer. Which questions are taken is drawn too, always the same. With ``--stated`` the sentence is followed
-by ``(The answer is B, a wren.)``, so that no more is asked than to find a letter again.
+letter of the answer. Which questions are taken is drawn too, always the same. With ``--stated`` the sentence is
+followed by ``(The answer is B, a wren.)``, so that no more is asked than to find a letter again.
 
     python bench/choices.py --questions choices.jsonl --model smollm2 --shots 0 4
 

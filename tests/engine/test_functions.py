@@ -484,7 +484,6 @@ UNKNOWN: dict[str, Function] = {
 
 LOGARITHMIC: dict[str, Function] = {
     "a product": lambda x: ((x @ UP).abs().log() + (x @ DOWN).abs().log()).exp(),
-    "a product of sigmoids": lambda x: (F.logsigmoid(x @ UP) + F.logsigmoid(x @ DOWN)).exp(),
     "cumprod": lambda x: F.softplus(x @ UP).log().cumsum(1).exp(),
     "a scan": lambda x: ((x @ UP).cumsum(1) + (x @ DOWN - (x @ UP).cumsum(1)).logcumsumexp(1)).exp(),
     "a scan that is written out": lambda x: (x @ UP + (x @ DOWN).exp().cumsum(1).log()).exp(),

@@ -382,7 +382,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 KEEPING = ("sqrt",)
 """Element-wise functions of a sure gate that are one."""
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
-LOGARITHMS = ("log", "log2", "log1p", "log_sigmoid")
+LOGARITHMS = ("log", "log2", "log1p")
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink

@@ -282,6 +282,8 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
         return None
     if not _is_one(f.root, g.root) or not _has_rules(run):
         return None
+    if f.op is g.op is None and run.recipe.product not in (rules.uniform, rules.signal_take_all):
+        return None  # a square, if no rule for products wants to see it
     value = op(a.detach(), b.detach())
     if not _fits(value, f.root):
         return None
@@ -292,8 +294,8 @@ def _are_of_one(a: Tensor, b: Tensor, *, or_twins: bool = True) -> bool:
     """Whether two may be functions of one tensor, at a glance at what is noted; ``or_twins``: also of one that was
     computed twice."""
     of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
-    if not (of_a or of_b or or_twins):  # nearly always
-        return False
+    if not (of_a or of_b):  # nearly always
+        return or_twins and _moved.are_twins(a, b)
     root, other = of_a[1]() if of_a else a, of_b[1]() if of_b else b
     root, other = a if root is None else root, b if other is None else other  # of what is gone, they are none
     return _is_one(root, other) if or_twins else _is_part(root, other)

@@ -79,6 +79,10 @@ def with_settings(method: Method, name: str, settings: dict[str, Any]) -> Method
 
     Raises:
         MethodError: it has no such field, or the value is of another kind.
+
+    >>> from lrpx import METHODS
+    >>> with_settings(METHODS["integrated-gradients"], "integrated-gradients-20", {"steps": 20}).label
+    'Integrated Gradients 20'
     """
     known = settings_of(method)
     for each, value in settings.items():
@@ -87,7 +91,8 @@ def with_settings(method: Method, name: str, settings: dict[str, Any]) -> Method
         own = getattr(method, each)
         if own is not None and _kind(own) != _kind(value):
             raise MethodError(f"the {each} of {method.name} is {value!r}; pass {_kind(own)}")
-    label = method.label and f"{method.label} {name.removeprefix(method.name).strip()}".rstrip()
+    of_its_own = name.removeprefix(method.name).strip(" -_")
+    label = method.label and f"{method.label} {of_its_own}".rstrip()
     made: Method = replace(method, name=name, label=label, **settings)  # type: ignore[type-var]
     return made
 
