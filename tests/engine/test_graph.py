@@ -376,6 +376,22 @@ def test_a_higher_order_operator_is_refused_by_name() -> None:
     assert not model._forward_hooks
 
 
+@pytest.mark.slow  # torch.compile
+def test_a_compiled_function_is_refused_by_name() -> None:
+    """And is run as it is written where torch is told so."""
+    function = lambda x: F.gelu(x @ W) * x.sigmoid()  # noqa: E731
+    same = torch.compile(function)
+    compiled, plain = Model(lambda m, x: m.b(same(m.a(x)))), Model(lambda m, x: m.b(function(m.a(x))))
+    for _ in range(3):  # the compiler follows the engine's own code, each time from another place
+        with (
+            pytest.raises(UnknownOperationError, match=r"compiled.*torch\.compiler\.set_stance\(\"force_eager\"\)"),
+            propagate(compiled, LRP) as trace,
+        ):
+            trace.explain(compiled(X)[0].sum())
+    with torch.compiler.set_stance("force_eager"):
+        torch.testing.assert_close(relevance(compiled.function, LRP), relevance(plain.function, LRP))
+
+
 class Counts(nn.Module):
     """A layer that has a state, so that it computes something else the second time."""
 

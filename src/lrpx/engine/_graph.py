@@ -28,6 +28,9 @@ LEAF = "torch::autograd::AccumulateGrad"
 LEAVES = "lrpx found none of these leaves"
 """The key, in what a node of the graph carries along, of leaves that it does not come from."""
 
+AS_WRITTEN = 'run what torch.compile has compiled as it is written, inside torch.compiler.set_stance("force_eager")'
+"""The mend where compiled code hides what it does."""
+
 OUTSIDE = ""
 """Where a node was made that no forward pass of the model has made."""
 
@@ -279,8 +282,11 @@ def _unseen_function(function: type, where: str | None) -> str:
             "or use lrpx.propagate(model, recipe, recompute=True)"
         )
     called = f"{function.__name__} of {function.__module__}"
-    is_flash = "flash" in called.lower()
-    mend = 'for flash_attention_2 load the model with attn_implementation="sdpa", else use' if is_flash else "use"
+    mend = "use"
+    if "flash" in called.lower():
+        mend = 'for flash_attention_2 load the model with attn_implementation="sdpa", else use'
+    elif function.__module__.startswith("torch._functorch"):
+        mend = f"{AS_WRITTEN}, else use"
     return (
         f"{where or 'the model'} calls {called}, a custom autograd function that no rule can reach; {mend} a recipe "
         "with strict=False to take its plain gradient"

@@ -22,6 +22,7 @@ from lrpx._modules import layers, named_modules
 from lrpx.engine import _overrides
 from lrpx.engine._book import Book
 from lrpx.engine._gates import mark_gate
+from lrpx.engine._graph import AS_WRITTEN
 from lrpx.engine._heads import Heads
 from lrpx.engine._mode import RuleMode
 from lrpx.engine._observer import Observer, first_tensor
@@ -32,7 +33,7 @@ from lrpx.engine._run import Run
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import as_own
 from lrpx.engine._trace import Trace
-from lrpx.errors import MethodError, TraceError, UnknownOperationError
+from lrpx.errors import LRPxError, MethodError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -190,12 +191,12 @@ def propagate(
             if isinstance(error, RuntimeError) and "nference tensor" in str(error):
                 _refuse_inference(model, modules)
             where = _where(error, modules, model)
-            if where and type(error).__module__ == "torch._dynamo.exc":  # which is slow to import
+            if where and not isinstance(error, LRPxError) and _is_compiled(error):
                 raise UnknownOperationError(
-                    f"{where} calls a higher-order operator of torch, such as torch.cond or "
-                    "while_loop, which runs in torch.compile, where no rule is called; write it as plain Python, with "
-                    "if or for"
-                ) from error
+                    f"{where} calls a higher-order operator of torch, such as torch.cond or while_loop, or a compiled "
+                    "function, inside which no rule is called; write it as plain Python, with if or for, or "
+                    f"{AS_WRITTEN}"
+                ) from (None if isinstance(error, StopIteration) else error)  # contextlib takes it for the block's end
             raise
 
 
@@ -207,6 +208,18 @@ def _where(error: BaseException, modules: dict[str, Module], model: Module) -> s
         found = paths.get(id(frames.tb_frame.f_locals.get("self")), found)
         frames = frames.tb_next
     return found
+
+
+def _is_compiled(error: BaseException) -> bool:
+    """Whether an error comes from torch.compile, which has also followed the engine's own code and broken it off."""
+    if type(error).__module__ == "torch._dynamo.exc":  # which is slow to import
+        return True
+    frames = error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code.co_name.startswith("torch_dynamo_resume_in"):
+            return True
+        frames = frames.tb_next
+    return False
 
 
 def _refuse_inference(model: Module, modules: dict[str, Module]) -> None:
