@@ -537,8 +537,8 @@ def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
     """The tensor by whose sign one of two scalings of it, or one and 0, is selected: a leaky ReLU, or ReLU."""
     if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
         where, a = a, where
-    if not isinstance(where, Tensor) or where.dtype is not torch.bool or not (carries(a) or carries(b)):
-        return None
+    if type(where) is not Tensor or where.dtype is not torch.bool or not (carries(a) or carries(b)):
+        return None  # a compiler's tensors have no numbers
     x = a if carries(a) else b
     scalings = [_function(each) or Function(each) for each in (a, b) if carries(each)]
     is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
@@ -575,7 +575,13 @@ def _is_sign(where: Tensor, x: Tensor) -> bool:
 def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
     """What ``x`` is a scaling of, perhaps itself, if a mask that it is multiplied with, or filled with 0 by, is that of
     the signs of this: the result is a (leaky) ReLU then. A mask of numbers has two of them."""
-    if not is_tensor(mask) or mask.requires_grad or mask.shape != x.shape or not carries(x) or not _finds_relus(run):
+    if (
+        type(mask) is not Tensor
+        or mask.requires_grad
+        or mask.shape != x.shape
+        or not carries(x)
+        or not _finds_relus(run)
+    ):
         return None
     f = _function(x)
     root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
@@ -614,9 +620,9 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
     if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
         return out
-    if type(out) is Tensor and not out.requires_grad:
+    if not carries(out):
         return run.computed(out, *given)
-    if _finds_relus(run):
+    if _finds_relus(run) and type(out) is Tensor:
         scalings = [_function(each) or Function(each) for each in given if carries(each)]
         is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
         is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
@@ -634,7 +640,9 @@ def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
     """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
-    if _finds_relus(run) and carries(out) and isinstance(dim, int) and (place := zero_beside(x, dim)) is not None:
+    if not (_finds_relus(run) and type(out) is Tensor and out.requires_grad and isinstance(dim, int)):
+        return
+    if (place := zero_beside(x, dim)) is not None:
         part = x.select(dim, place)
         kinked(run, out, part if out.shape == part.shape else part.unsqueeze(dim), out)
 
