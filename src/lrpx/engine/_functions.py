@@ -290,35 +290,24 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     return _whole(run, f.root, value, _both(op, f, g), max(CURVED, f.kind, g.kind))
 
 
-def _are_of_one(a: Tensor, b: Tensor, *, or_twins: bool = True) -> bool:
-    """Whether two may be functions of one tensor, at a glance at what is noted; ``or_twins``: also of one that was
-    computed twice."""
+def _are_of_one(a: Tensor, b: Tensor) -> bool:
+    """Whether two may be functions of one tensor, at a glance at what is noted."""
     of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
     if not (of_a or of_b):  # nearly always
-        return or_twins and _moved.are_twins(a, b)
+        return _moved.are_twins(a, b)
     root, other = of_a[1]() if of_a else a, of_b[1]() if of_b else b
-    root, other = a if root is None else root, b if other is None else other  # of what is gone, they are none
-    return _is_one(root, other) if or_twins else _is_part(root, other)
+    return _is_one(a if root is None else root, b if other is None else other)  # of what is gone, they are none
 
 
 def _is_one(a: Tensor, b: Tensor) -> bool:
-    """Whether two are one tensor, or one part of it, or what one layer has made of the same twice."""
-    return _is_part(a, b) or (_are_apart(a, b) and _moved.are_twins(a, b))
-
-
-def _is_part(a: Tensor, b: Tensor) -> bool:
-    """Whether two are one tensor, or one part of it that was selected twice, ``x[..., :2]``."""
+    """Whether two are one tensor, or one part of it that was selected twice, ``x[..., :2]``, or what one layer has made
+    of the same twice."""
     if a is b:
         return True
-    if _are_apart(a, b):
-        return False
-    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
-
-
-def _are_apart(a: Tensor, b: Tensor) -> bool:
-    """Whether two are no parts of one tensor."""
     base = a._base
-    return base is None or (base is not b._base and base is not b)
+    if base is None or (base is not b._base and base is not b):
+        return _moved.are_twins(a, b)
+    return a.shape == b.shape and a.stride() == b.stride() and a.storage_offset() == b.storage_offset()
 
 
 def _moved_of_one(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] | None:
@@ -452,14 +441,14 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
         return True
     if not b.requires_grad:
         return False
-    if _are_of_one(a, b, or_twins=False) or getattr(a, EXPONENTS, None) is not None:
+    if _are_of_one(a, b) or getattr(a, EXPONENTS, None) is not None:
         return True
     return _moved.is_moved(a) and _moved.is_moved(b)
 
 
 def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
-    if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b, or_twins=False):
+    if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b):
         if _takes_value(run) and (both := _moved_of_one(run, a, b)) is not None:
             f, g = both
             _write(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
