@@ -254,8 +254,10 @@ class Recipe:
         return any(rule is rules.signal_take_all for rule in self._rules("product"))
 
     def has_rules_for_linear(self) -> bool:
-        """Whether a linear layer has another rule than its plain gradient, so that its weight must be known."""
-        return any(rule is not rules.unmodified for kind in ("linear", *PLACES) for rule in self._rules(kind))
+        """Whether a linear layer or a convolution has another rule than its plain gradient, so that its weight must be
+        known."""
+        kinds = ("linear", "convolution", *PLACES)
+        return any(rule is not rules.unmodified for kind in kinds for rule in self._rules(kind))
 
     def has_rule_for_first(self) -> bool:
         """Whether the layer that sees the model's input has a rule of its own, somewhere."""

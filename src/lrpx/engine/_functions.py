@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _factors, _moved
+from lrpx.engine import _biases, _exponentials, _factors, _moved
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
@@ -374,7 +374,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         func, args, kwargs = *two, {}
     if len(args) == 2 and type(args[0]) is type(args[1]) is Tensor and not kwargs:  # nearly always
         a, b = args
-        if a.ndim and b.ndim:
+        if a.ndim and b.ndim and not run.asks_for_weights:
             out = func(a, b)
             if not out.requires_grad:
                 run.computed(out, a, b)
@@ -383,6 +383,8 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             elif out is not a and a.requires_grad and _may_be_known(a, b):
                 _summed(run, out, a, b, func)
             return out
+    if run.asks_for_weights and len(args) == 2 and (layer := _biases.with_bias(run, func, *args)) is not None:
+        return layer
     was = _before_a_shift(func, args)
     out = _called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _exponentials, _factors, _functions, _moved, _roles
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _moved, _roles
 from lrpx.engine._elementwise import product
 from lrpx.engine._gates import gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
@@ -25,7 +25,7 @@ from lrpx.engine._tensors import any_carries, arguments, carries, constants, det
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from lrpx.engine._run import Run
 
@@ -52,6 +52,8 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         _refuse_without_gradient(run, func, x, weight)
     elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
         return _moved.made_by_layer(func(x, weight, bias), x, *given[1:])
+    if bias is None and run.asks_for_weights:
+        return _moved.made_by_layer(_biases.without_bias(run, "linear", func, x, weight, _biases.LAST), x, *given[1:])
     return _moved.made_by_layer(run.apply("linear", func, x, weight, bias), x, *given[1:])
 
 
@@ -81,6 +83,8 @@ def _convolution(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     channels = None if bias is None else bias.view(-1, *(1,) * (weight.ndim - 2))
     if carries(weight):
         return _with_computed_weight(run, "convolution", op, x, weight, bias, channels)
+    if carries(x) and bias is None and run.asks_for_weights:
+        return _biases.without_bias(run, "convolution", lambda x, w: op(x, w, None), x, weight, {1 - weight.ndim})
     if carries(x):
         return run.apply("convolution", op, x, weight, bias)
     return beside_a_constant(run, "convolution", op(x, weight, bias), bias, channels)
@@ -155,6 +159,10 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 # ------------------------------------------------------------------- products of two
 
 
+MATRICES = frozenset("matmul __matmul__ mm bmm mv linalg_matmul".split())
+"""Functions that are ``a @ b``."""
+
+
 def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     a, b, rest, settings = pair(args, kwargs)
 
@@ -169,7 +177,8 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return written
     if run.has_scales and (softmax := _exponentials.times_inverse(run, op, a, b)) is not None:
         return softmax
-    out = product_of_two(run, op, a, b)
+    has_bias = run.asks_for_weights and func.__name__ in MATRICES
+    out = product_of_two(run, op, a, b, _dims(a, b) if has_bias else ((), ()))
     if run.has_scales:
         is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
         again = (lambda a: product_of_two(run, op, a, b)) if is_matrix else None
@@ -207,31 +216,45 @@ def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     given: tuple[Any, ...] = (*args, *(kwargs[name] for name in "ab"[len(args) :]))
     a, b, *rest = given
     settings = {name: value for name, value in kwargs.items() if name not in ("a", "b")}
-    return product_of_two(run, lambda a, b: func(a, b, *rest, **settings), constants(a), constants(b))
+    a, b = constants(a), constants(b)
+    summed = rest[0] if rest else settings.get("dims", 2)
+    number = summed if isinstance(summed, int) else len(summed[0])
+    of_a, of_b = a.ndim - number, b.ndim - number
+    dims = range(-of_a - of_b, -of_b), range(-of_b, 0)
+    return product_of_two(run, lambda a, b: func(a, b, *rest, **settings), a, b, dims)
 
 
-def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
-    """A product ``op(a, b)``, linear in each."""
+Dims = tuple["Collection[int]", "Collection[int]"]
+"""Which dimensions of a product are those of the first factor, and of the second; the last is -1."""
+
+
+def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, dims: Dims = ((), ())) -> Any:
+    """A product ``op(a, b)``, linear in each; ``dims`` tell what may be added as a bias."""
     if _roles.is_weights(run, a):
-        return _roles.attend(run, _product_of_two(run, op, a, b), a, b)
-    return _product_of_two(run, op, a, b)
+        return _roles.attend(run, _product_of_two(run, op, a, b, dims), a, b)
+    return _product_of_two(run, op, a, b, dims)
 
 
-def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Any:
+def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, dims: Dims) -> Any:
     if carries(a) and carries(b):
         return _factors.matmul(run, op, a, b)
     if run.positions is not None:
         run.positions.refuse_product(a, b)
     if carries(a) and run.is_weight(b):
-        return run.apply("linear", _with_bias(op), a, b, None)
+        return _biases.without_bias(run, "linear", op, a, b, dims[1])
     if carries(b) and run.is_weight(a):
-        return run.apply("linear", _with_bias(lambda x, weight: op(weight, x)), b, a, None)
+        return _biases.without_bias(run, "linear", lambda x, weight: op(weight, x), b, a, dims[0])
     return op(a, b)
 
 
-def _with_bias(op: Callable[[Tensor, Tensor], Any]) -> Callable[..., Any]:
-    """A product as a rule for linear layers calls it."""
-    return lambda x, weight, bias=None: op(x, weight) if bias is None else op(x, weight) + bias
+def _dims(a: Tensor, b: Tensor) -> Dims:
+    """Those of ``a @ b``."""
+    if b.ndim == 1:
+        return range(1 - a.ndim, 0), ()
+    if a.ndim == 1:
+        return (), range(1 - b.ndim, 0)
+    of_a, of_b = ({-i for i in range(3, x.ndim + 1) if x.shape[-i] > 1} for x in (a, b))
+    return of_a | {-2}, of_b | {-1}
 
 
 def _grouped_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -285,8 +308,15 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         )
         if softmax is not None:
             return softmax
-    out = _product_of_several(run, "einsum", op, operands)
+    has_bias = run.asks_for_weights and len(operands) == 2
+    out = _product_of_several(run, "einsum", op, operands, _einsum_dims(equation, operands) if has_bias else ((), ()))
     return _exponentials.multiplied(run, op, out, *operands) if run.has_scales and len(operands) == 2 else out
+
+
+def _einsum_dims(equation: str, operands: Sequence[Tensor]) -> Dims:
+    given, result = _spelled(equation, operands).split("->")
+    of_a, of_b = ([i - len(result) for i, letter in enumerate(result) if letter in label] for label in given.split(","))
+    return of_a, of_b
 
 
 def _sums_nothing(equation: str) -> bool:
@@ -402,7 +432,9 @@ def _bilinear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return product if bias is None else run.added(product, "bilinear", bias) + run.added(bias, "bias", *operands)
 
 
-def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: Sequence[Tensor]) -> Any:
+def _product_of_several(
+    run: Run, name: str, op: Callable[..., Any], operands: Sequence[Tensor], dims: Dims = ((), ())
+) -> Any:
     """``op(*operands)``, linear in each."""
     places = [i for i, operand in enumerate(operands) if carries(operand)]
     carrying = [operands[i] for i in places]
@@ -423,7 +455,7 @@ def _product_of_several(run: Run, name: str, op: Callable[..., Any], operands: S
     if len(carrying) > 2:
         return _shared(run, name, of_carrying, carrying)
     if len(operands) == 2:
-        return product_of_two(run, op, *operands)
+        return product_of_two(run, op, operands[0], operands[1], dims)
     if not carrying or not weights:
         return op(*operands)
     if is_own:

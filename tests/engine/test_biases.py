@@ -1,0 +1,112 @@
+"""A bias that is added after the product is a part of the layer, whatever rule for linear layers there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lrpx
+from lrpx.rules import AlphaBeta, Epsilon, Gamma, ZPlus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROWS, WIDTH, OUT = 3, 4, 5
+RULES = {"epsilon": Epsilon(0.3), "gamma": Gamma(0.5), "zplus": ZPlus(), "alpha-beta": AlphaBeta(2.0)}
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def in_place(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    y = x @ w.T
+    y += b
+    return y
+
+
+LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "linear": lambda x, w, b: F.linear(x, w) + b,
+    "the bias first": lambda x, w, b: b + F.linear(x, w),
+    "in place": in_place,
+    "taken off": lambda x, w, b: F.linear(x, w) - (-b),
+    "@": lambda x, w, b: x @ w.T + b,
+    "torch.add": lambda x, w, b: torch.add(torch.matmul(x, w.T), other=b),
+    "on the left": lambda x, w, b: (w @ x.mT + b[:, None]).mT,
+    "bmm": lambda x, w, b: torch.bmm(x, w.T.expand(len(x), -1, -1)) + b.expand(len(x), 1, -1),
+    "einsum": lambda x, w, b: torch.einsum("bsd,od->bso", x, w) + b,
+    "einsum with dots": lambda x, w, b: torch.einsum("...d,od->...o", x, w) + b,
+    "tensordot": lambda x, w, b: torch.tensordot(x, w, dims=([2], [1])) + b,
+    "conv1d": lambda x, w, b: (F.conv1d(x.mT, w[:, :, None]) + b[:, None]).mT,
+}
+
+
+class Model(nn.Module):
+    """A layer and a layer; the first has its bias in some spelling."""
+
+    def __init__(self, layer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.w, self.b = nn.Parameter(noise(OUT, WIDTH, seed=1)), nn.Parameter(noise(OUT, seed=2))
+        self.v = nn.Parameter(noise(OUT, seed=3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.layer(x, self.w, self.b)) @ self.v
+
+
+def relevance(layer: Callable[..., Tensor], recipe: lrpx.Recipe, *, ledger: bool = False) -> Tensor:
+    model, x = Model(layer).requires_grad_(False), noise(2, ROWS, WIDTH, seed=4)
+    with lrpx.propagate(model, recipe, observe=(), ledger=ledger) as trace:
+        out = model(x)
+        trace.explain(out.sum())
+    with torch.no_grad():
+        assert torch.equal(out, model(x))
+    found = trace.source_relevance(trace.sources[0])
+    assert not ledger or trace.ledger().closes(1e-9)
+    return found
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("spelling", LAYERS)
+def test_a_bias_after_the_product_is_the_layers(spelling: str, rule: str, ledger: bool) -> None:
+    kind = "convolution" if spelling == "conv1d" else "linear"
+    recipe = replace(lrpx.LRP, **{kind: RULES[rule]})
+    whole = (lambda x, w, b: F.conv1d(x.mT, w[:, :, None], b).mT) if kind == "convolution" else F.linear
+    found, wanted = (relevance(layer, recipe, ledger=ledger) for layer in (LAYERS[spelling], whole))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_bias_of_experts_is_the_layers(rule: str) -> None:
+    """A mixture of experts multiplies all at once, and adds the bias of each to its rows."""
+    recipe = replace(lrpx.LRP, linear=RULES[rule])
+
+    def at_once(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.bmm(x, torch.stack([w.T, w.T.flip(0)])) + torch.stack([b, -b])[:, None]
+
+    def apart(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return torch.stack([F.linear(x[0], w, b), F.linear(x[1], w.flip(1), -b)])
+
+    found, wanted = (relevance(layer, recipe) for layer in (at_once, apart))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+def test_what_is_not_the_same_for_each_row_is_no_bias() -> None:
+    """Positions are constants beside the layer, also where there is only one."""
+    recipe = replace(lrpx.LRP, linear=Gamma(0.5))
+    for rows in (1, ROWS):
+        positions = noise(rows, OUT, seed=5)
+
+        def beside(x: Tensor, w: Tensor, _: Tensor, p: Tensor = positions) -> Tensor:
+            return F.linear(x[:, : len(p)], w) + p
+
+        def apart(x: Tensor, w: Tensor, _: Tensor, p: Tensor = positions) -> Tensor:
+            return F.linear(x[:, : len(p)], w).clone() + p
+
+        assert torch.equal(relevance(beside, recipe), relevance(apart, recipe))
