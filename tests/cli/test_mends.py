@@ -103,6 +103,25 @@ def test_a_mend_can_be_done(run, folders, model, wrong, said, right):
         assert "key" in out or "k" in out
 
 
+@pytest.mark.parametrize(
+    ("model", "command", "said"),
+    [
+        ("tags", ["neurons", "turn", "The key", "--set", "0:1=1"], "; lrpx neurons turn has no --position"),
+        ("tags", ["neurons", "rank", "The key"], ""),
+        ("encoder", ["neurons", "rank", "The key"], "; lrpx neurons rank has no --pair"),
+        ("choices", ["check"], "; lrpx check has no --choice"),
+        ("choices", ["neurons", "turn", "The key", "--set", "0:1=1"], ""),
+    ],
+)
+def test_a_mend_that_another_command_has(run, folders, model, command, said):
+    """What only ``lrpx explain`` can be told is not told of others as if they could."""
+    code, _, err = run(*command, "--model", folders / model)
+    assert code == 2
+    assert err.endswith(f"{said}, lrpx explain has\n" if said else "\n")
+    assert ("lrpx explain has" in err) == bool(said)
+    assert "inputs=" not in err or "in Python" in err
+
+
 def test_token_ids_for_a_model_without_a_tokenizer(run, folders):
     code, out, err = run("explain", "7 12 9", "--ids", "--model", folders / "no tokenizer", "--target-id", 5)
     assert (code, err) == (0, "")
