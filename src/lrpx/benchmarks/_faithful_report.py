@@ -147,7 +147,10 @@ def verdict(found: Summary) -> list[str]:
         if not count:
             lines.append("So this run gives no reason to believe it: run more samples, or other methods.")
     if not made.over:
-        lines.append("No method here knows nothing of the model; add random and position to see what chance earns.")
+        lines.append(
+            "No method here knows nothing of the model; add random, and position for texts or centre for images, to "
+            "see what chance earns."
+        )
     return lines
 
 
