@@ -243,6 +243,8 @@ def test_unknown_class(piece_tokenizer):
     explain = Explainer(tiny.bert_classifier(vocab_size=len(piece_tokenizer)), piece_tokenizer)
     with says(TargetError, "no class 'POSITIVE'", "'negative', 'positive', 'mixed'", "or the index of a class"):
         explain("the film", target="POSITIVE")
+    with says(TargetError, "the contrast: there is no class 'POSITIVE'"):
+        explain("the film", target="positive", contrast="POSITIVE")
 
 
 def test_a_label_of_two_classes(piece_tokenizer):

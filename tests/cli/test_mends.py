@@ -80,6 +80,18 @@ MISTAKES = [
     ("causal", ["--target", "zebra"], "--target-id", ["--target-id", "7", "--contrast-id", "8"]),
     ("causal", ["--choice", "a", "--choice", "b"], "leave --choice out", ["--target-id", "7"]),
     ("causal", ["--pair", "the tree"], "leave --pair out, or write both into one text", ["--target-id", "7"]),
+    (
+        "causal",
+        ["--target-id", "7", "--contrast", "zebra"],
+        "--contrast-id",
+        ["--target-id", "7", "--contrast-id", "8"],
+    ),
+    (
+        "classes",
+        ["--target", "no", "--contrast", "maybe"],
+        "index of a class with --contrast-id",
+        ["--target", "no", "--contrast-id", "1"],
+    ),
     ("no tokenizer", [], "pass token ids with --ids, or a model folder", None),
     ("images", [], "pass an image with --image", None),
     ("encoder", [], "pass the other one with --pair", ["--pair", "the tree"]),

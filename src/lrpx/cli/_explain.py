@@ -19,7 +19,7 @@ from lrpx.cli._wanted import read_ids
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
 from lrpx.explainer import Explainer
 from lrpx.methods import find
-from lrpx.targets import Cell
+from lrpx.targets import Cell, looked_up
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def check_names(target: str | None, contrast: str | None, explainer: Explainer) 
         word = f" {given}"
         one, other = _token(explainer, given), _token(explainer, word)
         if kind == "classes" or given[:1].isspace() or other is None:
-            explainer.bound.index(given)
+            looked_up(explainer.bound.index, given, name)
         elif one is None:
             raise TargetError(f"--{name} {given!r} is not one token, but the word {word!r} is; pass --{name} {word!r}")
         elif one != other:

@@ -65,4 +65,5 @@ def on_the_command_line(message: str) -> str:
     """
     for said, here in MENDS:
         message = re.sub(said, here, message)
-    return message
+    is_contrast = "the contrast" in message.partition(";")[0]
+    return message.replace("--target-id", "--contrast-id") if is_contrast else message
