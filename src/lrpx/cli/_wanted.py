@@ -83,14 +83,14 @@ class Wanted:
                 _check_recipe(Path(name))
         text = self.text
         refuse_unreadable(self.texts, self.image)
-        if self.texts is not None:
-            _check_lines(self.texts)
         if self.texts is not None and self.texts.is_file():
             with self.texts.open("rb") as file:
                 if not any(line.strip() for line in file):
                     raise DataError(f"{self.texts} has no text; write one a line")
         if self.texts is not None and self.json not in (None, DASH):
             _check_results(self.json)
+        if self.texts is not None:
+            _check_lines(self.texts)
         if text is not None:
             text = read_text(text)
         if self.texts is self.image is None:
