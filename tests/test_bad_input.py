@@ -243,6 +243,19 @@ def test_unknown_class(piece_tokenizer):
     explain = Explainer(tiny.bert_classifier(vocab_size=len(piece_tokenizer)), piece_tokenizer)
     with says(TargetError, "no class 'POSITIVE'", "'negative', 'positive', 'mixed'", "or the index of a class"):
         explain("the film", target="POSITIVE")
+    with says(TargetError, "the contrast: there is no class 'POSITIVE'"):
+        explain("the film", target="positive", contrast="POSITIVE")
+
+
+def test_a_label_of_two_classes(piece_tokenizer):
+    """ImageNet has two cranes: which of them is meant is not for us to say."""
+    model = tiny.bert_classifier(vocab_size=len(piece_tokenizer))
+    model.config.id2label = {0: "crane", 1: "dog", 2: "crane"}
+    explain = Explainer(model, piece_tokenizer)
+    for asked in ({"target": "crane"}, {"target": "dog", "contrast": "crane"}):
+        with says(TargetError, "2 classes are called 'crane': 0, 2", "by its id, such as 0 for 'crane'"):
+            explain("the film", **asked)
+    assert explain("the film", target="dog").explained.value == explain("the film", target=1).explained.value
 
 
 def test_a_model_that_ends_in_a_softmax(piece_tokenizer):

@@ -45,7 +45,7 @@ class Named(ABC):
         """The index of a logit, from a token's text or a class label.
 
         Raises:
-            TargetError: there is no such token or class.
+            TargetError: there is no such token or class, or more than one class.
         """
         if self.task.logits == "tokens":
             whole = _WHOLE_ANSWER.get(self.task, "")
@@ -53,8 +53,14 @@ class Named(ABC):
             return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "", **how)
         if self.task.logits != "classes":
             raise TargetError(f"the logits of {self.task.named} have no names; pass the index instead of {text!r}")
-        labels = dict(getattr(self.config, "label2id", None) or {})
-        labels |= {label: index for index, label in (getattr(self.config, "id2label", None) or {}).items()}
+        names = getattr(self.config, "id2label", None) or {}
+        same = [int(index) for index, label in names.items() if label == text]
+        if len(same) > 1:  # as ImageNet's bird and machine, both a crane
+            raise TargetError(
+                f"{len(same)} classes are called {text!r}: {', '.join(map(str, same))}; pass one of them by its id, "
+                f"such as {same[0]} for {text!r}"
+            )
+        labels = dict(getattr(self.config, "label2id", None) or {}) | {label: index for index, label in names.items()}
         if text not in labels:
             raise TargetError(
                 f"there is no class {text!r}; pass one of {', '.join(map(repr, labels))}, or the index of a class"
@@ -88,8 +94,12 @@ class Named(ABC):
             starts, ends = (each.softmax(-1) for each in logits.chunk(2))
             return f"token {start} to {end}", start, float(starts[start] * ends[end])
         index = int(logits.argmax())
-        probabilities = logits.sigmoid() if self._problem == MULTI_LABEL else logits.softmax(-1)
-        return self.label(index), index, float(probabilities[index])
+        return self.label(index), index, float(self.probabilities(logits)[index])
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """What the model gives each token or class, from the logits ``[V]`` of one question: by their softmax, or
+        by the sigmoid of each where several classes may hold at once."""
+        return logits.sigmoid() if self._problem == MULTI_LABEL else logits.softmax(-1)
 
     def describe(self, target: Target) -> str:
         """How an explained value reads; of two embeddings, how they are made too."""

@@ -311,8 +311,24 @@ def whole_number(value: Any) -> int | None:
         return None
 
 
+def looked_up(lookup: Callable[[str], int], text: str, name: str) -> int:
+    """The index that a text names; what is wrong with a contrast is told of it, not of the target.
+
+    Raises:
+        TargetError: it names none.
+    """
+    try:
+        return lookup(text)
+    except TargetError as error:
+        if name != "contrast":
+            raise
+        said = str(error)
+        told = said.replace("the target ", "the contrast ", 1)
+        raise TargetError(f"the contrast: {said}" if told == said else told) from None
+
+
 def _index(token: Any, lookup: Callable[[str], int], size: int, name: str = "target") -> int:
-    index = lookup(token) if isinstance(token, str) else whole_number(token)
+    index = looked_up(lookup, token, name) if isinstance(token, str) else whole_number(token)
     if index is None:
         raise TargetError(f"the {name} is {type(token).__name__}; pass a string or an index")
     if not 0 <= index < size:

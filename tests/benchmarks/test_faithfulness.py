@@ -175,7 +175,7 @@ def test_a_masked_model_explains_its_mask(piece_tokenizer, tmp_path):
             next(i for i, t in enumerate(row["tokens"]) if "[MASK]" in t) for row in rows]  # fmt: skip
     assert all(row["position"] not in row["hideable"] for row in rows)
     assert [each.reason for each in run.samples.dropped] == [
-        "a masked language model is explained at '[MASK]', and the input has 0 of it"
+        "cannot be read: a masked language model is explained at '[MASK]', and the input has 0 of it"
     ]
 
 
@@ -283,6 +283,9 @@ def test_the_command(run, tmp_path, monkeypatch):
             assert f"{each}{read} " in page
             assert f"| {each}{read} " in text.replace("\\", "")
     assert "itself" in page
+    samples = int(re.findall(r"(\d+) samples", text)[0])
+    least = 6 * 2 / 2**samples  # of 6 pairs, 2 of all choices of signs
+    assert f"(the least it can be is {least:.3f})" in page
     assert page.count("<polyline") == 8
     before = (tmp_path / "found" / "rows" / "part-00000.parquet").read_bytes()
     code, out, err = run("benchmark", "faithfulness", *options, "--out", "found")
@@ -423,7 +426,7 @@ def test_the_verdict(classifier, tmp_path):
         assert found.verdict.method == "leave-one-out"
         assert (found.verdict.apart, found.verdict.leads, found.verdict.level) == (1, 1, 0)
         assert said.startswith("Recommended: leave-one-out. ")
-        assert "add random and position" in said
+        assert "add random, and position for texts or centre for images" in " ".join(said.split())
     _, said = leads([good, opposite], "few", 2)
     assert said.startswith("Nothing to recommend yet")
     _, said = leads([Fixed("random", good, 1), opposite], "chance")
@@ -495,7 +498,8 @@ def test_labels_the_model_does_not_have(classifier, tmp_path):
     for label in ("angry", "3", "-1"):
         data = table(tmp_path, TEXTS[:2], ["positive", label])
         with pytest.raises(
-            DataError, match=rf"texts.tsv:3 has the label '{label}', which the model does not have: .*or its number$"
+            DataError,
+            match=rf"texts.tsv:3 has the label '{label}', which is not one of the model's classes: .*or its number$",
         ):
             Run(Faithfulness(data), classifier, ["lrp"]).samples  # noqa: B018
     data = table(tmp_path, TEXTS[:2], ["positive", ""])

@@ -270,7 +270,7 @@ def bad(tmp_path, files, kind):
         return files, "has no pixel of an object"
     if kind == "label":
         files.write_text(files.read_text().replace("c0", "zebra"))
-        return files, "has the label 'zebra', which the model does not have"
+        return files, "has the label 'zebra', which is not one of the model's classes"
     if kind == "column":
         files.write_text(files.read_text().replace("file", "path"))
         return files, "no column 'file'"

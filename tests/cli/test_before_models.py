@@ -47,6 +47,11 @@ TEXTS = ("benchmark", "faithfulness", "--out", "o", "--data", "texts.tsv")
     ("arguments", "told"),
     [
         (("explain", "--texts", "empty.txt"), "empty.txt has no text; write one a line"),
+        (("explain", "--texts", "texts.tsv"), "texts.tsv is a table, and --texts reads a text a line"),
+        (
+            ("explain", "--texts", "other.csv"),
+            "or pipe the column in, as by cut -f 2 table.tsv | lrpx explain --texts -",
+        ),
         (("check", "--method", "lrp", "--method", "cp-lrp"), "the methods are lrp, lrp; name one or more, each once"),
         (("check", "--seed", 2**32), "invalid value for '--seed'"),
         (("neurons", "flow", "The", "--target", "a", "--contrast", "a"), "the contrast 'a' is the target itself"),
@@ -148,5 +153,6 @@ def test_the_folder_of_the_same_run_goes_on(run, runs, monkeypatch, name):
 
 def test_the_model_itself_is_told(run, folder, monkeypatch):
     monkeypatch.chdir(folder)
-    assert NOWHERE in run("explain", "--texts", "texts.tsv", "--model", "/nowhere/model")[2]
+    (folder / "texts.txt").write_text("The doors\n")
+    assert NOWHERE in run("explain", "--texts", "texts.txt", "--model", "/nowhere/model")[2]
     assert NOWHERE in run(*TEXTS, "--model", "/nowhere/model")[2]

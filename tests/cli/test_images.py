@@ -10,6 +10,7 @@ import torch
 import transformers as tf
 
 from lrpx import Attribution, Explainer
+from lrpx.cli._explain import show
 from tests.pictures import SIZES, build
 
 pil = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
@@ -55,6 +56,25 @@ def test_an_image_on_the_command_line(run, folder, tmp_path):
     page = (tmp_path / "a.html").read_text()
     assert page.count('href="data:image/png;base64,') == 5  # the image, and two layers over it
     assert "img-src data:" in page
+
+
+def tiny_clip():
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    texts = small | {"vocab_size": 20, "max_position_embeddings": 8, "eos_token_id": 19, "pad_token_id": 0}
+    images = small | {"image_size": 16, "patch_size": 8}
+    return tf.CLIPModel(tf.CLIPConfig(text_config=texts, vision_config=images, projection_dim=8)).eval()
+
+
+def test_the_rest_of_an_image_and_a_text_is_what_neither_has(capsys):
+    given = {"input_ids": torch.tensor([[5, 6, 19]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
+    a = Explainer(tiny_clip(), None)(given | {"pixel_values": torch.randn(1, 3, 16, 16)})
+    missing = a.explained.value - float(a.relevance.sum()) - float(a.by_pixel().sum())
+    assert abs(float(a.relevance.sum())) > 0.01 * abs(missing)
+    show([a])
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"the other {missing:+.4g} (" in out
+    assert ") came from no token or pixel, but from positions" in out
 
 
 def test_methods_side_by_side_and_a_cell(run, folder):

@@ -80,6 +80,18 @@ MISTAKES = [
     ("causal", ["--target", "zebra"], "--target-id", ["--target-id", "7", "--contrast-id", "8"]),
     ("causal", ["--choice", "a", "--choice", "b"], "leave --choice out", ["--target-id", "7"]),
     ("causal", ["--pair", "the tree"], "leave --pair out, or write both into one text", ["--target-id", "7"]),
+    (
+        "causal",
+        ["--target-id", "7", "--contrast", "zebra"],
+        "--contrast-id",
+        ["--target-id", "7", "--contrast-id", "8"],
+    ),
+    (
+        "classes",
+        ["--target", "no", "--contrast", "maybe"],
+        "index of a class with --contrast-id",
+        ["--target", "no", "--contrast-id", "1"],
+    ),
     ("no tokenizer", [], "pass token ids with --ids, or a model folder", None),
     ("images", [], "pass an image with --image", None),
     ("encoder", [], "pass the other one with --pair", ["--pair", "the tree"]),
@@ -101,6 +113,25 @@ def test_a_mend_can_be_done(run, folders, model, wrong, said, right):
         code, out, err = run("explain", text, "--model", folders / model, *right)
         assert (code, err) == (0, "")
         assert "key" in out or "k" in out
+
+
+@pytest.mark.parametrize(
+    ("model", "command", "said"),
+    [
+        ("tags", ["neurons", "turn", "The key", "--set", "0:1=1"], "; lrpx neurons turn has no --position"),
+        ("tags", ["neurons", "rank", "The key"], ""),
+        ("encoder", ["neurons", "rank", "The key"], "; lrpx neurons rank has no --pair"),
+        ("choices", ["check"], "; lrpx check has no --choice"),
+        ("choices", ["neurons", "turn", "The key", "--set", "0:1=1"], ""),
+    ],
+)
+def test_a_mend_that_another_command_has(run, folders, model, command, said):
+    """What only ``lrpx explain`` can be told is not told of others as if they could."""
+    code, _, err = run(*command, "--model", folders / model)
+    assert code == 2
+    assert err.endswith(f"{said}, lrpx explain has\n" if said else "\n")
+    assert ("lrpx explain has" in err) == bool(said)
+    assert "inputs=" not in err or "in Python" in err
 
 
 def test_token_ids_for_a_model_without_a_tokenizer(run, folders):

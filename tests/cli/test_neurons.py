@@ -125,6 +125,27 @@ def test_turn(command):
     assert code == 0
 
 
+def test_what_a_classifier_says_is_told_as_everywhere(command, tmp_path, piece_backend):
+    """The sigmoid of each class where several may hold, and a score as a number."""
+    from tokenizers import Tokenizer
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    pieces = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(piece_backend),
+        pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+    )  # fmt: skip
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    pieces.save_pretrained(tmp_path)
+    for more in ({"num_labels": 3, "problem_type": "multi_label_classification"}, {"num_labels": 1}):
+        torch.manual_seed(0)
+        BertForSequenceClassification(BertConfig(vocab_size=len(pieces), **small, **more)).save_pretrained(tmp_path)
+        code, out, _ = command("turn", "the film", "--set", "0:1=9", "--model", tmp_path)
+        assert code == 0
+        a = lrpx.Explainer.from_pretrained(tmp_path)("the film")
+        told = a.explained.value if a.prediction is None else a.prediction.probability
+        assert (f"{told:+.4g}  " if a.prediction is None else f"{told:6.1%}  ") in out
+
+
 WRONG = {
     "no text": (["rank"], "there is no text"),
     "both": (["rank", "a", "--texts", "x"], "there is no text, or one beside"),

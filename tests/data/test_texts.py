@@ -57,6 +57,17 @@ def test_what_a_decoder_has_written(ending, tmp_path):
         read_texts(path, decoder="decoder")
 
 
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_two_columns_of_one_name(ending, tmp_path):
+    """Which of them is meant nobody can tell; of columns without a name nobody asks for one."""
+    path, between = tmp_path / f"texts{ending}", {".csv": ",", ".tsv": "\t"}[ending]
+    path.write_text("\n".join(between.join(row) for row in (["text", "text"], ["good", "bad"])))
+    with pytest.raises(DataError, match=rf"texts{ending} has two columns called 'text'; rename one of them"):
+        read_texts(path)
+    path.write_text("\n".join(between.join(row) for row in (["text", "", ""], ["good", "", "bad"])))
+    assert [each.text for each in read_texts(path)] == ["good"]
+
+
 def test_plain_text_and_windows_lines(tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_bytes("\ufeffone\r\n\r\n  two\t2 \n".encode())

@@ -134,6 +134,20 @@ def test_an_image_has_positions_by_place() -> None:
         assert np.abs(part.values.numpy()).max() > 1e-6
 
 
+@pytest.mark.parametrize("method", ["pa-lrp", "pa-lrp-tokens"])
+def test_a_sound_beside_tokens_is_refused_by_name(method: str) -> None:
+    """Its places are none of the tokens, and the ledger alone would tell of them."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+    size = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2}
+    size |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "vocab_size": 20}
+    size |= {"num_mel_bins": 4, "max_source_positions": 8, "max_target_positions": 8, "pad_token_id": 0}
+    size |= {"bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    model = WhisperForConditionalGeneration(WhisperConfig(**size)).eval()
+    with pytest.raises(MethodError, match=r"those of an image or a sound beside the tokens.*; use attnlrp or lrp"):
+        lrpx.Explainer(model, None)({"input_features": torch.randn(1, 4, 16)}, decoder=[1, 5], method=method)
+
+
 def test_a_model_without_positions_is_refused_by_name() -> None:
     with pytest.raises(MethodError, match="no positions were met"):
         lrpx.Explainer(tiny.mamba())(IDS, method="pa-lrp")

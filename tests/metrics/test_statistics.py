@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lrpx.errors import InputError, MissingExtraError
-from lrpx.metrics._statistics import FLIPS, RESAMPLES, holm, interval, paired_test
+from lrpx.metrics._statistics import FLIPS, RESAMPLES, holm, interval, least_p_value, paired_test
 from tests.reference import statistics as twins
 
 FINITE = st.floats(-100, 100)
@@ -137,6 +137,12 @@ def test_sums_that_differ_by_rounding_alone_are_equal():
     assert paired_test([0.1, 0.2, 0.0], [0.0, 0.0, 0.3]) == 1.0
     # 7 + 2 + 3 + 7 tenths are odd, so no choice of signs has a sum nearer to 0 than the observed 0.1.
     assert paired_test([0.0, 0.0, 0.3, 0.7], [0.7, 0.2, 0.0, 0.0]) == 1.0
+
+
+@pytest.mark.parametrize("samples", [1, 4, 8, 13, 14, 60])
+def test_the_least_p_value_is_that_of_samples_which_all_say_the_same(samples):
+    assert paired_test(np.ones(samples), np.zeros(samples)) == pytest.approx(least_p_value(samples), abs=3e-4)
+    assert least_p_value(samples) <= paired_test(np.arange(samples) + 1.0, np.zeros(samples)) + 3e-4
 
 
 def test_values_that_differ_by_rounding_alone_do_not_differ():

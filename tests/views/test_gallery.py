@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -53,6 +54,21 @@ def test_the_same_tokens_stand_together_wherever_they_are():
     assert found[0].facts == ('predicted " are" 43.2%', "openai-community/gpt2")
     assert found[1].facts == ('predicted " Paris" 43.2%', "openai-community/gpt2", "attnlrp")
     assert [len(row) for row in found[0].rows] == [3] * len(sentence())
+
+
+def test_what_has_no_tokens_has_no_sum_of_them():
+    """A sound: its relevance is a part of two axes, and a sum of no tokens would say that there is none."""
+    values = torch.tensor([[0.5, -2.0, 0.25], [1.0, 0.0, 1.0]])
+    a = attribution((), [], value=4.0, parts=(Part("input_features", values, ("dimension 0", "dimension 1")),))
+    several = Attributions([a, made_by(a, method="lrp")])
+    shown = [str(a), plain(drawn(a)), a.to_html(), a._repr_html_(), a.to_latex()]
+    for view in (*shown, plain(drawn(several)), several.to_html(), several._repr_html_(), several.to_latex()):
+        body = re.sub(r"<style>.*?</style>|<[^>]+>", " ", view, flags=re.S)
+        assert "+4" in body
+        assert not re.search(r"[Ss]um\s+0\b|0\.0%|against\s+0|0\s+for", body), body
+    assert all(told in view for view, told in zip(shown, ["sum to +0.75", "sum +0.75", "Sum +0.75"], strict=False))
+    assert a.to_png()
+    assert several.to_svg()
 
 
 def test_only_what_differs_tells_them_apart():

@@ -171,6 +171,9 @@ def _comma(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str,
 
 
 def _row(path: Path, number: int, head: list[str], cells: list[str], between: str) -> dict[str, str]:
+    twice = next((name for name in head if name and head.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has two columns called {twice!r}; rename one of them")
     if len(cells) != len(head):
         raise DataError(
             f"{path}:{number} has {len(cells)} columns and the first line {len(head)}; part them by {between}"

@@ -155,7 +155,8 @@ def _draw(page: _Page, group: Group) -> None:
             if len(line.shown.segments) > 1:
                 page.text(f"{segment.name or 'other'}  {_number(segment.total)}", size=_SMALL, color=QUIET[False])
             page.tokens(segment)
-        _legend(page, line.shown)
+        if line.shown.pieces:  # a sound has none
+            _legend(page, line.shown)
         if line.shown.sink:
             told = f"{line.shown.sink.text} alone carries {_number(line.shown.sink.relevance)}; the colours are"
             page.text(f"{told} scaled by the rest", size=_SMALL, color=QUIET[False])

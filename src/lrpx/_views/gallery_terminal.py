@@ -42,7 +42,8 @@ class Gallery:
             yield Text(", ".join(group.facts), "dim", overflow="fold")
             for line in group.lines:
                 yield from self._line(line, console, options)
-            if len(group.lines) > 1 and (group.lines[0].canvas is None or group.lines[0].attribution.ids):
+            is_drawn = len(group.lines) > 1 and bool(group.lines[0].shown.pieces)
+            if is_drawn and (group.lines[0].canvas is None or group.lines[0].attribution.ids):
                 yield Text()
                 yield from _tables(group, options.max_width)
         left = len(self.attributions) - FEW
@@ -56,6 +57,9 @@ class Gallery:
         if line.canvas is not None and not line.attribution.ids:
             yield label
             yield from blocks(line.canvas, paint, options.max_width, ascii_only=options.ascii_only)
+            return
+        if not shown.pieces:  # a sound
+            yield label
             return
         yield label.append(f"  sum {number(shown.total)}", "dim")
         for segment in shown.segments:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lrpx._views.picture import aligned, one_line, share_of_scale
+from lrpx._views.picture import aligned, number, one_line, share_of_scale
 from lrpx.attribution import TOKEN, scale
 
 if TYPE_CHECKING:
@@ -69,15 +69,17 @@ def grids(a: Attribution, largest: int = LARGEST) -> tuple[Grid, ...]:
     the last.
     """
     parts = (part for part in a.parts.values() if len(part.axes) > 1 and 0 not in part.shape.values())
-    return tuple(_grid(part, a.labels(part), largest) for part in parts)
+    is_told = len(a) == 0 and a.image is None  # a sound: no tokens whose sum is told elsewhere
+    return tuple(_grid(part, a.labels(part), largest, is_told=is_told) for part in parts)
 
 
-def _grid(part: Part, labels: dict[str, Sequence[str]], largest: int) -> Grid:
+def _grid(part: Part, labels: dict[str, Sequence[str]], largest: int, *, is_told: bool) -> Grid:
     summed, sums = part, []
     while len(summed.axes) > 2:
         sums.append(TOKEN if TOKEN in summed.axes else summed.axes[-1])
         summed = summed.summed(sums[-1])
     notes = [f"summed over {' and '.join(sums)}"] if sums else []
+    notes += [f"sum {number(float(part.values.sum()))}"] if is_told else []
     names = {}
     for axis, size in summed.shape.items():
         spans = _blocks(size, largest)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lrpx._views.picture import Picture, Piece, Segment
     from lrpx._views.waterfall import Waterfall
     from lrpx.attribution import Attribution
+    from lrpx.parts import Part
 
 _Paint = Callable[[float], RGB]
 """From a share of the colour scale to a background."""
@@ -73,11 +74,18 @@ def line(a: Attribution) -> str:
         if len(shown.segments) > 1:
             text.append(f" {segment.name or 'other'}: ")
         text.append(_tokens(segment, paint, flat=True) if paint else _numbered(shown, segment, flat=True))
+    if not shown.pieces:  # a sound
+        text.append(", ".join(f"{name} sum to {number(float(part.values.sum()))}" for name, part in _others(a)))
     if paint and (sink := shown.sink):
         text.append(f"  {_quoted(sink)} alone: {number(sink.relevance)}")
     with console.capture() as captured:
         console.print(text, soft_wrap=True, end="")
     return captured.get()
+
+
+def _others(a: Attribution) -> list[tuple[str, Part]]:
+    """The parts that are not of tokens, by name."""
+    return [(name, part) for name, part in a.parts.items() if name != "tokens"]
 
 
 def _line_of_image(a: Attribution) -> str:
@@ -117,19 +125,8 @@ class Heatmap:
                 yield Text()
                 yield _ledger(fall, paint, options.max_width, ascii_only=options.ascii_only)
             return
-        for segment in shown.segments:
-            several = len(shown.segments) > 1
-            yield Text(f"{segment.name or 'other'}  {number(segment.total)}", "bold") if several else Text()
-            tokens = _tokens(segment, paint) if paint else _numbered(shown, segment)
-            tokens.overflow = "fold"
-            yield Padding(tokens, (0, 1), style=_card(dark)) if paint else tokens
-        yield Text()
-        yield _legend(shown, paint) if paint else Text()
-        yield _totals(shown)
-        if sink := shown.sink:
-            yield _sink_note(shown, sink)
-        yield Text()
-        yield _strongest(shown, paint, options.max_width, ascii_only=options.ascii_only)
+        if shown.pieces:  # a sound has none
+            yield from _of_tokens(shown, paint, options, dark=dark)
         for grid in grids(a, largest=max(1, min(LARGEST, (options.max_width - _WIDEST_TOKEN) // _CELL))):
             if drawn is not None and grid.name in ("patches", "pixels"):
                 continue
@@ -138,6 +135,23 @@ class Heatmap:
         if fall := waterfall(a):
             yield Text()
             yield _ledger(fall, paint, options.max_width, ascii_only=options.ascii_only)
+
+
+def _of_tokens(shown: Picture, paint: _Paint | None, options: ConsoleOptions, *, dark: bool) -> RenderResult:
+    """The tokens of each segment, the colour scale, the sums and the strongest."""
+    for segment in shown.segments:
+        several = len(shown.segments) > 1
+        yield Text(f"{segment.name or 'other'}  {number(segment.total)}", "bold") if several else Text()
+        tokens = _tokens(segment, paint) if paint else _numbered(shown, segment)
+        tokens.overflow = "fold"
+        yield Padding(tokens, (0, 1), style=_card(dark)) if paint else tokens
+    yield Text()
+    yield _legend(shown, paint) if paint else Text()
+    yield _totals(shown)
+    if sink := shown.sink:
+        yield _sink_note(shown, sink)
+    yield Text()
+    yield _strongest(shown, paint, options.max_width, ascii_only=options.ascii_only)
 
 
 def blocks(drawn: Canvas, paint: _Paint | None, width: int, *, ascii_only: bool, name: str = "") -> RenderResult:

@@ -267,19 +267,31 @@ def labelled(row: Mapping[str, Any], model: BoundModel, path: Path) -> int:
     """The index of the label of a file's row: its name, or its number.
 
     Raises:
-        DataError: the model has none such.
+        DataError: the model has none such, or more than one.
     """
     given = row["label"]
+    try:
+        return index_of(given, model)
+    except TargetError as error:
+        mend = str(error).replace("the index of a class", "its number")
+        raise DataError(
+            f"{path}:{row['line']} has the label {given!r}, which is not one of the model's classes: {mend}"
+        ) from error
+
+
+def index_of(given: str, model: BoundModel) -> int:
+    """The index of a token or a class that is given by its name, or a class by its number.
+
+    Raises:
+        TargetError: the model has none such, or several.
+    """
     try:
         return model.index(given)
     except TargetError as error:
         size = int(getattr(model.config, "num_labels", 0)) if model.task.logits == "classes" else 0
         if given.isdecimal() and int(given) < size:
             return int(given)
-        mend = str(error).replace("the index of a class", "its number")
-        raise DataError(
-            f"{path}:{row['line']} has the label {given!r}, which the model does not have: {mend}"
-        ) from error
+        raise TargetError(str(error).replace("by its id", "by its number")) from error
 
 
 BENCHMARKS: Registry[type[Benchmark[Any]]] = Registry("benchmark", InputError, "lrpx.benchmarks")

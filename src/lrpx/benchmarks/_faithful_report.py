@@ -20,7 +20,7 @@ from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._pieces import Pieces
 from lrpx.benchmarks._report import UNTOLD, figure, p_value
 from lrpx.benchmarks._summary import select
-from lrpx.metrics._statistics import FLIPS
+from lrpx.metrics._statistics import least_p_value
 from lrpx.runs import write_whole
 
 if TYPE_CHECKING:
@@ -147,7 +147,10 @@ def verdict(found: Summary) -> list[str]:
         if not count:
             lines.append("So this run gives no reason to believe it: run more samples, or other methods.")
     if not made.over:
-        lines.append("No method here knows nothing of the model; add random and position to see what chance earns.")
+        lines.append(
+            "No method here knows nothing of the model; add random, and position for texts or centre for images, to "
+            "see what chance earns."
+        )
     return lines
 
 
@@ -184,7 +187,7 @@ def _context(found: Summary, record: Mapping[str, Any], title: str, noun: str = 
         "reads": list(dict.fromkeys((each.name, each.way, each.reads) for each in found.variants)),
         "agreement": _agree(found),
         "pairs": pairs,
-        "least": min(1.0, pairs / (FLIPS + 1)),
+        "least": min(1.0, pairs * least_p_value(found.samples)),
         "panels": panels(found.curves, noun),
         "noun": noun,
         "curve_value": f"mean {read}, by {way}",

@@ -21,7 +21,7 @@ import pyarrow as pa
 from lrpx._data.agreement import Dropped
 from lrpx._data.texts import read_texts
 from lrpx._tokens import decoder_ids
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, joined, labelled, register
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register
 from lrpx.benchmarks._faithful_report import terminal, write_reports
 from lrpx.benchmarks._faithful_summary import Variant, variants
 from lrpx.errors import DataError, InputError, ModelError, TargetError
@@ -435,7 +435,7 @@ class Faithfulness(Perturbed[TextSample]):
             made = model.reader.row({"input_ids": ids, "attention_mask": [1] * len(ids)} | more, row["decoder"])
             position = model.reader.position(made)
         except InputError as error:
-            return str(error).split(";")[0]
+            return f"cannot be read: {str(error).split(';')[0]}"
         target = self._target(row, label, model)
         question = Questions((made,), (Question(0, position, target),))
         may = tuple(np.flatnonzero(self.hideable(question, model)).tolist())
@@ -485,7 +485,7 @@ class Faithfulness(Perturbed[TextSample]):
             return Logit()
         if self.target != "label":
             try:
-                return Logit(model.index(self.target))
+                return Logit(index_of(self.target, model))
             except TargetError as error:
                 said, _, mend = str(error).partition("; ")
                 names = ["one token", mend.removeprefix("pass ").removesuffix(", or the index of a class")]

@@ -22,7 +22,7 @@ import pyarrow as pa
 from lrpx._covering import CELLS, FILLS, FIRST, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, joined, labelled, register
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register
 from lrpx.benchmarks._pixel_report import LEDGER, terminal, write_reports
 from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric
@@ -289,7 +289,7 @@ class Pixels(Pictured[ImageSample]):
             return Logit()
         if self.target != "label":
             try:
-                return Logit(model.index(self.target))
+                return Logit(index_of(self.target, model))
             except TargetError as error:
                 raise TargetError(str(error).removesuffix(", or the index of a class")) from error
         if label is None:

@@ -26,7 +26,7 @@ from lrpx.benchmarks._heatmaps import choose, shown
 from lrpx.benchmarks._summary import described, summarise
 from lrpx.benchmarks._words import RANDOM
 from lrpx.metrics._metric import TRUTH, number
-from lrpx.metrics._statistics import FLIPS
+from lrpx.metrics._statistics import least_p_value
 from lrpx.runs import write_whole
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _context(benchmark: Reported, found: Summary, record: Mapping[str, Any]) -> 
         "shown": shown(found.metrics),
         "draws": next(iter(found.chance.values())).draws,
         "pairs": pairs,
-        "least": pairs / (FLIPS + 1),
+        "least": min(1.0, pairs * least_p_value(found.correct)),
         "leaders": [(method, _listed(where)) for method, where in leaders.items()],
         "tallest": {name: max(map(max, table.values())) for name, table in found.shares.items()},
         "groups": [str(group.number) for group in found.groups],

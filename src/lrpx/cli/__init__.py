@@ -35,9 +35,11 @@ def main() -> None:
 
             run()
         except LRPxError as error:
+            from lrpx.cli._app import lacking
             from lrpx.cli._mends import on_the_command_line
 
-            _refuse(on_the_command_line(str(error)))
+            told = on_the_command_line(str(error))
+            _refuse(told + lacking(told))
         except OSError as error:
             _broken(error)
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
 from typing import Annotated, Any, Final
@@ -59,6 +60,24 @@ def _told(error: Any) -> str:
     if said.startswith("Got unexpected extra argument") and path == "lrpx explain":
         return f"{said[0].lower()}{said[1:]}; put the text in quotes"
     return f"{said[0].lower()}{said[1:]}; {path} --help says what there is"
+
+
+def lacking(message: str) -> str:
+    """What is added to a message that names options of ``lrpx explain`` which the command that was asked for has not:
+    that it has not. Empty for others, and for benchmarks, whose messages are their own."""
+    command: Any = typer.main.get_command(app)
+    explain, path = command.commands["explain"], ["lrpx"]
+    for name in sys.argv[1:]:
+        if name not in getattr(command, "commands", ()):
+            break
+        path.append(name)
+        command = command.commands[name]
+    if hasattr(command, "commands"):
+        return ""
+    theirs = {name for parameter in explain.params for name in parameter.opts}
+    theirs -= {name for parameter in command.params for name in parameter.opts}
+    named = [each for each in dict.fromkeys(re.findall(r"--[a-z-]+", message)) if each in theirs]
+    return f"; {' '.join(path)} has no {' or '.join(named)}, lrpx explain has" if named else ""
 
 
 def _version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ from lrpx.cli._wanted import read_ids
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
 from lrpx.explainer import Explainer
 from lrpx.methods import find
-from lrpx.targets import Cell
+from lrpx.targets import Cell, looked_up
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -144,13 +144,15 @@ def show(found: Sequence[Attribution]) -> None:
 
 def _rest(a: Attribution) -> Text | None:
     """Where the value went that the tokens did not get, in one dim line, when the ledger can tell."""
-    total = sum(token.relevance for token in a) if a.image is None else float(a.by_pixel().sum())
+    total = 0.0 if a.image is None else float(a.by_pixel().sum())
+    if a.image is None or a.ids:
+        total += sum(token.relevance for token in a)
     missing = a.explained.value - total
     if a.ledger is not None or not a.is_decomposition or abs(missing) <= NEARLY * abs(a.explained.value):
         return None
     part = percent(share(missing, a.explained.value))
     told = f"{number(missing)}{f' ({part})' if part else ''}"
-    unit = "token" if a.image is None else "pixel"
+    unit = "token" if a.image is None else "token or pixel" if a.ids else "pixel"
     return Text(
         f"\nthe other {told} came from no {unit}, but from positions, biases and the like: --ledger shows it",
         "dim",
@@ -172,7 +174,7 @@ def check_names(target: str | None, contrast: str | None, explainer: Explainer) 
         word = f" {given}"
         one, other = _token(explainer, given), _token(explainer, word)
         if kind == "classes" or given[:1].isspace() or other is None:
-            explainer.bound.index(given)
+            looked_up(explainer.bound.index, given, name)
         elif one is None:
             raise TargetError(f"--{name} {given!r} is not one token, but the word {word!r} is; pass --{name} {word!r}")
         elif one != other:

@@ -44,6 +44,7 @@ MENDS: Final = (
     ),
     (r"load it yourself and pass it to (lrpx.Explainer\(model, tokenizer\))", rf"{IN_PYTHON} load it and use \1"),
     (r"load the class with the right head, say .* task=, or use (lrpx.propagate)", rf"{IN_PYTHON} use \1"),
+    (r"pass an example of what it takes, (places\(.*\))", rf"{IN_PYTHON} lrpx.units.\1 takes an example"),
     (r"; use (lrpx\.propagate)", rf"; {IN_PYTHON} use \1"),
     (r"or try dtype (\w+)", r"or try --dtype \1"),
     (r"use another dtype, such as (\w+)", r"try --dtype \1"),
@@ -64,4 +65,5 @@ def on_the_command_line(message: str) -> str:
     """
     for said, here in MENDS:
         message = re.sub(said, here, message)
-    return message
+    is_contrast = "the contrast" in message.partition(";")[0]
+    return message.replace("--target-id", "--contrast-id") if is_contrast else message

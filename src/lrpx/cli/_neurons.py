@@ -330,23 +330,26 @@ def _parsed(option: str, given: str, count: int) -> tuple[int | str, int, list[f
 
 
 def _predicted(explainer: Explainer, text: str, _: int) -> list[str]:
-    """The likeliest predictions, one a line.
+    """The likeliest predictions, one a line; of numbers that are no chances, as a score, the number of each.
 
     Raises:
         MethodError: there is no row of logits to read them from.
     """
+    from lrpx._views.picture import number
     from lrpx.questions import Question, Questions
 
     bound = explainer.bound
     if bound.task.logits not in ("tokens", "classes"):
         raise MethodError(
-            f"{type(explainer.model).__name__} is a {bound.task.title} and predicts no token or class; in Python, "
+            f"{type(explainer.model).__name__} is {bound.task.named} and predicts no token or class; in Python, "
             "lrpx.intervene changes what it says"
         )
     row = bound.reader.row(text)
     question = Question(0, bound.reader.position(row, None), bound.default_target())
-    chances = bound.ask(Questions((row,), (question,))).logits[0].double().softmax(-1)
-    best = chances.topk(min(SHOWN, len(chances)))
+    logits = bound.ask(Questions((row,), (question,))).logits[0].double()
+    if bound.predicted(logits) is None:
+        return [f"{number(value)}  {bound.label(index)!r}" for index, value in enumerate(logits.tolist()[:SHOWN])]
+    best = bound.probabilities(logits).topk(min(SHOWN, len(logits)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return [f"{chance:6.1%}  {bound.label(index)!r}" for chance, index in pairs]
 
@@ -363,9 +366,7 @@ def _written(explainer: Explainer, text: str, count: int) -> list[str]:
 
     model: Any = explainer.model
     if explainer.task not in (tasks.Task.CAUSAL, tasks.Task.SEQ2SEQ) or not hasattr(model, "generate"):
-        raise MethodError(
-            f"{type(model).__name__} is a {explainer.task.title} and writes nothing; leave --generate out"
-        )
+        raise MethodError(f"{type(model).__name__} is {explainer.task.named} and writes nothing; leave --generate out")
     row = explainer.bound.reader.row(text)
     ids = torch.tensor([row.segments[0].tokens.ids], device=tasks.input_device(model))
     pad = explainer.bound.pad_id

@@ -89,6 +89,8 @@ class Wanted:
                     raise DataError(f"{self.texts} has no text; write one a line")
         if self.texts is not None and self.json not in (None, DASH):
             _check_results(self.json)
+        if self.texts is not None:
+            _check_lines(self.texts)
         if text is not None:
             text = read_text(text)
         if self.texts is self.image is None:
@@ -186,6 +188,20 @@ def read_ids(text: str) -> list[int]:
     if not _IDS.fullmatch(text.strip(" []\t\r\n")):
         raise InputError(f"{text[:60]!r} are no token ids; write whole numbers, such as '464 8251', or leave --ids out")
     return [int(number) for number in re.findall(r"\d+", text)]
+
+
+def _check_lines(path: Path) -> None:
+    """Refuse a table, whose lines are no texts: its header, its labels and its commas would be explained as such."""
+    ending = path.suffix.lower()
+    if ending in (".csv", ".tsv", ".parquet"):
+        raise DataError(
+            f"{path} is a table, and --texts reads a text a line; write its texts into a .txt or a .jsonl file, or "
+            "pipe the column in, as by cut -f 2 table.tsv | lrpx explain --texts -"
+        )
+    if ending in (".json", ".ndjson"):
+        raise DataError(
+            f'{path} ends in {ending!r}; write an object {{"text": "…"}} a line, in a file that ends in .jsonl'
+        )
 
 
 def _check_results(path: Path) -> None:

@@ -146,13 +146,22 @@ def _by_head(ran: Pass, chosen: Sequence[int]) -> list[Part]:
 
 
 def _together(ran: Pass, kept: Sequence[Kept]) -> Tensor | list[Tensor]:
-    """The relevance of one layer's positions: ``[B, n]`` of places, or ``[B, T]`` of the tokens of each source."""
+    """The relevance of one layer's positions: ``[B, n]`` of places, or ``[B, T]`` of the tokens of each source.
+
+    Raises:
+        MethodError: they are positions of an image or a sound beside the tokens.
+    """
     if not ran.batch.arguments:  # an image: places are patches
         return torch.stack([each.relevance.cpu() for each in kept]).sum(0)
     found = [torch.zeros(part.value.shape[:-1], dtype=torch.float64) for part, *_ in ran.sources]
     tap = ran.trace.tap(Positions)
     for each in kept:
-        is_turned = tap is not None and each.source is not None and tap.is_turned(each.source)
+        if each.source is None or each.source.ids is None:
+            raise MethodError(
+                f"the positions in {each.layer} are those of an image or a sound beside the tokens, which have no part "
+                "of their own; use attnlrp or lrp"
+            )
+        is_turned = tap is not None and tap.is_turned(each.source)
         found[_number(ran, each.source)] += (each.relevance.T if is_turned else each.relevance).cpu()
     return found
 

@@ -144,6 +144,16 @@ def paired_test(a: ArrayLike, b: ArrayLike, seed: int = 0) -> float:
     return extreme / (FLIPS + 1)
 
 
+def least_p_value(samples: int) -> float:
+    """The least that :func:`paired_test` can give for so many samples, all of which differ.
+
+    >>> least_p_value(4), least_p_value(1000)
+    (0.125, 0.0001)
+    """
+    choices = 2**samples
+    return 2 / choices if choices <= FLIPS else 1 / (FLIPS + 1)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's step-down adjustment: each p value as it stands for the whole family, in the same order.
 
