@@ -319,7 +319,8 @@ class BoundModel(Named):
         Args:
             questions: what is asked.
             exactly: not padded up to a size that code is compiled for.
-            apart: an encoder's tokens padded, if need be, to another width than a decoder's.
+            apart: padded further, if need be, so that the tokens of an encoder, those of a decoder and the rows are
+                unequal in number: what stands inside of the model is known by its shape.
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
@@ -341,10 +342,25 @@ class BoundModel(Named):
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
             how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
-            alike = apart and len(batch.arguments) == 2 and len(set(batch.widths)) == 1
-            if alike or self._turns_unseen(batch):
+            if self._turns_unseen(batch):
                 batch = batch_of(questions.rows, self.module, self.task, width=(batch.wide + 1,), **how)
+            if apart and batch.arguments:
+                wider = self._apart(batch)
+                if wider != batch.widths:
+                    batch = batch_of(questions.rows, self.module, self.task, width=wider, **how)
             return batch
+
+    def _apart(self, batch: Batch) -> tuple[int, ...]:
+        """How wide each of its arguments is to be so that none is as wide as there are rows, or as another is."""
+        rows = batch.tokens // sum(batch.widths)
+        taken = {rows} if rows > 1 and self.can_batch else set()
+        found: list[int] = []
+        for wide in reversed(batch.widths):  # a decoder's first
+            while wide in taken:
+                wide += 1
+            taken.add(wide)
+            found.append(wide)
+        return tuple(reversed(found))
 
     def _turns_unseen(self, batch: Batch) -> bool:
         """Whether nobody could tell if the model turns these ids round, as XLNet does: they are the same turned."""
