@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
@@ -15,7 +16,7 @@ from transformers import LlamaForCausalLM
 from lrpx import LRP, Contrast, Explainer, LogProb, Margin
 from lrpx._batching import BATCH_COST, TOKENS_PER_ROW, batches
 from lrpx._tokens import Tokens
-from lrpx.errors import InputError
+from lrpx.errors import InputError, ModelError
 from lrpx.inputs import Row, Segment
 from lrpx.methods import Backward
 from lrpx.methods._backward import value_times_gradient
@@ -424,3 +425,32 @@ def test_two_threads_explain_one_model_at_once():
     stop.set()
     beside.join()
     assert not wrong
+
+
+# --------------------------------------------------------------- models that read what the mask hides
+
+
+def convbert(model_class=tf.ConvBertForMaskedLM, **settings):
+    return tiny.build(
+        model_class, tf.ConvBertConfig(**tiny.SIZES, embedding_size=16, conv_kernel_size=3, **settings), "eager"
+    )
+
+
+def nystromformer():
+    sizes = tiny.SIZES | {"num_landmarks": 64, "segment_means_seq_len": 64, "conv_kernel_size": 3}
+    return tiny.build(tf.NystromformerForMaskedLM, tf.NystromformerConfig(**sizes), "eager")
+
+
+@pytest.mark.parametrize("build", [convbert, nystromformer])
+def test_a_model_with_convolutions_over_tokens_runs_row_by_row(build):
+    explain = Explainer(build())
+    assert not explain.bound.can_batch
+    for many, ids in zip(explain(ROWS, position=0, method="lrp"), ROWS, strict=True):
+        assert_same(many, explain(ids, position=0, method="lrp"))
+
+
+def test_and_compares_texts_of_one_length_alone():
+    explain = Explainer(convbert(tf.ConvBertModel), task=Task.EMBEDDINGS)
+    assert explain(([5, 6, 7], [8, 9, 10])).explained.value
+    with pytest.raises(ModelError, match=r"ConvBertModel would read the padding .* does not heed it; pass texts of eq"):
+        explain(([5, 6, 7], [8, 9]))

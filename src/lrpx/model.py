@@ -287,7 +287,7 @@ class BoundModel(Named):
     def can_batch(self) -> bool:
         """Padding needs an attention mask, or on the right a model whose tokens look back alone; a decoder's classifier
         also needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an
-        encoder's and decoder's the last end of a text, which padding must not be."""
+        encoder's and decoder's the last end of a text, which padding must not be. And the model must heed the mask."""
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):
@@ -295,7 +295,13 @@ class BoundModel(Named):
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
         pads_end = end is not None and end == self.pad_id
-        return self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
+        known = self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
+        return known and self._heeds_mask
+
+    @cached_property
+    def _heeds_mask(self) -> bool:
+        """Tried once, as :attr:`_looks_back`."""
+        return tasks.heeds_mask(self.module, self.task, self.pad_id or 0, self.padding_side)
 
     @cached_property
     def _looks_back(self) -> bool:
@@ -324,14 +330,14 @@ class BoundModel(Named):
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
-                for one that takes no attention mask.
+                for one that takes no attention mask, or reads what it hides.
         """
         takes_last = getattr(self.config, "summary_type", None) == "last"
         uneven = self.task.together is not None and any(len(set(row.lengths)) > 1 for row in questions.rows)
-        if uneven and not self.accepts("attention_mask"):
+        if uneven and not (self.accepts("attention_mask") and self._heeds_mask):
             raise ModelError(
-                f"{type(self.module).__name__} takes no attention_mask and would read the padding of the shorter text; "
-                "pass texts of equal length, in tokens"
+                f"{type(self.module).__name__} would read the padding of the shorter text, as it takes no "
+                "attention_mask or does not heed it; pass texts of equal length, in tokens"
             )
         if self.task.together == "choices" and takes_last and uneven:
             raise ModelError(
