@@ -454,3 +454,14 @@ def test_and_compares_texts_of_one_length_alone():
     assert explain(([5, 6, 7], [8, 9, 10])).explained.value
     with pytest.raises(ModelError, match=r"ConvBertModel would read the padding .* does not heed it; pass texts of eq"):
         explain(([5, 6, 7], [8, 9]))
+
+
+def test_a_translator_whose_parts_do_not_tell_their_embeddings():
+    sides = [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")]
+    sizes = dict(zip(sides, [2, 4, 24] * 2, strict=True)) | {"src_vocab_size": 31, "tgt_vocab_size": 29, "d_model": 16}
+    config = tf.FSMTConfig(langs=["en", "de"], **sizes, max_position_embeddings=64)
+    explain = Explainer(tiny.build(tf.FSMTForConditionalGeneration, config, "eager").float())
+    decoders = [[2, 9, 4], [2, 8], [2, 7, 6, 5], [2]]
+    for many, ids, decoder in zip(explain(ROWS, decoder=decoders), ROWS, decoders, strict=True):
+        assert_same(many, explain(ids, decoder=decoder), 1e-5)
+        assert bool(many.relevance[len(ids) :].any())

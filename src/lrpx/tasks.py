@@ -252,7 +252,10 @@ def source_paths(model: Module, task: Task) -> set[str]:
         return {path}
     # of the parts as well: where a tied embedding is offloaded, each part loads one of its own
     parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
-    modules = [module, *(part.get_input_embeddings() for part in parts)]
+    modules = [module, *map(_embedding, parts)]
+    last: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    if isinstance(last, torch.nn.Embedding):  # FSMT's parts do not tell, and its decoder's is its last matrix, too
+        modules.append(last)
     return {path for path, each in named_modules(model) if any(each is one for one in modules)}
 
 
