@@ -37,6 +37,7 @@ from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
 from lrpx.tasks import Task
+from lrpx.units import has_turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -299,6 +300,11 @@ class BoundModel(Named):
         return known and self._heeds_mask
 
     @cached_property
+    def _hides(self) -> bool:
+        """Tried once, where nothing that is hidden makes a difference."""
+        return tasks.hides(self.module, self.task)
+
+    @cached_property
     def _heeds_mask(self) -> bool:
         """Tried once, as :attr:`_looks_back`."""
         return tasks.heeds_mask(self.module, self.task, self.pad_id or 0, self.padding_side)
@@ -325,8 +331,9 @@ class BoundModel(Named):
         Args:
             questions: what is asked.
             exactly: not padded up to a size that code is compiled for.
-            apart: padded further, if need be, so that the tokens of an encoder, those of a decoder and the rows are
-                unequal in number: what stands inside of the model is known by its shape.
+            apart: padded further, if need be, so that the tokens of an encoder, those of a decoder and, in a model that
+                computes with the tokens before the rows, the rows are unequal in number: what stands inside of the
+                model is known by its shape.
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
@@ -357,9 +364,9 @@ class BoundModel(Named):
             return batch
 
     def _apart(self, batch: Batch) -> tuple[int, ...]:
-        """How wide each of its arguments is to be so that none is as wide as there are rows, or as another is."""
+        """How wide each of its arguments is to be so that none is as wide as another is, or as there are rows."""
         rows = batch.tokens // sum(batch.widths)
-        taken = {rows} if rows > 1 and self.can_batch else set()
+        taken = {rows} if rows > 1 and has_turned(self.module) and self.can_batch else set()
         found: list[int] = []
         for wide in reversed(batch.widths):  # a decoder's first
             while wide in taken:
@@ -449,7 +456,7 @@ class BoundModel(Named):
                 tensor of one shape for all, and ``[K, …]`` is returned.
 
         Raises:
-            ModelError: the model does not take what is to be changed.
+            ModelError: the model does not take what is to be changed, or does not look at it.
             NonFiniteError: NaN or infinity in a value.
         """
         for name, given in (("attention_mask", attention_mask), ("inputs_embeds", embeddings)):
@@ -461,7 +468,15 @@ class BoundModel(Named):
         if masks is not None and worth(masks) and self._says_the_same(questions):
             questions, attention_mask = without_hidden(questions, masks, self._first_position)
             exactly = False
-        return self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
+        found = self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
+        if attention_mask is not None and len(found) > 1:
+            moved = (found - found[:1]).abs().max()
+            if moved <= 16 * torch.finfo(found.dtype).eps * found.abs().max() and not self._hides:
+                raise ModelError(
+                    f"{type(self.module).__name__} takes an attention_mask and does not look at it, so no token can be "
+                    "hidden from it; use a method or a perturbation that changes the tokens or their embeddings"
+                )
+        return found
 
     def _values(
         self,

@@ -357,6 +357,24 @@ def looks_back(model: Module) -> bool:
     return alone.shape[1] == 4 and torch.allclose(alone, followed[:, :4], rtol=0, atol=lost * largest)
 
 
+def hides(model: Module, task: Task) -> bool:
+    """Whether a token that the attention mask hides makes any difference, as far as a short input tells: RWKV takes a
+    mask and does not look at it."""
+    weight = first_weight(model)
+    ids = torch.arange(6, device=input_device(model))[None] % weight.shape[0]
+    found = []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for hidden in (torch.zeros_like(ids), ids == 1):
+                given = {"input_ids": ids, "attention_mask": (~hidden.bool()).to(torch.int64)}
+                if "decoder_input_ids" in task.arguments:
+                    given["decoder_input_ids"] = ids[:, :3]
+                found.append(_named(model(**given), "logits"))
+        return not torch.equal(*found)
+    except Exception:  # of the model's own: it takes something else
+        return True
+
+
 def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     """Whether the model says the same of a text with padding that its mask hides, as far as a short input tells: a
     convolution over tokens, as ConvBERT's, reads what is there. A model of transformers without one is believed."""

@@ -175,6 +175,12 @@ def is_turned(model: Module, path: str, side: Side) -> bool:
         return False
 
 
+def has_turned(model: Module) -> bool:
+    """Whether some module of a model whose units were looked for takes or gives the tokens before the rows."""
+    known = _known.get(model)
+    return known is not None and bool(known.turned)
+
+
 def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
     """The places of all units of a kind, in the order of the forward pass.
 
