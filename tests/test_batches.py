@@ -441,12 +441,17 @@ def nystromformer():
     return tiny.build(tf.NystromformerForMaskedLM, tf.NystromformerConfig(**sizes), "eager")
 
 
-@pytest.mark.parametrize("build", [convbert, nystromformer])
-def test_a_model_with_convolutions_over_tokens_runs_row_by_row(build):
+def yoso():
+    return tiny.build(tf.YosoForMaskedLM, tf.YosoConfig(**tiny.SIZES), "eager")
+
+
+@pytest.mark.parametrize("build", [convbert, nystromformer, yoso])
+def test_a_model_that_reads_padding_runs_row_by_row(build):
     explain = Explainer(build())
     assert not explain.bound.can_batch
-    for many, ids in zip(explain(ROWS, position=0, method="lrp"), ROWS, strict=True):
-        assert_same(many, explain(ids, position=0, method="lrp"))
+    how = {"position": 0, "method": "gradient-x-input"}
+    for many, ids in zip(explain(ROWS, **how), ROWS, strict=True):
+        assert_same(many, explain(ids, **how))
 
 
 def test_and_compares_texts_of_one_length_alone():

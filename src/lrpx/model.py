@@ -469,7 +469,7 @@ class BoundModel(Named):
             questions, attention_mask = without_hidden(questions, masks, self._first_position)
             exactly = False
         found = self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
-        if attention_mask is not None and len(found) > 1:
+        if attention_mask is not None and len({tuple(mask.tolist()) for mask in attention_mask}) > 1:
             moved = (found - found[:1]).abs().max()
             if moved <= 16 * torch.finfo(found.dtype).eps * found.abs().max() and not self._hides:
                 raise ModelError(
