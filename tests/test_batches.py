@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
@@ -15,7 +16,7 @@ from transformers import LlamaForCausalLM
 from lrpx import LRP, Contrast, Explainer, LogProb, Margin
 from lrpx._batching import BATCH_COST, TOKENS_PER_ROW, batches
 from lrpx._tokens import Tokens
-from lrpx.errors import InputError
+from lrpx.errors import InputError, ModelError
 from lrpx.inputs import Row, Segment
 from lrpx.methods import Backward
 from lrpx.methods._backward import value_times_gradient
@@ -424,3 +425,48 @@ def test_two_threads_explain_one_model_at_once():
     stop.set()
     beside.join()
     assert not wrong
+
+
+# --------------------------------------------------------------- models that read what the mask hides
+
+
+def convbert(model_class=tf.ConvBertForMaskedLM, **settings):
+    return tiny.build(
+        model_class, tf.ConvBertConfig(**tiny.SIZES, embedding_size=16, conv_kernel_size=3, **settings), "eager"
+    )
+
+
+def nystromformer():
+    sizes = tiny.SIZES | {"num_landmarks": 64, "segment_means_seq_len": 64, "conv_kernel_size": 3}
+    return tiny.build(tf.NystromformerForMaskedLM, tf.NystromformerConfig(**sizes), "eager")
+
+
+def yoso():
+    return tiny.build(tf.YosoForMaskedLM, tf.YosoConfig(**tiny.SIZES), "eager")
+
+
+@pytest.mark.parametrize("build", [convbert, nystromformer, yoso])
+def test_a_model_that_reads_padding_runs_row_by_row(build):
+    explain = Explainer(build())
+    assert not explain.bound.can_batch
+    how = {"position": 0, "method": "gradient-x-input"}
+    for many, ids in zip(explain(ROWS, **how), ROWS, strict=True):
+        assert_same(many, explain(ids, **how))
+
+
+def test_and_compares_texts_of_one_length_alone():
+    explain = Explainer(convbert(tf.ConvBertModel), task=Task.EMBEDDINGS)
+    assert explain(([5, 6, 7], [8, 9, 10])).explained.value
+    with pytest.raises(ModelError, match=r"ConvBertModel would read the padding .* does not heed it; pass texts of eq"):
+        explain(([5, 6, 7], [8, 9]))
+
+
+def test_a_translator_whose_parts_do_not_tell_their_embeddings():
+    sides = [f"{side}_{name}" for side in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")]
+    sizes = dict(zip(sides, [2, 4, 24] * 2, strict=True)) | {"src_vocab_size": 31, "tgt_vocab_size": 29, "d_model": 16}
+    config = tf.FSMTConfig(langs=["en", "de"], **sizes, max_position_embeddings=64)
+    explain = Explainer(tiny.build(tf.FSMTForConditionalGeneration, config, "eager").float())
+    decoders = [[2, 9, 4], [2, 8], [2, 7, 6, 5], [2]]
+    for many, ids, decoder in zip(explain(ROWS, decoder=decoders), ROWS, decoders, strict=True):
+        assert_same(many, explain(ids, decoder=decoder), 1e-5)
+        assert bool(many.relevance[len(ids) :].any())

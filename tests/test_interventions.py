@@ -408,3 +408,31 @@ def test_what_had_no_effect_is_told_at_the_end(llama):
         model.get_encoder()(input_ids=IDS)
     with pytest.raises(ZeroDivisionError), lrpx.intervene(llama, {DOWN: {3: 0.0}}):  # the first error is told
         raise ZeroDivisionError
+
+
+# ------------------------------------------------------------- tokens before the rows, as in XLNet
+
+SQUARE = torch.tensor([[11, 25, 3, 4], [12, 24, 1, 27], [30, 29, 8, 3], [9, 8, 7, 6]])
+"""As many rows as tokens."""
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_positions_where_the_tokens_come_before_the_rows(rows):
+    model = tiny.xlnet()
+    changes = {"transformer.layer.0.ff": Set(0.0, positions=[1])}
+    with lrpx.intervene(model, changes):
+        together = logits(model, SQUARE[:rows])
+        alone = torch.cat([logits(model, each[None]) for each in SQUARE[:rows]])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("key", ["transformer.layer.0", ("transformer.layer.0.ff", "input")])
+@pytest.mark.parametrize("rows", [4, 3, 1])
+def test_what_is_recorded_has_the_rows_first(rows, key):
+    model = tiny.xlnet()
+    with record(model, [key]) as together:
+        logits(model, SQUARE[:rows])
+    for row, ids in enumerate(SQUARE[:rows]):
+        with record(model, [key]) as alone:
+            logits(model, ids[None])
+        torch.testing.assert_close(together[key][row], alone[key][0], rtol=0, atol=1e-9)

@@ -169,6 +169,19 @@ def test_other_families(name, given):
     assert any(row.relevance for row in found)
 
 
+@pytest.mark.parametrize("kind", ["neurons", "residual"])
+def test_as_many_texts_as_tokens_where_the_tokens_come_before_the_rows(kind):
+    """XLNet computes with ``[T, B, d]``, which no shape tells from ``[B, T, d]`` where both are as many."""
+    texts = [[11, 25, 3, 4], [12, 24, 1, 27], [30, 29, 8, 3], [9, 8, 7, 6]]
+    explainer = lrpx.Explainer(tiny.xlnet())
+    how = {"kind": kind, "at": 1, "top": 10**6, "position": 2}
+    found = {(row.path, row.unit): row.mean for row in explainer.neurons(texts, 3, **how)}
+    for text in texts:
+        for row in explainer.neurons(text, 3, **how):
+            found[row.path, row.unit] -= row.relevance / len(texts)
+    assert max(map(abs, found.values())) < 1e-6  # sums are kept in float32
+
+
 def test_an_encoders_and_a_decoders_tokens_are_told_apart():
     explainer = lrpx.Explainer(tiny.bart())
     found = explainer.neurons([4, 8, 2], 7, decoder=[2, 5, 9], top=10**6)

@@ -374,3 +374,12 @@ def test_where_heads_cannot_be_told_apart_an_attention_is_one_reader(build, told
     graph = circuits.graph_of(model, pair, whole=True)
     assert graph.count == 33
     circuits.check_closes(model, pair, graph)
+
+
+@pytest.mark.parametrize("length", [2, 4])
+def test_a_model_whose_tokens_come_before_the_rows_is_refused(length):
+    model = lrpx.Explainer(tiny.xlnet()).bound
+    pair = patching.pair_of(model, [11, 25, 3, 4][:length], [12, 25, 3, 4][:length], RIGHT, WRONG, position=1)
+    for measure in (lambda: patching.exact(model, pair, "mlp"), lambda: patching.attributed(model, pair, LRP, ["mlp"])):
+        with pytest.raises(MethodError, match=r"tokens before the rows as XLNet.*use lrpx.intervene"):
+            measure()

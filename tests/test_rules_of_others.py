@@ -196,3 +196,26 @@ def test_the_older_rules_are_unstable(minilm):
     assert sizes["lrp-chefer"] > 3 * sizes["attnlrp"]
     for name in ("lrp-ding", "lrp-voita"):
         assert sizes[name] > 100 * sizes["attnlrp"]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.logsumexp(-1),
+        lambda x: torch.logaddexp(x, x.flip(-1)),
+        lambda x: F.log_softmax(x, -1),
+        lambda x: torch.logcumsumexp(x, -1),
+    ],
+    ids=["logsumexp", "logaddexp", "log_softmax", "logcumsumexp"],
+)
+@pytest.mark.parametrize("name", ["LRP_CHEFER", "LRP_DING", "LRP_VOITA"])
+def test_a_logarithm_of_a_normaliser_is_refused_by_rules_for_a_softmax(name, function):
+    """What these would hand each score has as many elements only by chance."""
+
+    class Head(torch.nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return function(super().forward(x))
+
+    model = Head(4, 4).double()
+    with lrpx.propagate(model, getattr(recipes, name)), pytest.raises(MethodError, match=r"'log\w+'.*softmax="):
+        model(torch.randn(4, 4, dtype=torch.float64))

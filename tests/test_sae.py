@@ -198,11 +198,14 @@ def test_it_is_written_and_read(kind, tmp_path):
 
 
 def test_the_layouts_of_others(tmp_path):
-    """As SAELens wrote them before and writes them now, and as sparsify does, which takes the bias off first."""
-    plain, top = made(), made("topk")
+    """As SAELens wrote them before and writes them now, and as sparsify does; both take the decoder's bias off first
+    unless the file says that it is not to be."""
+    plain, top = made(centred=True), made("topk", centred=True)
     old = {"architecture": "standard", "activation_fn_str": "topk", "activation_fn_kwargs": {"k": 5}, "hook_name": "h"}
     cases = [
         ({"hook_name": "h", "activation_fn_str": "relu"}, saelens(plain), SAELENS, plain, "h"),
+        ({"hook_name": "h", "normalize_activations": False}, saelens(plain), SAELENS, plain, "h"),
+        ({"hook_name": "h", "apply_b_dec_to_input": False}, saelens(plain), SAELENS, made(), "h"),
         (old, saelens(top), SAELENS, top, "h"),
         ({"architecture": "topk", "k": 5, "metadata": {"hook_name": "h"}}, saelens(top), SAELENS, top, "h"),
         ({"k": 5, "d_in": WIDE, "activation": "topk"}, sparsify(top), SPARSIFY, made("topk", centred=True), "layers.0"),

@@ -16,7 +16,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -26,7 +26,19 @@ from lrpx._modules import layers, named_modules
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import intervened, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
-from lrpx.units import AGAIN, Called, Place, called, calls_of, is_looking, own_paths, places, split_name, stack_of
+from lrpx.units import (
+    AGAIN,
+    Called,
+    Place,
+    called,
+    calls_of,
+    is_looking,
+    is_turned,
+    own_paths,
+    places,
+    split_name,
+    stack_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -218,7 +230,11 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
     """
-    tap = Writing(Site(place, _edits(place, wanted)) for place, wanted in _resolved(model, changes))
+    tap = Writing(
+        Site(_facing(model, place) if any(_needs_positions(change) for _, change in edits) else place, edits)
+        for place, wanted in _resolved(model, changes)
+        for edits in (_edits(place, wanted),)
+    )
     with _watching(model, tap):
         yield
         tap.refuse_unreached(type(model).__name__)
@@ -233,7 +249,8 @@ def record(model: Module, keys: Sequence[Key]) -> Iterator[dict[Any, Tensor]]:
         keys: places, as :func:`intervene` takes them.
 
     Yields:
-        For each key, after a call of the model, ``[B, T, n]``: all features of the place in the newest call.
+        For each key, after a call of the model, ``[B, T, n]``: all features of the place in the newest call, the rows
+        first in every model.
 
     Raises:
         MethodError, ModelError, TraceError: as :func:`intervene`.
@@ -243,7 +260,7 @@ def record(model: Module, keys: Sequence[Key]) -> Iterator[dict[Any, Tensor]]:
     def keeper(key: Any) -> Callable[[Tensor], None]:
         return lambda value: found.__setitem__(key, value.detach().clone())
 
-    tap = recording(model, {key: keeper(key) for key in keys})
+    tap = Writing(Site(_facing(model, place), [], keeper(key)) for place, key in _resolved(model, {k: k for k in keys}))
     with _watching(model, tap):
         yield found
         tap.refuse_unreached(type(model).__name__)
@@ -280,12 +297,14 @@ def recording(model: Module, keepers: Mapping[Key, Callable[[Tensor], None]]) ->
 
 @dataclass(frozen=True)
 class _Where:
-    """A place as a hook knows it; ``place``: its units, ``call``: which call of the module, or every."""
+    """A place as a hook knows it; ``place``: its units, ``call``: which call of the module, or every; ``turned``:
+    whether the tokens there come before the rows."""
 
     path: str
     side: Side
     place: Place | None = None
     call: int | None = None
+    turned: bool = False
 
     @property
     def name(self) -> str:
@@ -327,6 +346,11 @@ def _where(model: Module, modules: Mapping[str, Module], key: Any) -> _Where:
     if isinstance(key, str):
         return _of_units(model, path, call) or _Where(path, "output", None, call)
     return _Where(path, key[1], None, call)
+
+
+def _facing(model: Module, where: _Where) -> _Where:
+    """The same, and whether the tokens come before the rows there."""
+    return replace(where, turned=is_turned(model, where.path, where.side))
 
 
 def _refuse_several(model: Module, path: str, call: int | None) -> None:
@@ -464,7 +488,7 @@ class Site:
         """
         self.reached = True
         if self.keep is not None:
-            self.keep(value)
+            self.keep(value.transpose(0, 1) if self.where.turned and value.ndim == 3 else value)
         if not self.edits:
             return None
         return self._edited(value, self._positions(value, positions) if self.needs_positions else None)
@@ -513,7 +537,8 @@ class Site:
         before = value.shape[:-1]
         if at is not None:
             at = at.to(value.device)
-            for each in (at, at.flatten(), at.T):
+            first, last = (at.T, at) if self.where.turned else (at, at.T)  # a batch may have as many rows as tokens
+            for each in (first, at.flatten(), last):
                 if each.shape == before:
                     return each
             if len(at) == 1 and before[1:] == at.shape[1:]:

@@ -37,6 +37,7 @@ from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
 from lrpx.tasks import Task
+from lrpx.units import has_turned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -287,7 +288,7 @@ class BoundModel(Named):
     def can_batch(self) -> bool:
         """Padding needs an attention mask, or on the right a model whose tokens look back alone; a decoder's classifier
         also needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an
-        encoder's and decoder's the last end of a text, which padding must not be."""
+        encoder's and decoder's the last end of a text, which padding must not be. And the model must heed the mask."""
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):
@@ -295,7 +296,18 @@ class BoundModel(Named):
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)
         pads_end = end is not None and end == self.pad_id
-        return self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
+        known = self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
+        return known and self._heeds_mask
+
+    @cached_property
+    def _hides(self) -> bool:
+        """Tried once, where nothing that is hidden makes a difference."""
+        return tasks.hides(self.module, self.task)
+
+    @cached_property
+    def _heeds_mask(self) -> bool:
+        """Tried once, as :attr:`_looks_back`."""
+        return tasks.heeds_mask(self.module, self.task, self.pad_id or 0, self.padding_side)
 
     @cached_property
     def _looks_back(self) -> bool:
@@ -319,18 +331,20 @@ class BoundModel(Named):
         Args:
             questions: what is asked.
             exactly: not padded up to a size that code is compiled for.
-            apart: an encoder's tokens padded, if need be, to another width than a decoder's.
+            apart: padded further, if need be, so that the tokens of an encoder, those of a decoder and, in a model that
+                computes with the tokens before the rows, the rows are unequal in number: what stands inside of the
+                model is known by its shape.
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
-                for one that takes no attention mask.
+                for one that takes no attention mask, or reads what it hides.
         """
         takes_last = getattr(self.config, "summary_type", None) == "last"
         uneven = self.task.together is not None and any(len(set(row.lengths)) > 1 for row in questions.rows)
-        if uneven and not self.accepts("attention_mask"):
+        if uneven and not (self.accepts("attention_mask") and self._heeds_mask):
             raise ModelError(
-                f"{type(self.module).__name__} takes no attention_mask and would read the padding of the shorter text; "
-                "pass texts of equal length, in tokens"
+                f"{type(self.module).__name__} would read the padding of the shorter text, as it takes no "
+                "attention_mask or does not heed it; pass texts of equal length, in tokens"
             )
         if self.task.together == "choices" and takes_last and uneven:
             raise ModelError(
@@ -341,10 +355,25 @@ class BoundModel(Named):
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
             how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
-            alike = apart and len(batch.arguments) == 2 and len(set(batch.widths)) == 1
-            if alike or self._turns_unseen(batch):
+            if self._turns_unseen(batch):
                 batch = batch_of(questions.rows, self.module, self.task, width=(batch.wide + 1,), **how)
+            if apart and batch.arguments:
+                wider = self._apart(batch)
+                if wider != batch.widths:
+                    batch = batch_of(questions.rows, self.module, self.task, width=wider, **how)
             return batch
+
+    def _apart(self, batch: Batch) -> tuple[int, ...]:
+        """How wide each of its arguments is to be so that none is as wide as another is, or as there are rows."""
+        rows = batch.tokens // sum(batch.widths)
+        taken = {rows} if rows > 1 and has_turned(self.module) and self.can_batch else set()
+        found: list[int] = []
+        for wide in reversed(batch.widths):  # a decoder's first
+            while wide in taken:
+                wide += 1
+            taken.add(wide)
+            found.append(wide)
+        return tuple(reversed(found))
 
     def _turns_unseen(self, batch: Batch) -> bool:
         """Whether nobody could tell if the model turns these ids round, as XLNet does: they are the same turned."""
@@ -427,7 +456,7 @@ class BoundModel(Named):
                 tensor of one shape for all, and ``[K, …]`` is returned.
 
         Raises:
-            ModelError: the model does not take what is to be changed.
+            ModelError: the model does not take what is to be changed, or does not look at it.
             NonFiniteError: NaN or infinity in a value.
         """
         for name, given in (("attention_mask", attention_mask), ("inputs_embeds", embeddings)):
@@ -439,7 +468,15 @@ class BoundModel(Named):
         if masks is not None and worth(masks) and self._says_the_same(questions):
             questions, attention_mask = without_hidden(questions, masks, self._first_position)
             exactly = False
-        return self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
+        found = self._values(questions, attention_mask, embeddings, taps, batch_size, read, exactly)
+        if attention_mask is not None and len({tuple(mask.tolist()) for mask in attention_mask}) > 1:
+            moved = (found - found[:1]).abs().max()
+            if moved <= 16 * torch.finfo(found.dtype).eps * found.abs().max() and not self._hides:
+                raise ModelError(
+                    f"{type(self.module).__name__} takes an attention_mask and does not look at it, so no token can be "
+                    "hidden from it; use a method or a perturbation that changes the tokens or their embeddings"
+                )
+        return found
 
     def _values(
         self,

@@ -369,5 +369,16 @@ class _Leaves(Called):
 
 
 def by_row(value: Tensor, rows: int) -> Tensor:
-    """``[B, T, w]`` also where a module is given all tokens one after another."""
-    return value if value.ndim == 3 else value.reshape(rows, -1, value.shape[-1])
+    """``[B, T, w]`` also where a module is given all tokens one after another.
+
+    Raises:
+        MethodError: the model computes with the tokens before the rows.
+    """
+    if value.ndim != 3:
+        return value.reshape(rows, -1, value.shape[-1])
+    if len(value) != rows:  # the rows of a batch are never as many as its tokens
+        raise MethodError(
+            f"the model computes with {list(value.shape)} for {rows} rows, the tokens before the rows as XLNet, and "
+            "patching takes the rows first; use lrpx.intervene with Patch"
+        )
+    return value

@@ -55,7 +55,7 @@ KINDS_OF_HOOKS: Final[Mapping[str, Kind]] = {
 SAELENS: Final = "sae_weights.safetensors"
 SPARSIFY: Final = "sae.safetensors"
 PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
-    "normalize_activations": (None, "none"),
+    "normalize_activations": (None, "none", False),
     "reshape_activations": (None, "none"),
     "rescale_acts_by_decoder_norm": (None, False),
     "finetuning_scaling_factor": (None, False),
@@ -276,7 +276,7 @@ def _of_saelens(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
         activation=named,
         k=config.get("k", more.get("k")),
         threshold=weights.get("threshold"),
-        centred=bool(config.get("apply_b_dec_to_input", False)),
+        centred=bool(config.get("apply_b_dec_to_input", True)),  # so SAELens takes files that do not say
         hook=str(hook),
     )
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from lrpx._modules import named_modules
 from lrpx.errors import InputError, ModelError
@@ -251,7 +252,10 @@ def source_paths(model: Module, task: Task) -> set[str]:
         return {path}
     # of the parts as well: where a tied embedding is offloaded, each part loads one of its own
     parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
-    modules = [module, *(part.get_input_embeddings() for part in parts)]
+    modules = [module, *map(_embedding, parts)]
+    last: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    if isinstance(last, torch.nn.Embedding):  # FSMT's parts do not tell, and its decoder's is its last matrix, too
+        modules.append(last)
     return {path for path, each in named_modules(model) if any(each is one for one in modules)}
 
 
@@ -351,6 +355,63 @@ def looks_back(model: Module) -> bool:
         return False
     largest, lost = alone.abs().max().item(), torch.finfo(weight.dtype).eps ** 0.5
     return alone.shape[1] == 4 and torch.allclose(alone, followed[:, :4], rtol=0, atol=lost * largest)
+
+
+def hides(model: Module, task: Task) -> bool:
+    """Whether a token that the attention mask hides makes any difference, as far as a short input tells: RWKV takes a
+    mask and does not look at it."""
+    weight = first_weight(model)
+    ids = torch.arange(6, device=input_device(model))[None] % weight.shape[0]
+    found = []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for hidden in (torch.zeros_like(ids), ids == 1):
+                given = {"input_ids": ids, "attention_mask": (~hidden.bool()).to(torch.int64)}
+                if "decoder_input_ids" in task.arguments:
+                    given["decoder_input_ids"] = ids[:, :3]
+                found.append(_named(model(**given), "logits"))
+        return not torch.equal(*found)
+    except Exception:  # of the model's own: it takes something else
+        return True
+
+
+def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
+    """Whether the model says the same of a text with padding that its mask hides, as far as a short input tells: a
+    convolution over tokens, as ConvBERT's, reads what is there. A model of transformers is believed that has none, and
+    whose attention torch's own can take the place of; YOSO's cannot."""
+    convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
+    is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
+    if is_plain and not convolves:
+        return True
+    weight, count, wide = first_weight(model), 6, 14
+    end = end_read(model, task)
+    plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end)][:count]
+    text = torch.tensor([plain if end is None else [*plain[:-1], end]], device=input_device(model))
+    space = (wide - text.shape[1], 0) if side == "left" else (0, wide - text.shape[1])
+    found = []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for ids, mask in (
+                (text, torch.ones_like(text)),
+                (torch.nn.functional.pad(text, space, value=pad_id), torch.nn.functional.pad(text * 0 + 1, space)),
+            ):
+                given = {"input_ids": ids, "attention_mask": mask}
+                if side == "left":
+                    given["position_ids"] = position_ids(model, task, mask)
+                if task.together == "choices":
+                    given = {name: value[None] for name, value in given.items()}
+                if "decoder_input_ids" in task.arguments:
+                    given["decoder_input_ids"] = text[:, :3]
+                named = (_named(model(**given), name) for name in ("logits", "start_logits", "last_hidden_state"))
+                found.append(next(each for each in named if isinstance(each, Tensor) and each.ndim > 1))
+    except Exception:  # of the model's own: it takes something else, or no padding; a run will say so
+        return True
+    alone, padded = found
+    padded = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
+    if alone.shape != padded.shape:
+        return True
+    largest, lost = alone.abs().max().item(), torch.finfo(weight.dtype).eps ** 0.5
+    return torch.allclose(alone, padded, rtol=0, atol=lost * largest, equal_nan=True)
 
 
 @contextmanager

@@ -167,6 +167,20 @@ def calls_of(model: Module) -> Mapping[str, int]:
     return _found(model, None).calls
 
 
+def is_turned(model: Module, path: str, side: Side) -> bool:
+    """Whether a module takes, or gives, the tokens before the rows, ``[T, B, n]``, as far as is known."""
+    try:
+        return (own_paths(model)[path], side) in _found(model, None).turned
+    except LRPxError:  # nobody knows what the model takes
+        return False
+
+
+def has_turned(model: Module) -> bool:
+    """Whether some module of a model whose units were looked for takes or gives the tokens before the rows."""
+    known = _known.get(model)
+    return known is not None and bool(known.turned)
+
+
 def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
     """The places of all units of a kind, in the order of the forward pass.
 
@@ -329,6 +343,7 @@ class _Found:
     places: tuple[Place, ...]
     inside: dict[str, str]
     calls: Mapping[str, int]
+    turned: frozenset[tuple[str, Side]]
 
 
 _known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
@@ -395,7 +410,7 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
                 f"{type(model).__name__} cannot be run to find its units ({first}); pass an example of what it takes, "
                 "places(model, kind, inputs={…})"
             ) from error
-    return _Found(modules, tuple(follower.found()), follower.inside, follower.calls)
+    return _Found(modules, tuple(follower.found()), follower.inside, follower.calls, frozenset(follower.turned))
 
 
 @contextmanager
@@ -460,6 +475,7 @@ class _Follower(Tap):
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self.inside: dict[str, str] = {}
+        self.turned: set[tuple[str, Side]] = set()
 
     def begin(self, run: Running) -> None:
         self._run = weakref.proxy(run)
@@ -469,6 +485,8 @@ class _Follower(Tap):
     def module(self, path: str, side: Side, value: Tensor) -> None:
         if self._own[path] != path:
             return
+        if value.ndim == 3 and len(value) > value.shape[1] == 1:  # of one row
+            self.turned.add((path, side))
         layer = layer_of(path)
         is_layer = layer is not None and layer.path == path
         if side == "input":

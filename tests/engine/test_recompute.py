@@ -238,6 +238,25 @@ def test_a_layer_that_changes_its_input_is_refused() -> None:
         trace.explain(output.sum())
 
 
+def test_a_layer_whose_cache_grows_is_refused() -> None:
+    """As XLM's, which makes one whether it is asked to or not."""
+
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache: list[Tensor] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache.append(x)
+            return x.tanh() * torch.cat(self.cache, 1)
+
+    model = Chain(Caching(), nn.Tanh())
+    with propagate(model, ATTNLRP, recompute=True) as trace:
+        output = model(IDS)
+    with pytest.raises(TraceError, match="Caching computes something else when it is run again"):
+        trace.explain(output.sum())
+
+
 def test_a_layer_that_is_another_the_second_time_is_refused() -> None:
     class Fickle(nn.Module):
         calls = 0

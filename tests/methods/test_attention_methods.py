@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from lrpx import Explainer, Logit, LogProb, Span, Task
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError
 from lrpx.methods import METHODS, AtMan, GradCam, GradientRollout, Rollout, attribute_all
 from lrpx.methods._rollout import discarded
@@ -242,6 +244,14 @@ def test_what_they_do_not_serve():
             explain([3, 4, 2], method=method)
     with pytest.raises(MethodError, match=r"ifr follows one residual stream"):
         Explainer(models.tiny_t5())(IDS, method="ifr")
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_a_decoder_that_looks_at_both_at_once_is_refused(method):
+    """T5Gemma 2's decoder has one softmax over its own tokens and the encoder's."""
+    (kind,) = choose(["t5gemma2"], "seq2seq-lm")
+    with pytest.raises(MethodError, match=r"no softmax attention of both alone was found.*use attnlrp or lrp"):
+        Explainer(tiny_model(kind))(IDS, 4, method=method, decoder=[1, 8, 9])
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from lrpx import Contrast, Explainer, LogProb, Span
-from lrpx.errors import MethodError, NonFiniteError, TargetError
+from lrpx.errors import MethodError, ModelError, NonFiniteError, TargetError
 from lrpx.methods import METHODS, LeaveOneOut
 from tests import tiny
 from tests.reference import models
@@ -137,6 +137,16 @@ def test_a_model_that_cannot_hide_its_first_token_is_refused():
     """BLOOM's softmax over nothing but hidden tokens is no number."""
     with pytest.raises(NonFiniteError, match=r"BloomForCausalLM answers NaN.*sees only itself.*use another method"):
         Explainer(tiny.bloom())(IDS, method="leave-one-out")
+
+
+def test_a_model_that_does_not_look_at_its_mask_is_refused():
+    """RWKV takes one; each token would lose nothing."""
+    config = transformers.RwkvConfig(vocab_size=31, hidden_size=16, num_hidden_layers=2, attention_hidden_size=16)
+    explain = Explainer(tiny.build(transformers.RwkvForCausalLM, config, "eager"))
+    with pytest.raises(ModelError, match=r"RwkvForCausalLM takes an attention_mask and does not look at it"):
+        explain(IDS, method="leave-one-out")
+    first = Explainer(models.tiny_gpt2())([3, 4], 4, position=0, method="leave-one-out")
+    assert not first.relevance.any()  # of the first token nothing can be hidden, and that is no such model
 
 
 def maskless():

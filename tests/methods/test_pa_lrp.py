@@ -14,6 +14,8 @@ from numpy.testing import assert_allclose
 
 import lrpx
 from lrpx import rules
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError
 from lrpx.methods import PositionAware
 from tests import tiny
@@ -216,3 +218,11 @@ def test_a_figure_has_a_cell_for_each_layer_and_token(llama: lrpx.Explainer) -> 
     assert "layer × token" not in texts[0]
     assert "positions: layer × token" in texts[1]
     assert "model.layers.1" in texts[1]
+
+
+def test_positions_of_pixels_and_of_latents_have_no_sum() -> None:
+    (kind,) = (one for one in choose(["perceiver"], "image-classification") if one.name.endswith("Fourier"))
+    model = tiny_model(kind)
+    explainer = lrpx.Explainer(model)
+    with pytest.raises(MethodError, match=r"meets the positions of \d+ places and of \d+.*use attnlrp"):
+        explainer(torch.ones(3, 32, 32), method="pa-lrp")

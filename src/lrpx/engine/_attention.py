@@ -39,7 +39,7 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
-    _refuse_block(run, func)
+    _refuse_logarithm(run, func)
     dim = rest[0] if rest else settings.get("dim")
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
@@ -69,7 +69,7 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, other = (a, b) if carries(a) else (b, a)
     if not carries(other) and not other.any() and func(a.detach(), b.detach()).shape == x.shape:
         return mark_gate(run.recipe, "softplus", _functions.activation(run, lambda x: func(x, other), x))
-    _refuse_block(run, func)
+    _refuse_logarithm(run, func)
     given = (run.added(x, func.__name__, a, b) for x in (a, b))
     both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
 
@@ -86,7 +86,7 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x):
         return func(x, *rest, **settings)
-    _refuse_block(run, func)
+    _refuse_logarithm(run, func)
     softmax, dim = run.recipe.softmax, rest[0] if rest else settings.get("dim", settings.get("axis"))
     if dim is None:  # what torch takes it for
         dim = 0 if x.ndim in (0, 1, 3) else 1
@@ -103,6 +103,15 @@ def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     y = run.apply("softmax", plain, x, rule=None if softmax is rules.unmodified else spelled_out)
     _exponentials.normalised(run, y, x, plain)
     return y
+
+
+def _refuse_logarithm(run: Run, func: Any) -> None:
+    """Refuse the logarithm of a softmax's normaliser under a rule for what gives one element for each, by the name of
+    its module."""
+    _refuse_block(run, func)
+    if run.recipe.softmax in (rules.identity, rules.uniform_bias):
+        why = "which gives one number for all scores of a softmax, or takes it off them"
+        raise run.refuse_rule("softmax", func.__name__, why)
 
 
 def _refuse_block(run: Run, func: Any) -> None:

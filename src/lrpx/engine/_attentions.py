@@ -87,7 +87,7 @@ class Attentions(Tap):
         self._factors = factors
         self._run: Running
         self._softmaxes: list[_Softmax] = []
-        self._found = False
+        self._found: set[Kind] = set()
         self.attended: list[Attended] = []
 
     def begin(self, run: Running) -> None:
@@ -110,6 +110,13 @@ class Attentions(Tap):
             raise MethodError(f"the attention weights in {lost.path} do not multiply values as they are{why}")
         if not self._found:
             raise MethodError(f"the model has no softmax attention over the tokens of its input{why}")
+        missing = sorted(set(self._kinds.values()) - self._found)
+        if missing:
+            told = {"encoder": "over an encoder's tokens", "decoder": "over a decoder's tokens", "cross": "of both"}
+            of = told[missing[0]]
+            raise MethodError(
+                f"no softmax attention {of} alone was found, as where a decoder looks at both at once{why}"
+            )
 
     # ------------------------------------------------------------------------ operations
 
@@ -144,7 +151,7 @@ class Attentions(Tap):
         return self._kinds.get((weights.shape[-2], weights.shape[-1])) if fits else None
 
     def _kept(self, kind: Kind, raw: Tensor) -> None:
-        self._found = True
+        self._found.add(kind)
         if self._factors is None and not self._run.replaying:
             self.attended.append(Attended(self._run.where(), kind, raw, self._batch))
 
@@ -181,7 +188,8 @@ class Attentions(Tap):
         q, k, v, mask, dropout, causal, scale, _ = arguments(call.args, call.kwargs, *NAMES)
         kind = self._kinds.get((q.shape[-2], k.shape[-2])) if q.ndim == 4 and len(q) == self._batch else None
         if kind is None or (self._factors is not None and kind not in self._factors):
-            self._found |= kind is not None
+            if kind is not None:
+                self._found.add(kind)
             return proceed(call.args, call.kwargs)
         if dropout:
             raise MethodError(

@@ -163,6 +163,26 @@ def _filled(value: Any, inputs: Sequence[Any]) -> Any:
     return value
 
 
+def _slots(value: Any, changed: Any, found: list[tuple[Made, int]]) -> Any:
+    """An argument of a call with a slot for each tensor that is made of exponentials, which is appended to ``found``;
+    ``changed`` is what the call has changed in place. No function in a function: it would hold what it is given until
+    the garbage collector comes, and the roots of functions are held weakly.
+
+    Raises:
+        LookupError: a tensor that depends on the input is made of others.
+    """
+    if type(value) in (tuple, list):
+        return type(value)(_slots(each, changed, found) for each in value)
+    if type(value) is Tensor and (value.requires_grad or hasattr(value, EXPONENTS)):
+        known: tuple[Any, ...] = getattr(value, EXPONENTS, None) or (-1,)
+        is_changed = value is changed and known[0] == value._version - 1
+        if known[0] != value._version and not is_changed:
+            raise LookupError
+        found.append((Made(torch.clone, known[1]) if is_changed else known[1], known[2]))
+        return _Slot(len(found) - 1)
+    return value
+
+
 def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     """``out = func(*args, **kwargs)``, a shape, a selection, a sum, or several put together: noted, if all that depends
     on the input in its arguments is made of exponentials."""
@@ -175,20 +195,10 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
         if not torch.equal(func(*detached(*args), **kwargs), out):
             return
 
-    def slots(value: Any) -> Any:
-        if type(value) in (tuple, list):
-            return type(value)(map(slots, value))
-        if type(value) is Tensor and (value.requires_grad or hasattr(value, EXPONENTS)):
-            known: tuple[Any, ...] = getattr(value, EXPONENTS, None) or (-1,)
-            is_changed = value is out and name.endswith("_") and known[0] == value._version - 1
-            if known[0] != value._version and not is_changed:
-                raise LookupError
-            found.append((Made(torch.clone, known[1]) if is_changed else known[1], known[2]))
-            return _Slot(len(found) - 1)
-        return value
-
+    changed = out if name.endswith("_") else None
     try:
-        made_of, named = slots(tuple(args)), {key: slots(value) for key, value in kwargs.items()}
+        made_of = _slots(tuple(args), changed, found)
+        named = {key: _slots(value, changed, found) for key, value in kwargs.items()}
     except LookupError:
         return
     states = {state for _, state in found}

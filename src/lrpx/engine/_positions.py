@@ -187,6 +187,9 @@ class Positions(Tap):
         Args:
             gradients: of each leaf, by its ``id``.
             by_head: whether by heads.
+
+        Raises:
+            MethodError: one layer has positions of places of different number.
         """
         found: dict[tuple[str, int, int | None], Kept] = {}
         for sink in self.sinks:
@@ -195,6 +198,11 @@ class Positions(Tap):
             mine = mine if by_head else mine.sum(1)
             key = sink.layer, id(sink.source), heads
             before = found.get(key)
+            if before is not None and before.relevance.shape != mine.shape:
+                raise MethodError(
+                    f"{sink.layer or 'the model'} meets the positions of {before.relevance.shape[-1]} places and of "
+                    f"{mine.shape[-1]}, as of pixels and of what they are read into, and no token has both; use attnlrp"
+                )
             mine = mine if before is None else before.relevance + mine
             found[key] = Kept(sink.layer, sink.source, mine, heads)
         return list(found.values())

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from lrpx.errors import TraceError
+from lrpx.errors import LRPxError, TraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,11 +71,14 @@ class Layer:
             saved = self._saved = self._run_again()
         x = saved[number] if len(saved) == self._count else None
         if x is None or x.shape != shape or x.dtype != dtype:
-            raise TraceError(
-                f"{type(self._module).__name__} computes something else when it is run again, as with a state that it "
-                "changes; explain without recompute=True"
-            )
+            raise self._other()
         return x
+
+    def _other(self) -> TraceError:
+        return TraceError(
+            f"{type(self._module).__name__} computes something else when it is run again, as with a state that it "
+            "changes; explain without recompute=True"
+        )
 
     def _run_again(self) -> list[Tensor]:
         saved: list[Tensor] = []
@@ -104,7 +107,12 @@ class Layer:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             stack.enter_context(saved_tensors_hooks(keep, never))
             # from where the hooks stand: a checkpoint around the call of the module is outside of them
-            torch.nn.Module.__call__(self._module, *args, **kwargs)
+            try:
+                torch.nn.Module.__call__(self._module, *args, **kwargs)
+            except RuntimeError as error:
+                if isinstance(error, (LRPxError, torch.OutOfMemoryError)):
+                    raise
+                raise self._other() from error  # as a cache that has grown, which no mask fits
         return saved
 
 
