@@ -77,6 +77,8 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         if shared is not None:
             return shared
     out = func(a, b)
+    if run.has_scales and (a_carries or b_carries):
+        _exponentials.divided(run, out, b if a_carries else a)
     if a_carries:
         _functions.scaled_by(out, a, b, (func, b, True))
     elif b_carries:
