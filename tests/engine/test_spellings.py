@@ -577,6 +577,10 @@ OTHERS_FIRST: dict[str, tuple[Of, Of]] = {
         lambda q, k, v: q.sigmoid() / (e := scores(q, k).exp()).sum(-1, keepdim=True) * (e @ v),
         lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
     ),
+    "a gate in the denominator": (
+        lambda q, k, v: (e := scores(q, k).exp()) @ v / (e.sum(-1, keepdim=True) * (1 + (-q).exp())),
+        lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
+    ),
     "a gate times the reciprocals, in an einsum": (
         lambda q, k, v: torch.einsum(
             "bid,bij,bjd->bid", q.sigmoid() * (1 / (e := scores(q, k).exp()).sum(-1, keepdim=True)), e, v
