@@ -128,6 +128,29 @@ def test_a_weight_that_is_computed_from_parameters(name: str, is_root: bool, rec
     torch.testing.assert_close(found.relevance("input"), wanted.relevance("input"), rtol=1e-12, atol=1e-12)
 
 
+class Hadamard(torch.autograd.Function):
+    """A weight that is the product of two, as in peft's LoHa."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, *arrived: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return arrived[0] * b, arrived[0] * a
+
+
+def test_a_weight_that_a_custom_function_makes_says_how_it_is_one() -> None:
+    model = Model(lambda m, x: F.linear(x, Hadamard.apply(m.a.weight, m.b.weight)).tanh())
+    with pytest.raises(UnknownOperationError, match=r"Hadamard.* makes a weight, .*model\.requires_grad_\(False\)"):
+        traced(model, ATTNLRP)
+    found = traced(model.requires_grad_(False), ATTNLRP).relevance("x")
+    plain = relevance(lambda m, x: F.linear(x, m.a.weight * m.b.weight).tanh(), ATTNLRP)
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+
+
 def test_functional_call_on_the_model_itself() -> None:
     model = Model(lambda m, x: m.b(m.a(x).tanh()))
     other = {name: (2 * value).requires_grad_() for name, value in model.named_parameters()}

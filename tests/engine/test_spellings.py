@@ -564,6 +564,42 @@ def test_a_division_in_a_product_of_three_is_refused() -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+OTHERS_FIRST: dict[str, tuple[Of, Of]] = {
+    "values over the sums": (
+        lambda q, k, v: (e := scores(q, k).exp()) @ (v / e.sum(-2).unsqueeze(-1)),
+        lambda q, k, v: scores(q, k).softmax(-2) @ v,
+    ),
+    "values times their reciprocals": (
+        lambda q, k, v: (e := scores(q, k).exp()) @ (v * e.sum(-2).reciprocal().unsqueeze(-1)),
+        lambda q, k, v: scores(q, k).softmax(-2) @ v,
+    ),
+    "a gate over the sums": (
+        lambda q, k, v: q.sigmoid() / (e := scores(q, k).exp()).sum(-1, keepdim=True) * (e @ v),
+        lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
+    ),
+    "a gate in the denominator": (
+        lambda q, k, v: (e := scores(q, k).exp()) @ v / (e.sum(-1, keepdim=True) * (1 + (-q).exp())),
+        lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
+    ),
+    "a gate times the reciprocals, in an einsum": (
+        lambda q, k, v: torch.einsum(
+            "bid,bij,bjd->bid", q.sigmoid() * (1 / (e := scores(q, k).exp()).sum(-1, keepdim=True)), e, v
+        ),
+        lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS_FIRST)
+def test_a_division_of_another_factor_is_refused(name: str) -> None:
+    """A softmax is lost where its sums divide what the exponentials are multiplied with."""
+    hidden, plain = OTHERS_FIRST[name]
+    with pytest.raises(UnknownOperationError, match="by a sum of exponentials"):
+        relevance(hidden, lrpx.ATTNLRP)
+    if "einsum" not in name:  # where a product of three shares evenly
+        agree(hidden, plain, "lrp")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_function_of_a_relu_in_place_that_is_not_0_at_0_is_refused(recipe: str) -> None:
     def after(function: Of) -> Of:

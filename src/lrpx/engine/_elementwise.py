@@ -67,7 +67,9 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         out = _factors.scaled(run, "product", func, a, b, first_scales=gate is a)
         return put_gate(run.recipe, out, weakest_gate((a, b)))
     out = _factors.product(run, func, a, b)
-    return _exponentials.multiplied(run, func, out, a, b) if run.has_scales else out
+    if not run.has_scales or _functions.is_logistic(a) or _functions.is_logistic(b):  # a gate's own number is no score
+        return out
+    return _exponentials.multiplied(run, func, out, a, b)
 
 
 def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bool) -> Any:
@@ -77,6 +79,8 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         if shared is not None:
             return shared
     out = func(a, b)
+    if run.has_scales and (a_carries or b_carries):
+        _exponentials.divided(run, out, b if a_carries else a)
     if a_carries:
         _functions.scaled_by(out, a, b, (func, b, True))
     elif b_carries:

@@ -402,6 +402,32 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
     return _refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
 
 
+OVER = "lrpx over a sum of exponentials"
+"""What the node of the graph is marked with that divided what no exponentials are in by a sum of them."""
+
+
+def divided(run: Any, out: Tensor, b: Any) -> None:
+    """``out`` is something over ``b``, or times ``b``, and no softmax: marked, if ``b`` is a sum of exponentials, or
+    the reciprocal of one, for exponentials may be multiplied with it yet."""
+    found, node = noted(b), cast("Any", out.grad_fn)
+    if found is None or node is None or run.recipe.softmax is rules.constant:
+        return
+    if found[1] in (SUMMED, INVERSE) or _sums_nothing_else(found, b):
+        node.metadata[OVER] = run.has_divided = True
+
+
+def _meets_divided(run: Any, given: Sequence[Any]) -> bool:
+    """Whether one factor was divided by a sum of exponentials, and exponentials are in another."""
+    nodes = [x.grad_fn for x in given if isinstance(x, Tensor) and carries(x)]
+    over = [_reaches(node, _is_over) for node in nodes]
+    scaled = [_reaches(node, partial(_is_scaled, run.counts)) for node in nodes]
+    return any(i != j for i, one in enumerate(over) if one for j, other in enumerate(scaled) if other)
+
+
+def _is_over(node: Any) -> bool:
+    return OVER in node.metadata
+
+
 def _sums_nothing_else(below: tuple[Made, int], b: Tensor) -> bool:
     """Whether a sum of products of exponentials and values is one of exponentials, for these values are ones: a column
     of them beside the others gives the denominator."""
@@ -416,7 +442,8 @@ def hides_division(run: Any, op: Op, given: Sequence[Tensor]) -> Tensor | None:
     """A product of several, refused where one is the reciprocal of a sum of exponentials, and such are in another."""
     inverse = [((found := noted(x)) is not None and found[1] == INVERSE) or is_root(x) for x in given]
     others = [x for x, is_inverse in zip(given, inverse, strict=True) if not is_inverse]
-    if not any(inverse) or not any(_divided(run, x) for x in others):
+    is_division = any(inverse) and any(_divided(run, x) for x in others)
+    if not is_division and not (run.has_divided and _meets_divided(run, given)):
         return None
     return _refused(run, UNKNOWN, op, *given)
 
@@ -426,9 +453,11 @@ UNKNOWN = "division, of what exponentials are in, by a sum of exponentials"
 
 def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b) = a · b``, if that is a softmax: exponentials times the reciprocal of their sum; refused, if it may be
-    one, for what divides was made of exponentials alone."""
+    one, for what divides was made of exponentials alone, or the other factor of exponentials was divided by a sum."""
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return None
+    if run.has_divided and _meets_divided(run, (a, b)):
+        return _refused(run, UNKNOWN, op, a, b)
     inverse = [(found := noted(x)) is not None and found[1] == INVERSE for x in (a, b)]
     if inverse[0] != inverse[1]:
         return quotient(run, op, a, b)

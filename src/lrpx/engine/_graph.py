@@ -213,7 +213,8 @@ class Walk:
                         _give_identity_rule(node, element_wise)
                     else:
                         where = _find(nodes.unseen, number)
-                        self._refused.append((number, _unseen_function(function, where)))
+                        is_weight = not descends(node, self.leaves)
+                        self._refused.append((number, _unseen_function(function, where, is_weight)))
                         yield function.__name__, where or "a custom autograd function"
                     node.metadata[MET] = True
             elif is_odd or not first <= number < last or number > above:
@@ -275,13 +276,19 @@ class Walk:
         return False
 
 
-def _unseen_function(function: type, where: str | None) -> str:
+def _unseen_function(function: type, where: str | None, is_weight: bool) -> str:
     if function.__module__ == "torch.utils.checkpoint":
         return (
             "the model's gradient checkpointing hides its layers from every rule; enable it with use_reentrant=False, "
             "or use lrpx.propagate(model, recipe, recompute=True)"
         )
     called = f"{function.__name__} of {function.__module__}"
+    if is_weight:
+        return (
+            f"{where or 'the model'} calls {called}, a custom autograd function that makes a weight, as if that "
+            "depended on the input; freeze what it is made of, model.requires_grad_(False), or put the weight itself "
+            "into the model"
+        )
     mend = "use"
     if "flash" in called.lower():
         mend = 'for flash_attention_2 load the model with attn_implementation="sdpa", else use'

@@ -272,6 +272,7 @@ def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A denominator is a normaliser, like the standard deviation of a norm."""
     a, b, _, settings = pair(args, kwargs)
+    divisor = b
     if settings.get("rounding_mode") is not None:
         return step(run, func, (a, b), settings)
     if not settings and carries(a) and (x := _functions.one_over(b)) is not None:
@@ -284,7 +285,7 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return move_gate(rules.with_gradient_of(func(*detached(a, b), **settings), made), made)
         if (refused := _functions.hides_logistic(run, lambda a, b: func(a, b, **settings), a, b)) is not None:
             return refused
-        norm, divisor = run.recipe.norm, b
+        norm = run.recipe.norm
         if norm is not rules.constant:
             rule: Rule = norm if norm is rules.unmodified else partial(_quotient, norm)
             out = run.apply("norm", lambda a, b: func(a, b, **settings), a, b, rule=rule)
@@ -294,6 +295,8 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if not carries(a):
             return _functions.keep_inverse(func(a, b, **settings), divisor, lambda b: func(a, b, **settings))
     out = func(a, b, **settings)
+    if run.has_scales and carries(a) and b is not divisor:
+        _exponentials.divided(run, out, divisor)
     if carries(a):
         _functions.scaled_by(out, a, b, (partial(func, **settings), b, True))
     else:

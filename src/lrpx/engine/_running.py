@@ -46,8 +46,10 @@ if TYPE_CHECKING:
 UNSEEN_ACTIVATIONS = frozenset({"BloomGelu"})
 """Classes outside ``transformers.activations`` that compute their function in a custom autograd function, which no mode
 sees into."""
-SINGLE_ACTIVATIONS = frozenset({"SiLUActivation"})
-"""Classes of ``transformers.activations`` that call one torch function; so do those whose ``act`` is one."""
+NOT_AS_ONE = frozenset({"SiLUActivation", "LaplaceActivation", "LinearActivation"})
+"""Classes of ``transformers.activations`` that are not run as one function: they call one torch function, as those do
+whose ``act`` is one; or what they compute ends with a number that is added, which is a constant there as anywhere; or
+they compute nothing, and no gate."""
 
 CACHES = ("past_key_values", "cache_params", "mems", "state")
 """Arguments of models that hold what an earlier call has computed, which are no input."""
@@ -263,7 +265,7 @@ def is_one_function(module: Module) -> bool:
 
 def _may_be_one_function(kind: type[Module]) -> bool:
     if kind.__module__ == "transformers.activations":
-        return kind.__name__ not in SINGLE_ACTIVATIONS
+        return kind.__name__ not in NOT_AS_ONE
     return kind.__name__ in UNSEEN_ACTIVATIONS
 
 
