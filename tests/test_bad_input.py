@@ -256,6 +256,7 @@ def test_a_label_of_two_classes(piece_tokenizer):
         with says(TargetError, "2 classes are called 'crane': 0, 2", "by its id, such as 0 for 'crane'"):
             explain("the film", **asked)
     assert explain("the film", target="dog").explained.value == explain("the film", target=1).explained.value
+    assert "'crane (2)' − logit of 'crane (0)'" in explain("the film", target=2, contrast=0).explained.description
 
 
 def test_a_model_that_ends_in_a_softmax(piece_tokenizer):

@@ -68,9 +68,11 @@ class Named(ABC):
         return int(labels[text])
 
     def label(self, index: int) -> str:
-        """What a logit is of: a token's text, or the label of a class."""
+        """What a logit is of: a token's text, or the label of a class, with its index if several have that label."""
         if self.task.logits == "classes":
-            return str((getattr(self.config, "id2label", None) or {}).get(index, index))
+            names = getattr(self.config, "id2label", None) or {}
+            label = str(names.get(index, index))
+            return f"{label} ({index})" if list(names.values()).count(label) > 1 else label
         if self.task.logits != "tokens":
             return str(index)
         try:
