@@ -98,6 +98,11 @@ def put(x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
     return y
 
 
+def above_zero(x: Tensor) -> Tensor:
+    """What one may divide by, and no exponential, of which a power is one, too."""
+    return x.square() + 1
+
+
 # ---------------------------------------------------------------- what means the same as what
 #
 # The first of a group is the plainest spelling; the others give its output, perhaps in another shape.
@@ -420,14 +425,14 @@ GROUPS: dict[str, list[dict[str, Spelling]]] = {
             "/=": lambda s, x: put(x[0], lambda y: y.__itruediv__(x[1].exp())),
         },
         {
-            "rsqrt": lambda s, x: x.exp().rsqrt(),
-            "** -0.5": lambda s, x: x.exp() ** -0.5,
-            "** tensor": lambda s, x: x.exp() ** torch.tensor(-0.5, dtype=x.dtype),
-            "rsqrt_": lambda s, x: put(x.exp(), lambda y: y.rsqrt_()),
-            "by name": lambda s, x: torch.rsqrt(input=x.exp()),
+            "rsqrt": lambda s, x: above_zero(x).rsqrt(),
+            "** -0.5": lambda s, x: above_zero(x) ** -0.5,
+            "** tensor": lambda s, x: above_zero(x) ** torch.tensor(-0.5, dtype=x.dtype),
+            "rsqrt_": lambda s, x: put(above_zero(x), lambda y: y.rsqrt_()),
+            "by name": lambda s, x: torch.rsqrt(input=above_zero(x)),
         },
-        {"reciprocal": lambda s, x: x.exp().reciprocal(), "1 / x": lambda s, x: 1 / x.exp(),
-         "** -1": lambda s, x: x.exp() ** -1},
+        {"reciprocal": lambda s, x: above_zero(x).reciprocal(), "1 / x": lambda s, x: 1 / above_zero(x),
+         "** -1": lambda s, x: above_zero(x) ** -1},
         {"std": lambda s, x: x.std(-1), "std_mean": lambda s, x: torch.std_mean(x, -1)[0]},
         {"var": lambda s, x: x.var(-1), "var_mean": lambda s, x: torch.var_mean(x, -1)[0]},
         {"norm": lambda s, x: x.norm(dim=-1), "vector_norm": lambda s, x: torch.linalg.vector_norm(x, dim=-1),

@@ -564,6 +564,34 @@ def test_a_division_in_a_product_of_three_is_refused() -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+POWERS: dict[str, tuple[Of, Of]] = {
+    "a number over it": (lambda q, k, v: 1 / (-scores(q, k)).exp(), lambda q, k, v: scores(q, k).exp()),
+    "reciprocal": (lambda q, k, v: (-scores(q, k)).exp().reciprocal(), lambda q, k, v: scores(q, k).exp()),
+    "a negative power": (lambda q, k, v: (-scores(q, k)).exp() ** -1, lambda q, k, v: scores(q, k).exp()),
+    "a square": (lambda q, k, v: (scores(q, k) / 2).exp() ** 2, lambda q, k, v: scores(q, k).exp()),
+    "a root": (lambda q, k, v: (2 * scores(q, k)).exp().sqrt(), lambda q, k, v: scores(q, k).exp()),
+    "one over a root": (lambda q, k, v: (-2 * scores(q, k)).exp().rsqrt(), lambda q, k, v: scores(q, k).exp()),
+    "to another base": (
+        lambda q, k, v: torch.exp2(-scores(q, k)).pow(-2),
+        lambda q, k, v: torch.exp2(2 * scores(q, k)),
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", POWERS)
+def test_a_power_of_an_exponential_is_one(name: str, recipe: str) -> None:
+    """Alone, beside another summand, as weights over their sum, and in what divides a gate's signal."""
+    power, plain = POWERS[name]
+    for made in (
+        lambda e, v: e @ torch.ones_like(v),
+        lambda e, v: e / e.sum(-1, keepdim=True) @ v,
+        lambda e, v: v / (1 + e[..., :1]) + v,
+    ):
+        one, other = (lambda q, k, v, e=e, made=made: made(e(q, k, v), v) for e in (power, plain))
+        agree(one, other, recipe)
+
+
 OTHERS_FIRST: dict[str, tuple[Of, Of]] = {
     "values over the sums": (
         lambda q, k, v: (e := scores(q, k).exp()) @ (v / e.sum(-2).unsqueeze(-1)),

@@ -240,6 +240,8 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
     if func.__name__ in EXPONENTIALS:
         return _functions.exponential(run, op, x)
+    if func.__name__ == "sqrt" and run.has_scales and (root := _functions.of_exponential(run, op, x)) is not None:
+        return root
     y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
     if func.__name__ in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
@@ -364,6 +366,10 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return run.computed(func(x, exponent), x)
     number = isinstance(exponent, (int, float))
+    if number and exponent != 1 and run.has_scales:
+        power = _functions.of_exponential(run, lambda x: func(x, exponent), x)
+        if power is not None:
+            return power
     if number and exponent == 1:  # no function at all
         out = _functions.scaled(func(x, exponent), x, lambda x: func(x, exponent))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out

@@ -251,6 +251,16 @@ def exponent(y: Tensor, x: Tensor, op: Op) -> None:
         note(y, Made(op, Leaf(x)), PART)
 
 
+def exponent_of(y: Tensor) -> tuple[Tensor, Op] | None:
+    """``(x, op)``, where ``y = op(x)`` is an exponential and nothing was done with it since."""
+    found = noted(y)
+    if found is None or found[1] != PART or len(found[0].inputs) != 1:
+        return None
+    (leaf,) = found[0].inputs
+    is_same = isinstance(leaf, Leaf) and not leaf.is_value and _unchanged((leaf,)) and leaf.tensor.shape == y.shape
+    return (leaf.tensor, found[0].call) if isinstance(leaf, Leaf) and is_same else None
+
+
 def _rises(made: Made, x: Tensor) -> bool:
     """Whether ``x``, the logarithm of a sum of exponentials times a number, rises with them."""
     return bool((_remade(made, {leaf: leaf.tensor.detach() + 1 for leaf in _leaves(made)}) >= x.detach()).all())

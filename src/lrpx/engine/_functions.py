@@ -704,6 +704,15 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     return y
 
 
+def of_exponential(run: Any, op: Op, x: Tensor) -> Tensor | None:
+    """``op(x)``, a power or a number over ``x``, if ``x`` is an exponential: then it is one, of another exponent."""
+    found = _exponentials.exponent_of(x)
+    if found is None or not _has_rules(run):
+        return None
+    exponent, before = found
+    return exponential(run, lambda exponent: op(before(exponent)), exponent)
+
+
 def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A sum over dimensions, a selection or another shape."""
     out = _called(func, args, kwargs)
@@ -797,6 +806,12 @@ def on_diagonal(x: Tensor) -> Tensor | None:
 def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
     """``op(a, b) = a / b``, if that is a function of one tensor, or a softmax; its denominator is no norm then."""
     if not carries(a):
+        if (
+            run.has_scales
+            and type(a) in (int, float)
+            and (power := of_exponential(run, lambda b: op(a, b), b)) is not None
+        ):
+            return power
         if not is_logistic(b) or not _has_rules(run):
             return None
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))

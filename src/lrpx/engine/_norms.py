@@ -244,6 +244,8 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(x: Tensor) -> Any:
         return func(x, *rest, **settings)
 
+    if func.__name__ == "rsqrt" and run.has_scales and (power := _functions.of_exponential(run, op, x)) is not None:
+        return power
     if func.__name__ == "rsqrt" and _functions.is_logistic(x):
         return mark_gate(run.recipe, "pow", _functions.activation(run, op, x))
     if func.__name__ in ("reciprocal", "rsqrt"):
