@@ -564,6 +564,31 @@ def test_a_division_in_a_product_of_three_is_refused() -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+LOGS: dict[str, Of] = {
+    "at once": lambda a: a.softmax(-1).log(),
+    "of what is lost": lambda a: (2 * a).softmax(-1).log(),
+    "of what is kept": lambda a: (kept := 2 * a, p := kept.softmax(-1), p.mT.softmax(-1), torch.log(p))[3] + 0 * kept,
+    "in another precision": lambda a: F.softmax(a, dim=-1, dtype=torch.float64).log(),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", LOGS)
+def test_the_logarithm_of_a_softmax_is_a_log_softmax(name: str, recipe: str) -> None:
+    scale = 2 if name.startswith("of what") else 1
+    one: Of = lambda a, b, _: LOGS[name](a) * b + b  # noqa: E731
+    agree(one, lambda a, b, _: (scale * a).log_softmax(-1) * b + b, recipe)
+
+
+def test_the_logarithm_of_a_softmax_whose_scores_are_gone_is_refused() -> None:
+    def late(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        p = (2 * a).softmax(-1)
+        return b.softmax(-1) + p.log()
+
+    with pytest.raises(UnknownOperationError, match=r"log of a softmax \(log_softmax is the same\)"):
+        relevance(late, lrpx.ATTNLRP)
+
+
 POWERS: dict[str, tuple[Of, Of]] = {
     "a number over it": (lambda q, k, v: 1 / (-scores(q, k)).exp(), lambda q, k, v: scores(q, k).exp()),
     "reciprocal": (lambda q, k, v: (-scores(q, k)).exp().reciprocal(), lambda q, k, v: scores(q, k).exp()),

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
 from lrpx.engine import _exponentials, _factors, _functions, _roles
+from lrpx.engine._elementwise import activation
+from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
-from lrpx.engine._operation import Operation
+from lrpx.engine._operation import Operation, as_it_is
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import Tensor
 
     from lrpx.engine._run import Run
     from lrpx.rules import Rule
@@ -31,7 +33,32 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     _refuse_block(run, func)
     out = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+    if func.__name__ != "_softmax" and run.recipe.activation is not rules.unmodified:
+        run.scores = x
+        vars(out)[SCORES] = Note((out._version, ref(x), x._version, rest[0] if rest else settings.get("dim")))
     return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out))
+
+
+SCORES = "_lrpx_scores"
+"""The attribute of a softmax: ``(version, what it is of, its version, the dimension)``. The run keeps the newest of
+what a softmax is of, so that its logarithm does not hang on whether the model has kept it."""
+
+
+def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """``log x``; of a softmax, the log-softmax that it is."""
+    x = first(args, kwargs)[0]
+    found = getattr(x, SCORES, None)
+    if not found or x._version != found[0]:
+        return activation(run, func, args, kwargs)
+    value, scores, dim = func(x.detach()), found[1](), found[3]
+    if scores is None or scores._version != found[2]:
+        if not carries(x):  # nothing tells whether anything hangs on it
+            return value
+        return as_it_is(run, "log of a softmax (log_softmax is the same)", func, args, kwargs)
+    whole = _log_softmax(run, torch.log_softmax, (scores, dim), {})
+    out: Tensor = rules.with_gradient_of(value, whole.to(value.dtype))
+    _exponentials.normalised(run, out, scores, lambda x: torch.log_softmax(x, dim))
+    return out
 
 
 def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -258,6 +285,7 @@ def _has_summands(mask: Tensor | None) -> bool:
 
 ROWS = [
     Operation("softmax", ("softmax", "_softmax", "special_softmax"), _softmax, "softmax"),
+    Operation("log", ("log",), _logarithm, "activation"),
     Operation("logsumexp", ("logsumexp", "special_logsumexp", "logcumsumexp"), _logsumexp, "softmax"),
     Operation("logaddexp", ("logaddexp", "logaddexp2"), _logaddexp, "softmax"),
     Operation("log_softmax", ("log_softmax", "_log_softmax", "special_log_softmax"), _log_softmax, "softmax"),

@@ -396,7 +396,7 @@ LOGARITHMS = ("log", "log2", "log1p")
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink
-    elu selu celu relu6 hardtanh log_sigmoid erf erfc erfinv exp exp2 expm1 log log1p log2 log10 sqrt
+    elu selu celu relu6 hardtanh log_sigmoid erf erfc erfinv exp exp2 expm1 log1p log2 log10 sqrt
     sin cos tan sinh cosh acos arccos asin arcsin atan arctan acosh arccosh asinh arcsinh atanh arctanh sinc logit
     frac fmod remainder __mod__ copysign digamma lgamma mvlgamma i0
     special_expit special_erf special_erfc special_erfinv special_exp2 special_expm1 special_log1p special_logit

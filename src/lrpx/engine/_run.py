@@ -79,6 +79,7 @@ class Run:
         has_unseen: whether something in the model was made unseen.
         has_hooks: whether some of what the graph saves was given to hooks.
         roots: the newest tensors that functions were made of.
+        scores: what the newest softmax is of.
         has_constants: whether something was changed in place into a constant.
         counts: of the nodes that made products, by their numbers: of how many factors (``engine/_factors.py``).
         positions: what makes positions leaves, where the recipe gives them relevance.
@@ -127,6 +128,7 @@ class Run:
         self.is_usual = self.is_quick and not (self.asks_for_weights or self._on_rules)
         self.has_constants = self.has_unseen = self.has_hooks = False
         self.roots: deque[Tensor] = deque(maxlen=ROOTS)
+        self.scores: Tensor | None = None
         self.has_taps_on_rules = bool(self._on_rules)
         self.has_taps_on_constants = bool(self._on_constants)
 
@@ -143,6 +145,7 @@ class Run:
         """The model's forward pass ends."""
         self.recipe = self._whole
         self.roots.clear()
+        self.scores = None
         if newest() != self.nodes.last:
             self.meet_unseen()
         self.active = self.in_last_layer = False
