@@ -14,7 +14,7 @@ from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
 from lrpx.engine import _exponentials, _factors, _functions, _roles
 from lrpx.engine._elementwise import activation
-from lrpx.engine._exponentials import Note
+from lrpx.engine._exponentials import SCORES, Note
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation, as_it_is
@@ -39,25 +39,21 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out))
 
 
-SCORES = "_lrpx_scores"
-"""The attribute of a softmax: ``(version, what it is of, its version, the dimension)``. The run keeps the newest of
-what a softmax is of, so that its logarithm does not hang on whether the model has kept it."""
-
-
 def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``log x``; of a softmax, the log-softmax that it is."""
     x = first(args, kwargs)[0]
     found = getattr(x, SCORES, None)
     if not found or x._version != found[0]:
         return activation(run, func, args, kwargs)
-    value, scores, dim = func(x.detach()), found[1](), found[3]
+    value, scores = func(x.detach()), found[1] and found[1]()
     if scores is None or scores._version != found[2]:
         if not carries(x):  # nothing tells whether anything hangs on it
             return value
         return as_it_is(run, "log of a softmax (log_softmax is the same)", func, args, kwargs)
-    whole = _log_softmax(run, torch.log_softmax, (scores, dim), {})
+    log_softmax = partial(torch.log_softmax, dim=found[3])
+    whole = _log_softmax(run, torch.log_softmax, (scores, found[3]), {})
     out: Tensor = rules.with_gradient_of(value, whole.to(value.dtype))
-    _exponentials.normalised(run, out, scores, lambda x: torch.log_softmax(x, dim))
+    _exponentials.normalised(run, out, scores, log_softmax)
     return out
 
 

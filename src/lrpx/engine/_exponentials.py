@@ -511,6 +511,12 @@ def _refused(run: Any, what: str, op: Op, *given: Tensor) -> Tensor | None:
     return out
 
 
+SCORES = "_lrpx_scores"
+"""The attribute of a softmax: ``(version, what it is of, its version, the dimension)``; of one that was written out the
+version and None. The run keeps the newest of what a softmax is of, so that its logarithm does not hang on whether the
+model has kept it."""
+
+
 def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     """``value``, a softmax that was made so, under the recipe's rule for it; None where its scores were changed since,
     or are several tensors and the rule is for one."""
@@ -526,7 +532,10 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
         return _remade(made, {each: of[id(each.tensor)] for each in leaves})
 
     y = run.apply("softmax", again, *scores)
-    return mark_gate(run.recipe, "softmax", y if softmax is rules.constant else rules.with_gradient_of(value, y))
+    out = mark_gate(run.recipe, "softmax", y if softmax is rules.constant else rules.with_gradient_of(value, y))
+    if run.recipe.activation is not rules.unmodified:
+        setattr(out, SCORES, Note((out._version, None)))  # its logarithm is no log-softmax that is at hand
+    return out
 
 
 def _unchanged(leaves: Iterable[Leaf]) -> bool:
