@@ -118,7 +118,7 @@ def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = 
 def curved(run: Any, out: Tensor, x: Tensor, op: Noted, kind: int = CURVED) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, no scaling; the root is kept for a function of it that may follow."""
     f = _function(x)
-    run.roots.append(x if f is None else f.root)
+    run.keep_root(x if f is None else f.root)
     return linked(out, x, op, kind)
 
 
@@ -178,7 +178,7 @@ def rooted(run: Any, value: Tensor, x: Tensor, copy: Tensor) -> None:
     """``value`` will be written into the place of ``x``: what it is a function of is then the copy of that."""
     if (found := _function(value)) is not None and found.root is x:
         _write(value, found._replace(root=copy))
-        run.roots.append(copy)
+        run.keep_root(copy)
 
 
 def moved(x: Tensor, value: Tensor) -> None:
@@ -551,7 +551,7 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tens
         signs = numbers > 0, numbers < 0
         slopes = [made[sign][:1] / numbers[sign][:1] for sign in signs]
         up, down = (float(slope) if slope.numel() else 0.0 for slope in slopes)
-        run.roots.append(root)
+        run.keep_root(root)
         _write(out, Function(root, CURVED, op=lambda x: torch.where(x > 0, up * x, down * x)))
     return mark_relu(run.recipe, out, root if x is None else x)
 

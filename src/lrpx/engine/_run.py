@@ -169,6 +169,12 @@ class Run:
         """The last layer ends."""
         self.in_last_layer = False
 
+    def keep_root(self, root: Tensor) -> None:
+        """Keep what a function was made of, for a function of that which may follow."""
+        roots = self.roots
+        if not roots or roots[-1] is not root:
+            roots.append(root)
+
     def meet_scale(self) -> None:
         """There is an exponential, which scales what it is multiplied with: from here on some rule must know which
         factor of a product is the gate."""
@@ -570,8 +576,9 @@ def _around_rule(
     return lambda *inputs: tap.rule(kind, rule, op, inputs, proceed)
 
 
-ROOTS = 4
-"""How many tensors that functions were made of are kept: those of one line of a model, ``sigmoid(relu(layer(x)))``."""
+ROOTS = 2
+"""How many tensors that functions were made of are kept: those of one line of a model, ``sigmoid(relu(layer(x)))``, and
+of another beside it."""
 
 CONSTANT = "_lrpx_written_constant"
 """The attribute of a tensor that was changed in place into a constant: its version then."""
