@@ -97,6 +97,35 @@ def test_the_bias_of_experts_is_the_layers(rule: str) -> None:
     assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
 
 
+class Apart(nn.Module):
+    """A layer without a bias, to which the model around it adds one, as a language-model head may have it."""
+
+    def __init__(self, *, outside: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(WIDTH, OUT, bias=not outside, dtype=torch.float64)
+        self.proj.weight = nn.Parameter(noise(OUT, WIDTH, seed=1))
+        self.b, self.v = nn.Parameter(noise(OUT, seed=2)), nn.Parameter(noise(OUT, seed=3))
+        if not outside:
+            self.proj.bias = self.b
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.proj(x)
+        return torch.tanh(y + self.b if self.proj.bias is None else y) @ self.v
+
+
+@pytest.mark.parametrize("others", [None, Epsilon(0.3)])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_bias_has_the_rule_of_the_module_that_the_layer_is_in(rule: str, others: Epsilon | None) -> None:
+    recipe = lrpx.LRP if others is None else replace(lrpx.LRP, linear=others)
+    found = []
+    for outside in (True, False):
+        model = Apart(outside=outside)
+        with lrpx.propagate(model, recipe.at("proj", linear=RULES[rule]), observe=()) as trace:
+            trace.explain(model(noise(2, ROWS, WIDTH, seed=4)).sum())
+        found.append(trace.source_relevance(trace.sources[0]))
+    assert float((found[0] - found[1]).abs().max()) <= 1e-12 * float(found[1].abs().max())
+
+
 def test_what_is_not_the_same_for_each_row_is_no_bias() -> None:
     """Positions are constants beside the layer, also where there is only one."""
     recipe = replace(lrpx.LRP, linear=Gamma(0.5))
