@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import GptOssConfig, GptOssForCausalLM
 
 import lrpx
 from lrpx.rules import AlphaBeta, Epsilon, Gamma, ZPlus
@@ -42,6 +44,14 @@ LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "einsum": lambda x, w, b: torch.einsum("bsd,od->bso", x, w) + b,
     "einsum with dots": lambda x, w, b: torch.einsum("...d,od->...o", x, w) + b,
     "tensordot": lambda x, w, b: torch.tensordot(x, w, dims=([2], [1])) + b,
+    "in two dimensions": lambda x, w, b: ((x @ w.T).view(-1, OUT) + b).view(x.shape[:2] + b.shape),
+    "squeezed, in place": lambda x, w, b: (
+        torch.bmm(x.flatten(0, 1)[:, None], w.T.expand(6, -1, -1))
+        .squeeze(1)
+        .add_(b.expand(6, -1))
+        .unflatten(0, x.shape[:2])
+    ),
+    "transposed": lambda x, w, b: (w @ x.mT).mT + b,
     "conv1d": lambda x, w, b: (F.conv1d(x.mT, w[:, :, None]) + b[:, None]).mT,
 }
 
@@ -94,6 +104,115 @@ def test_the_bias_of_experts_is_the_layers(rule: str) -> None:
         return torch.stack([F.linear(x[0], w, b), F.linear(x[1], w.flip(1), -b)])
 
     found, wanted = (relevance(layer, recipe) for layer in (at_once, apart))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+class Apart(nn.Module):
+    """A layer without a bias, to which the model around it adds one, as a language-model head may have it."""
+
+    def __init__(self, *, outside: bool) -> None:
+        super().__init__()
+        self.proj = nn.Linear(WIDTH, OUT, bias=not outside, dtype=torch.float64)
+        self.proj.weight = nn.Parameter(noise(OUT, WIDTH, seed=1))
+        self.b, self.v = nn.Parameter(noise(OUT, seed=2)), nn.Parameter(noise(OUT, seed=3))
+        if not outside:
+            self.proj.bias = self.b
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.proj(x)
+        return torch.tanh(y + self.b if self.proj.bias is None else y) @ self.v
+
+
+@pytest.mark.parametrize("others", [None, Epsilon(0.3)])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_bias_has_the_rule_of_the_module_that_the_layer_is_in(rule: str, others: Epsilon | None) -> None:
+    recipe = lrpx.LRP if others is None else replace(lrpx.LRP, linear=others)
+    found = []
+    for outside in (True, False):
+        model = Apart(outside=outside)
+        with lrpx.propagate(model, recipe.at("proj", linear=RULES[rule]), observe=()) as trace:
+            trace.explain(model(noise(2, ROWS, WIDTH, seed=4)).sum())
+        found.append(trace.source_relevance(trace.sources[0]))
+    assert float((found[0] - found[1]).abs().max()) <= 1e-12 * float(found[1].abs().max())
+
+
+def of_experts(spelling: str, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Each row has a layer of its own, which the row itself chooses, and its bias."""
+    weights, biases = torch.stack([w.T, w.T.flip(0)]), torch.stack([b, -b])
+    rows = x.flatten(0, 1)
+    chosen = (rows[:, 0] > 0).long()
+    if spelling == "einsum":
+        out = torch.einsum("nd,ndo->no", rows, weights[chosen]) + biases[chosen]
+    elif spelling == "bmm":
+        out = torch.bmm(weights.mT.index_select(0, chosen), rows[:, :, None]).squeeze(-1).add_(biases[chosen])
+    elif spelling == "one by one":
+        out = torch.stack([row @ weights[i] + biases[i] for row, i in zip(rows, chosen, strict=True)])
+    else:
+        out = torch.stack(
+            [F.linear(row, weights[int(i)].T, biases[int(i)]) for row, i in zip(rows, chosen, strict=True)]
+        )
+    return out.unflatten(0, x.shape[:2])
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("spelling", ["einsum", "bmm", "one by one"])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_a_router_chooses_is_a_layer(rule: str, spelling: str, ledger: bool) -> None:
+    recipe = replace(lrpx.LRP, linear=RULES[rule])
+    found, wanted = (relevance(partial(of_experts, how), recipe, ledger=ledger) for how in (spelling, "F.linear"))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+def test_one_hot_rows_are_no_layer() -> None:
+    """They move: the rows of an identity matrix as ``one_hot``'s."""
+
+    def moved(make: Callable[[Tensor], Tensor], x: Tensor, w: Tensor, _: Tensor) -> Tensor:
+        return make((-x[0, :, 0]).argsort()) @ x @ w.T
+
+    def of_eye(at: Tensor) -> Tensor:
+        return torch.eye(ROWS, dtype=torch.float64)[at]
+
+    def one_hot(at: Tensor) -> Tensor:
+        return F.one_hot(at, ROWS).double()
+
+    recipe = replace(lrpx.LRP, linear=ZPlus())
+    assert torch.equal(*(relevance(partial(moved, make), recipe) for make in (of_eye, one_hot)))
+
+
+@pytest.mark.parametrize("implementation", ["batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("rule", RULES)
+def test_all_implementations_of_experts_are_one(rule: str, implementation: str) -> None:
+    config = GptOssConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, head_dim=8,
+        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = GptOssForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.2 if parameter.ndim == 1 else 0.0, 0.3)
+    found = []
+    for each in ("eager", implementation):
+        model.set_experts_implementation(each)
+        with lrpx.propagate(model, lrpx.LRP.at("*.experts", linear=RULES[rule]), observe=()) as trace:
+            trace.explain(model(torch.tensor([[3, 1, 7, 5]])).logits[0, -1, 2])
+        found.append(trace.source_relevance(trace.sources[0]))
+    with lrpx.propagate(model, lrpx.LRP, observe=()) as trace:
+        trace.explain(model(torch.tensor([[3, 1, 7, 5]])).logits[0, -1, 2])
+    largest = float(found[0].abs().max())
+    assert float((found[0] - found[1]).abs().max()) <= 1e-4 * largest
+    assert float((found[0] - trace.source_relevance(trace.sources[0])).abs().max()) > 1e-2 * largest
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_was_made_of_the_input_is_no_bias(rule: str) -> None:
+    """Nor is it with a ledger open, whose leaf stands for it."""
+
+    def layer(x: Tensor, w: Tensor, _: Tensor) -> Tensor:
+        return F.linear(x, w) + x.detach().mean((0, 1)) @ w.T
+
+    recipe = replace(lrpx.LRP, linear=RULES[rule])
+    found, wanted = (relevance(layer, recipe, ledger=ledger) for ledger in (True, False))
     assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
 
 

@@ -21,6 +21,7 @@ from lrpx import rules
 from lrpx.engine import propagate
 from lrpx.errors import UnknownOperationError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from lrpx.rules import Gamma
 from tests.reference.models import randomise
 
 if TYPE_CHECKING:
@@ -539,11 +540,12 @@ def test_queries_and_keys_get_nothing_of_a_softmax_that_is_constant() -> None:
     assert values.any()
 
 
-def test_a_softmax_by_its_logsumexp_is_constant_where_a_softmax_is() -> None:
+@pytest.mark.parametrize("recipe", [LRP, replace(LRP, linear=Gamma(0.3))], ids=["lrp", "beside a rule for layers"])
+def test_a_softmax_by_its_logsumexp_is_constant_where_a_softmax_is(recipe: Recipe) -> None:
     agree(
         lambda x: ((h := x @ UP) - torch.logsumexp(h, -1, keepdim=True)).exp() + h,
         lambda x: (h := x @ UP).softmax(-1) + h,
-        LRP,
+        recipe,
     )
 
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WITHOUT = "_lrpx_without_bias"
-"""The attribute of what a layer without a bias has made: ``(version, kind, op, x, its version, weight, dims)``."""
+"""The attribute of what a layer without a bias has made: ``(version, recipe, kind, op, x, its version, weight, dims)``,
+the recipe being that of the module that the layer is in."""
 
 LAST = frozenset({-1})
 
@@ -38,7 +39,8 @@ def without_bias(
 
     out: Tensor = run.apply(kind, with_summand, x, weight, None)
     if run.asks_for_weights and carries(out):
-        setattr(out, WITHOUT, Note((out._version, kind, with_summand, x, x._version, weight, frozenset(dims))))
+        note = Note((out._version, run.recipe, kind, with_summand, x, x._version, weight, frozenset(dims)))
+        setattr(out, WITHOUT, note)
     return out
 
 
@@ -47,20 +49,43 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     adds = func.__name__ in ADDING
     if not (adds or func.__name__ in SUBTRACTING) or not (is_tensor(a) and is_tensor(b)):
         return None
-    layer, bias = getattr(a, WITHOUT, None), b
+    layer, bias = _layer(a), b
     if not layer and adds and not is_in_place(func.__name__):
-        layer, bias = getattr(b, WITHOUT, None), a
+        layer, bias = _layer(b), a
     made = a if bias is b else b
-    if not layer or layer[0] != made._version or layer[3]._version != layer[4] or not _is_constant(run, bias):
+    if not layer or layer[0] != made._version or layer[4]._version != layer[5] or not _is_constant(run, bias):
         return None
-    _, kind, op, x, _, weight, dims = layer
-    is_vector = bias.ndim == 1 or dims != LAST  # else it may be that of a position, where there is only one
+    _, recipe, kind, op, x, _, weight, dims = layer
+    is_vector = bias.ndim == 1 or not dims <= LAST  # else it may be that of a position, where there is only one
     if not is_vector or any(size > 1 and i - bias.ndim not in dims for i, size in enumerate(bias.shape)):
         return None
     value = func(a.detach().clone() if is_in_place(func.__name__) else a.detach(), b.detach())
     bias = constants(bias) if adds else -constants(bias)
-    whole = rules.with_gradient_of(value, run.apply(kind, op, x, weight, bias))
+    run.enter(recipe)
+    try:
+        whole = rules.with_gradient_of(value, run.apply(kind, op, x, weight, bias))
+    finally:
+        run.leave()
     return a.copy_(whole) if is_in_place(func.__name__) else whole
+
+
+def _layer(made: Tensor) -> Any:
+    """The note of what a layer without a bias has made, also where that has another shape since, in the same memory."""
+    note, base = getattr(made, WITHOUT, None), made._base
+    if note or base is None or not (note := getattr(base, WITHOUT, None)):
+        return note
+    if made.numel() != base.numel() or not base.is_contiguous() or base.storage_offset():
+        return None
+    version, recipe, kind, op, *given, dims = note
+    memory = [(base.stride(i), base.shape[i]) for i in dims]
+    dims = frozenset(i for i in range(-made.ndim, 0) if (made.stride(i), made.shape[i]) in memory)
+    place = made.shape, made.stride()
+
+    def moved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        out: Tensor = op(x, weight).contiguous().as_strided(*place)
+        return out if bias is None else out + bias
+
+    return version, recipe, kind, moved, *given, dims
 
 
 def _is_constant(run: Any, value: Tensor) -> bool:

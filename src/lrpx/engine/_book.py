@@ -17,7 +17,7 @@ from lrpx.engine import _exponentials
 from lrpx.engine._factors import CONSTANT
 from lrpx.engine._learned import JOINS
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, arguments, carries, first, is_in_place
+from lrpx.engine._tensors import FROM_INPUT, any_carries, arguments, carries, first, is_in_place
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -199,6 +199,8 @@ class Book(Tap):
     def _leaf(self, constant: Tensor, named_by: Any, operation: str) -> Tensor:
         leaf = constant.detach().requires_grad_()
         setattr(leaf, CONSTANT, True)
+        if hasattr(constant, FROM_INPUT):
+            setattr(leaf, FROM_INPUT, True)
         _exponentials.stands_for(leaf, constant)
         if self._run.replaying:
             return leaf

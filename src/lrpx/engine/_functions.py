@@ -403,7 +403,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             _mark_shifted(run, out, a)
         elif a is b:
             return out if out is a else scaled(out, a, lambda x: func(x, x))
-        elif out is not a and a.requires_grad and b.requires_grad:
+        elif out is not a and a.requires_grad and _may_be_known(a, b):
             _summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         run.computed(out, *args, *kwargs.values())

@@ -272,6 +272,8 @@ def _grouped_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(a) and carries(b):
         return run.apply("matmul", lambda a, b: op(a, b, bias), a, b)
     if carries(a) and run.is_weight(b):
+        if bias is None and run.asks_for_weights:
+            return _biases.without_bias(run, "linear", op, a, b, {-2, -1})
         return run.apply("linear", op, a, b, bias)
     if carries(b) and run.is_weight(a):
         return run.apply("linear", lambda x, weight, bias=None: op(weight, x, bias), b, a, bias)

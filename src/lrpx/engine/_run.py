@@ -23,6 +23,7 @@ from lrpx.engine._places import Source, is_among
 from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
+    FROM_INPUT,
     TRANSPOSES,
     any_carries,
     carries,
@@ -444,14 +445,20 @@ class Run:
         return isinstance(constant, Tensor) and not hasattr(constant, FROM_INPUT)
 
     def mark_from_input(self, out: Any, made_of: Any, name: str) -> None:
-        """Mark the constants among the results of a call that were made of what depends on the input."""
+        """Mark the constants among the results of a call that were made of what depends on the input; not what was
+        chosen of a weight, as the weights of an expert are by a router."""
         made = (made_of[0],) if name == "__setitem__" else out if isinstance(out, (tuple, list)) else (out,)
         found = [value for value in made if isinstance(value, Tensor) and not value.requires_grad]
-        if found and _is_from_input(made_of):
+        if found and _is_from_input(made_of) and not (name in CHOOSING and self._is_chosen_of_weight(out, made_of[0])):
             for value in found:
                 setattr(value, FROM_INPUT, True)
                 if any(value is each for each in made_of):  # changed in place: it may be there after the run
                     self._marked.append(value)
+
+    def _is_chosen_of_weight(self, out: Tensor, table: Any) -> bool:
+        """Whether numbers were chosen of a weight; vectors that are one-hot, or rows of a mask, are none."""
+        is_mask = out.ndim < 3 and bool(((out == 0) | (out == 1)).all())
+        return self.is_weight(table) and table.is_floating_point() and not is_mask
 
     def mark_input(self, value: Any, name: str) -> None:
         """Mark an argument of the model that carries no relevance, such as a mask, or the ids of tokens."""
@@ -583,8 +590,8 @@ of another beside it."""
 CONSTANT = "_lrpx_written_constant"
 """The attribute of a tensor that was changed in place into a constant: its version then."""
 
-FROM_INPUT = "_lrpx_from_input"
-"""The attribute of a constant that was made of the model's input."""
+CHOOSING = frozenset("__getitem__ index_select gather take_along_dim".split())
+"""Functions whose result has nothing but numbers of their first argument."""
 
 
 def _is_from_input(value: Any) -> bool:
