@@ -127,8 +127,11 @@ class Task(_Facts, Enum):
 def task_of(model: Module) -> Task:
     """The task of a Hugging Face model; see :func:`task_of_class`."""
     task = task_of_class(type(model))
+    has_decoder = accepts(model, "decoder_input_ids")
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and accepts(model, "decoder_input_ids") else task
+    if task is Task.SEQ2SEQ and not (is_pair or has_decoder):
+        return Task.CAUSAL  # Voxtral and others that hear, whose decoder alone takes the text
+    return Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and has_decoder else task
 
 
 def task_of_class(model_class: type) -> Task:
