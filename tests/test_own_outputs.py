@@ -100,6 +100,31 @@ def test_logits_of_the_last_token_alone_are_no_other_tokens():
         explain(IDS, position=0)
 
 
+def test_logits_of_more_places_than_tokens_are_refused():
+    """Which of them are the text's is not known; the last token's was once read among the first."""
+    explain = Explainer(Own(lambda x: torch.cat([x[:, :2], x], 1)).eval(), task=Task.CAUSAL)
+    with pytest.raises(ModelError, match="returned logits of 5 places for 3 tokens: it puts others among them"):
+        explain(IDS)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    ("task", "kind", "told"),
+    [
+        ("CAUSAL_LM", tf.BertLMHeadModel, "returned logits of 7 places for 5 tokens"),
+        ("TOKEN_CLS", tf.BertForTokenClassification, "returned logits of 7 places for 5 tokens"),
+        ("QUESTION_ANS", tf.BertForQuestionAnswering, r"returns start_logits and end_logits \[B, T\]"),
+    ],
+)
+def test_soft_prompts_before_the_text_are_refused(task, kind, told):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.PromptTuningConfig(task_type=task, num_virtual_tokens=2)
+    model = bert(kind, **({"is_decoder": True} if task == "CAUSAL_LM" else {}))
+    explain = Explainer(peft.get_peft_model(model, config).eval())
+    with pytest.raises(ModelError, match=told):
+        explain([2, 14, 15, 9, 3], position=4) if task != "QUESTION_ANS" else explain([2, 14, 15, 9, 3])
+
+
 @pytest.mark.parametrize(
     "kind", [tf.BertForQuestionAnswering, tf.BertForSequenceClassification, tf.BertForMaskedLM,
              tf.BertForTokenClassification, tf.BertModel, tf.BertForMultipleChoice],

@@ -6,7 +6,9 @@ import pytest
 import torch
 import transformers as tf
 
-from lrpx import tasks
+from lrpx import Explainer, tasks
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, ModelError
 from lrpx.tasks import Task
 from tests import tiny
@@ -46,6 +48,17 @@ def test_the_task_of_a_class(name, task):
 def test_other_classes_have_none(name):
     with pytest.raises(ModelError, match=rf"{name} is none of these: .*load the class with the right head.*task="):
         tasks.task_of_class(getattr(tf, name))
+
+
+def test_a_decoder_that_hears_is_a_causal_language_model():
+    """Transformers lists it with encoder-decoders; the logits of its text's first token were read once."""
+    (kind,) = (each for each in choose(["voxtral"], "seq2seq-lm") if each.name == "VoxtralForConditionalGeneration")
+    model = tiny_model(kind).eval()
+    assert tasks.task_of(model) is Task.CAUSAL
+    found = Explainer(model)([11, 25, 33], target=7)
+    with torch.no_grad():
+        wanted = model(input_ids=torch.tensor([[11, 25, 33]])).logits[0, -1, 7]
+    assert found.explained.value == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_a_class_of_the_users_own_is_known_by_its_base_or_its_name():

@@ -127,8 +127,11 @@ class Task(_Facts, Enum):
 def task_of(model: Module) -> Task:
     """The task of a Hugging Face model; see :func:`task_of_class`."""
     task = task_of_class(type(model))
+    has_decoder = accepts(model, "decoder_input_ids")
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and accepts(model, "decoder_input_ids") else task
+    if task is Task.SEQ2SEQ and not (is_pair or has_decoder):
+        return Task.CAUSAL  # Voxtral and others that hear, whose decoder alone takes the text
+    return Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and has_decoder else task
 
 
 def task_of_class(model_class: type) -> Task:
@@ -503,7 +506,8 @@ def _span(output: Any, mask: Tensor | None, model: Module, task: Task) -> Tensor
     found = [output["start_logits"], output["end_logits"]] if named else []
     if isinstance(output, (tuple, list)):
         found = list(output[:2])
-    if not (len(found) == 2 and all(isinstance(each, Tensor) and each.ndim == 2 for each in found)):
+    fits = len(found) == 2 and all(isinstance(each, Tensor) and each.ndim == 2 for each in found)
+    if not fits or (mask is not None and any(each.shape != mask.shape for each in found)):
         raise ModelError(_other_output(output, model, task, "start_logits and end_logits [B, T]"))
     if mask is not None:
         found = [each.masked_fill(mask == 0, -torch.inf) for each in found]
@@ -567,25 +571,29 @@ def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iter
         positions or only these.
     """
     thread = threading.get_ident()
-    selected = False
+    places = 0  # those that the head would have seen
 
     def select(_: Module, args: tuple[Any, ...]) -> Any:
-        nonlocal selected
+        nonlocal places
         if threading.get_ident() != thread:
             return None
         hidden = args[0]
         if hidden.ndim != 3 or hidden.shape[0] != len(positions) or hidden.shape[1] == 1:
             return None
-        selected = True
+        places = hidden.shape[1]
         return (_at(hidden, positions), *args[1:])
 
     def read(logits: Tensor) -> Tensor:
-        if not selected and wide is not None and logits.shape[1] < wide:
-            raise ModelError(
-                f"{type(model).__name__} returned logits of {logits.shape[1]} places for {wide} tokens; return those "
-                "of every token, or say with task= what it predicts"
-            )
-        return logits if selected or logits.shape[1] == positions.shape[1] == 1 else _at(logits, positions)
+        count = places or logits.shape[1]
+        if wide is not None and count != wide:
+            told = f"{type(model).__name__} returned logits of {count} places for {wide} tokens"
+            if count > wide:
+                raise ModelError(
+                    f"{told}: it puts others among them, as soft prompts do, and which are the text's is not known; "
+                    "give it the embeddings of all under lrpx.propagate"
+                )
+            raise ModelError(f"{told}; return those of every token, or say with task= what it predicts")
+        return logits if places or logits.shape[1] == positions.shape[1] == 1 else _at(logits, positions)
 
     head = getattr(model, "get_output_embeddings", lambda: None)()
     if head is None:
