@@ -193,6 +193,11 @@ class Attribution(Pictures):
         """``[T]``: the relevance of the tokens, the values of the part of that name; not to be written into."""
         return self.parts["tokens"].values
 
+    @property
+    def has_text(self) -> bool:
+        """Whether the tokens, or the groups of them, are those of a text; not the patches of an image."""
+        return self.image is None or bool(self.ids or self.special)
+
     def by_pixel(self) -> Tensor:
         """``[row, column]``: the relevance of each pixel of an image, summed over the channels; of a method that knows
         only patches, a patch's evenly over its pixels.
@@ -228,7 +233,7 @@ class Attribution(Pictures):
 
     def __repr__(self) -> str:
         text = "".join(self.tokens).strip()
-        if self.image is not None and not self.ids:
+        if not self.has_text and self.image is not None:
             text = f"image of {self.image.shape[1]} × {self.image.shape[0]} pixels"
         text = repr(text if len(text) <= _SHORT else text[: _SHORT - 1] + "…")
         what, value = repr(self.explained.description)[1:-1], self.explained.value

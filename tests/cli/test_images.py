@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as tf
 
-from lrpx import Attribution, Explainer
+from lrpx import Attribution, Attributions, Explainer
 from lrpx.cli._explain import show
 from tests.pictures import SIZES, build
 
@@ -75,6 +75,23 @@ def test_the_rest_of_an_image_and_a_text_is_what_neither_has(capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert f"the other {missing:+.4g} (" in out
     assert ") came from no token or pixel, but from positions" in out
+
+
+def test_the_words_of_a_text_beside_an_image_are_shown(capsys):
+    given = {"input_ids": torch.tensor([[5, 6, 19]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
+    a = Explainer(tiny_clip(), None)(given | {"pixel_values": torch.randn(1, 3, 16, 16)}).spans([(0, 2)])
+    assert "#5 #6[" in str(a)
+    assert "image of" not in repr(a)
+    show([a])
+    out = " ".join(capsys.readouterr().out.split())
+    assert "#5 #6[" in out
+    assert "patches: sum" in out
+    missing = a.explained.value - float(a.relevance.sum()) - float(a.by_pixel().sum())
+    assert f"the other {missing:+.4g} (" in out
+    for page in (a.to_html(), Attributions([a, a]).to_html()):
+        assert "#5 #6" in page
+    show([a, a])
+    assert "#5 #6[" in capsys.readouterr().out
 
 
 def test_methods_side_by_side_and_a_cell(run, folder):

@@ -7,11 +7,12 @@ import os
 import pty
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import DOORS, finish, start
+from tests.cli.commands import DOORS, LRPX, finish, start
 
 FULL = Path("/dev/full")
 
@@ -107,11 +108,13 @@ def test_an_argument_that_is_no_text():
     assert "pass whole Unicode characters" in err
 
 
-def test_in_a_terminal_progress_goes_and_the_cursor_comes_back():
-    """What is written to a terminal of 60 columns, interrupted as it waits."""
+def in_terminal(*command):
+    """The exit code of a command, and what it writes to a terminal of 60 columns."""
     leader, follower = pty.openpty()
-    env = {"TERM": "xterm-256color", "COLUMNS": "60"}
-    process = start(*DOORS, stdin=follower, stdout=follower, stderr=follower, env=env, start_new_session=True)
+    env = os.environ | {"HF_HUB_OFFLINE": "1", "TERM": "xterm-256color", "COLUMNS": "60"}
+    process = subprocess.Popen(
+        list(command), stdin=follower, stdout=follower, stderr=follower, env=env, start_new_session=True
+    )
     os.close(follower)
     written = b""
     while True:
@@ -124,10 +127,34 @@ def test_in_a_terminal_progress_goes_and_the_cursor_comes_back():
         written += piece
     process.wait()
     os.close(leader)
-    assert process.returncode == 0
+    return process.returncode, written
+
+
+def test_in_a_terminal_progress_goes_and_the_cursor_comes_back():
+    code, written = in_terminal(*LRPX, *DOORS)
+    assert code == 0
     assert b"doors" in written
     assert b"--ledger" in written
     assert written.count(b"\x1b[?25l") == written.count(b"\x1b[?25h"), "the cursor is hidden as often as shown"
+
+
+def test_interrupted_while_it_imports_a_model_the_cursor_comes_back():
+    """Ctrl-C under the spinner, which has put a stream of its own in the place of standard error."""
+    code = """
+import os, signal, sys
+class Spring:
+    def find_spec(self, name, *rest):
+        if name == "transformers.models.llama.modeling_llama":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Spring())
+sys.argv[:] = ["lrpx", "explain", "Hello"]
+import lrpx.cli
+lrpx.cli.main()
+"""
+    ended, written = in_terminal(sys.executable, "-c", code)
+    assert ended == 130
+    assert b"Loading" in written
+    assert written.rfind(b"\x1b[?25h") > written.rfind(b"\x1b[?25l"), "the cursor is back"
 
 
 def test_what_an_error_names_cannot_move_the_cursor(run):

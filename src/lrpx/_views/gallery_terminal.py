@@ -43,7 +43,7 @@ class Gallery:
             for line in group.lines:
                 yield from self._line(line, console, options)
             is_drawn = len(group.lines) > 1 and bool(group.lines[0].shown.pieces)
-            if is_drawn and (group.lines[0].canvas is None or group.lines[0].attribution.ids):
+            if is_drawn and group.lines[0].attribution.has_text:
                 yield Text()
                 yield from _tables(group, options.max_width)
         left = len(self.attributions) - FEW
@@ -54,7 +54,7 @@ class Gallery:
         shown, paint = line.shown, _paint(console)
         yield Text()
         label = Text(overflow="fold").append(line.label, "bold").append("  " if line.label else "").append(line.value)
-        if line.canvas is not None and not line.attribution.ids:
+        if line.canvas is not None and not line.attribution.has_text:
             yield label
             yield from blocks(line.canvas, paint, options.max_width, ascii_only=options.ascii_only)
             return

@@ -130,7 +130,7 @@ def _context(a: Attribution) -> dict[str, Any]:
 
 def _units(a: Attribution) -> dict[str, str]:
     """How one of the pieces is called, and several."""
-    unit = "token" if a.ids else "group" if a.image is None else "patch"
+    unit = "token" if a.ids else "group" if a.has_text else "patch"
     return {"unit": unit, "units": f"{unit}es" if unit == "patch" else f"{unit}s"}
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from lrpx.attribution import Attribution, Token
 
 EMPTY = "∅"
+_MOST_PLACES = 6
+_LONGEST = 1e7  # beyond it, more digits than a float32 has
 _JOINERS = "\u200c\u200d"  # Persian and Indic spelling and emoji families need them
 _PRESENTATION = "\ufe0e\ufe0f"  # text or emoji style of the character before
 _BLANK = "\u034f\u115f\u1160\u2065\u2800\u3164\uffa0"  # letters and signs that draw nothing
@@ -222,11 +224,12 @@ def _is_hidden(character: str) -> bool:
 def aligned(value: float, limit: float) -> str:
     """A signed number with as many decimals as give the limit three digits.
 
-    >>> aligned(2.31449, 8.0), aligned(-0.002, 8.0), aligned(2.31449, 1e-9)
-    ('+2.31', '-0.00', '+2.31e+00')
+    >>> aligned(2.31449, 8.0), aligned(-0.002, 8.0), aligned(-0.0, 8.0), aligned(2.31449, 1e-9), aligned(3e38, 3e38)
+    ('+2.31', '-0.00', '+0.00', '+2.31e+00', '+3.00e+38')
     """
     places = 2 - math.floor(math.log10(limit)) if limit and math.isfinite(limit) else 2
-    return f"{value:+.{max(0, places)}f}" if places < 6 else f"{value:+.2e}"
+    is_short = places < _MOST_PLACES and max(abs(value), limit) < _LONGEST
+    return f"{value + 0.0:+.{max(0, places)}f}" if is_short else f"{value + 0.0:+.2e}"
 
 
 def number(value: float) -> str:

@@ -67,7 +67,7 @@ def line(a: Attribution) -> str:
     """
     console = Console(force_jupyter=False, highlight=False)
     shown, paint = picture(a), _paint(console)
-    if a.image is not None and not a.ids:
+    if not a.has_text:
         return _line_of_image(a)
     text = Text(f"{one_line(a.explained.description)} = {number(a.explained.value)}:  ")
     for segment in shown.segments:
@@ -120,7 +120,7 @@ class Heatmap:
         if drawn is not None:
             yield Text()
             yield from blocks(drawn, paint, options.max_width, ascii_only=options.ascii_only)
-        if drawn is not None and not a.ids:
+        if not a.has_text:
             if fall := waterfall(a):
                 yield Text()
                 yield _ledger(fall, paint, options.max_width, ascii_only=options.ascii_only)

@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, as shells have it."""
-SHOW_CURSOR = "\x1b[?25h"
+SHOW_CURSOR = b"\x1b[?25h"
 
 
 def main() -> None:
@@ -56,10 +56,9 @@ def _quiet_interrupts() -> Iterator[None]:
     def leave(number: int, frame: FrameType | None) -> None:
         if not _is_importing(frame):
             raise KeyboardInterrupt
-        with suppress(OSError, ValueError, AttributeError):
-            if sys.stderr.isatty():
-                sys.stderr.write(SHOW_CURSOR)  # which a spinner has hidden
-                sys.stderr.flush()
+        with suppress(OSError):
+            if os.isatty(2):  # not sys.stderr, which is the spinner's own while it turns
+                os.write(2, SHOW_CURSOR)  # which a spinner has hidden
         os._exit(INTERRUPTED)
 
     try:

@@ -145,14 +145,14 @@ def show(found: Sequence[Attribution]) -> None:
 def _rest(a: Attribution) -> Text | None:
     """Where the value went that the tokens did not get, in one dim line, when the ledger can tell."""
     total = 0.0 if a.image is None else float(a.by_pixel().sum())
-    if a.image is None or a.ids:
+    if a.has_text:
         total += sum(token.relevance for token in a)
     missing = a.explained.value - total
     if a.ledger is not None or not a.is_decomposition or abs(missing) <= NEARLY * abs(a.explained.value):
         return None
     part = percent(share(missing, a.explained.value))
     told = f"{number(missing)}{f' ({part})' if part else ''}"
-    unit = "token" if a.image is None else "token or pixel" if a.ids else "pixel"
+    unit = "token" if a.image is None else "token or pixel" if a.has_text else "pixel"
     return Text(
         f"\nthe other {told} came from no {unit}, but from positions, biases and the like: --ledger shows it",
         "dim",
