@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _exponentials, _factors, _functions, _roles
+from lrpx.engine import _exponentials, _factors, _functions, _roles, _selections
 from lrpx.engine._elementwise import activation
 from lrpx.engine._exponentials import SCORES, Note
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
@@ -66,7 +66,7 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     dim = rest[0] if rest else settings.get("dim")
     if isinstance(dim, (tuple, list)) and len(dim) == 1:
         (dim,) = dim
-    if isinstance(dim, int) and (place := _functions.zero_beside(x, dim)) is not None and "cum" not in func.__name__:
+    if isinstance(dim, int) and (place := _selections.zero_beside(x, dim)) is not None and "cum" not in func.__name__:
         return _softplus(run, func(x.detach(), *rest, **settings), x.select(dim, place), dim)
 
     def op(x: Tensor) -> Any:

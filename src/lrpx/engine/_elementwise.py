@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _exponentials, _factors, _functions
+from lrpx.engine import _exponentials, _factors, _functions, _selections
 from lrpx.engine._gates import (
     EXPONENTIAL,
     GATE,
@@ -94,9 +94,9 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         return run.computed(out, a, b)
     x, mask = (a, b) if a_carries else (b, a)
     if type(mask) is Tensor and mask.numel() == x.numel() and out is not x:
-        root = _functions.masked_by_sign(run, x, mask)
+        root = _selections.masked_by_sign(run, x, mask)
         if root is not None:
-            _functions.kinked(run, out, root, x)
+            _selections.kinked(run, out, root, x)
             if takes_all(run.recipe):
                 return out
     if not run.asks_for_gates:

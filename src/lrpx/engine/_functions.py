@@ -28,15 +28,11 @@ from lrpx.engine._gates import (
     WEAK,
     gate_strength,
     mark_gate,
-    mark_relu,
     mark_shifted,
     mark_written,
-    put_gate,
     takes_all,
-    weakest_gate,
 )
-from lrpx.engine._nodes import kind
-from lrpx.engine._tensors import PLAIN, arguments, carries, constants, is_in_place, is_parameter, is_tensor
+from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,7 +67,7 @@ class Function(NamedTuple):
     op: Op | None = None
 
 
-def _function(x: Tensor) -> Function | None:
+def function_of(x: Tensor) -> Function | None:
     """What ``x`` is a function of, if that is known and still there."""
     found = getattr(x, FUNCTION, None)  # of what has no attributes, vars() would make a dict
     if not found or x._version != found[0]:
@@ -82,7 +78,7 @@ def _function(x: Tensor) -> Function | None:
     return Function(root, found[3], found[4], None if found[5] is None else _callable(found[5]))
 
 
-def _write(out: Tensor, f: Function) -> None:
+def write_note(out: Tensor, f: Function) -> None:
     """Note on a tensor what it is a function of."""
     root = f.root
     is_kept = not f.exact or f.kind == EXPONENTIAL
@@ -105,19 +101,19 @@ def _then(before: Op | None, op: Noted) -> Op:
 def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = True) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, an element-wise function of ``x``."""
     if out is not x:
-        if getattr(x, FUNCTION, None) is None or (f := _function(x)) is None:  # nearly always
-            root = ref(x) if exact and kind != EXPONENTIAL else lambda: x  # as _write() has it
+        if getattr(x, FUNCTION, None) is None or (f := function_of(x)) is None:  # nearly always
+            root = ref(x) if exact and kind != EXPONENTIAL else lambda: x  # as write_note() has it
             out.__dict__[FUNCTION] = Note((0, root, x._version, kind, exact, op))
             if kind != LINEAR or not exact:
                 _moved.note(out, x, kind, exact, _callable(op))
         else:
-            _write(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
+            write_note(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
     return out
 
 
 def curved(run: Any, out: Tensor, x: Tensor, op: Noted, kind: int = CURVED) -> Tensor:
     """``out``, a new tensor, noted as ``op(x)``, no scaling; the root is kept for a function of it that may follow."""
-    f = _function(x)
+    f = function_of(x)
     run.keep_root(x if f is None else f.root)
     return linked(out, x, op, kind)
 
@@ -176,15 +172,15 @@ def copied(out: Tensor, x: Tensor) -> None:
 
 def rooted(run: Any, value: Tensor, x: Tensor, copy: Tensor) -> None:
     """``value`` will be written into the place of ``x``: what it is a function of is then the copy of that."""
-    if (found := _function(value)) is not None and found.root is x:
-        _write(value, found._replace(root=copy))
+    if (found := function_of(value)) is not None and found.root is x:
+        write_note(value, found._replace(root=copy))
         run.keep_root(copy)
 
 
 def moved(x: Tensor, value: Tensor) -> None:
     """``value`` was written into the place of ``x``."""
-    if (found := _function(value)) is not None:
-        _write(x, found)
+    if (found := function_of(value)) is not None:
+        write_note(x, found)
     _exponentials.moved(x, value)
 
 
@@ -193,15 +189,15 @@ def moved(x: Tensor, value: Tensor) -> None:
 
 def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
-    found = _function(x)
+    found = function_of(x)
     if hasattr(x if found is None else found.root, CUT) and _is_lost(run, op, found or Function(x)):
         run.refuse("relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)")
         plain: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
         return plain
     if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
         value = op(x.detach())
-        if _fits(value, found.root):
-            return _whole(run, found.root, value, _then(found.op, op), max(kind, found.kind))
+        if fits(value, found.root):
+            return as_whole(run, found.root, value, _then(found.op, op), max(kind, found.kind))
     y = curved(run, run.apply("activation", op, x), x, op, kind)
     if getattr(x, EXPONENTS, None) is not None and not _exponentials.is_sum(x):
         _exponentials.keep(y, x, op)
@@ -226,7 +222,7 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
         return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
 
 
-def _fits(value: Tensor, root: Tensor) -> bool:
+def fits(value: Tensor, root: Tensor) -> bool:
     """Whether ``value`` can be an element-wise function of ``root``."""
     return value.shape == root.shape and value.is_floating_point() and root.is_floating_point()
 
@@ -237,13 +233,13 @@ PARTWISE = (rules.unmodified, rules.constant)
 
 def is_shifted(x: Tensor) -> bool:
     """Whether ``x`` is a function of another, of which it does not hand on all: a number was added."""
-    found = _function(x)
+    found = function_of(x)
     return found is not None and not found.exact
 
 
 def is_logistic(x: Tensor) -> bool:
     """Whether ``x`` is an exponential and a number, as the denominator of a sigmoid is; and no norm."""
-    found = _function(x)
+    found = function_of(x)
     return found is not None and found.kind == EXPONENTIAL and not found.exact
 
 
@@ -262,15 +258,15 @@ def hides_logistic(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
 
 def keep_logistic(y: Tensor, *made_of: Tensor) -> Tensor:
     """``y``, a power or a product of what ``made_of`` gives: as good as the denominator of a sigmoid, if that is."""
-    if all(map(is_logistic, made_of)) and (found := _function(y)) is not None:
-        _write(y, found._replace(exact=False))
+    if all(map(is_logistic, made_of)) and (found := function_of(y)) is not None:
+        write_note(y, found._replace(exact=False))
     return y
 
 
 def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     if _are_of_one(a, b):
-        f, g = _function(a) or Function(a), _function(b) or Function(b)
+        f, g = function_of(a) or Function(a), function_of(b) or Function(b)
     elif not (_moved.is_moved(a) or _moved.is_moved(b)) or not _takes_value(run):  # nearly always
         return None
     elif (both := _moved_of_one(run, a, b)) is not None:
@@ -285,9 +281,9 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     if f.op is g.op is None and run.recipe.product not in (rules.uniform, rules.signal_take_all):
         return None  # a square, if no rule for products wants to see it
     value = op(a.detach(), b.detach())
-    if not _fits(value, f.root):
+    if not fits(value, f.root):
         return None
-    return _whole(run, f.root, value, _both(op, f, g), max(CURVED, f.kind, g.kind))
+    return as_whole(run, f.root, value, _both(op, f, g), max(CURVED, f.kind, g.kind))
 
 
 def _are_of_one(a: Tensor, b: Tensor) -> bool:
@@ -315,7 +311,7 @@ def _moved_of_one(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] |
     none that is at hand is what was moved, but functions of it are."""
     if a.shape != b.shape:
         return None
-    f, g = (_function(each) or Function(each) for each in (a, b))
+    f, g = (function_of(each) or Function(each) for each in (a, b))
     of_f, of_g = _moved.way(f.root), _moved.way(g.root)
     is_one = _moved.are_in_one_place(of_f, of_g)
     if is_one is None and run.has_hooks and _moved.are_kept(of_f, of_g):
@@ -353,7 +349,7 @@ def _takes_value(run: Any) -> bool:
     return run.recipe.activation in (rules.identity, rules.constant)
 
 
-def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
+def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
     """``value = again(root)`` under the rule for activations."""
     takes_value = _takes_value(run)
 
@@ -361,7 +357,7 @@ def _whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tenso
         return value.detach() if takes_value else again(x)
 
     y = run.apply("activation", op, root)
-    _write(y, Function(root, kind, op=again))
+    write_note(y, Function(root, kind, op=again))
     return mark_written(run.recipe, y, root, again)
 
 
@@ -386,7 +382,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if run.asks_for_weights and len(args) == 2 and (layer := _biases.with_bias(run, func, *args)) is not None:
         return layer
     was = _before_a_shift(func, args)
-    out = _called(func, args, kwargs)
+    out = called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):
         a, b = args
         if not is_tensor(a):
@@ -433,7 +429,7 @@ def _before_a_shift(func: Any, args: Any) -> Function | None:
     x, number = args
     if is_tensor(number) and (number.ndim or not number.is_leaf):
         return None
-    return _function(x) or Function(x.clone())
+    return function_of(x) or Function(x.clone())
 
 
 def _may_be_known(a: Tensor, b: Tensor) -> bool:
@@ -453,10 +449,10 @@ def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b):
         if _takes_value(run) and (both := _moved_of_one(run, a, b)) is not None:
             f, g = both
-            _write(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
+            write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
     else:
         merged(out, a, b, op)
-    found = _function(out)
+    found = function_of(out)
     if found is not None and found.kind != LINEAR and found.op is not None and takes_all(run.recipe):
         mark_written(run.recipe, out, found.root, found.op)
     if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):
@@ -466,18 +462,18 @@ def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
 def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
     """``out`` is ``x`` and a number: perhaps of one sign now, or no longer."""
     if takes_all(run.recipe) and gate_strength(x) in (WEAK, SURE):
-        found = _function(out)
+        found = function_of(out)
         if found is not None and found.kind != LINEAR and found.op:
             mark_shifted(run.recipe, out, found.root, found.op)
 
 
 def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
-    _write(x, Function(was.root, was.kind, False, _then(was.op, op)))
+    write_note(x, Function(was.root, was.kind, False, _then(was.op, op)))
     _exponentials.changed(x, op)
 
 
-def _called(func: Any, args: Any, kwargs: Any) -> Any:
+def called(func: Any, args: Any, kwargs: Any) -> Any:
     if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
         return func(*args)
     return func(*constants(args), **constants(kwargs))
@@ -489,168 +485,18 @@ def _swapped(func: Any) -> Op:
 
 def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
     """``out = op(a, b)``, a sum of two or a selection among them: a function of what both are functions of."""
-    f, g = _function(a), _function(b)
+    f, g = function_of(a), function_of(b)
     if (f is None and g is None) or is_parameter(a) or is_parameter(b):
         return out
     f, g = f or Function(a), g or Function(b)
     if f.root is g.root:
-        _write(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
+        write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
     return out
-
-
-def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A selection between two; of functions of one tensor, a function in pieces."""
-    if kwargs.keys() <= {"condition", "input", "other"} and len(args) + len(kwargs) == 3:
-        args, kwargs = (*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)), {}
-    out = _called(func, args, kwargs)
-    if run.asks_for_gates:
-        put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
-    if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
-        return of_whole_numbers(run, out, args[0])
-    run.computed(out, *args, *kwargs.values())
-    if run.has_scales:
-        _exponentials.keep_exponents(func, out, args, kwargs)
-    root = _chosen_by_sign(*args) if _finds_relus(run) and len(args) == 3 and carries(out) else None
-    if root is not None:
-        return kinked(run, out, root)
-    if len(args) == 3 and carries(args[1]) and carries(args[2]):
-        where = args[0]
-        found = _function(merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
-        rule = run.recipe.activation
-        if found is not None and rule not in PARTWISE and not (found.exact and rule is rules.identity):
-            root, kind, _, again = found
-            if again is not None and _fits(out, root):
-                return _whole(run, root, out, again, max(CURVED, kind))
-    return out
-
-
-def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
-    """The tensor by whose sign one of two scalings of it, or one and 0, is selected: a leaky ReLU, or ReLU."""
-    if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
-        where, a = a, where
-    if type(where) is not Tensor or where.dtype is not torch.bool or not (carries(a) or carries(b)):
-        return None  # a compiler's tensors have no numbers
-    x = a if carries(a) else b
-    scalings = [_function(each) or Function(each) for each in (a, b) if carries(each)]
-    is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
-    root = scalings[0].root
-    if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
-        return None
-    return root if root.shape == x.shape and _is_sign(where, root) else None
-
-
-def _finds_relus(run: Any) -> bool:
-    """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root."""
-    return takes_all(run.recipe) or run.recipe.activation is rules.identity
-
-
-def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tensor:
-    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out."""
-    if run.recipe.activation is rules.identity and carries(out) and _fits(out, root):
-        numbers, made = root.detach(), out.detach()
-        signs = numbers > 0, numbers < 0
-        slopes = [made[sign][:1] / numbers[sign][:1] for sign in signs]
-        up, down = (float(slope) if slope.numel() else 0.0 for slope in slopes)
-        run.keep_root(root)
-        _write(out, Function(root, CURVED, op=lambda x: torch.where(x > 0, up * x, down * x)))
-    return mark_relu(run.recipe, out, root if x is None else x)
-
-
-def _is_sign(where: Tensor, x: Tensor) -> bool:
-    """Whether a mask says where a tensor is positive, or negative; by numbers, and so not of a single one."""
-    if where.shape != x.shape or where.numel() < 2:
-        return False
-    return any(torch.equal(where, sign) for sign in (x > 0, x >= 0, x < 0, x <= 0))
-
-
-def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
-    """What ``x`` is a scaling of, perhaps itself, if a mask that it is multiplied with, or filled with 0 by, is that of
-    the signs of this: the result is a (leaky) ReLU then. A mask of numbers has two of them."""
-    if (
-        type(mask) is not Tensor
-        or mask.requires_grad
-        or mask.shape != x.shape
-        or not carries(x)
-        or not _finds_relus(run)
-    ):
-        return None
-    f = _function(x)
-    root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
-    if mask.dtype is not torch.bool:
-        if mask.is_complex() or not mask.numel():
-            return None
-        low, high = mask.aminmax()
-        is_high = mask == high
-        if low == high or not torch.equal(mask, torch.where(is_high, high, low)):
-            return None
-        mask = is_high
-    return root if _is_sign(mask, root.detach()) else None
-
-
-def written_zeros(run: Any, x: Tensor, mask: Any, *, in_place: bool) -> Tensor | None:
-    """The same, of what zeros will be written into; a copy of ``x``, if it is changed."""
-    root = masked_by_sign(run, x, mask)
-    return x.clone() if root is x and in_place else root
-
-
-def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A number in some places of a tensor."""
-    x, mask, value = arguments(args, kwargs, "input", "mask", "value")
-    is_zero = type(value) in (int, float) and value == 0
-    root = written_zeros(run, x, mask, in_place=is_in_place(func.__name__)) if is_zero else None
-    out = plain_of_exponentials(run, func, args, kwargs)
-    return out if root is None else kinked(run, out, root, x)
-
-
-def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
-    out = _called(func, args, kwargs)
-    if isinstance(out, tuple):  # with the places
-        largest_of_all(run, out[0], *arguments(args, kwargs, "input", "dim")[:2])
-        return out
-    given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
-    if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
-        return out
-    if not carries(out):
-        return run.computed(out, *given)
-    if _finds_relus(run) and type(out) is Tensor:
-        scalings = [_function(each) or Function(each) for each in given if carries(each)]
-        is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
-        is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
-        if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
-            kinked(run, out, scalings[0].root)
-    return out
-
-
-def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The largest, or the smallest, along a dimension; of two, of which one is 0, a ReLU."""
-    out = _called(func, args, kwargs)
-    largest_of_all(run, out, *arguments(args, kwargs, "input", "dim")[:2])
-    return out
-
-
-def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
-    """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
-    if not (_finds_relus(run) and type(out) is Tensor and out.requires_grad and isinstance(dim, int)):
-        return
-    if (place := zero_beside(x, dim)) is not None:
-        part = x.select(dim, place)
-        kinked(run, out, part if out.shape == part.shape else part.unsqueeze(dim), out)
-
-
-def zero_beside(x: Tensor, dim: int) -> int | None:
-    """Of a constant 0 and something else that were put together along a dimension: which of the two the other is."""
-    node: Any = x.grad_fn
-    if node is None or x.ndim == 0 or x.shape[dim] != 2 or kind(node) not in ("Stack", "Cat"):
-        return None
-    if sum(child is not None for child, _ in node.next_functions) != 1:
-        return None
-    return next((1 - i for i in (0, 1) if not x.detach().select(dim, i).any()), None)
 
 
 def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A cast, a copy or a change of sign; of one-hot ids a source."""
-    out = _called(func, args, kwargs)
+    out = called(func, args, kwargs)
     x = args[0] if args else None
     if out is x or not is_tensor(x):
         return out
@@ -694,7 +540,7 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     if softmax is not None:
         return softmax
     is_own = run.recipe.activation not in PARTWISE
-    if is_own and run.has_logarithms and _function(x) is None and _exponentials.has_logarithm(x):
+    if is_own and run.has_logarithms and function_of(x) is None and _exponentials.has_logarithm(x):
         run.refuse("exp of a sum that logarithms are in (multiply, or sum up, what they are of)")
         y: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
     else:
@@ -715,7 +561,7 @@ def of_exponential(run: Any, op: Op, x: Tensor) -> Tensor | None:
 
 def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A sum over dimensions, a selection or another shape."""
-    out = _called(func, args, kwargs)
+    out = called(func, args, kwargs)
     x = args[0] if args else None
     if type(out) is Tensor and not out.requires_grad:
         run.computed(out, *args)
@@ -791,7 +637,7 @@ DIAGONAL = "_lrpx_diagonal"
 
 def diagonal(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A vector as a matrix; which may be multiplied with, as the vector itself."""
-    out = _called(func, args, kwargs)
+    out = called(func, args, kwargs)
     if len(args) == 1 and not kwargs and carries(out) and out.ndim == args[0].ndim + 1:
         setattr(out, DIAGONAL, Note((out._version, args[0])))
     return out

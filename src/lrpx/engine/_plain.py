@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _functions
+from lrpx.engine import _exponentials, _functions, _selections
 from lrpx.engine._gates import EXPONENTS, gate_strength, move_gate, put_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
 from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
@@ -325,10 +325,10 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and ids.shape == x.shape[:-1] and not x.any()
     )  # fmt: skip
     is_zero = type(value) in (int, float) and value == 0
-    root = _functions.written_zeros(run, x, at, in_place=is_in_place(func.__name__)) if is_zero else None
+    root = _selections.written_zeros(run, x, at, in_place=is_in_place(func.__name__)) if is_zero else None
     out = plain(run, func, args, kwargs)
     if root is not None:
-        _functions.kinked(run, x if out is None else out, root, x)
+        _selections.kinked(run, x if out is None else out, root, x)
     if type(x) is Tensor and not x.requires_grad:
         run.computed(x if out is None else out, value)
     return _one_hot(run, x, x if out is None else out, ids) if is_one_hot else out
@@ -399,16 +399,16 @@ SELECTS = (
     + _each("index_select", "stays", index_select)
     + _each("gather take_along_dim", "stays", gather)
     + _each("neg negative __neg__", "stays", _functions.plain_scaling)
-    + _each("masked_fill masked_fill_", "joins", _functions.filled, numbers=(2,))
-    + _each("where", None, _functions.plain_where, numbers=(1, 2))
+    + _each("masked_fill masked_fill_", "joins", _selections.filled, numbers=(2,))
+    + _each("where", None, _selections.plain_where, numbers=(1, 2))
     + _each(
         """cat concat concatenate hstack vstack dstack column_stack row_stack fliplr flipud take masked_scatter
         masked_select _pad constant_pad_nd""",
         "joins",
         moving,
     )
-    + _each("maximum minimum max min fmax fmin", "joins", _functions.larger)
-    + _each("amax amin", "joins", _functions.extreme)
+    + _each("maximum minimum max min fmax fmin", "joins", _selections.larger)
+    + _each("amax amin", "joins", _selections.extreme)
     + _each(
         """hsplit vsplit dsplit narrow_copy
         slice block_diag broadcast_tensors meshgrid index_copy put

@@ -1,0 +1,168 @@
+"""Selections between two tensors, and the ReLUs that models write out by them: by a mask, a filling, a maximum.
+
+A ReLU is known by the signs of what it is of; it is a gate then, and a function of it is one of what was there before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lrpx import rules
+from lrpx.engine import _exponentials, _functions
+from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
+from lrpx.engine._gates import mark_relu, put_gate, takes_all, weakest_gate
+from lrpx.engine._nodes import kind
+from lrpx.engine._tensors import arguments, carries, is_in_place
+
+
+def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A selection between two; of functions of one tensor, a function in pieces."""
+    if kwargs.keys() <= {"condition", "input", "other"} and len(args) + len(kwargs) == 3:
+        args, kwargs = (*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)), {}
+    out = _functions.called(func, args, kwargs)
+    if run.asks_for_gates:
+        put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
+    if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
+        return _functions.of_whole_numbers(run, out, args[0])
+    run.computed(out, *args, *kwargs.values())
+    if run.has_scales:
+        _exponentials.keep_exponents(func, out, args, kwargs)
+    root = _chosen_by_sign(*args) if _finds_relus(run) and len(args) == 3 and carries(out) else None
+    if root is not None:
+        return kinked(run, out, root)
+    if len(args) == 3 and carries(args[1]) and carries(args[2]):
+        where = args[0]
+        found = function_of(_functions.merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
+        rule = run.recipe.activation
+        if found is not None and rule not in PARTWISE and not (found.exact and rule is rules.identity):
+            root, kind, _, again = found
+            if again is not None and _functions.fits(out, root):
+                return _functions.as_whole(run, root, out, again, max(CURVED, kind))
+    return out
+
+
+def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
+    """The tensor by whose sign one of two scalings of it, or one and 0, is selected: a leaky ReLU, or ReLU."""
+    if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
+        where, a = a, where
+    if type(where) is not Tensor or where.dtype is not torch.bool or not (carries(a) or carries(b)):
+        return None  # a compiler's tensors have no numbers
+    x = a if carries(a) else b
+    scalings = [function_of(each) or Function(each) for each in (a, b) if carries(each)]
+    is_zero = [not (each.any() if isinstance(each, Tensor) else each) for each in (a, b) if not carries(each)]
+    root = scalings[0].root
+    if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
+        return None
+    return root if root.shape == x.shape and _is_sign(where, root) else None
+
+
+def _finds_relus(run: Any) -> bool:
+    """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root."""
+    return takes_all(run.recipe) or run.recipe.activation is rules.identity
+
+
+def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tensor:
+    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out."""
+    if run.recipe.activation is rules.identity and carries(out) and _functions.fits(out, root):
+        numbers, made = root.detach(), out.detach()
+        signs = numbers > 0, numbers < 0
+        slopes = [made[sign][:1] / numbers[sign][:1] for sign in signs]
+        up, down = (float(slope) if slope.numel() else 0.0 for slope in slopes)
+        run.keep_root(root)
+        _functions.write_note(out, Function(root, CURVED, op=lambda x: torch.where(x > 0, up * x, down * x)))
+    return mark_relu(run.recipe, out, root if x is None else x)
+
+
+def _is_sign(where: Tensor, x: Tensor) -> bool:
+    """Whether a mask says where a tensor is positive, or negative; by numbers, and so not of a single one."""
+    if where.shape != x.shape or where.numel() < 2:
+        return False
+    return any(torch.equal(where, sign) for sign in (x > 0, x >= 0, x < 0, x <= 0))
+
+
+def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
+    """What ``x`` is a scaling of, perhaps itself, if a mask that it is multiplied with, or filled with 0 by, is that of
+    the signs of this: the result is a (leaky) ReLU then. A mask of numbers has two of them."""
+    if (
+        type(mask) is not Tensor
+        or mask.requires_grad
+        or mask.shape != x.shape
+        or not carries(x)
+        or not _finds_relus(run)
+    ):
+        return None
+    f = function_of(x)
+    root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
+    if mask.dtype is not torch.bool:
+        if mask.is_complex() or not mask.numel():
+            return None
+        low, high = mask.aminmax()
+        is_high = mask == high
+        if low == high or not torch.equal(mask, torch.where(is_high, high, low)):
+            return None
+        mask = is_high
+    return root if _is_sign(mask, root.detach()) else None
+
+
+def written_zeros(run: Any, x: Tensor, mask: Any, *, in_place: bool) -> Tensor | None:
+    """The same, of what zeros will be written into; a copy of ``x``, if it is changed."""
+    root = masked_by_sign(run, x, mask)
+    return x.clone() if root is x and in_place else root
+
+
+def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A number in some places of a tensor."""
+    x, mask, value = arguments(args, kwargs, "input", "mask", "value")
+    is_zero = type(value) in (int, float) and value == 0
+    root = written_zeros(run, x, mask, in_place=is_in_place(func.__name__)) if is_zero else None
+    out = _functions.plain_of_exponentials(run, func, args, kwargs)
+    return out if root is None else kinked(run, out, root, x)
+
+
+def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
+    out = _functions.called(func, args, kwargs)
+    if isinstance(out, tuple):  # with the places
+        largest_of_all(run, out[0], *arguments(args, kwargs, "input", "dim")[:2])
+        return out
+    given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+    if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
+        return out
+    if not carries(out):
+        return run.computed(out, *given)
+    if _finds_relus(run) and type(out) is Tensor:
+        scalings = [function_of(each) or Function(each) for each in given if carries(each)]
+        is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
+        is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
+        if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
+            kinked(run, out, scalings[0].root)
+    return out
+
+
+def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The largest, or the smallest, along a dimension; of two, of which one is 0, a ReLU."""
+    out = _functions.called(func, args, kwargs)
+    largest_of_all(run, out, *arguments(args, kwargs, "input", "dim")[:2])
+    return out
+
+
+def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
+    """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
+    if not (_finds_relus(run) and type(out) is Tensor and out.requires_grad and isinstance(dim, int)):
+        return
+    if (place := zero_beside(x, dim)) is not None:
+        part = x.select(dim, place)
+        kinked(run, out, part if out.shape == part.shape else part.unsqueeze(dim), out)
+
+
+def zero_beside(x: Tensor, dim: int) -> int | None:
+    """Of a constant 0 and something else that were put together along a dimension: which of the two the other is."""
+    node: Any = x.grad_fn
+    if node is None or x.ndim == 0 or x.shape[dim] != 2 or kind(node) not in ("Stack", "Cat"):
+        return None
+    if sum(child is not None for child, _ in node.next_functions) != 1:
+        return None
+    return next((1 - i for i in (0, 1) if not x.detach().select(dim, i).any()), None)
