@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import transformers as tf
 from rich.console import Console
 from safetensors.torch import save_file
 
@@ -275,6 +276,23 @@ def test_files_that_are_none(tmp_path):
 def test_where_it_was_trained(hook, path, explainer):
     assert made(hook=hook).path(explainer.bound) == path
     assert made(hook=hook).path(explainer.bound, "model.norm") == "model.norm"
+
+
+def test_a_norm_behind_a_branch_is_part_of_what_it_puts_out():
+    """As TransformerLens has it: its hooks are behind Gemma's second norms."""
+    size = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    gemma = tf.Gemma2ForCausalLM(tf.Gemma2Config(**size, num_attention_heads=2, num_key_value_heads=1)).eval()
+    gpt = tf.GPT2LMHeadModel(tf.GPT2Config(vocab_size=31, n_embd=16, n_layer=2, n_head=2)).eval()
+    bert = tf.BertForMaskedLM(tf.BertConfig(vocab_size=31, num_hidden_layers=2, hidden_size=16, num_attention_heads=2))
+    for model, mlp, attention in (
+        (gemma, "model.layers.1.post_feedforward_layernorm", "model.layers.1.post_attention_layernorm"),
+        (gpt, "transformer.h.1.mlp.c_proj", "transformer.h.1.attn.c_proj"),
+        (bert.eval(), "bert.encoder.layer.1.output.dense", "bert.encoder.layer.1.attention.output.dense"),
+    ):
+        bound = BoundModel(model)
+        assert made(hook="blocks.1.hook_mlp_out").path(bound) == mlp
+        assert made(hook="blocks.1.hook_attn_out").path(bound) == attention
+        assert not any(each._forward_hooks for each in model.modules())
 
 
 @pytest.mark.parametrize("hook", ["", "blocks.2.hook_resid_post", "blocks.0.hook_resid_mid", "mlp", "layers.7"])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lrpx._features import Feature, FeatureRelevance
 from lrpx._files import write_whole
+from lrpx._modules import named_modules
 from lrpx._results import attribution_of
 from lrpx.attribution import Explained
 from lrpx.errors import MethodError, ModelError
@@ -29,7 +30,7 @@ from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.rules import with_gradient_of
 from lrpx.targets import Contrast, Logit, Target
-from lrpx.units import Called, called, places, split_name
+from lrpx.units import Called, called, example, places, split_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from lrpx.explainer import Explainer
     from lrpx.model import BoundModel
     from lrpx.recipes import Recipe
-    from lrpx.units import Kind
+    from lrpx.units import Kind, Place
 
 __all__ = ["Feature", "FeatureRelevance", "FeatureTap", "SparseAutoencoder", "explain_features"]
 
@@ -240,7 +241,7 @@ class SparseAutoencoder:
         hook = re.fullmatch(r"blocks\.(\d+)\.hook_(resid_post|resid_pre|mlp_out|attn_out)", wanted)
         if hook is not None and given is None:
             number, kind = int(hook[1]) - (hook[2] == "resid_pre"), KINDS_OF_HOOKS[hook[2]]
-            found = [place.name for place in places(model.module, kind) if place.layer == number]
+            found = [_behind(place, model) for place in places(model.module, kind) if place.layer == number]
         if len(found) != 1:
             what = f"{wanted!r} names {len(found) or 'no'} modules" if wanted else "its files name no module"
             raise ModelError(
@@ -248,6 +249,33 @@ class SparseAutoencoder:
                 "of model.named_modules()"
             )
         return found[0]
+
+
+def _behind(place: Place, model: BoundModel) -> str:
+    """The module whose output goes into the stream: the place's own, or a norm that it alone is given to, as Gemma has
+    behind its branches. There SAELens reads what a branch puts out."""
+    if place.kind == "residual" or place.call:
+        return place.name
+    found, last = place.name, torch.empty(0)
+
+    def follow(path: str, args: tuple[Any, ...], output: Any) -> None:
+        nonlocal found, last
+        if path == place.path and isinstance(output, Tensor):
+            last = output
+        elif args and args[0] is last and isinstance(output, Tensor) and output.shape == last.shape:
+            found, last = (found if torch.equal(output, last) else path), output  # a dropout changes nothing
+
+    def hook(path: str) -> Any:
+        return lambda _, args, output: follow(path, args, output)
+
+    handles = [each.register_forward_hook(hook(path)) for path, each in named_modules(model.module)]
+    try:
+        with torch.no_grad():
+            model.module(**example(model.module))
+    finally:
+        for each in handles:
+            each.remove()
+    return found
 
 
 def _of_saelens(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> SparseAutoencoder:

@@ -361,11 +361,11 @@ def _found(model: Module, inputs: Mapping[str, Any] | None) -> _Found:
     if known is None or known.modules != modules:
         if model.training or tasks.active_dropout(model):
             raise ModelError(f"{type(model).__name__} is in training mode; call model.eval()")
-        _known[model] = known = _look(model, modules, _example(model) if inputs is None else inputs)
+        _known[model] = known = _look(model, modules, example(model) if inputs is None else inputs)
     return known
 
 
-def _example(model: Module) -> dict[str, Any]:
+def example(model: Module) -> dict[str, Any]:
     """A short input.
 
     Raises:
