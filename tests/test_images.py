@@ -284,6 +284,7 @@ def test_grey_transparent_and_turned_files_are_read_as_the_model_takes_them(proc
     opened.save(tmp_path / "turned.png", exif=exif)
     upright = opened.transpose(Image.Transpose.ROTATE_270)
     near(processed(tmp_path / "turned.png", 1).relevance, processed(upright, 1).relevance, atol=1e-6)
+    assert processed(Image.open(tmp_path / "turned.png"), 1) == processed(tmp_path / "turned.png", 1)
 
 
 def test_sixteen_bits_are_read_as_eight(processed, tmp_path):

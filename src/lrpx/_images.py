@@ -53,6 +53,15 @@ def open_image(path: str | os.PathLike[str], channels: int | None) -> Any:
         raise InputError(f"the image is {shown}, a file that holds {told[:200]}; {mend}") from None
 
 
+def upright(image: Any) -> Any:
+    """A PIL image turned as its camera says, as files are (and as pipelines of transformers do); any other as it is."""
+    if not hasattr(image, "getexif"):
+        return image
+    from PIL import ImageOps
+
+    return ImageOps.exif_transpose(image)
+
+
 def _of_eight_bits(image: Any, shown: str) -> Any:
     """A PIL image of one channel of more than 8 bits, which Pillow would cut off at 255, with 8; any other as it is.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from lrpx._images import open_image
+from lrpx._images import open_image, upright
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
         )
     _refuse_numbers(processor, given)
     try:
-        made = dict(processor(images=given, return_tensors="pt"))
+        made = dict(processor(images=upright(given), return_tensors="pt"))
     except (TypeError, ValueError, OSError) as error:
         told = " ".join(str(error).split())[:120]
         raise InputError(

@@ -341,15 +341,15 @@ class BoundModel(Named):
         """
         takes_last = getattr(self.config, "summary_type", None) == "last"
         uneven = self.task.together is not None and any(len(set(row.lengths)) > 1 for row in questions.rows)
-        if uneven and not (self.accepts("attention_mask") and self._heeds_mask):
-            raise ModelError(
-                f"{type(self.module).__name__} would read the padding of the shorter text, as it takes no "
-                "attention_mask or does not heed it; pass texts of equal length, in tokens"
-            )
         if self.task.together == "choices" and takes_last and uneven:
             raise ModelError(
                 f"{type(self.module).__name__} reads the last token of each choice, which padding would be; pass "
                 "choices of equal length"
+            )
+        if uneven and not (self.accepts("attention_mask") and self._heeds_mask):
+            raise ModelError(
+                f"{type(self.module).__name__} would read the padding of the shorter text, as it takes no "
+                "attention_mask or does not heed it; pass texts of equal length, in tokens"
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
