@@ -158,7 +158,7 @@ def of_experts(spelling: str, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     rows = x.flatten(0, 1)
     chosen = (rows[:, 0] > 0).long()
     if spelling == "einsum":
-        out = torch.einsum("nd,ndo->no", rows, weights[chosen]) + biases[chosen]
+        out = torch.einsum("ri,rio->ro", rows, weights[chosen]) + biases[chosen]
     elif spelling == "bmm":
         out = torch.bmm(weights.mT.index_select(0, chosen), rows[:, :, None]).squeeze(-1).add_(biases[chosen])
     elif spelling == "one by one":
