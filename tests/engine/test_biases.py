@@ -107,6 +107,22 @@ def test_the_bias_of_experts_is_the_layers(rule: str) -> None:
     assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_a_bias_of_heads_is_the_layers(rule: str) -> None:
+    """It is added where the last dimension has been split, as Transformer-XL adds one to its queries."""
+    recipe = replace(lrpx.LRP, linear=RULES[rule])
+
+    def by_heads(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        w, b = torch.cat([w, w[:1]]), torch.cat([b, b[:1]]).view(2, 3)
+        return ((x @ w.T).view(*x.shape[:2], 2, 3) + b).flatten(2)[..., :OUT]
+
+    def whole(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear(x, torch.cat([w, w[:1]]), torch.cat([b, b[:1]]))[..., :OUT]
+
+    found, wanted = (relevance(layer, recipe) for layer in (by_heads, whole))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
 class Apart(nn.Module):
     """A layer without a bias, to which the model around it adds one, as a language-model head may have it."""
 
@@ -142,7 +158,7 @@ def of_experts(spelling: str, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     rows = x.flatten(0, 1)
     chosen = (rows[:, 0] > 0).long()
     if spelling == "einsum":
-        out = torch.einsum("nd,ndo->no", rows, weights[chosen]) + biases[chosen]
+        out = torch.einsum("ri,rio->ro", rows, weights[chosen]) + biases[chosen]
     elif spelling == "bmm":
         out = torch.bmm(weights.mT.index_select(0, chosen), rows[:, :, None]).squeeze(-1).add_(biases[chosen])
     elif spelling == "one by one":

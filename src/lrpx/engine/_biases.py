@@ -77,8 +77,12 @@ def _layer(made: Tensor) -> Any:
     if made.numel() != base.numel() or not base.is_contiguous() or base.storage_offset():
         return None
     version, recipe, kind, op, *given, dims = note
-    memory = [(base.stride(i), base.shape[i]) for i in dims]
-    dims = frozenset(i for i in range(-made.ndim, 0) if (made.stride(i), made.shape[i]) in memory)
+    memory = [(base.stride(i), base.stride(i) * base.shape[i]) for i in dims]
+
+    def is_in_one(step: int, size: int) -> bool:
+        return any(least <= step and step * size <= end for least, end in memory)
+
+    dims = frozenset(i for i in range(-made.ndim, 0) if is_in_one(made.stride(i), made.shape[i]))
     place = made.shape, made.stride()
 
     def moved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
