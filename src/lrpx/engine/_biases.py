@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lrpx import rules
-from lrpx.engine._exponentials import Note
+from lrpx.engine._exponentials import ADDING, Note
 from lrpx.engine._factors import CONSTANT
 from lrpx.engine._tensors import carries, constants, is_in_place, is_parameter, is_tensor
 
@@ -24,7 +24,6 @@ the recipe being that of the module that the layer is in."""
 
 LAST = frozenset({-1})
 
-ADDING = frozenset("add __add__ __radd__ add_ __iadd__".split())
 SUBTRACTING = frozenset("sub subtract __sub__ sub_ subtract_ __isub__".split())
 
 

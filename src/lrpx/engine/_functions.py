@@ -368,9 +368,11 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """``a + b`` or ``a − b``, or with a number: its plain gradient is right."""
     if kwargs and (two := _two_of(func, args, kwargs)) is not None:
         func, args, kwargs = *two, {}
+    if run.asks_for_weights and len(args) == 2 and (layer := _biases.with_bias(run, func, *args)) is not None:
+        return layer
     if len(args) == 2 and type(args[0]) is type(args[1]) is Tensor and not kwargs:  # nearly always
         a, b = args
-        if a.ndim and b.ndim and not run.asks_for_weights:
+        if a.ndim and b.ndim:
             out = func(a, b)
             if not out.requires_grad:
                 run.computed(out, a, b)
@@ -379,8 +381,6 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             elif out is not a and a.requires_grad and _may_be_known(a, b):
                 _summed(run, out, a, b, func)
             return out
-    if run.asks_for_weights and len(args) == 2 and (layer := _biases.with_bias(run, func, *args)) is not None:
-        return layer
     was = _before_a_shift(func, args)
     out = called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):
