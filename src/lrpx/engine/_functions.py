@@ -145,11 +145,7 @@ def is_normaliser(constant: Any) -> bool:
     if not is_tensor(constant):
         return False
     base = constant._base
-    return _divides(constant) or (base is not None and _divides(base))
-
-
-def _divides(constant: Tensor) -> bool:
-    return hasattr(constant, NORMALISER) or hasattr(constant, RECIPROCAL)
+    return hasattr(constant, NORMALISER) or (base is not None and hasattr(base, NORMALISER))
 
 
 def scaled_by(out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any, bool]) -> Tensor:
@@ -233,14 +229,14 @@ PARTWISE = (rules.unmodified, rules.constant)
 
 def is_shifted(x: Tensor) -> bool:
     """Whether ``x`` is a function of another, of which it does not hand on all: a number was added."""
-    found = function_of(x)
-    return found is not None and not found.exact
+    noted: Any = getattr(x, FUNCTION, None)
+    return bool(noted) and not noted[4] and function_of(x) is not None
 
 
 def is_logistic(x: Tensor) -> bool:
     """Whether ``x`` is an exponential and a number, as the denominator of a sigmoid is; and no norm."""
-    found = function_of(x)
-    return found is not None and found.kind == EXPONENTIAL and not found.exact
+    noted: Any = getattr(x, FUNCTION, None)
+    return bool(noted) and noted[3] == EXPONENTIAL and not noted[4] and function_of(x) is not None
 
 
 def hides_logistic(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
@@ -474,9 +470,12 @@ def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
 
 
 def called(func: Any, args: Any, kwargs: Any) -> Any:
-    if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
-        return func(*args)
-    return func(*constants(args), **constants(kwargs))
+    """The call as it is, on constants that are detached."""
+    if not PLAIN.issuperset(map(type, args)):
+        args = constants(args)
+    if kwargs and not PLAIN.issuperset(map(type, kwargs.values())):
+        kwargs = constants(kwargs)
+    return func(*args, **kwargs)
 
 
 def _swapped(func: Any) -> Op:
@@ -588,6 +587,7 @@ def _reciprocal(x: Any) -> tuple[Tensor, Op] | None:
 def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, a reciprocal; of a sum of exponentials, a softmax's."""
     if not carries(out):
+        normaliser(out)
         setattr(out, RECIPROCAL, Note((out._version, x, x._version, op)))
     if _exponentials.is_sum(x) and _is_reciprocal(x.detach(), op):
         _exponentials.keep(out, x, op, _exponentials.INVERSE)

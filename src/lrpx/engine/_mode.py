@@ -83,11 +83,13 @@ class RuleMode(TorchFunctionMode):
             or hooks_of_saved(False) is not None
             or peek_interpreter_stack() is not None
             or not is_grad_enabled()
-            or (kwargs and ("out" in kwargs or not nodes.knows(kwargs.values())))
         ):
             return self._careful(func, types, args, kwargs)
-        is_bare, asks = not kwargs, run.asks_for_gates
-        has_gates = False
+        is_bare, asks, has_gates = True, run.asks_for_gates, False  # bare: without parameters and lists of tensors
+        if kwargs and not NUMBERS.issuperset(map(type, kwargs.values())):
+            if "out" in kwargs or not nodes.knows(kwargs.values()):
+                return self._careful(func, types, args, kwargs)
+            is_bare, has_gates = False, asks and any_gate(kwargs.values())
         for value in args:  # as nodes.knows() and any_gate() do
             kind = type(value)
             if kind is Tensor:
@@ -96,22 +98,21 @@ class RuleMode(TorchFunctionMode):
                     return self._careful(func, types, args, kwargs)
                 if asks and getattr(value, GATE, None) is not None:
                     has_gates = True
-            elif kind not in NUMBERS:
-                if kind is not Parameter and not (kind in LISTS and nodes.knows(value)):
-                    return self._careful(func, types, args, kwargs)
-                if asks and kind is not Parameter and any_gate(value):
-                    has_gates = True
+            elif kind is Parameter:
                 is_bare = False
+            elif kind not in NUMBERS and not (kind in LISTS and NUMBERS.issuperset(map(type, value))):
+                if not (kind in LISTS and nodes.knows(value)):
+                    return self._careful(func, types, args, kwargs)
+                is_bare, has_gates = False, has_gates or (asks and any_gate(value))
         handler = row.handler
         if asks and row.gate is not None:
-            has_gates = has_gates or (not is_bare and any_gate(kwargs.values()))
             strength = weakest_gate((*args, *kwargs.values())) if has_gates and row.gate == "joins" else None
-            out = handler(run, func, args, kwargs)
+            out = func(*args, **kwargs) if is_bare and handler is plain else handler(run, func, args, kwargs)
             # else what is made of them is none
             if has_gates or (args and out is args[0] and (row.gate != "moves" or run.has_scales)):
                 out = self._marked(func, row, out, args, kwargs, strength)
         elif is_bare and handler is plain:
-            out = func(*args)
+            out = func(*args, **kwargs)
             nodes.last = newest()
             return out
         else:

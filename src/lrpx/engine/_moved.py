@@ -170,6 +170,6 @@ def made_by_layer(out: Tensor, x: Tensor, weight: Any, bias: Any) -> Tensor:
 def are_twins(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors are one that was computed twice, ``layer(x)`` and ``layer(x)``."""
     one, other = getattr(a, LAYER, None), getattr(b, LAYER, None)
-    if one is None or other is None or one[0] is None or a._version or b._version:
+    if one is None or other is None or one[0] is not other[0] or one[0] is None or a._version or b._version:
         return False
     return all(each is same for each, same in zip(one, other, strict=True))

@@ -17,7 +17,7 @@ from lrpx import rules
 from lrpx.engine import _exponentials, _functions, _selections
 from lrpx.engine._gates import EXPONENTS, gate_strength, move_gate, put_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
-from lrpx.engine._tensors import PLAIN, TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
+from lrpx.engine._tensors import TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 
 
 def plain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """The operation as it is, on constants that are detached."""
-    if not kwargs and PLAIN.issuperset(map(type, args)):  # nearly always
-        return func(*args)
-    return func(*constants(args), **(constants(kwargs) if kwargs else kwargs))
+    """The operation as it is."""
+    return _functions.called(func, args, kwargs)
 
 
 def moving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
