@@ -254,6 +254,8 @@ def test_the_layouts_of_others(tmp_path):
             r"has normalize_activations = 'layer_norm', which is not computed",
         ),
         ({"rescale_acts_by_decoder_norm": True}, {}, "rescale_acts_by_decoder_norm = True"),
+        ({"signed": True}, {}, "signed = True"),  # sparsify: the k of the largest size
+        ({"gram_lookup": True}, {}, "gram_lookup = True"),  # sparsify: less a mean of n-grams
         ({"architecture": "jumprelu"}, {}, r"has the weights .* and not just .*threshold"),
         ({}, {"scaling_factor": torch.ones(COUNT)}, "scaling_factor"),
         ({"architecture": "topk"}, {}, r"k is None for 40 features"),
@@ -319,10 +321,19 @@ def test_a_norm_behind_a_branch_is_part_of_what_it_puts_out():
         assert not any(each._forward_hooks for each in model.modules())
 
 
-@pytest.mark.parametrize("hook", ["", "blocks.2.hook_resid_post", "blocks.0.hook_resid_mid", "mlp", "layers.7"])
+@pytest.mark.parametrize("hook", ["", "blocks.2.hook_resid_post", "mlp", "layers.7"])
 def test_nobody_knows_where(hook, explainer):
     with pytest.raises(ModelError, match=r"where the autoencoder belongs in LlamaForCausalLM is not known: .* path="):
         explain_features(explainer, TEXT, made(hook=hook))
+
+
+@pytest.mark.parametrize("hook", ["blocks.0.hook_resid_mid", "blocks.0.attn.hook_z"])
+def test_a_place_that_is_no_modules_output(hook, explainer):
+    """What heads give is the input of a module, whose output is as wide: no path is asked for."""
+    with pytest.raises(
+        ModelError, match=rf"reads {hook} of TransformerLens, which is known here as no module's output"
+    ):
+        made(hook=hook).path(explainer.bound)
 
 
 def test_another_width_and_other_places(explainer, byte_tokenizer):

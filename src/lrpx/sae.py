@@ -66,8 +66,12 @@ PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
     "rescale_acts_by_decoder_norm": (None, False),
     "finetuning_scaling_factor": (None, False),
     "hook_head_index": (None,),
+    "hook_point_head_index": (None,),
     "transcode": (None, False),
     "skip_connection": (None, False),
+    "signed": (None, False),
+    "embed_skip": (None, False),
+    "gram_lookup": (None, False),
 }
 """Settings of a ``cfg.json`` that change what is computed, and the values that leave it as it is."""
 
@@ -265,6 +269,11 @@ class SparseAutoencoder:
         if hook is not None and given is None:
             number, kind = int(hook[1]) - (hook[2] == "resid_pre"), KINDS_OF_HOOKS[hook[2]]
             found = [_behind(place, model) for place in places(model.module, kind) if place.layer == number]
+        if len(found) != 1 and given is None and "hook_" in wanted and hook is None:
+            raise ModelError(
+                f"the autoencoder reads {wanted} of TransformerLens, which is known here as no module's output, as "
+                "hook_resid_pre, hook_resid_post, hook_mlp_out and hook_attn_out are; use one that reads one of these"
+            )
         if len(found) != 1:
             what = f"{wanted!r} names {len(found) or 'no'} modules" if wanted else "its files name no module"
             raise ModelError(
