@@ -421,6 +421,8 @@ def test_an_image_of_other_colours_says_what_to_do(mode):
         explain(numpy.zeros((12, 12), numpy.uint8))
     with says(InputError, "Tensor of shape [1, 8, 8], and the model takes 3 channels, not 1"):
         explain(torch.zeros(1, 8, 8))
+    with says(InputError, "Tensor of shape [8, 8, 3], and the model", "such as image.permute(2, 0, 1)"):
+        explain(torch.randn(8, 8, 3))
 
 
 def test_several_classes_at_once_have_a_sigmoid_each():

@@ -315,8 +315,15 @@ def test_embeddings_in_the_place_of_ids(classify):
 
 
 def test_an_array_of_texts_says_what_several_inputs_are(classify):
-    with pytest.raises(InputError, match=r"a list that holds str; .*; several inputs are a list, one input a text"):
+    with pytest.raises(InputError, match=r"a ndarray that holds str; .*; several inputs are a list, one input a text"):
         classify(np.array(["one", "two"]))
+
+
+def test_a_column_of_texts_says_what_several_inputs_are(classify):
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    for given in (polars.Series(["one", "two"]), (each for each in ["one", "two"])):
+        with pytest.raises(InputError, match=r"; several inputs are a list, as list\(texts\) makes one"):
+            classify(given)
 
 
 def test_a_whole_answer_as_target_says_what_to_do_today(causal):

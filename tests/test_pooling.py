@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import transformers as tf
+from tokenizers import normalizers
 
 from lrpx import Explainer, Task
 from lrpx._pooling import Pooling
@@ -148,6 +149,25 @@ def test_a_text_that_sentence_transformers_would_cut_is_refused(encoder, piece_t
     with pytest.raises(InputError, match=f"context is {longest - 1}, where sentence-transformers cuts it; shorten it"):
         Explainer.from_pretrained(folder)(PAIR)
     assert Explainer.from_pretrained(folder, pooling="cls")(PAIR).relevance.equal(whole(PAIR).relevance)
+
+
+def test_texts_that_sentence_transformers_changes_first(encoder, piece_tokenizer, tmp_path):
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
+    whole = Explainer.from_pretrained(folder)(PAIR)
+    about = folder / "config_sentence_transformers.json"
+    about.write_text(json.dumps({"prompts": {"query": "query: "}, "default_prompt_name": None}))
+    assert Explainer.from_pretrained(folder)(PAIR) == whole
+    about.write_text(json.dumps({"prompts": {"query": "query: "}, "default_prompt_name": "query"}))
+    with pytest.raises(ModelError, match="puts a prompt before each text, 'query', says its config_sentence_transf"):
+        Explainer.from_pretrained(folder)
+    about.unlink()
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
+    assert Explainer.from_pretrained(folder)(PAIR) == whole  # its tokenizer does so itself
+    piece_tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+    piece_tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError, match=r"puts texts into lower case, .*; write them so, and pass pooling='cls'"):
+        Explainer.from_pretrained(folder)
+    assert Explainer.from_pretrained(folder, pooling="cls")(PAIR).relevance.equal(whole.relevance)
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,30 @@ def test_it_is_written_and_read(kind, tmp_path):
     torch.testing.assert_close(read.encode(X.float()), sae.to(dtype=torch.float32).encode(X.float()))
 
 
+@pytest.mark.parametrize("place", ["metadata", None])
+def test_where_the_stream_was_centred_it_is_read_without_its_mean(place, tmp_path, byte_tokenizer):
+    """As TransformerLens has GPT-2's; its Llama's is as it is, whatever the files say."""
+    said = {"model_from_pretrained_kwargs": {"center_writing_weights": True}}
+    config = {"hook_name": "blocks.0.hook_resid_post"} | (said if place is None else {place: said})
+    sae = SparseAutoencoder.load(written(tmp_path / "it", config, saelens(made()))).to(dtype=torch.float64)
+    sae.save(tmp_path / "again")
+    assert SparseAutoencoder.load(tmp_path / "again").mean_free
+    explainer = lrpx.Explainer(models.tiny_gpt2(vocab_size=340), byte_tokenizer)
+    assert explainer.model.config.n_embd == WIDE
+    found = explain_features(explainer, TEXT, sae, target=7)
+    with torch.no_grad():
+        ids = torch.tensor([explainer(TEXT).ids])
+        x = explainer.model(ids, output_hidden_states=True).hidden_states[1][0].double()
+        wanted = made(centred=True).encode(x - x.mean(-1, keepdim=True))
+        assert x.mean(-1).abs().max() > 0.01
+    active = found.indices.T.tolist()
+    assert wanted[active[0], active[1]].min() > 0
+    torch.testing.assert_close(found.activations.clone(), wanted[active[0], active[1]], atol=1e-6, rtol=1e-5)
+    llama = lrpx.Explainer(models.tiny_llama(vocab_size=340), byte_tokenizer)
+    with pytest.raises(ModelError, match=r"read a stream without its mean, and LlamaForCausalLM reads the mean at"):
+        explain_features(llama, TEXT, sae, target=7)
+
+
 def test_the_layouts_of_others(tmp_path):
     """As SAELens wrote them before and writes them now, and as sparsify does; both take the decoder's bias off first
     unless the file says that it is not to be."""
@@ -230,6 +254,8 @@ def test_the_layouts_of_others(tmp_path):
             r"has normalize_activations = 'layer_norm', which is not computed",
         ),
         ({"rescale_acts_by_decoder_norm": True}, {}, "rescale_acts_by_decoder_norm = True"),
+        ({"signed": True}, {}, "signed = True"),  # sparsify: the k of the largest size
+        ({"gram_lookup": True}, {}, "gram_lookup = True"),  # sparsify: less a mean of n-grams
         ({"architecture": "jumprelu"}, {}, r"has the weights .* and not just .*threshold"),
         ({}, {"scaling_factor": torch.ones(COUNT)}, "scaling_factor"),
         ({"architecture": "topk"}, {}, r"k is None for 40 features"),
@@ -295,10 +321,19 @@ def test_a_norm_behind_a_branch_is_part_of_what_it_puts_out():
         assert not any(each._forward_hooks for each in model.modules())
 
 
-@pytest.mark.parametrize("hook", ["", "blocks.2.hook_resid_post", "blocks.0.hook_resid_mid", "mlp", "layers.7"])
+@pytest.mark.parametrize("hook", ["", "blocks.2.hook_resid_post", "mlp", "layers.7"])
 def test_nobody_knows_where(hook, explainer):
     with pytest.raises(ModelError, match=r"where the autoencoder belongs in LlamaForCausalLM is not known: .* path="):
         explain_features(explainer, TEXT, made(hook=hook))
+
+
+@pytest.mark.parametrize("hook", ["blocks.0.hook_resid_mid", "blocks.0.attn.hook_z"])
+def test_a_place_that_is_no_modules_output(hook, explainer):
+    """What heads give is the input of a module, whose output is as wide: no path is asked for."""
+    with pytest.raises(
+        ModelError, match=rf"reads {hook} of TransformerLens, which is known here as no module's output"
+    ):
+        made(hook=hook).path(explainer.bound)
 
 
 def test_another_width_and_other_places(explainer, byte_tokenizer):

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
@@ -41,6 +41,7 @@ class Pooling:
         is_assumed: whether nobody has said so.
         most: the most tokens of a text, where its files say so: sentence-transformers cuts the rest off, and a longer
             text has another embedding there.
+        lowers: whether its files say that texts are put into lower case, whatever the tokenizer does.
 
     >>> str(Pooling("cls")), str(Pooling(is_assumed=True))
     ('first token', 'mean of the tokens, as nothing else is said')
@@ -49,6 +50,7 @@ class Pooling:
     kind: Kind = "mean"
     is_assumed: bool = False
     most: int | None = field(default=None, compare=False, repr=False)
+    lowers: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
         return TITLES[self.kind] + (", as nothing else is said" if self.is_assumed else "")
@@ -95,8 +97,16 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
         said = _kinds(config)
     except (TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{name} has a modules.json that is none of sentence-transformers; {MEND}") from error
-    longest = (_json(name, "sentence_bert_config.json", options) or {}).get("max_seq_length")
-    return _known(name, said, longest, ", say its files")
+    prompt = (_json(name, "config_sentence_transformers.json", options) or {}).get("default_prompt_name")
+    if prompt is not None:
+        raise ModelError(
+            f"{name} puts a prompt before each text, {prompt!r}, says its config_sentence_transformers.json, which is "
+            "no part of the text that is explained; write it into the texts, and "
+            "pass pooling='mean', or what its files say"
+        )
+    about = _json(name, "sentence_bert_config.json", options) or {}
+    found = _known(name, said, about.get("max_seq_length"), ", say its files")
+    return replace(found, lowers=bool(about.get("do_lower_case")))
 
 
 def pooling_in(encoder: Any) -> Pooling:

@@ -104,7 +104,11 @@ def _refuse_channels(model: Module, pixels: Any, given: Any) -> None:
     """Refuse an image ``[1, channels, rows, columns]`` of other colours than the model's config names."""
     wanted = getattr(getattr(model, "config", None), "num_channels", None)
     if isinstance(wanted, int) and getattr(pixels, "ndim", 0) == 4 and pixels.shape[1] != wanted:
-        mend = "image.convert('RGB')" if wanted == 3 else "image.convert('L')" if wanted == 1 else "one that has"
+        mend = "one that has"
+        if hasattr(given, "convert"):
+            mend = {3: "image.convert('RGB')", 1: "image.convert('L')"}.get(wanted, mend)
+        elif getattr(given, "shape", ())[-1:] == (wanted,):
+            mend = "a tensor [channels, rows, columns], such as image.permute(2, 0, 1)"
         raise InputError(
             f"the image is {_told(given)}, and the model takes {wanted} channels, not {pixels.shape[1]}; pass {mend}"
         )

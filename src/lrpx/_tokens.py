@@ -317,8 +317,21 @@ def decoder_ids(tokenizer: PreTrainedTokenizerBase, text: str, error: type[LRPxE
     try:
         encoding: Any = tokenizer(text_target=text, add_special_tokens=False, verbose=False)
     except (TypeError, ValueError) as cause:  # half a surrogate pair, for one
-        raise error(f"the tokenizer cannot read {text[:60]!r}; pass whole Unicode characters") from cause
+        raise error(_unreadable(text)) from cause
     return list(encoding["input_ids"])
+
+
+def _unreadable(*texts: str) -> str:
+    """What is said of texts that no tokenizer reads: which, and why."""
+    whole = [_is_whole(text) for text in texts]
+    text = texts[whole.index(False) if False in whole else 0]
+    undecoded = any("\udc80" <= character <= "\udcff" for character in text)  # what Python makes of such bytes
+    mend = "; bytes that the locale cannot read need one of UTF-8, such as LC_ALL=C.UTF-8" if undecoded else ""
+    return f"the tokenizer cannot read {text[:60]!r}; pass whole Unicode characters{mend}"
+
+
+def _is_whole(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _target_ids(tokenizer: PreTrainedTokenizerBase, text: str, decoder: bool) -> list[int]:
@@ -333,7 +346,7 @@ def _fields(
     try:
         encoding: Any = tokenizer(*texts, add_special_tokens=special, verbose=False)
     except (TypeError, ValueError) as cause:  # half a surrogate pair, for one
-        raise error(f"the tokenizer cannot read {texts[0][:60]!r}; pass whole Unicode characters") from cause
+        raise error(_unreadable(*texts)) from cause
     return {name: [int(number) for number in values] for name, values in encoding.items() if name != "attention_mask"}
 
 

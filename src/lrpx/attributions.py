@@ -75,6 +75,15 @@ class Attributions(list[Any], Pictures):
     def __add__(self, other: Iterable[Any]) -> Attributions:
         return Attributions([*self, *other])
 
+    def __mul__(self, count: SupportsIndex) -> Attributions:
+        return Attributions(super().__mul__(count))
+
+    __rmul__ = __mul__
+
+    def copy(self) -> Attributions:
+        """A list of the same attributions."""
+        return Attributions(self)
+
     def _repr_html_(self) -> str | None:
         from lrpx._views.html import gallery_fragment
 

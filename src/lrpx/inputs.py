@@ -289,6 +289,7 @@ class Reader:
                 f"the {name} is {type(given).__name__}, which is no text; pass a str, such as bytes(…).decode()"
             )
         self._refuse_choices(given, name)
+        kind = type(given).__name__
         if hasattr(given, "ndim"):  # a tensor or an array
             given = given[0] if given.ndim == 2 and len(given) == 1 else given
             if given.ndim != 1:
@@ -299,7 +300,8 @@ class Reader:
         if isinstance(given, list) and len(given) == 1 and _encoded.depth(given) == 2:
             return self._plain(given[0], name)
         if not isinstance(given, Sequence):
-            raise InputError(f"the {name} is {type(given).__name__}; pass {PLAIN}")
+            several = "; several inputs are a list, as list(texts) makes one" if hasattr(given, "__iter__") else ""
+            raise InputError(f"the {name} is {type(given).__name__}; pass {PLAIN}{several}")
         if given and all(isinstance(message, Mapping) for message in given):
             fields, parts = _tokens.encode_chat(self.text_tokenizer, given)
             return self._segment(name, fields, parts)
@@ -309,8 +311,8 @@ class Reader:
         whole = [i for i in ids if i is not None]
         if len(whole) != len(ids):
             other = type(given[ids.index(None)]).__name__
-            listed = "; several inputs are a list, one input a text" if other == "str" else ""
-            raise InputError(f"the {name} is a {type(given).__name__} that holds {other}; pass {PLAIN}{listed}")
+            listed = "; several inputs are a list, one input a text" if other.startswith("str") else ""
+            raise InputError(f"the {name} is a {kind} that holds {other}; pass {PLAIN}{listed}")
         self._refuse_unknown(whole)
         self._padding.refuse(whole, name)
         return self._segment(name, {"input_ids": whole})

@@ -209,7 +209,13 @@ class BoundModel(Named):
         name = getattr(self.config, "name_or_path", None) if compares else None
         local = {"revision": self.revision, "local_files_only": True}
         options = local if spec is None else dict(spec.options)
-        return pooling_of(given, name, options)
+        found = pooling_of(given, name, options)
+        if found.lowers and self.tokenizer is not None and _has_cases(self.tokenizer):
+            raise ModelError(
+                f"{name} puts texts into lower case, says its sentence_bert_config.json, and its tokenizer does not; "
+                f"write them so, and pass pooling={found.kind!r}; or pass the SentenceTransformer itself"
+            )
+        return found
 
     # ---------------------------------------------------------------------------- facts
 
@@ -671,6 +677,12 @@ class BoundModel(Named):
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None
+
+
+def _has_cases(tokenizer: Any) -> bool:
+    """Whether a text in capitals is another one to a tokenizer."""
+    small = "the quick brown fox jumps over a lazy dog"
+    return bool(tokenizer(small)["input_ids"] != tokenizer(small.upper())["input_ids"])
 
 
 def _refuse_no_tokenizer(given: Any, needed: str = "__call__") -> None:

@@ -58,6 +58,8 @@ __all__ = [
 
 QUANTISED_LINEARS = frozenset({"bitsandbytes.autograd._functions"})
 """Modules of autograd functions that are linear layers, with the gradient of the weights they stand for."""
+OWN_ACTIVATIONS = frozenset({"transformers.models.bloom.modeling_bloom"})
+"""Modules of autograd functions that are activations, with the derivative of what they compute."""
 
 
 @dataclass(frozen=True)
@@ -242,12 +244,14 @@ class Recipe:
         return read(path, own)
 
     def rule_modules(self) -> frozenset[str]:
-        """The Python modules whose autograd functions are rules: where the recipe's rules come from, and packages of
-        quantised linears where these need no rule."""
+        """The Python modules whose autograd functions are rules: where the recipe's rules come from, and those of
+        quantised linears and of activations where these need no rule."""
         mine = [rule for kind in (*KINDS, *PLACES) for rule in self._rules(kind)]
         quantised = QUANTISED_LINEARS if all(r is rules.unmodified for r in self._rules("linear")) else frozenset()
+        activations = self._rules("activation")
+        plain = OWN_ACTIVATIONS if all(rule is rules.unmodified for rule in activations) else frozenset()
         ours = {rules.__name__, _kernels.__name__}
-        return frozenset(ours | {unwrapped(rule).__module__ for rule in mine}) | quantised
+        return frozenset(ours | {unwrapped(rule).__module__ for rule in mine}) | quantised | plain
 
     def has_gates(self) -> bool:
         """Whether a product's relevance may go to the signal alone, so that the gate must be known."""

@@ -53,16 +53,25 @@ KINDS_OF_HOOKS: Final[Mapping[str, Kind]] = {
     "attn_out": "attention",
 }
 """What SAELens' places are."""
+LOADED_WITH: Final = "model_from_pretrained_kwargs"
+CENTRED: Final = "center_writing_weights"
+"""How SAELens says with what its model was loaded, and the one of these that changes what an autoencoder reads."""
 SAELENS: Final = "sae_weights.safetensors"
 SPARSIFY: Final = "sae.safetensors"
+NEARLY: Final = 0.05
+"""A change of the outputs by so much of another is rounding, in half precision too."""
 PLAIN: Final[Mapping[str, tuple[Any, ...]]] = {
     "normalize_activations": (None, "none", False),
     "reshape_activations": (None, "none"),
     "rescale_acts_by_decoder_norm": (None, False),
     "finetuning_scaling_factor": (None, False),
     "hook_head_index": (None,),
+    "hook_point_head_index": (None,),
     "transcode": (None, False),
     "skip_connection": (None, False),
+    "signed": (None, False),
+    "embed_skip": (None, False),
+    "gram_lookup": (None, False),
 }
 """Settings of a ``cfg.json`` that change what is computed, and the values that leave it as it is."""
 
@@ -83,6 +92,8 @@ class SparseAutoencoder:
         threshold: ``[F]``, of ``"jumprelu"``.
         centred: whether the decoder's bias is taken off first.
         hook: where it was trained, as its files say.
+        mean_free: whether ``x`` is read less the mean of its numbers, as TransformerLens has the stream of a model with
+            LayerNorms where it centres what writes to it; the mean is then a part of ``e``.
 
     Raises:
         ModelError: the shapes do not fit each other, or there is no such activation.
@@ -97,6 +108,7 @@ class SparseAutoencoder:
     threshold: Tensor | None = None
     centred: bool = False
     hook: str = ""
+    mean_free: bool = False
 
     def __post_init__(self) -> None:
         wide, count = self.encoder.shape if self.encoder.ndim == 2 else (0, 0)
@@ -128,6 +140,8 @@ class SparseAutoencoder:
 
     def encode(self, x: Tensor) -> Tensor:
         """``[…, F]`` from ``[…, d]``."""
+        if self.mean_free:
+            x = x - x.mean(-1, keepdim=True)
         if self.centred:
             x = x - self.decoder_bias
         before = torch.nn.functional.linear(x, self.encoder.T, self.encoder_bias)
@@ -151,7 +165,8 @@ class SparseAutoencoder:
         names = ("encoder", "encoder_bias", "decoder", "decoder_bias", "threshold")
         moved = {name: getattr(self, name) for name in names}
         moved = {name: None if each is None else each.to(device, dtype) for name, each in moved.items()}
-        return SparseAutoencoder(**moved, activation=self.activation, k=self.k, centred=self.centred, hook=self.hook)
+        kept = {name: getattr(self, name) for name in ("activation", "k", "centred", "hook", "mean_free")}
+        return SparseAutoencoder(**moved, **kept)
 
     # --------------------------------------------------------------------------- files
 
@@ -211,6 +226,8 @@ class SparseAutoencoder:
             "normalize_activations": "none",
             "metadata": {"hook_name": self.hook},
         }
+        if self.mean_free:
+            config["metadata"][LOADED_WITH] = {CENTRED: True}
         if self.activation == "topk":
             config["k"] = self.k
         if self.threshold is not None:
@@ -231,8 +248,18 @@ class SparseAutoencoder:
                 ``hook_attn_out``.
 
         Raises:
-            ModelError: no module of the model is meant, or several are.
+            ModelError: no module of the model is meant, or several are; or the autoencoder reads the stream without its
+                mean, and the model reads that.
         """
+        found = self._path(model, given)
+        if self.mean_free and not _ignores_mean(found, model):
+            raise ModelError(
+                f"the autoencoder's files say {CENTRED}, so it read a stream without its mean, and "
+                f"{type(model.module).__name__} reads the mean at {found}; use one that was trained on this model"
+            )
+        return found
+
+    def _path(self, model: BoundModel, given: str | None) -> str:
         wanted = self.hook if given is None else given
         paths = model.paths
         if wanted in paths or split_name(wanted)[0] in paths:
@@ -242,6 +269,11 @@ class SparseAutoencoder:
         if hook is not None and given is None:
             number, kind = int(hook[1]) - (hook[2] == "resid_pre"), KINDS_OF_HOOKS[hook[2]]
             found = [_behind(place, model) for place in places(model.module, kind) if place.layer == number]
+        if len(found) != 1 and given is None and "hook_" in wanted and hook is None:
+            raise ModelError(
+                f"the autoencoder reads {wanted} of TransformerLens, which is known here as no module's output, as "
+                "hook_resid_pre, hook_resid_post, hook_mlp_out and hook_attn_out are; use one that reads one of these"
+            )
         if len(found) != 1:
             what = f"{wanted!r} names {len(found) or 'no'} modules" if wanted else "its files name no module"
             raise ModelError(
@@ -278,6 +310,35 @@ def _behind(place: Place, model: BoundModel) -> str:
     return found
 
 
+def _ignores_mean(path: str, model: BoundModel) -> bool:
+    """Whether the same number can be added to all that a module puts out, and the model's outputs stay as they are, as
+    where LayerNorms are all that reads it."""
+    module = dict(named_modules(model.module)).get(split_name(path)[0])
+    assert module is not None
+
+    def outputs(one: float, other: float) -> Tensor:
+        """With a number added to every second one, and another to those between."""
+
+        def hook(_: object, args: object, given: Any) -> Any:
+            value = given if isinstance(given, Tensor) else given[0]
+            value = value + one
+            value[..., ::2] += other - one
+            return value if isinstance(given, Tensor) else (value, *given[1:])
+
+        handle = module.register_forward_hook(hook)
+        try:
+            with torch.no_grad():
+                made = model.module(**example(model.module))
+        finally:
+            handle.remove()
+        found: Tensor = made if isinstance(made, Tensor) else made[0]
+        return found.float()
+
+    plain = outputs(0.0, 0.0)
+    alike, unlike = (float((outputs(1.0, other) - plain).abs().max()) for other in (1.0, -1.0))
+    return alike <= NEARLY * unlike
+
+
 def _of_saelens(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]) -> SparseAutoencoder:
     about = config.get("metadata") if isinstance(config.get("metadata"), dict) else {}
     assert isinstance(about, dict)
@@ -306,6 +367,7 @@ def _of_saelens(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
         threshold=weights.get("threshold"),
         centred=bool(config.get("apply_b_dec_to_input", True)),  # so SAELens takes files that do not say
         hook=str(hook),
+        mean_free=bool((config.get(LOADED_WITH) or about.get(LOADED_WITH) or {}).get(CENTRED)),
     )
 
 

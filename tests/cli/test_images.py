@@ -94,6 +94,26 @@ def test_the_words_of_a_text_beside_an_image_are_shown(capsys):
     assert "#5 #6[" in capsys.readouterr().out
 
 
+def test_an_image_and_a_text_are_both_told_of_everywhere(capsys):
+    mpl = pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    given = {"input_ids": torch.tensor([[5, 6, 19]]), "attention_mask": torch.ones(1, 3, dtype=torch.int64)}
+    a = Explainer(tiny_clip(), None)(given | {"pixel_values": torch.randn(1, 3, 16, 16)})
+    patches = f"{float(a.parts['patches'].values.sum()):+.4g}"
+    assert f"image of 16 × 16 pixels, patches sum to {patches}; strongest row" in str(a)
+    assert "; text: #5[" in str(a)
+    show([a, a])
+    out = " ".join(capsys.readouterr().out.split())
+    assert out.count(f"patches: sum {patches}") == 2
+    assert out.count(f"text sum {float(a.relevance.sum()):+.4g}") == 2
+    for pictured, count in ((a, 1), (Attributions([a, a, a.spans([(0, 2)])]), 2)):
+        drawn = pictured.to_figure()
+        texts = [each.get_text() for each in drawn.findobj(mpl.text.Text)]
+        assert texts.count("#5") == count
+        assert texts.count("#19") == len(Attributions([pictured]).flat())
+        assert sum(each.get_position()[1] < 0 for each in drawn.findobj(mpl.text.Text)) == 0
+        pictured.to_png()
+
+
 def test_methods_side_by_side_and_a_cell(run, folder):
     code, out, err = run(
         "explain", "--image", folder / "cat.png", "--model", folder / "vit", "--method", "lrp", "--method", "rollout"

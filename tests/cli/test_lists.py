@@ -202,6 +202,31 @@ def test_a_line_that_is_none_is_refused_by_its_number(run, tmp_path, content, sa
     refuses(run, path, said)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"one\rtwo\rthree", "line 1 of {path} has ends of lines that are \\r alone; write \\n"),
+        (b"one\nt\0wo", "line 2 of {path} holds bytes of zero, as UTF-16 does"),
+    ],
+)
+def test_lines_of_other_systems(run, tmp_path, content, said):
+    path = tmp_path / "texts.txt"
+    path.write_bytes(content)
+    code, out, err = run("explain", "--texts", path, "--json", "-")
+    assert (code, err) == (2, "lrpx: 1 text could not be explained; its line says why\n")
+    assert said.format(path=path) in json.loads(out.splitlines()[-1])["error"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+def test_a_file_that_begins_as_utf16_is_refused_whole(run, tmp_path, encoding):
+    path = tmp_path / "texts.txt"
+    path.write_bytes("one\ntwo".encode(encoding))
+    code, out, err = run("explain", "--texts", path, "--json", tmp_path / "found.jsonl")
+    assert (code, out) == (2, "")
+    assert "as UTF-16 does, and no UTF-8; convert it first, such as by iconv -f utf-16 -t utf-8" in err
+    assert not (tmp_path / "found.jsonl").exists()
+
+
 def refuses(run, path, said):
     """The last line is refused, and a good one behind it is explained."""
     path.write_bytes(path.read_bytes() + b'\n"The doors"\n')

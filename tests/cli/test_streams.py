@@ -105,7 +105,7 @@ def test_an_argument_that_is_no_text():
     code, out, err = finish(process)
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
-    assert "pass whole Unicode characters" in err
+    assert "pass whole Unicode characters; bytes that the locale cannot read need one of UTF-8" in err
 
 
 def in_terminal(*command):

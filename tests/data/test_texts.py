@@ -93,6 +93,8 @@ def test_plain_text_and_windows_lines(tmp_path):
         ("a.csv", "text,label\n", r"there is no text in .*a.csv"),
         ("a.xlsx", "text", r"ends in '.xlsx'; name a file that ends in .tsv, .csv, .jsonl, .parquet or .txt"),
         ("a.txt", b"\xff\xfe", r"a.txt is not UTF-8 .*; convert it"),
+        ("a.txt", "good\nbad".encode("utf-16-le"), r"a.txt:1 holds characters of zero, as UTF-16 does; convert it"),
+        ("a.tsv", 'text\n5" or so\n"a ""good"" one"\n', r"a.tsv:3 is quoted as a .csv is, .*; write it without"),
     ],
 )
 def test_what_is_wrong_is_named(name, content, match, tmp_path):

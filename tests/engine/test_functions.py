@@ -20,7 +20,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 from lrpx import rules
 from lrpx.engine import propagate
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LRP
 from lrpx.rules import Gamma
 from tests.reference.models import randomise
 
@@ -250,6 +250,15 @@ def test_bloom_has_an_activation_that_no_mode_sees(recipe: Recipe) -> None:
         return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
 
     agree(Activated(BloomGelu()), inside(gelu), recipe)
+
+
+def test_bloom_where_activations_have_their_plain_gradient() -> None:
+    def gelu(x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    (value, found), (expected, wanted) = (relevance(inside(each), GIM) for each in (BloomGelu(), gelu))
+    assert torch.allclose(value, expected, rtol=1e-6)  # BLOOM has √(2/π) with eight digits
+    assert torch.allclose(found, wanted, rtol=1e-5)
 
 
 @every_family

@@ -280,6 +280,24 @@ def test_two_models_in_nested_blocks() -> None:
             assert torch.equal(trace.source_relevance(source), relevance)
 
 
+@pytest.mark.parametrize("is_same", [True, False])
+def test_a_block_in_a_hook_of_another_run_is_refused(is_same: bool) -> None:
+    model = models.tiny_llama()
+    other = model if is_same else models.tiny_gpt2()
+
+    def hook(*_: object) -> None:
+        with pytest.raises(TraceError, match=r"in the middle of a run under a recipe.* when that run is over"):
+            explained(other, LRP)
+
+    want = explained(model, LRP)
+    handle = model.model.layers[0].register_forward_hook(hook)
+    try:
+        found = explained(model, LRP)
+    finally:
+        handle.remove()
+    assert all(map(torch.equal, found, want))
+
+
 @every_model
 @pytest.mark.parametrize("outside", [torch.no_grad, torch.inference_mode])
 def test_runs_where_gradients_are_off(name: str, outside: Callable[[], Any]) -> None:

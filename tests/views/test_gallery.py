@@ -115,6 +115,8 @@ def test_it_is_a_list():
     assert isinstance(found, list)
     assert found == list(found)
     assert type(found[1:]) is type(found + [sink()]) is Attributions  # noqa: RUF005 - the sum is what is tested
+    assert type(2 * found) is type(found * 2) is type(found.copy()) is Attributions
+    assert 2 * found == [*found, *found]
     assert found[1] == sink()
     assert lrpx.Attributions is Attributions
 

@@ -78,6 +78,8 @@ def stream_texts(
         for number, row in _parquet(path, text, columns) if path.suffix == ".parquet" else _lines(path, text):
             given = _text(path, number, row, text, "texts with --text")
             if given is not None and given.strip():
+                if "\0" in given:
+                    raise DataError(f"{path}:{number} holds characters of zero, as UTF-16 does; convert it to UTF-8")
                 said = None if decoder is None else _text(path, number, row, decoder, "decoder's texts with --decoder")
                 yield Text(number, given.strip(), None if label is None else _label(row.get(label)), said or None)
     except UnicodeDecodeError as error:
@@ -156,7 +158,22 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             for number, line in enumerate(file, 2):
                 cells = line.rstrip("\n").split("\t")
                 if cells != [""]:
+                    if any(map(_is_quoted, cells)):
+                        raise DataError(
+                            f"{path}:{number} is quoted as a .csv is, and quotes in a .tsv are its texts' own; write "
+                            "it without them, or as a .csv"
+                        )
                     yield number, _row(path, number, head, cells, "tabs")
+
+
+def _is_quoted(cell: str) -> bool:
+    """Whether a cell is quoted, with its own quotes doubled, as spreadsheets and pandas write one that holds quotes.
+
+    >>> _is_quoted('"a ""b"" c"'), _is_quoted('"a" and "b"'), _is_quoted('"a"')
+    (True, False, False)
+    """
+    inner = cell[1:-1]
+    return len(cell) > 1 and cell[0] == cell[-1] == '"' and '""' in inner and '"' not in inner.replace('""', "")
 
 
 def _comma(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -151,18 +151,48 @@ def _draw(page: _Page, group: Group) -> None:
         page.skip(6)
         if several:
             page.text(f"{line.label}  {_typeset(line.value)}", size=_LABEL)
-        for segment in line.shown.segments:
-            if len(line.shown.segments) > 1:
-                page.text(f"{segment.name or 'other'}  {_number(segment.total)}", size=_SMALL, color=QUIET[False])
-            page.tokens(segment)
-        if line.shown.pieces:  # a sound has none
-            _legend(page, line.shown)
-        if line.shown.sink:
-            told = f"{line.shown.sink.text} alone carries {_number(line.shown.sink.relevance)}; the colours are"
-            page.text(f"{told} scaled by the rest", size=_SMALL, color=QUIET[False])
+        _of_tokens(page, line.shown)
         if not several:
             for grid in grids(line.attribution):
                 _grid(page, grid)
+
+
+def _of_tokens(page: _Page, shown: Picture) -> None:
+    """The tokens of each segment, and the colour scale."""
+    for segment in shown.segments:
+        if len(shown.segments) > 1:
+            page.text(f"{segment.name or 'other'}  {_number(segment.total)}", size=_SMALL, color=QUIET[False])
+        page.tokens(segment)
+    if shown.pieces:  # a sound has none
+        _legend(page, shown)
+    if shown.sink:
+        told = f"{shown.sink.text} alone carries {_number(shown.sink.relevance)}; the colours are"
+        page.text(f"{told} scaled by the rest", size=_SMALL, color=QUIET[False])
+
+
+class Caption:
+    """The tokens of texts that stand beside one image, on their colours, to be drawn on its figure.
+
+    Args:
+        width: of the figure, in inches.
+        texts: of each text what stands above it, and its tokens.
+    """
+
+    def __init__(self, width: float, texts: Sequence[tuple[str, Picture]]) -> None:
+        self._page = _Page(width * POINTS)
+        for label, shown in texts:
+            self._page.skip(6)
+            self._page.text(f"{label}  sum {_number(shown.total)}".lstrip(), size=_SMALL, color=QUIET[False])
+            _of_tokens(self._page, shown)
+
+    @property
+    def height(self) -> float:
+        """In inches."""
+        return self._page.height
+
+    def draw(self, drawn: Figure, top: float) -> None:
+        """Draw it on a figure, so many inches above its lower edge."""
+        self._page.draw(drawn, top)
 
 
 def _grid(page: _Page, grid: Grid) -> None:
@@ -277,22 +307,31 @@ class _Page:
             x += item.width
         self._y += size * _LEADING
 
+    @property
+    def height(self) -> float:
+        """Of all that was put on it, in inches."""
+        return (self._y + _MARGIN) / POINTS
+
     def figure(self) -> Figure:
-        """All that was drawn.
+        """All that was put on it.
 
         Raises:
             ResultError: it is too tall.
         """
-        across, down = self._width / POINTS, (self._y + _MARGIN) / POINTS
+        across, down = self._width / POINTS, self.height
         if max(across, down) * PIXELS > TALLEST:
             raise ResultError(
                 f"the picture would be {across:.0f} by {down:.0f} inches; pass fewer or shorter texts, or use to_html()"
             )
-        drawn = Figure(figsize=(across, down), dpi=PIXELS, facecolor="white", edgecolor="none")
-        FigureCanvasAgg(drawn)
+        drawn = sized(across, down)
+        self.draw(drawn, down)
+        return drawn
+
+    def draw(self, drawn: Figure, top: float) -> None:
+        """Draw all that was put on it on a figure, so many inches above its lower edge."""
         inches = drawn.dpi_scale_trans
         for x, y, item in self._items:
-            left, bottom = x / POINTS, down - (y + item.size * 1.4) / POINTS
+            left, bottom = x / POINTS, top - (y + item.size * 1.4) / POINTS
             if item.fill is not None:
                 edge = _share(INK[False]) if item.framed else "none"
                 box = (item.width / POINTS, item.size * 1.4 / POINTS)
@@ -303,7 +342,7 @@ class _Page:
                 drawn.add_artist(
                     Text(
                         left + (0.5 / POINTS if item.fill else 0),
-                        down - (y + item.size * 1.05) / POINTS,
+                        top - (y + item.size * 1.05) / POINTS,
                         item.text,
                         color=_share(item.color),
                         fontproperties=_font(item.text, item.size),
@@ -312,7 +351,6 @@ class _Page:
                         parse_math=False,
                     )
                 )
-        return drawn
 
 
 def _share(color: RGB) -> tuple[float, ...]:

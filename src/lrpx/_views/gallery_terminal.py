@@ -54,10 +54,12 @@ class Gallery:
         shown, paint = line.shown, _paint(console)
         yield Text()
         label = Text(overflow="fold").append(line.label, "bold").append("  " if line.label else "").append(line.value)
-        if line.canvas is not None and not line.attribution.has_text:
+        if line.canvas is not None:
             yield label
             yield from blocks(line.canvas, paint, options.max_width, ascii_only=options.ascii_only)
-            return
+            if not line.attribution.has_text:
+                return
+            label = Text("text")
         if not shown.pieces:  # a sound
             yield label
             return

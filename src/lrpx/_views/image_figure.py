@@ -1,4 +1,5 @@
-"""Images and their relevance as a figure of matplotlib: the image, then each layer or each method beside it."""
+"""Images and their relevance as a figure of matplotlib: the image, then each layer or each method beside it, and below
+them the tokens of a text that belongs to the image."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from lrpx._views.colour import QUIET, colour
-from lrpx._views.figure import INCH_MARGIN, check_width, plain_text, sized
+from lrpx._views.figure import INCH_MARGIN, Caption, check_width, plain_text, sized
 from lrpx._views.gallery import groups
 from lrpx._views.picture import number
 from lrpx.errors import ResultError
@@ -48,10 +49,12 @@ def figure(attributions: Sequence[Attribution], width: float) -> Figure:
     heights = [
         [max(panel[0].shape[0] / panel[0].shape[1] for panel in row) * room + FOOT for row in each] for each in rows
     ]
+    captions = [_caption(group, width) for group, _ in found]
     down = 2 * INCH_MARGIN + sum(HEAD + sum(each) + GAP * (len(each) - 1) for each in heights)
+    down += sum(caption.height for caption in captions if caption is not None)
     drawn = sized(width, down)
     top = down - INCH_MARGIN
-    for (group, _), each, tall in zip(found, rows, heights, strict=True):
+    for (group, _), each, tall, caption in zip(found, rows, heights, captions, strict=True):
         several = len(group.lines) > 1
         title = group.title if several else f"{group.title}  {_number(group.lines[0].attribution.explained.value)}"
         plain_text(drawn, INCH_MARGIN, top - 0.17, title, 11.5)
@@ -62,6 +65,9 @@ def figure(attributions: Sequence[Attribution], width: float) -> Figure:
                 _draw(drawn, panel, INCH_MARGIN + at * (room + GAP), top, room)
             top -= height + GAP
         top += GAP
+        if caption is not None:
+            caption.draw(drawn, top)
+            top -= caption.height
     return drawn
 
 
@@ -81,6 +87,12 @@ def _panels(group: Group) -> list[Panel]:
             told = f"±{number(layer.limit).lstrip('+')}  sum {_number(layer.total)}"
             found.append((shown.over(layer), label, told))
     return found
+
+
+def _caption(group: Group, width: float) -> Caption | None:
+    """The texts beside the image; None where there are none."""
+    texts = [(line.label or "text", line.shown) for line in group.lines if line.attribution.has_text]
+    return Caption(width, texts) if any(shown.pieces for _, shown in texts) else None
 
 
 def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:

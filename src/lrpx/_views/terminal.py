@@ -67,9 +67,12 @@ def line(a: Attribution) -> str:
     """
     console = Console(force_jupyter=False, highlight=False)
     shown, paint = picture(a), _paint(console)
-    if not a.has_text:
-        return _line_of_image(a)
     text = Text(f"{one_line(a.explained.description)} = {number(a.explained.value)}:  ")
+    if a.image is not None:
+        text.append(_told_of_image(a))
+        if not a.has_text:
+            return text.plain
+        text.append("; text: ")
     for segment in shown.segments:
         if len(shown.segments) > 1:
             text.append(f" {segment.name or 'other'}: ")
@@ -88,15 +91,15 @@ def _others(a: Attribution) -> list[tuple[str, Part]]:
     return [(name, part) for name, part in a.parts.items() if name != "tokens"]
 
 
-def _line_of_image(a: Attribution) -> str:
-    """The same of an image: its size, what its parts sum to, and the strongest of them."""
+def _told_of_image(a: Attribution) -> str:
+    """An image on a line: its size, what its parts sum to, and the strongest of them."""
     drawn = canvas(a)
     assert drawn is not None
     layer = drawn.layers[0]
     told = ", ".join(f"{cell.place}: {layer.number(cell.value)}" for cell in layer.strongest(1))
     return (
-        f"{one_line(a.explained.description)} = {number(a.explained.value)}:  image of {drawn.width} × {drawn.height} "
-        f"pixels, {layer.name} sum to {number(layer.total)}; strongest {told or 'none'}"
+        f"image of {drawn.width} × {drawn.height} pixels, {layer.name} sum to {number(layer.total)}; "
+        f"strongest {told or 'none'}"
     )
 
 

@@ -476,7 +476,8 @@ class Mosaics(Pictured[Mosaic]):
                 Picture(row["id"], row["line"], row["label"])
             )
         if len(by_class) < 4:
-            raise InputError(f"the images have {len(by_class)} classes and a mosaic needs 4; pass other data")
+            told = f"{len(by_class)} class{'es' * (len(by_class) != 1)}"
+            raise InputError(f"the images have {told} and a mosaic needs 4; pass other data")
         draw = np.random.default_rng(self.seed)
         classes = sorted(by_class)
         made = []

@@ -170,6 +170,8 @@ def _rows(wanted: Wanted, stack: ExitStack) -> Iterator[Given]:
         where = f"line {number} of {name}"
         try:
             text = decoded(content, where, begins=number == 1 or are_objects).rstrip("\r\n")
+            if "\r" in text and not are_objects:
+                raise DataError(f"{where} has ends of lines that are \\r alone; write \\n, such as by tr '\\r' '\\n'")
             if text.strip():
                 found = _object(text, where) if are_objects else {}
                 yield _given(wanted, number, found or {"text": text}, where)

@@ -113,12 +113,20 @@ def decoded(content: bytes, what: str, *, begins: bool = True) -> str:
     Raises:
         InputError: they are no UTF-8.
     """
+    refuse_utf16(content, what)
     try:
         return content.decode("utf-8-sig" if begins else "utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
             f"{what} is not UTF-8, at byte {error.start}; convert it first, such as by iconv -f latin1 -t utf-8"
         ) from error
+
+
+def refuse_utf16(content: bytes, what: str) -> None:
+    """Refuse what Windows calls Unicode: each letter but a few is two bytes, of which one is often zero."""
+    if b"\0" in content or content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        mend = "convert it first, such as by iconv -f utf-16 -t utf-8"
+        raise InputError(f"{what} holds bytes of zero, as UTF-16 does, and no UTF-8; {mend}")
 
 
 def read_text(given: str) -> str:

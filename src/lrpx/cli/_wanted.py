@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Final
 
 from lrpx._files import goes_on
-from lrpx.cli._streams import DASH, read_text, refuse_empty, refuse_same, refuse_unreadable, refuse_unwritable
+from lrpx.cli._streams import (
+    DASH,
+    read_text,
+    refuse_empty,
+    refuse_same,
+    refuse_unreadable,
+    refuse_unwritable,
+    refuse_utf16,
+)
 from lrpx.errors import DataError, InputError, MethodError, ModelError, ResultFileError, TargetError
 
 METHODS: Final = (
@@ -85,6 +93,8 @@ class Wanted:
         refuse_unreadable(self.texts, self.image)
         if self.texts is not None and self.texts.is_file():
             with self.texts.open("rb") as file:
+                refuse_utf16(file.read(2), str(self.texts))
+                file.seek(0)
                 if not any(line.strip() for line in file):
                     raise DataError(f"{self.texts} has no text; write one a line")
         if self.texts is not None and self.json not in (None, DASH):

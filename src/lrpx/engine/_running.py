@@ -114,14 +114,19 @@ def propagate(
     >>> torch.allclose(trace.relevance("input").sum(), value)
     True
     """
-    running: dict[int, frozenset[int]] = _running.__dict__.setdefault("models", {})
+    running: dict[int, tuple[frozenset[int], Run]] = _running.__dict__.setdefault("models", {})
+    if any(other.active for _, other in running.values()):
+        raise TraceError(
+            "a model is in the middle of a run under a recipe in this thread, as where an Explainer is called in a "
+            "hook of one of its modules; keep what the hook is given, and explain when that run is over"
+        )
     if id(model) in running:
         raise TraceError("this thread already runs this model under a recipe; leave the first block before the second")
     modules = dict(named_modules(model))
     kinds = set(map(type, modules.values()))
     _refuse_compiled(modules)
     inside = frozenset(map(id, modules.values()))
-    if any(id(model) in others or other in inside for other, others in running.items()):
+    if any(id(model) in others or other in inside for other, (others, _) in running.items()):
         raise TraceError(
             "this thread already runs a model under a recipe that is a part of this one, or this one of it; leave the "
             "first block before the second, or give the part its rules with recipe.at(path, use=other)"
@@ -185,7 +190,7 @@ def propagate(
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         stack.callback(running.pop, id(model), None)
-        running[id(model)] = inside
+        running[id(model)] = inside, run
         stack.enter_context(seams.installed())
         try:
             yield trace
