@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from lrpx import _kernels, rules
 from lrpx.engine import _biases, _exponentials, _factors, _functions, _moved, _roles
 from lrpx.engine._elementwise import product
-from lrpx.engine._gates import gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
+from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -298,6 +298,8 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     has_gate = takes_all(run.recipe) and any(map(gate_strength, operands))
     if has_gate and (vectors := _without_diagonals(run, equation, operands)) is not None:
         return rules.with_gradient_of(func(equation, *detached(*operands)), _element_wise(run, func, *vectors))
+    if has_gate and (made := _without_a_gate(run, func, equation, operands)) is not None:
+        return rules.with_gradient_of(func(equation, *detached(*operands)), made)
 
     def op(*operands: Tensor) -> Any:
         return func(equation, *operands, **kwargs)
@@ -350,6 +352,43 @@ def _without_diagonals(run: Run, equation: str, operands: Sequence[Tensor]) -> t
             return None
     equation = f"{','.join(labels)}->{result}"
     return (equation, vectors) if _sums_nothing(equation) and any_carries(vectors) else None
+
+
+def _without_a_gate(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:
+    """The same product after one of its gates was multiplied with another factor, or before one is multiplied with the
+    result, element by element, for it makes no difference where: ``(c g) · s = (c · s) g``. None where there is none.
+    What is summed over of one factor alone is summed first."""
+    given, result = _spelled(equation, operands).split("->")
+    labels = given.split(",")
+    if any(len(set(label)) < len(label) for label in labels):
+        return None
+    for i, x in enumerate(operands):
+        needed = set(result).union(*labels[:i], *labels[i + 1 :])
+        if carries(x) and not set(labels[i]) <= needed:
+            label = "".join(letter for letter in labels[i] if letter in needed)
+            summed = _einsum(run, func, (f"{labels[i]}->{label}", x), {})
+            labels[i] = label
+            return _einsum(run, func, (f"{','.join(labels)}->{result}", *operands[:i], summed, *operands[i + 1 :]), {})
+    if len(operands) == 2:
+        return None
+    for i, gate in enumerate(operands):
+        if not (carries(gate) and gate_strength(gate)):
+            continue
+        of_gate, rest = labels[i], [j for j in range(len(operands)) if j != i]
+        factors, kept = list(operands), list(labels)
+        of_others = [j for j in rest if carries(operands[j]) and gate_of(operands[j], gate) is gate]
+        for j in of_others:
+            needed = set(result).union(*(labels[k] for k in rest if k != j))
+            if set(of_gate) <= set(labels[j]) & needed:
+                factors[j] = _element_wise(run, func, f"{labels[j]},{of_gate}->{labels[j]}", (operands[j], gate))
+                del factors[i], kept[i]
+                return _einsum(run, func, (f"{','.join(kept)}->{result}", *factors), {})
+        if of_others and set(of_gate) <= set(result):
+            del factors[i], kept[i]
+            left = "".join(letter for letter in result if any(letter in label for label in kept))
+            made = _einsum(run, func, (f"{','.join(kept)}->{left}", *factors), {})
+            return _element_wise(run, func, f"{left},{of_gate}->{result}", (made, gate))
+    return None
 
 
 def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:
