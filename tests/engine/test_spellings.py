@@ -386,6 +386,19 @@ def test_a_gate_on_a_diagonal_is_a_gate(name: str, recipe: str) -> None:
     agree(lambda a, b, _: (b[..., None, :] @ function(a.sigmoid()))[..., 0, :], gated(torch.sigmoid), recipe)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_padding_leaves_of_a_matrix_of_gates_is_no_diagonal(recipe: str) -> None:
+    """Attention of SiLUs from a token to itself, all others being zeros, as at the end of a last chunk."""
+
+    def attended(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return (F.silu(a)[:, :, None] * F.silu(b)[:, None]).sum(-1) @ c
+
+    def padded(*given: Tensor) -> Tensor:
+        return attended(*(F.pad(each[:, :1], (0, 0, 0, 2)) for each in given))[:, :1].contiguous()
+
+    agree(padded, lambda *given: attended(*(each[:, :1] for each in given)), recipe)
+
+
 EINSUMS: dict[str, Of] = {
     "before": lambda g, b: torch.einsum("btij,btj->bti", torch.diag_embed(g), b),
     "after": lambda g, b: torch.einsum("...j,...ji->...i", b, g[..., None] * EYE),

@@ -208,8 +208,9 @@ def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
     if made_of is not None or not (is_gate or gate_strength(x)) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
         return made_of
     vector = x.diagonal(dim1=-2, dim2=-1)
-    is_all = torch.count_nonzero(x.detach()) == torch.count_nonzero(vector.detach())
-    return move_gate(vector, x) if is_all else None
+    # of what was made of a token and padding, such as attention, little else is left either
+    is_full = bool(vector.detach().all()) and torch.count_nonzero(x.detach()) == vector.numel()
+    return move_gate(vector, x) if is_full else None
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
