@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _factors, _functions, _moved, _roles
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _roles
 from lrpx.engine._elementwise import product
 from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
@@ -169,6 +169,8 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(a: Tensor, b: Tensor) -> Any:
         return func(a, b, *rest, **settings)
 
+    if run.has_systems and run.recipe.matmul is rules.uniform and (solved := _of_inverse(run, op, a, b)) is not None:
+        return solved
     if (
         takes_all(run.recipe)
         and func.__name__ != "__rmatmul__"
@@ -541,6 +543,17 @@ def _solve_triangular(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if matmul is not rules.unmodified:
         raise run.refuse_rule("matmul", "linalg.solve_triangular", "which hides its products from a rule")
     return run.apply("matmul", op, a, b)
+
+
+def _of_inverse(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Tensor | None:
+    """A product with the inverse of a triangular matrix that was written row after row: a triangular solve."""
+    system = _inverses.system_of(a) if b.ndim > 1 and carries(a) else None
+    if system is None:
+        return None
+    solved = _solve_triangular(
+        run, torch.linalg.solve_triangular, (-system, b), {"upper": False, "unitriangular": True}
+    )
+    return rules.with_gradient_of(op(a.detach(), b.detach()), solved)
 
 
 ROWS = [
