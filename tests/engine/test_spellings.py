@@ -685,6 +685,16 @@ OTHERS_FIRST: dict[str, tuple[Of, Of]] = {
         lambda q, k, v: (e := scores(q, k).exp()) @ (v * e.sum(-2).reciprocal().unsqueeze(-1)),
         lambda q, k, v: scores(q, k).softmax(-2) @ v,
     ),
+    "a block's share of the sums": (  # FlashAttention, as it is written out
+        lambda q, k, v: (
+            (
+                (largest := (s := scores(q, k)).amax(-1, keepdim=True) - 1).exp()
+                / (largest.exp() * (e := (s - largest).exp()).sum(-1, keepdim=True))
+            )
+            * (e @ v)
+        ),
+        lambda q, k, v: scores(q, k).softmax(-1) @ v,
+    ),
     "a gate over the sums": (
         lambda q, k, v: q.sigmoid() / (e := scores(q, k).exp()).sum(-1, keepdim=True) * (e @ v),
         lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
