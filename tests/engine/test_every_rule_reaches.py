@@ -374,7 +374,7 @@ GROUPS: dict[str, list[dict[str, Spelling]]] = {
         {"baddbmm": lambda s, x: torch.baddbmm(s.cube[:, :3, :3], x, x.mT, beta=2, alpha=3)},
         {"a solve": lambda s, x: torch.linalg.solve_triangular(
             (x @ x.mT).tril() + 3 * torch.eye(3, dtype=x.dtype), x, upper=False)},
-        {"einsum of three": lambda s, x: torch.einsum("btd,bsd,bsd->bts", x, x.tanh(), x)},
+        {"einsum of three": lambda s, x: torch.einsum("btd,bsd,bsd->bts", x, x.flip(1), x)},
     ],
     "softmax": [
         {

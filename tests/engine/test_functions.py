@@ -521,6 +521,22 @@ def test_what_is_computed_by_logarithms_is_refused_by_name(name: str, recipe: Re
     agree(lambda x: (x @ UP).abs().log().exp() + 1, lambda x: (x @ UP).abs() + 1, recipe)  # a function of one tensor
 
 
+@every_family
+def test_the_zeros_that_a_recurrence_begins_with_are_nothing_of_its_decays(recipe: Recipe) -> None:
+    def state(decay: Function) -> Function:
+        def function(x: Tensor) -> Tensor:
+            decays, y = decay(x @ UP), x @ DOWN
+            states = [torch.zeros_like(y[:, 0])]
+            for t in range(x.shape[1]):
+                states.append(states[-1] * decays[:, t].exp() + y[:, t])
+            return torch.stack(states[1:], 1) * x
+
+        return function
+
+    for decay in (lambda a: torch.log(a.sigmoid()), lambda a: -torch.log(1 + torch.exp(-a))):
+        agree(state(decay), state(F.logsigmoid), recipe)
+
+
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_softmax_that_is_not_known_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnknownOperationError, match=r"softmax|divi"):

@@ -324,6 +324,7 @@ UNITS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "x - 1": lambda s, x: (x - 1) @ s.times,
     "1.5 + x": lambda s, x: (1.5 + x).tanh(),
     "add other=": lambda s, x: torch.add(x, other=2.0),
+    "a number first": lambda s, x: torch.sub(1, torch.add(2.0, x), alpha=3),
     "add alpha": lambda s, x: torch.add(x, s.bias, alpha=0.3),
     "add number alpha": lambda s, x: torch.add(x, 2.0, alpha=0.3),
     "sub alpha": lambda s, x: torch.sub(s.bias, x, alpha=2).tanh(),
@@ -452,10 +453,10 @@ FUSED = {
 
 
 WITHOUT_RULES = {
-    "add other=", "add alpha", "add number alpha", "rsub", "add integers", "add truths", "add a 0-d tensor",
-    "one element", "a slice", "sum of a list", "computed", "an embedding", "a slice of a table", "nothing",
-    "+= parameter", "add_", "stack", "maximum", "largest", "sorted", "addmm to x", "addcmul to x", "lerp", "batch norm",
-    "constant factors", "rotary", "rotary, complex",
+    "add other=", "a number first", "add alpha", "add number alpha", "rsub", "add integers", "add truths",
+    "add a 0-d tensor", "one element", "a slice", "sum of a list", "computed", "an embedding", "a slice of a table",
+    "nothing", "+= parameter", "add_", "stack", "maximum", "largest", "sorted", "addmm to x", "addcmul to x", "lerp",
+    "batch norm", "constant factors", "rotary", "rotary, complex",
 }  # fmt: skip
 """Those that are made of sums, selections and scalings alone."""
 

@@ -57,6 +57,14 @@ def substituted(a: Tensor, b: Tensor) -> Tensor:
     return torch.cat(rows)
 
 
+def inverse(a: Tensor) -> Tensor:
+    """``(1 − a)⁻¹`` of a strictly lower triangular ``a``, row after row, as code of the gated delta rule has it."""
+    for i in range(1, 4):
+        row, above = a[..., i, :i].clone(), a[..., :i, :i].clone()
+        a[..., i, :i] = row + (row.unsqueeze(-1) * above).sum(-2)
+    return a + torch.eye(4, dtype=a.dtype)
+
+
 SYSTEMS: dict[str, tuple[Any, Any]] = {
     "lower": (
         lambda a, b: torch.linalg.solve_triangular(system(a), b, upper=False),
@@ -64,6 +72,10 @@ SYSTEMS: dict[str, tuple[Any, Any]] = {
     ),
     "unit lower": (
         lambda a, b: torch.linalg.solve_triangular(a, b, upper=False, unitriangular=True),
+        lambda a, b: substituted(a.tril(-1) + torch.eye(4, dtype=a.dtype), b),
+    ),
+    "unit lower, by the inverse": (
+        lambda a, b: inverse(-a.tril(-1)) @ b,
         lambda a, b: substituted(a.tril(-1) + torch.eye(4, dtype=a.dtype), b),
     ),
     "upper": (

@@ -386,6 +386,19 @@ def test_a_gate_on_a_diagonal_is_a_gate(name: str, recipe: str) -> None:
     agree(lambda a, b, _: (b[..., None, :] @ function(a.sigmoid()))[..., 0, :], gated(torch.sigmoid), recipe)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_what_padding_leaves_of_a_matrix_of_gates_is_no_diagonal(recipe: str) -> None:
+    """Attention of SiLUs from a token to itself, all others being zeros, as at the end of a last chunk."""
+
+    def attended(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return (F.silu(a)[:, :, None] * F.silu(b)[:, None]).sum(-1) @ c
+
+    def padded(*given: Tensor) -> Tensor:
+        return attended(*(F.pad(each[:, :1], (0, 0, 0, 2)) for each in given))[:, :1].contiguous()
+
+    agree(padded, lambda *given: attended(*(each[:, :1] for each in given)), recipe)
+
+
 EINSUMS: dict[str, Of] = {
     "before": lambda g, b: torch.einsum("btij,btj->bti", torch.diag_embed(g), b),
     "after": lambda g, b: torch.einsum("...j,...ji->...i", b, g[..., None] * EYE),
@@ -401,6 +414,48 @@ def test_a_gate_on_a_diagonal_in_an_einsum_is_a_gate(name: str, recipe: str) -> 
     function = EINSUMS[name]
     agree(lambda a, b, _: function(a.sigmoid(), b), gated(torch.sigmoid), recipe)
     agree(lambda a, b, c: function(a.sigmoid(), b) * c, lambda a, b, c: a.sigmoid() * b * c, recipe)
+
+
+SQUARE = noise(WIDTH, WIDTH, seed=4)
+GATES_IN_EINSUMS: dict[str, tuple[Of, Of]] = {
+    "of a factor": (
+        lambda g, b, c: torch.einsum("bij,bi,bik->bjk", b, g[..., 0], c),
+        lambda g, b, c: (b * g[..., :1]).mT @ c,
+    ),
+    "of the result": (
+        lambda g, b, c: torch.einsum("bij,bkj,bi,bkl->bil", b, c, g[..., 0], b),
+        lambda g, b, c: (b @ c.mT @ b) * g[..., :1],
+    ),
+    "two": (
+        lambda g, b, c: torch.einsum("...ij,...i,...i,...ik->...jk", b, g[..., 0], c[..., 0].exp(), c),
+        lambda g, b, c: (b * (g[..., :1] * c[..., :1].exp())).mT @ c,
+    ),
+    "before a layer": (
+        lambda g, b, _: torch.einsum("bij,bij,jk->bik", g, b, SQUARE),
+        lambda g, b, _: (g * b) @ SQUARE,
+    ),
+    "after a layer": (
+        lambda g, b, _: torch.einsum("bij,bik,kj->bij", g, b, SQUARE),
+        lambda g, b, _: g * (b @ SQUARE),
+    ),
+    "summed alone": (
+        lambda g, b, _: torch.einsum("bij,bik->bik", g, b),
+        lambda g, b, _: g.sum(-1, keepdim=True) * b,
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", GATES_IN_EINSUMS)
+def test_a_gate_in_an_einsum_is_one(name: str, recipe: str) -> None:
+    """As where the product is written after another; what is summed over of two is a matrix product of theirs."""
+    together, apart = GATES_IN_EINSUMS[name]
+
+    def after(function: Of, product: Of) -> Of:
+        return lambda a, b, c: product(function(a), b, c).mean(-2) + b[:, 0]
+
+    for function in (F.softplus, F.silu, torch.exp):
+        agree(after(function, together), after(function, apart), recipe)
 
 
 # ---------------------------------------------------------------------------- written into a part
@@ -630,6 +685,16 @@ OTHERS_FIRST: dict[str, tuple[Of, Of]] = {
         lambda q, k, v: (e := scores(q, k).exp()) @ (v * e.sum(-2).reciprocal().unsqueeze(-1)),
         lambda q, k, v: scores(q, k).softmax(-2) @ v,
     ),
+    "a block's share of the sums": (  # FlashAttention, as it is written out
+        lambda q, k, v: (
+            (
+                (largest := (s := scores(q, k)).amax(-1, keepdim=True) - 1).exp()
+                / (largest.exp() * (e := (s - largest).exp()).sum(-1, keepdim=True))
+            )
+            * (e @ v)
+        ),
+        lambda q, k, v: scores(q, k).softmax(-1) @ v,
+    ),
     "a gate over the sums": (
         lambda q, k, v: q.sigmoid() / (e := scores(q, k).exp()).sum(-1, keepdim=True) * (e @ v),
         lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
@@ -641,7 +706,7 @@ OTHERS_FIRST: dict[str, tuple[Of, Of]] = {
     "a gate times the reciprocals, in an einsum": (
         lambda q, k, v: torch.einsum(
             "bid,bij,bjd->bid", q.sigmoid() * (1 / (e := scores(q, k).exp()).sum(-1, keepdim=True)), e, v
-        ),
+        ).contiguous(),
         lambda q, k, v: q.sigmoid() * (scores(q, k).softmax(-1) @ v),
     ),
 }
@@ -653,8 +718,7 @@ def test_a_division_of_another_factor_is_refused(name: str) -> None:
     hidden, plain = OTHERS_FIRST[name]
     with pytest.raises(UnknownOperationError, match="by a sum of exponentials"):
         relevance(hidden, lrpx.ATTNLRP)
-    if "einsum" not in name:  # where a product of three shares evenly
-        agree(hidden, plain, "lrp")
+    agree(hidden, plain, "lrp")
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -9,6 +9,10 @@ import pytest
 import torch
 import transformers as tf
 from torch import Tensor, nn
+from transformers.models.kimi_linear.modeling_kimi_linear import (
+    chunk_kimi_delta_attention,
+    recurrent_kimi_delta_attention,
+)
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
@@ -152,6 +156,62 @@ def test_where_a_gated_delta_rule_reads_once_its_chunks_are_no_matter(recipe: Re
     for name, found in apart.items():
         near(np.asarray(found), np.asarray(together[name]))
     assert np.abs(together["k"]).max() > 0.01
+
+
+class Kimi(nn.Module):
+    """Kimi's delta rule, in chunks or a token after another; the softplus of its decays is written out."""
+
+    def __init__(self, chunk: int | None) -> None:
+        super().__init__()
+        self.chunk = chunk
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+        decays = -torch.where(g > 20.0, g, torch.log(1.0 + torch.exp(g)))
+        given = q, k, v, decays, beta.sigmoid()
+        if self.chunk is None:
+            y: Tensor = recurrent_kimi_delta_attention(*given, None, False)[0]
+        else:
+            y = chunk_kimi_delta_attention(*given, chunk_size=self.chunk)[0]
+        return y
+
+
+def test_a_delta_rule_in_a_chunk_is_its_recurrence() -> None:
+    """Under CP-LRP, whose gates say how ``v − k S`` and the writing of it share."""
+    q, k, v, g = RNG.normal(size=(4, LENGTH, HEADS, STATES))
+    beta = RNG.normal(size=(LENGTH, HEADS))
+    weights = torch.tensor(RNG.normal(size=v.shape))
+    inputs = {
+        name: torch.tensor(each) for name, each in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)
+    }
+    found = {chunk: relevance(Kimi(chunk), LRP, weights, **inputs) for chunk in (None, LENGTH, 2 * LENGTH)}
+    (y, wanted) = found.pop(None)
+    for z, relevances in found.values():
+        near(z.numpy(), y.numpy())
+        for name, each in relevances.items():
+            near(np.asarray(each), np.asarray(wanted[name]))
+    assert np.abs(wanted["k"]).max() > 0.01
+
+
+@every_recipe
+def test_chunks_of_a_delta_rule_without_a_solver_are_those_of_one_with_a_solver(recipe: Recipe) -> None:
+    q, k, v = RNG.normal(size=(3, LENGTH, HEADS, STATES))
+    g, beta = RNG.normal(size=(2, LENGTH, HEADS))
+    weights = torch.tensor(RNG.normal(size=v.shape))
+    inputs = {
+        name: torch.tensor(each) for name, each in zip(("q", "k", "v", "g", "beta"), (q, k, v, g, beta), strict=True)
+    }
+
+    class OfKimi(Delta):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
+            decays = (-g.exp())[..., None].expand_as(k)
+            y: Tensor = chunk_kimi_delta_attention(q, k, v, decays, beta.sigmoid(), chunk_size=self.chunk)[0]
+            return y
+
+    for chunk in (LENGTH, LENGTH - 1, 3):
+        (y, wanted), (z, found) = (relevance(rule(chunk), recipe, weights, **inputs) for rule in (Delta, OfKimi))
+        near(z.numpy(), y.numpy())
+        for name, each in found.items():
+            near(np.asarray(each), np.asarray(wanted[name]))
 
 
 # -------------------------------------------------------------------------------- whole models

@@ -135,14 +135,15 @@ class Book(Tap):
             args, kwargs = _one_source(args, kwargs)
         if name in WRITES:
             args = self._written_once(name, args, kwargs)
-        numbers = row.numbers
+        is_sum = row.numbers == (1,)
+        numbers = (0,) if is_sum and args and not isinstance(args[0], Tensor) else row.numbers  # torch.sub(1, x)
         # a sum takes a number in the widest precision, anything else in the tensor's own
-        dtype = torch.float64 if numbers == (1,) else next((x.dtype for x in args if carries(x)), torch.float64)
+        dtype = torch.float64 if is_sum else next((x.dtype for x in args if carries(x)), torch.float64)
         lifted: list[Any] = [
             self._added(value, name, dtype) if i in numbers or not isinstance(value, (int, float)) else value
             for i, value in enumerate(args)
         ]
-        if numbers == (1,) or name in MIXED:  # these take integers and truth values too
+        if is_sum or name in MIXED:  # these take integers and truth values too
             dtype = next(x.dtype for x in _tensors((args, tuple(kwargs.values()))) if carries(x))
             lifted = [self._as_number(x, name, dtype) for x in lifted]
         if is_in_place(name) and isinstance(args[0], Tensor):

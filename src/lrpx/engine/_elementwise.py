@@ -28,6 +28,7 @@ from lrpx.engine._gates import (
     takes_all,
     weakest_gate,
 )
+from lrpx.engine._nodes import NOTHING
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
 
@@ -80,6 +81,8 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
             return shared
     out = func(a, b)
     if run.has_scales and (a_carries or b_carries):
+        if run.has_logarithms:
+            _note_nothing(out, *((a, b) if a_carries else (b, a)))
         _exponentials.divided(run, out, b if a_carries else a)
     if a_carries:
         _functions.scaled_by(out, a, b, (func, b, True))
@@ -334,6 +337,14 @@ def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _square_function(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return _square(run, func, first(constants(args), constants(kwargs))[0])
+
+
+def _note_nothing(out: Tensor, x: Tensor, factor: Any) -> None:
+    """Note that ``out``, an exponential times zeros (the state that a recurrence begins with), is nothing of it."""
+    is_zero = not torch.count_nonzero(factor) if type(factor) is Tensor else type(factor) in (int, float) and not factor
+    node: Any = out.grad_fn
+    if is_zero and gate_strength(x) == EXPONENTIAL:
+        node.metadata[NOTHING] = True
 
 
 def _square(run: Run, func: Any, x: Tensor) -> Any:

@@ -404,7 +404,10 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         made = Made(op, above[0], below[0])
         if above[1] < WEIGHTED:
             softmax = _softmax(run, op(a.detach(), b.detach()), made)
-            return _refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
+            if softmax is None:
+                return _refused(run, UNKNOWN, op, a, b)
+            _note_part(run, softmax)
+            return softmax
         if run.recipe.softmax is rules.constant:
             return None
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
@@ -423,6 +426,18 @@ def divided(run: Any, out: Tensor, b: Any) -> None:
     if found is None or node is None or run.recipe.softmax is rules.constant:
         return
     if found[1] in (SUMMED, INVERSE) or _sums_nothing_else(found, b):
+        node.metadata[OVER] = run.has_divided = True
+
+
+def _note_part(run: Any, x: Tensor) -> None:
+    """Mark ``x``, exponentials over a sum of exponentials, if it sums up to one in no direction: such are multiplied
+    with more exponentials where attention is put together of blocks."""
+    node: Any = x.grad_fn
+    if node is None or type(x) is not Tensor or run.recipe.softmax is rules.constant:
+        return
+    value = x.detach()
+    near = torch.finfo(value.dtype).eps ** 0.5
+    if not any(bool(((value.sum(dim) - 1).abs() <= near).all()) for dim in range(value.ndim)):
         node.metadata[OVER] = run.has_divided = True
 
 

@@ -381,7 +381,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     out = called(func, args, kwargs)
     if len(args) == 2 and not kwargs and carries(out):
         a, b = args
-        if not is_tensor(a):
+        if not is_tensor(a) or (a.ndim == 0 and a.is_leaf and carries(a) and is_tensor(b)):
             a, b, func = b, a, _swapped(func)
         if not is_tensor(b) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
             number = b.detach() if is_tensor(b) else b

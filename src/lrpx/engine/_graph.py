@@ -14,7 +14,7 @@ from torch._C._autograd import _get_sequence_nr
 from torch.autograd.function import BackwardCFunction
 
 from lrpx import rules
-from lrpx.engine._nodes import LINEAR, kind
+from lrpx.engine._nodes import LINEAR, NOTHING, kind
 from lrpx.engine._tensors import KNOWN
 from lrpx.errors import UnknownOperationError
 
@@ -219,6 +219,8 @@ class Walk:
                     node.metadata[MET] = True
             elif is_odd or not first <= number < last or number > above:
                 yield from self._judged(node, number, above)
+                if is_odd and NOTHING in node.metadata:
+                    continue
             for child, _ in node.next_functions:
                 if child not in seen:
                     seen.add(child)

@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _factors, _functions, _moved, _roles
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _roles
 from lrpx.engine._elementwise import product
-from lrpx.engine._gates import gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
+from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -169,6 +169,8 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(a: Tensor, b: Tensor) -> Any:
         return func(a, b, *rest, **settings)
 
+    if run.has_systems and run.recipe.matmul is rules.uniform and (solved := _of_inverse(run, op, a, b)) is not None:
+        return solved
     if (
         takes_all(run.recipe)
         and func.__name__ != "__rmatmul__"
@@ -208,8 +210,9 @@ def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
     if made_of is not None or not (is_gate or gate_strength(x)) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
         return made_of
     vector = x.diagonal(dim1=-2, dim2=-1)
-    is_all = torch.count_nonzero(x.detach()) == torch.count_nonzero(vector.detach())
-    return move_gate(vector, x) if is_all else None
+    # of what was made of a token and padding, such as attention, little else is left either
+    is_full = bool(vector.detach().all()) and torch.count_nonzero(x.detach()) == vector.numel()
+    return move_gate(vector, x) if is_full else None
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -298,6 +301,8 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     has_gate = takes_all(run.recipe) and any(map(gate_strength, operands))
     if has_gate and (vectors := _without_diagonals(run, equation, operands)) is not None:
         return rules.with_gradient_of(func(equation, *detached(*operands)), _element_wise(run, func, *vectors))
+    if has_gate and (made := _without_a_gate(run, func, equation, operands)) is not None:
+        return rules.with_gradient_of(func(equation, *detached(*operands)), made)
 
     def op(*operands: Tensor) -> Any:
         return func(equation, *operands, **kwargs)
@@ -350,6 +355,43 @@ def _without_diagonals(run: Run, equation: str, operands: Sequence[Tensor]) -> t
             return None
     equation = f"{','.join(labels)}->{result}"
     return (equation, vectors) if _sums_nothing(equation) and any_carries(vectors) else None
+
+
+def _without_a_gate(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:
+    """The same product after one of its gates was multiplied with another factor, or before one is multiplied with the
+    result, element by element, for it makes no difference where: ``(c g) · s = (c · s) g``. None where there is none.
+    What is summed over of one factor alone is summed first."""
+    given, result = _spelled(equation, operands).split("->")
+    labels = given.split(",")
+    if any(len(set(label)) < len(label) for label in labels):
+        return None
+    for i, x in enumerate(operands):
+        needed = set(result).union(*labels[:i], *labels[i + 1 :])
+        if carries(x) and not set(labels[i]) <= needed:
+            label = "".join(letter for letter in labels[i] if letter in needed)
+            summed = _einsum(run, func, (f"{labels[i]}->{label}", x), {})
+            labels[i] = label
+            return _einsum(run, func, (f"{','.join(labels)}->{result}", *operands[:i], summed, *operands[i + 1 :]), {})
+    if len(operands) == 2:
+        return None
+    for i, gate in enumerate(operands):
+        if not (carries(gate) and gate_strength(gate)):
+            continue
+        of_gate, rest = labels[i], [j for j in range(len(operands)) if j != i]
+        factors, kept = list(operands), list(labels)
+        of_others = [j for j in rest if carries(operands[j]) and gate_of(operands[j], gate) is gate]
+        for j in of_others:
+            needed = set(result).union(*(labels[k] for k in rest if k != j))
+            if set(of_gate) <= set(labels[j]) & needed:
+                factors[j] = _element_wise(run, func, f"{labels[j]},{of_gate}->{labels[j]}", (operands[j], gate))
+                del factors[i], kept[i]
+                return _einsum(run, func, (f"{','.join(kept)}->{result}", *factors), {})
+        if of_others and set(of_gate) <= set(result):
+            del factors[i], kept[i]
+            left = "".join(letter for letter in result if any(letter in label for label in kept))
+            made = _einsum(run, func, (f"{','.join(kept)}->{left}", *factors), {})
+            return _element_wise(run, func, f"{left},{of_gate}->{result}", (made, gate))
+    return None
 
 
 def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:
@@ -501,6 +543,17 @@ def _solve_triangular(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if matmul is not rules.unmodified:
         raise run.refuse_rule("matmul", "linalg.solve_triangular", "which hides its products from a rule")
     return run.apply("matmul", op, a, b)
+
+
+def _of_inverse(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor) -> Tensor | None:
+    """A product with the inverse of a triangular matrix that was written row after row: a triangular solve."""
+    system = _inverses.system_of(a) if b.ndim > 1 and carries(a) else None
+    if system is None:
+        return None
+    solved = _solve_triangular(
+        run, torch.linalg.solve_triangular, (-system, b), {"upper": False, "unitriangular": True}
+    )
+    return rules.with_gradient_of(op(a.detach(), b.detach()), solved)
 
 
 ROWS = [

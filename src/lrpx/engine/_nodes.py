@@ -56,5 +56,8 @@ SCALES = frozenset(("Mul", "Div"))
 NORM = "_RMSNormConstantStd"
 """The node of an RMS norm in one function, which scales as one that is written out does."""
 
+NOTHING = "lrpx nothing"
+"""What a node is marked with whose result is zero, whatever it is made of."""
+
 OWN = "_GradientOf"
 """The node of ``rules.with_gradient_of``, which hands on to one tensor what another was given."""

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _functions, _selections
+from lrpx.engine import _exponentials, _functions, _inverses, _selections
 from lrpx.engine._gates import EXPONENTS, gate_strength, move_gate, put_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
 from lrpx.engine._tensors import TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
@@ -324,7 +324,10 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     )  # fmt: skip
     is_zero = type(value) in (int, float) and value == 0
     root = _selections.written_zeros(run, x, at, in_place=is_in_place(func.__name__)) if is_zero else None
+    system = _inverses.before_a_row(x, at)
     out = plain(run, func, args, kwargs)
+    if system is not None:
+        _inverses.written(run, x, system)
     if root is not None:
         _selections.kinked(run, x if out is None else out, root, x)
     if type(x) is Tensor and not x.requires_grad:

@@ -71,6 +71,7 @@ class Run:
         has_scales: whether an exponential was met that scales what it is multiplied with.
         has_logarithms: whether a logarithm was met.
         has_divided: whether something else than exponentials was divided by a sum of them.
+        has_systems: whether rows of a triangular matrix's inverse were written.
         asks_for_weights: whether some rule must know which constants are weights.
         is_tapped: whether a tap wants to be called around torch functions.
         is_quick: whether nothing is to be done with a call but to answer it.
@@ -109,7 +110,7 @@ class Run:
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
-        self.has_scales = self.has_logarithms = self.has_divided = False
+        self.has_scales = self.has_logarithms = self.has_divided = self.has_systems = False
         self.asks_for_weights = recipe.has_rules_for_linear()
         self._whole = recipe
         self._outer: list[tuple[Recipe, bool]] = []
