@@ -564,6 +564,48 @@ def test_a_division_in_a_product_of_three_is_refused() -> None:
     agree(hidden, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
 
 
+def lse(s: Tensor) -> Tensor:
+    return s.logsumexp(-1, keepdim=True)
+
+
+def log_sum(s: Tensor) -> Tensor:
+    return s.exp().sum(-1, keepdim=True).log()
+
+
+def less(s: Tensor, of: Of = lse) -> Tensor:
+    s -= of(s)
+    return s
+
+
+NORMALISED: dict[str, Of] = {
+    "taken off": lambda s: s - lse(s),
+    "the logarithm first": lambda s: -lse(s) + s,
+    "with its sign turned": lambda s: s + -lse(s),
+    "scaled": lambda s: torch.add(s, lse(s), alpha=-1),
+    "in place": lambda s: s.sub_(lse(s)),
+    "in place, by an operator": less,
+    "in place, written": lambda s: less(s, log_sum),
+    "in place, with its sign turned": lambda s: s.add_(-lse(s)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", NORMALISED)
+def test_scores_less_their_logsumexp_are_a_log_softmax(name: str, recipe: str) -> None:
+    normalised, mask = NORMALISED[name], torch.ones(LENGTH, LENGTH).tril() == 0
+    for masked in (lambda s: 1 * s, lambda s: s.masked_fill(mask, -torch.inf)):
+
+        def weights(q: Tensor, k: Tensor, normalised: Of = normalised, masked: Of = masked) -> Tensor:
+            return normalised(masked(scores(q, k))).exp()
+
+        def softmax(q: Tensor, k: Tensor, masked: Of = masked) -> Tensor:
+            return masked(scores(q, k)).softmax(-1)
+
+        for made in (torch.matmul, lambda p, v: p[..., :WIDTH] + v):
+            one, other = (lambda q, k, v, of=of, made=made: made(of(q, k), v) for of in (weights, softmax))
+            agree(one, other, recipe)
+
+
 LOGS: dict[str, Of] = {
     "at once": lambda a: a.softmax(-1).log(),
     "of what is lost": lambda a: (2 * a).softmax(-1).log(),
@@ -580,7 +622,13 @@ def test_the_logarithm_of_a_softmax_is_a_log_softmax(name: str, recipe: str) -> 
     agree(one, lambda a, b, _: (scale * a).log_softmax(-1) * b + b, recipe)
 
 
-def test_the_logarithm_of_a_softmax_whose_scores_are_gone_is_refused() -> None:
+def test_the_logarithm_of_a_softmax_in_place_is_a_log_softmax() -> None:
+    """Where the softmax is a constant: else torch has no gradient of it."""
+    agree(lambda a, b, _: (2 * a).softmax(-1).log_() * b + b, lambda a, b, _: (2 * a).log_softmax(-1) * b + b, "lrp")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_logarithm_of_a_softmax_whose_scores_are_gone_is_refused(recipe: str) -> None:
     def late(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
         p = (2 * a).softmax(-1)
         return b.softmax(-1) + p.log()
@@ -588,9 +636,14 @@ def test_the_logarithm_of_a_softmax_whose_scores_are_gone_is_refused() -> None:
     def written(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
         return b + ((e := a.exp()) / e.sum(-1, keepdim=True)).log()
 
+    def beside(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        assert late(a, b, c).isfinite().all()
+        return a + b
+
     for each in (late, written):
         with pytest.raises(UnknownOperationError, match=r"log of a softmax \(log_softmax is the same\)"):
-            relevance(each, lrpx.ATTNLRP)
+            relevance(each, RECIPES[recipe])
+    agree(beside, lambda a, b, _: a + b, recipe)
 
 
 POWERS: dict[str, tuple[Of, Of]] = {

@@ -263,7 +263,13 @@ def exponent_of(y: Tensor) -> tuple[Tensor, Op] | None:
 
 def _rises(made: Made, x: Tensor) -> bool:
     """Whether ``x``, the logarithm of a sum of exponentials times a number, rises with them."""
-    return bool((_remade(made, {leaf: leaf.tensor.detach() + 1 for leaf in _leaves(made)}) >= x.detach()).all())
+    return bool((_raised(made) >= x.detach()).all())
+
+
+def _raised(made: Made) -> Tensor:
+    """What was made of exponentials, if each exponent were larger by 1."""
+    out: Tensor = _remade(made, {leaf: leaf.tensor.detach() + 1 for leaf in _leaves(made)})
+    return out
 
 
 def logarithm(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
@@ -310,11 +316,30 @@ def summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     states = (one[1] if one else PART), (other[1] if other else PART)
     if not {LOG, NORMALISED} & set(states):
         return
-    if other is not None and states[1] == LOG and "sub" in op.__name__:
-        before = one[0] if one is not None and states[0] == NORMALISED else Leaf(a)
-        note(out, Made(op, before, other[0]), NORMALISED)
-    elif one is None or other is None:
+    for x, of, log, is_first in ((a, one, other, False), (b, other, one, True)):
+        if log is None or log[1] != LOG or (is_first and of is not None and of[1] == LOG):
+            continue
+        given = (x.detach(), _raised(log[0]))
+        way = op(*(given[::-1] if is_first else given)) - out.detach()
+        if (way < 0).any() and not (way > 0).any():  # nothing tells of what a mask forbids
+            scores = of[0] if of is not None and of[1] == NORMALISED else Leaf(x)
+            note(out, Made(op, *((log[0], scores) if is_first else (scores, log[0]))), NORMALISED)
+            return
+    if one is None or other is None:
         note(out, Made(op, *(Leaf(x) if each is None else each[0] for x, each in ((a, one), (b, other)))), max(states))
+
+
+def before_logarithm(a: Any, b: Any) -> Tensor | None:
+    """A copy of ``a``, which the logarithm ``b`` of a sum of its exponentials will be taken off in place: it is what
+    both are made of then."""
+    found = noted(b)
+    if found is None or found[1] != LOG or noted(a) is not None:
+        return None
+    before: Tensor = a.clone()
+    for leaf in _leaves(found[0]):
+        if leaf.tensor is a and leaf.version == a._version:
+            leaf.tensor, leaf.version = before, before._version
+    return before
 
 
 def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = None) -> Any:
@@ -522,7 +547,8 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     or are several tensors and the rule is for one."""
     leaves, softmax = _leaves(made), run.recipe.softmax
     scores = list({id(each.tensor): each.tensor for each in leaves}.values())
-    if not _unchanged(leaves) or not (len(scores) == 1 or softmax in (rules.unmodified, rules.constant)):
+    is_one = len(scores) == 1 or softmax is rules.unmodified
+    if softmax is not rules.constant and not (is_one and _unchanged(leaves)):
         return None
 
     def again(*given: Tensor) -> Any:

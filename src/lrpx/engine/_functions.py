@@ -370,6 +370,8 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         func, args, kwargs = *two, {}
     if run.asks_for_weights and len(args) == 2 and (layer := _biases.with_bias(run, func, *args)) is not None:
         return layer
+    if run.has_logarithms and is_in_place(func.__name__) and (normed := _normalised_in_place(func, args)) is not None:
+        return normed
     if len(args) == 2 and type(args[0]) is type(args[1]) is Tensor and not kwargs:  # nearly always
         a, b = args
         if a.ndim and b.ndim:
@@ -378,7 +380,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
                 run.computed(out, a, b)
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
-            elif out is not a and a.requires_grad and _may_be_known(a, b):
+            elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
                 _summed(run, out, a, b, func)
             return out
     was = _before_a_shift(func, args)
@@ -399,10 +401,19 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             _mark_shifted(run, out, a)
         elif a is b:
             return out if out is a else scaled(out, a, lambda x: func(x, x))
-        elif out is not a and a.requires_grad and _may_be_known(a, b):
+        elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
             _summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         run.computed(out, *args, *kwargs.values())
+    return out
+
+
+def _normalised_in_place(func: Any, args: Any) -> Tensor | None:
+    """Scores that the logarithm of the sum of their exponentials is taken off in place, ``s.sub_(s.logsumexp(-1))``."""
+    if len(args) != 2 or (before := _exponentials.before_logarithm(*args)) is None:
+        return None
+    out: Tensor = func(*args)
+    _exponentials.summed(out, before, args[1], torch.sub if "sub" in func.__name__ else torch.add)
     return out
 
 
@@ -501,7 +512,11 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if out is x or not is_tensor(x):
         return out
     if not x.requires_grad:
-        return run.computed(out, x) if x.is_floating_point() else of_whole_numbers(run, out, x)
+        if not x.is_floating_point():
+            return of_whole_numbers(run, out, x)
+        if hasattr(x, EXPONENTS):  # a logarithm that a rule has made a constant
+            _exponentials.keep(out, x, _callable(_with_rest(func, args[1:], kwargs)))
+        return run.computed(out, x)
     if out.requires_grad:
         scaled(out, x, _with_rest(func, args[1:], kwargs))
     return out

@@ -386,6 +386,15 @@ class Run:
                 "use a recipe with strict=False to take its plain gradient"
             )
 
+    def refused_constant(self, name: str, value: Tensor) -> Tensor:
+        """``value``, which a rule has made a constant though it should be none: refused by a strict recipe, if the
+        explained value is made of it. That it is nothing would tell; so it is as if it were made of a source."""
+        if not self.recipe.strict or not self.sources:
+            return value
+        self.refuse(name)
+        of = self.sources[0].value.flatten()[:1].sum().to(value.dtype)
+        return rules.with_gradient_of(value, of.expand(value.shape))
+
     def refuse_gradients(self, name: str, given: Any) -> None:
         """Refuse a gradient that the model itself takes of what depends on its input: it would be the rules'.
 
