@@ -357,6 +357,34 @@ def test_to_divide_by_a_logistic_is_a_product_with_a_sigmoid(recipe: str) -> Non
     agree(lambda a, b, _: torch.addcdiv(torch.zeros_like(b), b, torch.exp(-a) + 1.0), product, recipe)
 
 
+GUARDED: dict[str, tuple[Of, Of]] = {
+    "divided": (lambda a, b: b / (ex(-a) + 1e-15), lambda a, b: b / ex(-a)),
+    "in place": (lambda a, b: b / ex(-a).add_(1e-15), lambda a, b: b / ex(-a)),
+    "times the reciprocal": (lambda a, b: b * (1 / (1e-15 + 2 * ex(-a))), lambda a, b: b / (2 * ex(-a))),
+    "alone": (lambda a, b: 1 / (ex(a) + 1e-15) + b, lambda a, b: 1 / ex(a) + b),
+    "alone, in place": (lambda a, b: 1 / ex(a).add_(1e-15) + b, lambda a, b: 1 / ex(a) + b),
+    "a power": (lambda a, b: b * (ex(a) + 1e-15).rsqrt(), lambda a, b: b * ex(a).rsqrt()),
+    "moved": (lambda a, b: b.mT / (ex(a) + 1e-15).mT, lambda a, b: b.mT / ex(a).mT),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_small_number_beside_an_exponential_is_a_guard(name: str, recipe: str) -> None:
+    one, other = (lambda a, b, _, of=of: of(a, b).reshape(a.shape) for of in GUARDED[name])
+    agree(one, other, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_number_beside_an_exponential_is_a_sigmoids_from_some_size_on(recipe: str) -> None:
+    for number, is_guard in ((1e-6, True), (1e-4, False)):
+        wanted = (lambda a, b, _: b / ex(a)) if is_guard else (lambda a, b, _: b * torch.sigmoid(-a - 9.2))
+        _, found = relevance(lambda a, b, _, number=number: b / (ex(a) + number), RECIPES[recipe])
+        _, same = relevance(wanted, RECIPES[recipe])
+        found, same = found / found.abs().max(), same / same.abs().max()
+        assert float((found - same).abs().max()) < 0.01
+
+
 # ------------------------------------------------------------------------------------- diagonals
 
 

@@ -127,11 +127,13 @@ def keep(out: Tensor, x: Tensor, op: Op, state: int = PART) -> None:
         note(out, Made(op, found[0]), max(state, found[1]))
 
 
-def changed(x: Tensor, op: Op) -> None:
-    """``x`` was changed in place into ``op(x)``."""
+def changed(x: Tensor, op: Op, *, is_exponential: bool = False) -> None:
+    """``x`` was changed in place into ``op(x)``, an exponential still if it was one, perhaps."""
     found = getattr(x, EXPONENTS, None)
     if found and found[0] == x._version - 1:
-        note(x, Made(op, found[1]), found[2])
+        before: Made = found[1]
+        made = Made(lambda *of: op(before.call(*of)), *before.inputs) if is_exponential else Made(op, before)
+        note(x, made, found[2])
 
 
 def stands_for(leaf: Tensor, constant: Tensor) -> None:
@@ -187,6 +189,8 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     """``out = func(*args, **kwargs)``, a shape, a selection, a sum, or several put together: noted, if all that depends
     on the input in its arguments is made of exponentials."""
     name, found = func.__name__, list[tuple[Made, int]]()
+    if exponent_of(out) is not None:  # noted by its handler
+        return
     if name.endswith("_norm") and name not in SUMMING:
         return
     if name[:-1] in BY_INDEX and not hasattr(out, EXPONENTS) and any(hasattr(each, EXPONENTS) for each in args[1:]):

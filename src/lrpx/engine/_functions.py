@@ -393,11 +393,10 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             number = b.detach() if is_tensor(b) else b
             if was is not None and out is a:
                 _shifted_in_place(a, was, lambda x: func(x.clone(), number))
+            elif getattr(a, EXPONENTS, None) is not None:
+                _shifted_exponential(out, a, lambda x: func(x, number))
             else:
-                op: Noted = func, number, True
-                linked(out, a, op, exact=False)
-                if getattr(a, EXPONENTS, None) is not None:
-                    _exponentials.keep(out, a, _callable(op))
+                linked(out, a, (func, number, True), exact=False)
             _mark_shifted(run, out, a)
         elif a is b:
             return out if out is a else scaled(out, a, lambda x: func(x, x))
@@ -470,6 +469,32 @@ def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
         _exponentials.summed(out, a, b, op)
 
 
+GUARD = 1e-5
+"""The largest number beside an exponential, as a part of what that is where its exponent is 0, that guards against a
+division by zero: ``x / (exp(s) + 1e-12)`` is ``x / exp(s)``, and no product with a sigmoid."""
+
+
+def _shifted_exponential(out: Tensor, x: Tensor, op: Op) -> None:
+    """``out = op(x)``, to which a number was added, where ``x`` was made of exponentials."""
+    found = function_of(x)
+    is_guarded = found is not None and _is_guarded(found, op)
+    linked(out, x, op, exact=is_guarded)
+    if is_guarded and (power := _exponentials.exponent_of(x)) is not None:
+        exponent, before = power
+        _exponentials.exponent(out, exponent, lambda exponent: op(before(exponent)))
+    else:
+        _exponentials.keep(out, x, op)
+
+
+def _is_guarded(f: Function, op: Op) -> bool:
+    """Whether ``f`` is an exponential, and the number that ``op`` adds to it no more than :data:`GUARD` of it."""
+    if f.kind != EXPONENTIAL or not f.exact or f.op is None:
+        return False
+    with _disable_current_modes():
+        one = f.op(f.root.new_zeros((1,) * f.root.ndim))
+        return bool((op(torch.zeros_like(one)).abs() <= GUARD * one.abs()).all())
+
+
 def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
     """``out`` is ``x`` and a number: perhaps of one sign now, or no longer."""
     if takes_all(run.recipe) and gate_strength(x) in (WEAK, SURE):
@@ -480,8 +505,9 @@ def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
 
 def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
-    write_note(x, Function(was.root, was.kind, False, _then(was.op, op)))
-    _exponentials.changed(x, op)
+    is_guarded = _is_guarded(was, op)
+    write_note(x, Function(was.root, was.kind, is_guarded, _then(was.op, op)))
+    _exponentials.changed(x, op, is_exponential=is_guarded)
 
 
 def called(func: Any, args: Any, kwargs: Any) -> Any:
