@@ -42,18 +42,21 @@ class Model(nn.Module):
         return self.function(*layers) @ self.w[3]
 
 
-def relevance(function: Of, recipe: lrpx.Recipe, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def relevance(
+    function: Of, recipe: lrpx.Recipe, dtype: torch.dtype = torch.float64, *, ledger: bool = False
+) -> tuple[Tensor, Tensor]:
     model, ids = Model(function).to(dtype), torch.tensor([[1, 4, 2, 7, 3], [6, 0, 3, 8, 5]])
-    with lrpx.propagate(model, recipe, observe=()) as trace:
+    with lrpx.propagate(model, recipe, observe=(), ledger=ledger) as trace:
         out = model(ids)
         value = trace.explain((out * noise(*out.shape, seed=9).to(dtype)).sum())
     with torch.no_grad():
         assert torch.equal(out, model(ids))
+    assert not ledger or trace.ledger().closes(1e-9)
     return value, trace.source_relevance(trace.sources[0])
 
 
-def agree(one: Of, other: Of, recipe: str) -> None:
-    (value, found), (same, wanted) = (relevance(each, RECIPES[recipe]) for each in (one, other))
+def agree(one: Of, other: Of, recipe: str, *, ledger: bool = False) -> None:
+    (value, found), (same, wanted) = (relevance(each, RECIPES[recipe], ledger=ledger) for each in (one, other))
     assert torch.allclose(value, same, rtol=1e-10)
     assert float((found - wanted).abs().max()) <= 1e-9 * float(wanted.abs().max())
 
@@ -123,6 +126,54 @@ def test_a_mask_that_is_none_of_the_sign_is_no_relu() -> None:
     agree(lambda a, b, _: a * mask.expand(a.shape) * b, lambda a, b, _: a * mask * b, "lrp")
     agree(lambda a, b, _: a.masked_fill(mask, 0) * b, lambda a, b, _: a * ~mask * b, "lrp")
     agree(lambda a, b, _: torch.maximum(a, a.clone()) * b, lambda a, b, _: a * b, "lrp")
+
+
+def number(x: float) -> Tensor:
+    return torch.tensor(x, dtype=torch.float64)
+
+
+def xielu(a: Tensor, least: Of) -> Tensor:
+    return torch.where(a > 0, 0.8 * a * a + 0.5 * a, (torch.expm1(least(a)) - a) * 0.3 + 0.5 * a)
+
+
+BOUNDED: dict[str, tuple[Of, Of]] = {
+    "maximum": (lambda a: torch.maximum(a, number(0.7)), lambda a: a.clamp(min=0.7)),
+    "max": (lambda a: torch.max(number(-0.3), a), lambda a: a.clamp(min=-0.3)),
+    "fmin, filled": (lambda a: torch.fmin(a, other=torch.full_like(a, 0.2)), lambda a: a.clamp(max=0.2)),
+    "minimum, of a column": (lambda a: a.minimum(number(0.2).expand(LENGTH, 1)), lambda a: a.clamp(max=0.2)),
+    "relu6": (lambda a: torch.minimum(a.relu(), number(0.6)), lambda a: a.clamp(0, 0.6)),
+    "hardswish": (
+        lambda a: a * torch.minimum(torch.maximum(a + 1, number(0.0)), number(2.0)) / 2,
+        lambda a: a * (a + 1).clamp(0, 2) / 2,
+    ),
+    "less itself": (
+        lambda a: torch.expm1(torch.minimum(a, number(-1e-6))) - a,
+        lambda a: torch.expm1(a.clamp(max=-1e-6)) - a,
+    ),
+    "xielu": (
+        lambda a: xielu(a, lambda a: torch.min(a, number(-1e-6))),
+        lambda a: xielu(a, lambda a: a.clamp(max=-1e-6)),
+    ),
+}
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", BOUNDED)
+def test_the_larger_of_a_tensor_and_a_number_is_between_bounds(name: str, recipe: str, ledger: bool) -> None:
+    one, other = BOUNDED[name]
+    for made in (lambda function: gated(function), lambda function: lambda a, b, _: function(a) + b):
+        agree(made(one), made(other), recipe, ledger=ledger)
+
+
+def test_the_larger_of_a_tensor_and_several_numbers_selects() -> None:
+    several = noise(WIDTH, seed=11)
+    for recipe in RECIPES:
+        agree(
+            lambda a, b, _: torch.maximum(a, several) + b,
+            lambda a, b, _: torch.where(a > several, a, several) + b,
+            recipe,
+        )
 
 
 FUNCTIONS: dict[str, tuple[Of, Of]] = {

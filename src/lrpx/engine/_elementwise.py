@@ -26,13 +26,14 @@ from lrpx.engine._gates import (
     move_gate,
     put_gate,
     takes_all,
+    told,
     weakest_gate,
 )
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lrpx.engine._run import Run
 
@@ -266,18 +267,48 @@ def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """
     x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
     if not any_carries(bounds):
-        is_function = _functions.is_shifted(x)
-        out = activation(run, func, args, kwargs)
-        if run.asks_for_gates and carries(out) and not is_function:
-            is_relu = any(type(each) in (int, float) and each == 0 for each in bounds)
-            put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
-        if run.has_scales and carries(out) and out is not x:
-            named = dict(zip(_BOUNDS[func.__name__][1:], bounds, strict=True))
-            _exponentials.keep(out, x, lambda x: func(x, **named))
-        return out
+        named = dict(zip(_BOUNDS[func.__name__][1:], bounds, strict=True))
+        return _bounded(run, func, args, kwargs, x, bounds, lambda x: func(x, **named))
     wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
     added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
     return func(*added)
+
+
+def _bounded(
+    run: Run, func: Any, args: Any, kwargs: Any, x: Tensor, bounds: Sequence[Any], op: Callable[[Tensor], Any]
+) -> Any:
+    """``func(*args, **kwargs) = op(x)``, ``x`` between constant bounds."""
+    is_function = _functions.is_shifted(x)
+    out = activation(run, func, args, kwargs)
+    if run.asks_for_gates and carries(out) and not is_function:
+        is_relu = any(type(each) in (int, float) and each == 0 for each in bounds)
+        put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
+    if run.has_scales and carries(out) and out is not x:
+        _exponentials.keep(out, x, op)
+    return out
+
+
+def _larger(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The larger, or the smaller, of two; of a tensor and a number it is between bounds."""
+    given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+    if len(given) == 2 and all(map(is_tensor, given)):
+        a, b = (each.detach() if hasattr(each, _factors.CONSTANT) else constants(each) for each in given)
+        x, number = (a, b) if carries(a) else (b, a)
+        if carries(x) and not carries(number) and type(x) is Tensor and _is_bound(run, x, number):
+            out = _bounded(run, func, (x, number), {}, x, (number,), lambda x: func(x, number))
+            return told(run.recipe, out)
+    return _selections.larger(run, func, args, kwargs)
+
+
+def _is_bound(run: Run, x: Tensor, number: Tensor) -> bool:
+    """Whether a constant is one number for all of ``x``; with 0, of what no number was added to, there is a ReLU."""
+    if run.recipe.activation is rules.unmodified or not number.numel() or not x.is_floating_point():
+        return False
+    shape = torch.broadcast_shapes(x.shape, number.shape)  # type: ignore[no-untyped-call]
+    if shape != x.shape or torch.result_type(x, number) != x.dtype:
+        return False
+    first = number.flatten()[0]
+    return bool((number == first).all()) and (bool(first) or _functions.is_shifted(x))
 
 
 def _threshold(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -443,6 +474,10 @@ ROWS = [
     Operation("prelu", ("prelu",), _prelu, "activation"),
     Operation("threshold", ("threshold",), _threshold, "activation"),
     Operation("clamp", tuple(_BOUNDS), _clamp, "activation"),
+    *(
+        Operation(name, (name,), _larger, "plain", "joins")
+        for name in ("maximum", "minimum", "max", "min", "fmax", "fmin")
+    ),
     Operation("square", ("square",), _square_function, "activation"),
     Operation("pow", ("pow", "__pow__", "float_power"), _power, "activation"),
     Operation("rpow", ("__rpow__",), _reflected_power, "activation"),

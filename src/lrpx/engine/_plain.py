@@ -407,7 +407,6 @@ SELECTS = (
         "joins",
         moving,
     )
-    + _each("maximum minimum max min fmax fmin", "joins", _selections.larger)
     + _each("amax amin", "joins", _selections.extreme)
     + _each(
         """hsplit vsplit dsplit narrow_copy
