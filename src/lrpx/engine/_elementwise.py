@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _exponentials, _factors, _functions, _selections
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _selections
 from lrpx.engine._gates import (
     EXPONENTIAL,
     GATE,
@@ -80,6 +80,8 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         if shared is not None:
             return shared
     out = func(a, b)
+    if run.asks_for_weights and (a_carries or b_carries):
+        _biases.scaled(out, a if a_carries else b, (lambda x: func(x, b)) if a_carries else lambda x: func(a, x))
     if run.has_scales and (a_carries or b_carries):
         _exponentials.divided(run, out, b if a_carries else a)
     if a_carries:

@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -478,6 +479,11 @@ class Run:
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)
+
+    def is_all_of_parameter(self, value: Tensor) -> bool:
+        """Whether a tensor has all the numbers of a parameter of the model, perhaps in another shape, and repeated."""
+        count = prod(size for size, step in zip(value.shape, value.stride(), strict=True) if step)
+        return any(each.data_ptr() == value.data_ptr() and each.numel() == count for _, each in self._parameters())
 
     def is_foreign(self, value: Tensor) -> bool:
         """Whether a tensor was there before the run."""
