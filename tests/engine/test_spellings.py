@@ -382,6 +382,35 @@ def test_functions_of_what_was_not_moved_with_them_are_refused() -> None:
         relevance(lambda a, b, _: (a.tanh().mT.contiguous() * a.sigmoid().mT).mT * b, lrpx.ATTNLRP)
 
 
+AFTER_A_MOVE: dict[str, Of] = {
+    "cut": lambda a: a.relu().mT.sigmoid().mT,
+    "cut, and a part": lambda a: F.pad(torch.exp(F.hardswish(4 * a)[..., :2]), (0, 2)),
+    "shifted, and cut": lambda a: (a + 1).mT.contiguous().relu().mT,
+    "shifted, and squared": lambda a: (a + 1).view(-1).square().view(a.shape),
+    "shifted": lambda a: (1 + a.tanh()).mT.log1p().mT,
+    "written": lambda a: torch.log((1 + ex(a)).flip(1)).flip(1),
+    "and shifted again": lambda a: (a.relu().mT + 1).sqrt().mT,
+}
+
+
+@pytest.mark.parametrize("name", AFTER_A_MOVE)
+def test_a_function_of_a_function_that_was_moved_is_refused(name: str) -> None:
+    """As a whole it is one function of what is not at hand."""
+    for recipe in RECIPES.values():
+        with pytest.raises(UnknownOperationError, match="apply it before that is moved"):
+            relevance(lambda a, b, _: AFTER_A_MOVE[name](a) + b, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_function_of_a_function_that_was_moved_is_one_where_it_makes_no_difference(recipe: str) -> None:
+    for first, last in ((torch.relu, torch.tanh), (torch.tanh, torch.exp), (F.silu, torch.sigmoid), (ex, torch.cos)):
+        agree(
+            lambda a, b, _, f=first, g=last: g(f(a).mT).mT + b,
+            lambda a, b, _, f=first, g=last: g(f(a)) + b,
+            recipe,
+        )
+
+
 def gated_halves(halves: Callable[[Tensor], tuple[Tensor, ...]]) -> Of:
     def function(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
         inner, gate = halves(a)

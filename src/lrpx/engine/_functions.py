@@ -190,8 +190,14 @@ def moved(x: Tensor, value: Tensor) -> None:
 def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
     found = function_of(x)
-    if hasattr(x if found is None else found.root, CUT) and _is_lost(run, op, found or Function(x)):
-        run.refuse("relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)")
+    root = x if found is None else found.root
+    lost = ""
+    if hasattr(root, CUT) and _is_lost(run, op, found or Function(x)):
+        lost = "relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)"
+    elif _moved.is_moved(root) and _was_function(run, op, found or Function(x)):
+        lost = "function of a function that was moved (apply it before that is moved)"
+    if lost:
+        run.refuse(lost)
         plain: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
         return plain
     if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
@@ -222,6 +228,26 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
         return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
 
 
+FAR = 5.0
+"""How far from zero it is asked what a function gives."""
+
+
+def _was_function(run: Any, op: Op, f: Function) -> bool:
+    """Whether ``op`` is one function with what the moved root of ``f`` is a function of, which is not at hand, and a
+    recipe refuses that: a number was added there; or what is not 0 is 0 there, and ``op`` of that is not."""
+    if not run.recipe.strict or run.recipe.activation in PARTWISE:
+        return False
+    way = _moved.way(f.root)
+    if way.op is None or not way.exact:
+        return way.op is not None
+    node, place = way.end
+    like = node._input_metadata[place]
+    with _disable_current_modes():
+        far = f.root.new_full((1,) * len(like.shape), FAR)
+        is_cut = any(bool((way.op(each) == 0).any()) for each in (far, -far))
+        return is_cut and bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
+
+
 def fits(value: Tensor, root: Tensor) -> bool:
     """Whether ``value`` can be an element-wise function of ``root``."""
     return value.shape == root.shape and value.is_floating_point() and root.is_floating_point()
@@ -232,9 +258,12 @@ PARTWISE = (rules.unmodified, rules.constant)
 
 
 def is_shifted(x: Tensor) -> bool:
-    """Whether ``x`` is a function of another, of which it does not hand on all: a number was added."""
+    """Whether ``x`` is a function of another, of which it does not hand on all: a number was added, perhaps before it
+    was moved."""
     found = function_of(x)
-    return found is not None and not found.exact
+    if found is None:
+        return _moved.is_moved(x) and not _moved.way(x).exact
+    return not found.exact
 
 
 def is_logistic(x: Tensor) -> bool:
