@@ -145,6 +145,20 @@ def test_what_is_normalised_has_no_bias(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
+def test_a_mask_is_no_bias(rule: str) -> None:
+    """As where words are forbidden: what it makes nothing of has no relevance, and the others have theirs."""
+    recipe, forbidden = replace(lrpx.LRP, linear=RULES[rule]), torch.tensor([0, 0, -torch.inf, 0, 0]).double()
+    found, wanted = (
+        relevance(layer, recipe)
+        for layer in (
+            lambda x, w, b: (F.linear(x, w, b) + forbidden).clamp(min=-1e3),
+            lambda x, w, b: F.linear(x, w, b).masked_fill(forbidden < 0, -1e3),
+        )
+    )
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("rule", RULES)
 def test_the_bias_of_experts_is_the_layers(rule: str) -> None:
     """A mixture of experts multiplies all at once, and adds the bias of each to its rows."""
     recipe = replace(lrpx.LRP, linear=RULES[rule])

@@ -65,14 +65,15 @@ def layered(
     """``op(x, weight, bias)`` under the rule for a kind of layer; ``dims``: which dimensions of the result are the
     weight's, the last is -1. The bias is as a convolution or ``F.linear`` has it."""
     out: Tensor = run.apply(kind, op, x, weight, bias)
-    if run.asks_for_weights and carries(out):
+    recipe = run.recipe
+    if run.asks_for_weights and (getattr(recipe, kind) is not rules.unmodified or recipe.has_places()) and carries(out):
         if bias is not None and kind == "convolution":
             bias = bias.view(-1, *(1,) * (weight.ndim - 2))
 
         def product(x: Tensor, weight: Tensor) -> Tensor:
             return op(x, weight, None)
 
-        _note(out, Layer(run.recipe, kind, product, x, x._version, weight, frozenset(dims), bias))
+        _note(out, Layer(recipe, kind, product, x, x._version, weight, frozenset(dims), bias))
     return out
 
 
@@ -144,7 +145,7 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
 
 def _may_be_quantised(weight: Tensor) -> bool:
     """Whether the first number of a weight is a whole one."""
-    return type(weight) is Tensor and float(weight[(0,) * weight.ndim]).is_integer()
+    return type(weight) is Tensor and weight.numel() > 0 and float(weight[(0,) * weight.ndim]).is_integer()
 
 
 def _is_quantised(layer: Layer) -> bool:
@@ -155,12 +156,12 @@ def _is_quantised(layer: Layer) -> bool:
 
 
 def _is_bias(run: Any, bias: Tensor, dims: frozenset[int]) -> bool:
-    """Whether what is added is the same for each row. What has one row may be a position, where there is only one: so
-    it is a vector, or all of a parameter, or it is known which of its dimensions are the weight's."""
+    """Whether what is added is the same for each row, and no mask. What has one row may be a position, where there is
+    only one: so it is a vector, or all of a parameter, or it is known which of its dimensions are the weight's."""
     if not bias.ndim:  # a number, which is a part of the function that follows
         return False
     rows = [i - bias.ndim for i, size in enumerate(bias.shape) if size > 1 and bias.stride(i)]
-    if not dims.issuperset(rows):
+    if not dims.issuperset(rows) or (type(bias) is Tensor and not bias.isfinite().all()):
         return False
     return bias.ndim == 1 or not dims <= LAST or is_parameter(bias) or run.is_all_of_parameter(bias)
 

@@ -323,14 +323,21 @@ def summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     for x, of, log, is_first in ((a, one, other, False), (b, other, one, True)):
         if log is None or log[1] != LOG or (is_first and of is not None and of[1] == LOG):
             continue
-        given = (x.detach(), _raised(log[0]))
-        way = op(*(given[::-1] if is_first else given)) - out.detach()
-        if (way < 0).any() and not (way > 0).any():  # nothing tells of what a mask forbids
+        if _is_taken_off(out, x, log[0], op, is_first):
             scores = of[0] if of is not None and of[1] == NORMALISED else Leaf(x)
             note(out, Made(op, *((log[0], scores) if is_first else (scores, log[0]))), NORMALISED)
             return
     if one is None or other is None:
         note(out, Made(op, *(Leaf(x) if each is None else each[0] for x, each in ((a, one), (b, other)))), max(states))
+
+
+def _is_taken_off(out: Tensor, x: Tensor, log: Made, op: Op, is_first: bool) -> bool:
+    """Whether ``out = op(x, y)``, or ``op(y, x)`` if ``y`` is the first, falls with ``y``, a logarithm made so."""
+    if type(out) is not Tensor:  # a compiler's tensors have no numbers
+        return "sub" in op.__name__ and not is_first
+    given = (x.detach(), _raised(log))
+    way = op(*(given[::-1] if is_first else given)) - out.detach()
+    return bool((way < 0).any()) and not (way > 0).any()  # what a mask forbids stays where it is
 
 
 def before_logarithm(a: Any, b: Any) -> Tensor | None:

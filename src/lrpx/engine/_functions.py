@@ -225,7 +225,7 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
     if not run.recipe.strict or run.recipe.activation in PARTWISE or getattr(f.root, CUT) != f.root._version:
         return False
     with _disable_current_modes():
-        return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
+        return bool(_then(f.op, op)(_zero(f.root)).any())
 
 
 FAR = 5.0
@@ -243,9 +243,14 @@ def _was_function(run: Any, op: Op, f: Function) -> bool:
     node, place = way.end
     like = node._input_metadata[place]
     with _disable_current_modes():
-        far = f.root.new_full((1,) * len(like.shape), FAR)
+        far = torch.full((1,) * len(like.shape), FAR, dtype=like.dtype, device=like.device)
         is_cut = any(bool((way.op(each) == 0).any()) for each in (far, -far))
-        return is_cut and bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
+        return is_cut and bool(_then(f.op, op)(_zero(f.root)).any())
+
+
+def _zero(like: Tensor) -> Tensor:
+    """A single 0, of as many dimensions; a number also where a compiler traces the model."""
+    return torch.zeros((1,) * like.ndim, dtype=like.dtype, device=like.device)
 
 
 def fits(value: Tensor, root: Tensor) -> bool:
@@ -520,7 +525,7 @@ def _is_guarded(f: Function, op: Op) -> bool:
     if f.kind != EXPONENTIAL or not f.exact or f.op is None:
         return False
     with _disable_current_modes():
-        one = f.op(f.root.new_zeros((1,) * f.root.ndim))
+        one = f.op(_zero(f.root))
         return bool((op(torch.zeros_like(one)).abs() <= GUARD * one.abs()).all())
 
 
