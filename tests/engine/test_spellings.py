@@ -656,6 +656,14 @@ MEANS: dict[str, Of] = {
 }
 
 
+def of_segments(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    e = scores(q, k).exp().permute(2, 0, 1).contiguous()
+    return e.permute(1, 2, 0) / torch.segment_reduce(e, "sum", lengths=torch.tensor([LENGTH]))[0][..., None] @ v
+
+
+MEANS["segments"] = of_segments
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", MEANS)
 def test_a_division_is_a_softmax(name: str, recipe: str) -> None:

@@ -41,7 +41,7 @@ PART, SUMMED, WEIGHTED, INVERSE, LOG, NORMALISED = range(6)
 them was inverted, its logarithm was taken, and was taken off scores."""
 SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
 """Functions that sum (of what is not negative, the 1-norm does)."""
-BY_INDEX = frozenset("index_add scatter_add scatter_reduce index_reduce index_put".split())
+BY_INDEX = frozenset("index_add scatter_add scatter_reduce index_reduce index_put segment_reduce".split())
 """Functions that may sum what has the same index."""
 ADDING = frozenset("add __add__ __radd__ add_ __iadd__".split())
 """Functions that sum two tensors."""
