@@ -722,6 +722,67 @@ def test_scores_less_their_logsumexp_are_a_log_softmax(name: str, recipe: str) -
             agree(one, other, recipe)
 
 
+def in_chunks(put_together: Of) -> Of:
+    """Attention over the first two keys and over the others, put together by the logarithms of their sums."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first, second = scores(q, k).tensor_split([2], -1)
+        outputs = first.softmax(-1) @ v[:, :2], second.softmax(-1) @ v[:, 2:]
+        return put_together(*outputs, lse(first), lse(second))
+
+    return attention
+
+
+def by_weights(one: Tensor, other: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    weights = torch.stack([a, b]).softmax(0)
+    return weights[0] * one + weights[1] * other
+
+
+def by_their_sum(one: Tensor, other: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    both = torch.logaddexp(a, b)
+    return (a - both).exp() * one + (b - both).exp() * other
+
+
+CHUNKS: dict[str, Of] = {
+    "a softmax": by_weights,
+    "logaddexp": by_their_sum,
+    "logsumexp": lambda one, other, a, b: (
+        torch.stack([one, other]) * ((both := torch.stack([a, b])) - both.logsumexp(0)).exp()
+    ).sum(0),
+    "sigmoids": lambda one, other, a, b: one * torch.sigmoid(a - b) + (b - a).sigmoid() * other,
+    "a ring": lambda one, other, a, b: one - torch.sigmoid(b - a) * (one - other),
+    "an einsum": lambda one, other, a, b: torch.einsum(
+        "btc,cbtd->btd", torch.cat([a, b], -1).softmax(-1), torch.stack([one, other])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_attention_that_is_put_together_of_chunks_is_refused(name: str) -> None:
+    attention = in_chunks(CHUNKS[name])
+    with pytest.raises(UnknownOperationError, match="run attention at once"):
+        relevance(attention, lrpx.ATTNLRP)
+    agree(attention, lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")  # the values take all
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_attention_with_a_sink_is_not(recipe: str) -> None:
+    """GraniteSWA has it so."""
+    attention = lambda q, k, v: (s := scores(q, k)).softmax(-1) @ v * torch.sigmoid(lse(s) - 0.5)  # noqa: E731
+    written = lambda q, k, v: (s := scores(q, k)).softmax(-1) @ v * (1 / (1 + ex(0.5 - lse(s).clone())))  # noqa: E731
+    agree(attention, written, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_weights_that_are_made_of_logsumexps_are_a_softmax_of_anything_else(recipe: str) -> None:
+    agree(
+        lambda a, b, _: lse(a).softmax(1) * b,
+        lambda a, b, _: ((e := lse(a).exp()) / e.sum(1, keepdim=True)) * b,
+        "lrp",
+    )
+    relevance(lambda a, b, _: lse(a).softmax(1) * b + torch.sigmoid(lse(a)) * F.linear(a * b, EYE), RECIPES[recipe])
+
+
 LOGS: dict[str, Of] = {
     "at once": lambda a: a.softmax(-1).log(),
     "of what is lost": lambda a: (2 * a).softmax(-1).log(),

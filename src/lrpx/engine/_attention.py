@@ -33,6 +33,8 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     _refuse_block(run, func)
     out = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+    if run.has_logarithms:
+        _exponentials.mark_merging(run, out, x)
     if func.__name__ != "_softmax" and run.recipe.activation is not rules.unmodified:
         run.scores = x
         vars(out)[SCORES] = Note((out._version, ref(x), x._version, rest[0] if rest else settings.get("dim")))

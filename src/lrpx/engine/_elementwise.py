@@ -246,6 +246,8 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ == "sqrt" and run.has_scales and (root := _functions.of_exponential(run, op, x)) is not None:
         return root
     y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
+    if run.has_logarithms and func.__name__ in SIGMOIDS:
+        _exponentials.mark_merging(run, y, x, least=2)
     if func.__name__ in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
     if func.__name__ not in KEEPING:
@@ -424,6 +426,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 KEEPING = ("sqrt",)
 """Element-wise functions of a sure gate that are one."""
+SIGMOIDS = ("sigmoid", "special_expit")
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
 LOGARITHMS = ("log", "log2", "log1p")
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import kind
 from lrpx.engine._tensors import carries, detached
 
 if TYPE_CHECKING:
@@ -570,6 +569,8 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
 
     y = run.apply("softmax", again, *scores)
     out = mark_gate(run.recipe, "softmax", y if softmax is rules.constant else rules.with_gradient_of(value, y))
+    for score in scores:
+        mark_merging(run, out, score)
     if run.recipe.activation is not rules.unmodified:
         setattr(out, SCORES, Note((out._version, None)))  # its logarithm is no log-softmax that is at hand
     return out
@@ -654,17 +655,21 @@ def has_logarithm(x: Tensor) -> bool:
     )
 
 
+def mark_merging(run: Any, weights: Tensor, scores: Tensor, least: int = 1) -> None:
+    """Mark ``weights``, a softmax or a sigmoid of ``scores``, if there are such logarithms in these, ``least`` of them:
+    a sigmoid of one and a constant is attention with a sink."""
+    node: Any = weights.grad_fn
+    logarithms = set[Any]()
+
+    def is_last(each: Any) -> bool:
+        if _is_logarithm(each):
+            logarithms.add(each)
+        return len(logarithms) == least
+
+    if run.has_logarithms and node is not None and _factors.reaches(scores.grad_fn, is_last):
+        node.metadata[_factors.MERGING] = run.is_merging = True
+
+
 def _reaches(node: Any, fits: Callable[[Any], bool]) -> bool:
-    """Whether a node of the graph is made of one that fits, by sums, products, selections and in whatever shape."""
-    seen, waiting = {node}, [node]
-    while waiting and len(seen) < _factors.FARTHEST:
-        each = waiting.pop()
-        if each is None:
-            continue
-        if fits(each):
-            return True
-        if kind(each) in LEADS_ON:
-            new = [child for child, _ in each.next_functions if child not in seen]
-            seen.update(new)
-            waiting += new
-    return False
+    """The same by matrix products, too."""
+    return _factors.reaches(node, fits, LEADS_ON)

@@ -71,6 +71,7 @@ class Run:
         asks_for_gates: whether some rule must know which factor of a product is the gate.
         has_scales: whether an exponential was met that scales what it is multiplied with.
         has_logarithms: whether a logarithm was met.
+        is_merging: whether weights were made of logarithms of sums of exponentials.
         has_divided: whether something else than exponentials was divided by a sum of them.
         asks_for_weights: whether some rule must know which constants are weights.
         is_tapped: whether a tap wants to be called around torch functions.
@@ -110,7 +111,7 @@ class Run:
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
-        self.has_scales = self.has_logarithms = self.has_divided = False
+        self.has_scales = self.has_logarithms = self.has_divided = self.is_merging = False
         self.asks_for_weights = recipe.has_rules_for_linear()
         self._whole = recipe
         self._outer: list[tuple[Recipe, bool]] = []
