@@ -743,6 +743,45 @@ def by_their_sum(one: Tensor, other: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return (a - both).exp() * one + (b - both).exp() * other
 
 
+def flash(blocks: int) -> Of:
+    """FlashAttention as its first paper has it: each block's output is normalised, and again by the next."""
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        m, total, out = torch.full_like(q[..., :1].detach(), -1e10), 0 * q[..., :1].detach(), 0 * v.detach()
+        for s, values in zip(scores(q, k).tensor_split(blocks, -1), v.tensor_split(blocks, 1), strict=True):
+            highest = s.max(-1, keepdim=True).values
+            p = torch.exp(s - highest)
+            most = torch.maximum(highest, m)
+            both = torch.exp(m - most) * total + torch.exp(highest - most) * p.sum(-1, keepdim=True)
+            out = (total / both) * torch.exp(m - most) * out + (torch.exp(highest - most) / both) * (p @ values)
+            m, total = most, both
+        return out
+
+    return attention
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_softmax_beside_nothing_is_one(recipe: str) -> None:
+    """With 1 added to what it is divided by, it is one of a score more, which is 0."""
+
+    def beside_0(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = scores(q, k)
+        return torch.cat([s, torch.zeros_like(s[..., :1])], -1).softmax(-1)[..., :-1] @ v
+
+    agree(lambda q, k, v: (e := scores(q, k).exp()) / (1 + e.sum(-1, keepdim=True)) @ v, beside_0, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_flash_attention_of_one_block_is_attention(recipe: str) -> None:
+    agree(flash(1), lambda q, k, v: scores(q, k).softmax(-1) @ v, recipe)
+
+
+def test_flash_attention_of_blocks_that_are_normalised_is_refused() -> None:
+    with pytest.raises(UnknownOperationError, match="exponentials"):
+        relevance(flash(2), lrpx.ATTNLRP)
+    agree(flash(2), lambda q, k, v: scores(q, k).softmax(-1) @ v, "lrp")
+
+
 CHUNKS: dict[str, Of] = {
     "a softmax": by_weights,
     "logaddexp": by_their_sum,

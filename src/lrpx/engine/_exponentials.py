@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
+from math import e
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -438,13 +439,44 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         assert below is not None
         made = Made(op, above[0], below[0])
         if above[1] < WEIGHTED:
-            softmax = _softmax(run, op(a.detach(), b.detach()), made)
+            value = op(a.detach(), b.detach())
+            if run.recipe.softmax is not rules.constant and not _is_share(value, made):
+                inverse = _inverse(run, value, made)
+                return _refused(run, UNKNOWN, op, a, b) if inverse is None else inverse
+            softmax = _softmax(run, value, made)
+            if softmax is not None and above[1] == SUMMED:
+                _factors.mark_merging(run, softmax)
             return _refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
         if run.recipe.softmax is rules.constant:
             return None
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return _refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
+
+
+def _is_share(value: Tensor, made: Made) -> bool:
+    """Whether a quotient of exponentials becomes no smaller if all exponents rise alike, as a softmax does, perhaps
+    with a number among what is summed."""
+    return type(value) is not Tensor or not bool((_raised_where_large(value, made) < 15 / 16).any())
+
+
+def _inverse(run: Any, value: Tensor, made: Made) -> Tensor | None:
+    """``value``, an exponential over the product of it and a sum of exponentials, ``a / (a · l)``: one over that sum,
+    as FlashAttention has it, which a norm's rule has made a constant."""
+    times = _raised_where_large(value, made)
+    is_one_over = any(bool(((times - by).abs() < 1 / 64).all()) for by in (1 / e, 1 / 2))
+    if run.recipe.norm is not rules.constant or not is_one_over:
+        return None
+    run.under("norm")
+    note(value, made, INVERSE)
+    return value
+
+
+def _raised_where_large(value: Tensor, made: Made) -> Tensor:
+    """How many times as large ``value`` would be, which was made so, if all exponents rose by 1; where it is large
+    enough to tell."""
+    size = value.abs()
+    return (_raised(made) / value)[size > size.max() / 64] if value.numel() else value
 
 
 OVER = "lrpx over a sum of exponentials"
@@ -658,7 +690,6 @@ def has_logarithm(x: Tensor) -> bool:
 def mark_merging(run: Any, weights: Tensor, scores: Tensor, least: int = 1) -> None:
     """Mark ``weights``, a softmax or a sigmoid of ``scores``, if there are such logarithms in these, ``least`` of them:
     a sigmoid of one and a constant is attention with a sink."""
-    node: Any = weights.grad_fn
     logarithms = set[Any]()
 
     def is_last(each: Any) -> bool:
@@ -666,8 +697,8 @@ def mark_merging(run: Any, weights: Tensor, scores: Tensor, least: int = 1) -> N
             logarithms.add(each)
         return len(logarithms) == least
 
-    if run.has_logarithms and node is not None and _factors.reaches(scores.grad_fn, is_last):
-        node.metadata[_factors.MERGING] = run.is_merging = True
+    if run.has_logarithms and _factors.reaches(scores.grad_fn, is_last):
+        _factors.mark_merging(run, weights)
 
 
 def _reaches(node: Any, fits: Callable[[Any], bool]) -> bool:

@@ -41,8 +41,8 @@ DECAYED = "lrpx decayed"
 """What the node of the graph is marked with that made a product with an exponential."""
 
 MERGING = "lrpx merging"
-"""What the node of the graph is marked with that made weights of logarithms of sums of exponentials, as those are by
-which attention is put together that was computed in chunks."""
+"""What the node of the graph is marked with that made weights of sums of exponentials, or of logarithms of such, as
+those are by which attention is put together that was computed in chunks."""
 
 LEAF = "AccumulateGrad"
 """The node of a leaf."""
@@ -258,6 +258,13 @@ def _is_decayed(node: Any) -> bool:
     return False
 
 
+def mark_merging(run: Any, weights: Tensor) -> None:
+    """Mark ``weights`` as such."""
+    node: Any = weights.grad_fn
+    if node is not None:
+        node.metadata[MERGING] = run.is_merging = True
+
+
 def _refuse_merging(run: Any, given: Sequence[Tensor]) -> None:
     """Refuse a product of merging weights and a product: attention in chunks would be a product of three, where it is
     one of two at once."""
@@ -267,7 +274,7 @@ def _refuse_merging(run: Any, given: Sequence[Tensor]) -> None:
         return
     are_products = [reaches(node, lambda each: run.counts.get(each._sequence_nr(), 1) > 1) for node in nodes]
     if any(i != j for i, one in enumerate(merging) if one for j, other in enumerate(are_products) if other):
-        run.refuse("product of attention and weights made of logsumexps (run attention at once, not in chunks)")
+        run.refuse("product of attention and a softmax of sums of exponentials (run attention at once, not in chunks)")
 
 
 def reaches(node: Any, fits: Callable[[Any], bool], leads_on: frozenset[str] = LEADS_ON) -> bool:
