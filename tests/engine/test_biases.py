@@ -53,6 +53,32 @@ LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     ),
     "transposed": lambda x, w, b: (w @ x.mT).mT + b,
     "conv1d": lambda x, w, b: (F.conv1d(x.mT, w[:, :, None]) + b[:, None]).mT,
+    "in a row": lambda x, w, b: F.linear(x, w) + b[None],
+    "in rows": lambda x, w, b: x @ w.T + b.view(1, 1, -1).expand(2, ROWS, -1),
+    "in a row, of one": lambda x, w, b: torch.cat([each @ w.T + b.view(1, -1) for each in x.split(1, 1)], 1),
+    "a second": lambda x, w, b: F.linear(x, w, 0.5 * b) + 0.5 * b,
+    "a second, of a convolution": lambda x, w, b: (F.conv1d(x.mT, w[:, :, None], 0.25 * b) + 0.75 * b[:, None]).mT,
+    "three": lambda x, w, b: F.linear(x, w, b) + b - b,
+    "taken from": lambda x, w, b: b - F.linear(x, -w),
+    "taken from, with another": lambda x, w, b: 2 * b - F.linear(x, -w, b),
+    "more than once": lambda x, w, b: torch.add(x @ w.T, 0.5 * b, alpha=2),
+    "less, by keyword": lambda x, w, b: torch.sub(x @ w.T, other=b, alpha=-1),
+}
+WHOLE = 8
+"""What whole numbers are divided by, as where weights are quantised."""
+
+
+def quantised(layer: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """``layer(x, w, b)`` with weights of whole numbers, eight times as large."""
+    return lambda x, w, b: layer(x, (WHOLE * w).round(), b)
+
+
+SCALED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "times a number": lambda x, w, b: F.linear(x, w) * (1 / WHOLE) + b,
+    "times a row": lambda x, w, b: torch.full((OUT,), 1 / WHOLE).double() * (x @ w.T) + b,
+    "times a column": lambda x, w, b: F.linear(x, w) * torch.full((2, ROWS, 1), 1 / WHOLE).double() + b[None],
+    "over a number": lambda x, w, b: F.linear(x, w, WHOLE / 2 * b) / WHOLE + 0.5 * b,
+    "over two, and moved": lambda x, w, b: ((x @ w.T / 2).view(-1, OUT) / (WHOLE // 2) + b).view(2, ROWS, OUT),
 }
 
 
@@ -85,10 +111,50 @@ def relevance(layer: Callable[..., Tensor], recipe: lrpx.Recipe, *, ledger: bool
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("spelling", LAYERS)
 def test_a_bias_after_the_product_is_the_layers(spelling: str, rule: str, ledger: bool) -> None:
-    kind = "convolution" if spelling == "conv1d" else "linear"
+    kind = "convolution" if "conv" in spelling else "linear"
     recipe = replace(lrpx.LRP, **{kind: RULES[rule]})
     whole = (lambda x, w, b: F.conv1d(x.mT, w[:, :, None], b).mT) if kind == "convolution" else F.linear
     found, wanted = (relevance(layer, recipe, ledger=ledger) for layer in (LAYERS[spelling], whole))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("spelling", SCALED)
+def test_a_bias_after_the_scale_of_quantised_weights_is_the_layers(spelling: str, rule: str, ledger: bool) -> None:
+    recipe = replace(lrpx.LRP, linear=RULES[rule])
+    whole = quantised(lambda x, w, b: F.linear(x, w / WHOLE, b))
+    found, wanted = (relevance(layer, recipe, ledger=ledger) for layer in (quantised(SCALED[spelling]), whole))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_normalised_has_no_bias(rule: str) -> None:
+    """A batch norm that is written out is as one in one function."""
+    recipe = replace(lrpx.LRP, linear=RULES[rule])
+    scale, zero = noise(OUT, seed=7).abs(), torch.zeros(OUT).double()
+
+    def written(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear(x, w) * scale + b
+
+    def at_once(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.batch_norm(F.linear(x, w).mT, zero, zero + 1, scale, b, eps=0).mT
+
+    found, wanted = (relevance(layer, recipe) for layer in (written, at_once))
+    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_mask_is_no_bias(rule: str) -> None:
+    """As where words are forbidden: what it makes nothing of has no relevance, and the others have theirs."""
+    recipe, forbidden = replace(lrpx.LRP, linear=RULES[rule]), torch.tensor([0, 0, -torch.inf, 0, 0]).double()
+    found, wanted = (
+        relevance(layer, recipe)
+        for layer in (
+            lambda x, w, b: (F.linear(x, w, b) + forbidden).clamp(min=-1e3),
+            lambda x, w, b: F.linear(x, w, b).masked_fill(forbidden < 0, -1e3),
+        )
+    )
     assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
 
 

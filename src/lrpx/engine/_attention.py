@@ -17,7 +17,7 @@ from lrpx.engine._elementwise import activation
 from lrpx.engine._exponentials import SCORES, Note
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
-from lrpx.engine._operation import Operation, as_it_is
+from lrpx.engine._operation import Operation, as_it_is, changes_in_place, copied, write
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
 
 if TYPE_CHECKING:
@@ -33,10 +33,15 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, *rest, **settings)
     _refuse_block(run, func)
     out = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
+    if run.has_logarithms:
+        _exponentials.mark_merging(run, out, x)
     if func.__name__ != "_softmax" and run.recipe.activation is not rules.unmodified:
         run.scores = x
         vars(out)[SCORES] = Note((out._version, ref(x), x._version, rest[0] if rest else settings.get("dim")))
     return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out))
+
+
+LOST = "log of a softmax (log_softmax is the same)"
 
 
 def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -47,14 +52,20 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return activation(run, func, args, kwargs)
     value, scores = func(x.detach()), found[1] and found[1]()
     if scores is None or scores._version != found[2]:
-        if not carries(x):  # nothing tells whether anything hangs on it
-            return value
-        return as_it_is(run, "log of a softmax (log_softmax is the same)", func, args, kwargs)
+        return as_it_is(run, LOST, func, args, kwargs) if carries(x) else run.refused_constant(LOST, value)
     log_softmax = partial(torch.log_softmax, dim=found[3])
     whole = _log_softmax(run, torch.log_softmax, (scores, found[3]), {})
     out: Tensor = rules.with_gradient_of(value, whole.to(value.dtype))
     _exponentials.normalised(run, out, scores, log_softmax)
     return out
+
+
+def _logarithm_in_place(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The same in the place of ``x``; of a softmax that a rule has made a constant."""
+    x = args[0]
+    if carries(x) or not hasattr(x, SCORES):
+        return changes_in_place(_logarithm, torch.log)(run, func, args, kwargs)
+    return write(run, x, _logarithm(run, torch.log, (copied(run, x),), {}))
 
 
 def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -282,6 +293,7 @@ def _has_summands(mask: Tensor | None) -> bool:
 ROWS = [
     Operation("softmax", ("softmax", "_softmax", "special_softmax"), _softmax, "softmax"),
     Operation("log", ("log",), _logarithm, "activation"),
+    Operation("log", ("log_",), _logarithm_in_place, "activation"),
     Operation("logsumexp", ("logsumexp", "special_logsumexp", "logcumsumexp"), _logsumexp, "softmax"),
     Operation("logaddexp", ("logaddexp", "logaddexp2"), _logaddexp, "softmax"),
     Operation("log_softmax", ("log_softmax", "_log_softmax", "special_log_softmax"), _log_softmax, "softmax"),

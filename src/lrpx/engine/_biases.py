@@ -1,12 +1,15 @@
 """The bias of a linear layer that a model adds after the product, ``x @ W + b``.
 
 A rule that looks at a layer's outputs (ε, γ, z⁺) divides by what ``F.linear`` gives, the bias in it. So where a vector
-that is the same for each row is added to a product that has no bias, the rule is applied once more, to the whole layer.
+that is the same for each row is added to what a layer has made, the rule is applied once more, to the whole layer.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine._exponentials import ADDING, Note
@@ -16,79 +19,184 @@ from lrpx.engine._tensors import carries, constants, is_in_place, is_parameter, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from torch import Tensor
+    from lrpx.recipes import Recipe
 
-WITHOUT = "_lrpx_without_bias"
-"""The attribute of what a layer without a bias has made: ``(version, recipe, kind, op, x, its version, weight, dims)``,
-the recipe being that of the module that the layer is in."""
+    Op = Callable[..., Tensor]
+
+LAYER = "_lrpx_layer_with_bias"
+"""The attribute of what a layer has made: ``(version, Layer)``."""
 
 LAST = frozenset({-1})
 
 SUBTRACTING = frozenset("sub subtract __sub__ sub_ subtract_ __isub__".split())
+SCALED = frozenset(("sum", "sum_"))
+"""What sums of two are called one of which is scaled, ``alpha=``."""
 
 
-def without_bias(
-    run: Any, kind: str, op: Callable[..., Tensor], x: Tensor, weight: Tensor, dims: Collection[int]
+class Layer(NamedTuple):
+    """How a layer has made a tensor: ``op(x, weight) + bias``.
+
+    Args:
+        recipe: that of the module that the layer is in.
+        kind: of layer.
+        op: the product.
+        x: its input.
+        version: of that.
+        weight: its weight.
+        dims: which dimensions of the result are the weight's, the last is -1.
+        bias: what is added, as the result has it.
+        scale: what the product was multiplied with, if with a constant.
+    """
+
+    recipe: Recipe
+    kind: str
+    op: Op
+    x: Tensor
+    version: int
+    weight: Tensor
+    dims: frozenset[int]
+    bias: Tensor | None = None
+    scale: Callable[[], Tensor] | None = None
+
+
+def layered(
+    run: Any, kind: str, op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, dims: Collection[int]
 ) -> Tensor:
-    """``op(x, weight)`` under the rule for a kind of layer; ``dims``: which dimensions of the result are the weight's,
-    the last is -1."""
+    """``op(x, weight, bias)`` under the rule for a kind of layer; ``dims``: which dimensions of the result are the
+    weight's, the last is -1. The bias is as a convolution or ``F.linear`` has it."""
+    out: Tensor = run.apply(kind, op, x, weight, bias)
+    recipe = run.recipe
+    if run.asks_for_weights and (getattr(recipe, kind) is not rules.unmodified or recipe.has_places()) and carries(out):
+        if bias is not None and kind == "convolution":
+            bias = bias.view(-1, *(1,) * (weight.ndim - 2))
 
-    def with_summand(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return op(x, weight) if bias is None else op(x, weight) + bias
+        def product(x: Tensor, weight: Tensor) -> Tensor:
+            return op(x, weight, None)
 
-    out: Tensor = run.apply(kind, with_summand, x, weight, None)
-    if run.asks_for_weights and carries(out):
-        note = Note((out._version, run.recipe, kind, with_summand, x, x._version, weight, frozenset(dims)))
-        setattr(out, WITHOUT, note)
+        _note(out, Layer(recipe, kind, product, x, x._version, weight, frozenset(dims), bias))
     return out
 
 
+def without_bias(run: Any, kind: str, op: Op, x: Tensor, weight: Tensor, dims: Collection[int]) -> Tensor:
+    """``op(x, weight)``, likewise."""
+    return layered(run, kind, _with_summand(op), x, weight, None, dims)
+
+
+def _with_summand(op: Op) -> Op:
+    def with_summand(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return op(x, weight) if bias is None else op(x, weight) + bias
+
+    return with_summand
+
+
+def _note(out: Tensor, layer: Layer) -> None:
+    setattr(out, LAYER, Note((out._version, layer)))
+
+
+def scaled(out: Tensor, x: Tensor, op: Op) -> None:
+    """``out = op(x)``, where ``op`` multiplies with a constant, noted if a layer has made ``x``, perhaps a quantised
+    one."""
+    note = getattr(x, LAYER, None) or getattr(x._base, LAYER, None)
+    if not note or not _may_be_quantised(note[1].weight) or out.shape != x.shape or (layer := _layer(x)) is None:
+        return
+    shape, dtype, device = x.shape, x.dtype, x.device
+
+    def product(x: Tensor, weight: Tensor) -> Tensor:
+        return op(layer.op(x, weight))
+
+    def scale() -> Tensor:
+        return op(torch.ones(shape, dtype=dtype, device=device) if layer.scale is None else layer.scale())
+
+    bias = None if layer.bias is None else op(layer.bias.expand(shape))
+    _note(out, layer._replace(op=product, bias=bias, scale=scale))
+
+
 def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
-    """``func(a, b)``, a sum, if one of the two is what a layer without a bias has made and the other is its bias."""
-    adds = func.__name__ in ADDING
-    if not (adds or func.__name__ in SUBTRACTING) or not (is_tensor(a) and is_tensor(b)):
+    """``func(a, b)``, a sum, if one of the two is what a layer has made and the other is a bias of it."""
+    name = func.__name__
+    adds = name in ADDING
+    if not (adds or name in SUBTRACTING or name in SCALED) or not (is_tensor(a) and is_tensor(b)):
         return None
-    layer, bias = _layer(a), b
-    if not layer and adds and not is_in_place(func.__name__):
-        layer, bias = _layer(b), a
-    made = a if bias is b else b
-    if not layer or layer[0] != made._version or layer[4]._version != layer[5] or not _is_constant(run, bias):
+    changes = is_in_place(name)
+    layer, bias, is_first = _layer(a), b, True
+    if layer is None and name not in SCALED and not changes:
+        layer, bias, is_first = _layer(b), a, False
+    if layer is None or not _is_constant(run, bias) or not _is_bias(run, bias, layer.dims):
         return None
-    _, recipe, kind, op, x, _, weight, dims = layer
-    is_vector = bias.ndim == 1 or not dims <= LAST  # else it may be that of a position, where there is only one
-    if not is_vector or any(size > 1 and i - bias.ndim not in dims for i, size in enumerate(bias.shape)):
+    if layer.scale is not None and not _is_quantised(layer):  # what is normalised so has no bias
         return None
-    value = func(a.detach().clone() if is_in_place(func.__name__) else a.detach(), b.detach())
-    bias = constants(bias) if adds else -constants(bias)
-    run.enter(recipe)
+    value = func(a.detach().clone() if changes else a.detach(), b.detach())
+    bias = constants(bias)
+    if is_first:
+        bias = func(torch.zeros_like(bias), bias)
+    elif not adds:
+        layer = layer._replace(weight=-layer.weight, bias=None if layer.bias is None else -layer.bias)
+    whole = layer._replace(bias=bias if layer.bias is None else layer.bias + bias)
+    run.enter(whole.recipe)
     try:
-        whole = rules.with_gradient_of(value, run.apply(kind, op, x, weight, bias))
+        made = run.apply(whole.kind, _with_summand(whole.op), whole.x, whole.weight, whole.bias)
     finally:
         run.leave()
-    return a.copy_(whole) if is_in_place(func.__name__) else whole
+    out = rules.with_gradient_of(value, made)
+    out = a.copy_(out) if changes else out
+    _note(out, whole)
+    return out
 
 
-def _layer(made: Tensor) -> Any:
-    """The note of what a layer without a bias has made, also where that has another shape since, in the same memory."""
-    note, base = getattr(made, WITHOUT, None), made._base
-    if note or base is None or not (note := getattr(base, WITHOUT, None)):
-        return note
+def _may_be_quantised(weight: Tensor) -> bool:
+    """Whether the first number of a weight is a whole one."""
+    return type(weight) is Tensor and weight.numel() > 0 and float(weight[(0,) * weight.ndim]).is_integer()
+
+
+def _is_quantised(layer: Layer) -> bool:
+    """Whether the weight of a layer that was scaled is of whole numbers, and the scale positive."""
+    weight = layer.weight
+    assert layer.scale is not None
+    return bool((weight == weight.round()).all()) and bool((layer.scale() > 0).all())
+
+
+def _is_bias(run: Any, bias: Tensor, dims: frozenset[int]) -> bool:
+    """Whether what is added is the same for each row, and no mask. What has one row may be a position, where there is
+    only one: so it is a vector, or all of a parameter, or it is known which of its dimensions are the weight's."""
+    if not bias.ndim:  # a number, which is a part of the function that follows
+        return False
+    rows = [i - bias.ndim for i, size in enumerate(bias.shape) if size > 1 and bias.stride(i)]
+    if not dims.issuperset(rows) or (type(bias) is Tensor and not bias.isfinite().all()):
+        return False
+    return bias.ndim == 1 or not dims <= LAST or is_parameter(bias) or run.is_all_of_parameter(bias)
+
+
+def _layer(made: Tensor) -> Layer | None:
+    """How a layer has made a tensor, also where that has another shape since, in the same memory."""
+    note, base = getattr(made, LAYER, None), made._base
+    is_moved = not note and base is not None
+    if is_moved:
+        note = getattr(base, LAYER, None)
+    if not note or note[0] != made._version:
+        return None
+    layer: Layer = note[1]
+    if layer.x._version != layer.version:
+        return None
+    return _moved(layer, made, base) if is_moved and base is not None else layer
+
+
+def _moved(layer: Layer, made: Tensor, base: Tensor) -> Layer | None:
+    """``layer``, which has made the base of ``made``."""
     if made.numel() != base.numel() or not base.is_contiguous() or base.storage_offset():
         return None
-    version, recipe, kind, op, *given, dims = note
-    memory = [(base.stride(i), base.stride(i) * base.shape[i]) for i in dims]
+    memory = [(base.stride(i), base.stride(i) * base.shape[i]) for i in layer.dims]
 
     def is_in_one(step: int, size: int) -> bool:
         return any(least <= step and step * size <= end for least, end in memory)
 
     dims = frozenset(i for i in range(-made.ndim, 0) if is_in_one(made.stride(i), made.shape[i]))
-    place = made.shape, made.stride()
+    place, shape = (made.shape, made.stride()), base.shape
 
-    def moved(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        out: Tensor = op(x, weight).contiguous().as_strided(*place)
-        return out if bias is None else out + bias
+    def moved(x: Tensor) -> Tensor:
+        return x.contiguous().as_strided(*place)
 
-    return version, recipe, kind, moved, *given, dims
+    bias = None if layer.bias is None else moved(layer.bias.expand(shape))
+    return layer._replace(op=lambda x, weight: moved(layer.op(x, weight)), bias=bias, dims=dims)
 
 
 def _is_constant(run: Any, value: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _exponentials, _factors, _functions, _selections
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _selections
 from lrpx.engine._gates import (
     EXPONENTIAL,
     GATE,
@@ -26,6 +26,7 @@ from lrpx.engine._gates import (
     move_gate,
     put_gate,
     takes_all,
+    told,
     weakest_gate,
 )
 from lrpx.engine._nodes import NOTHING
@@ -33,7 +34,7 @@ from lrpx.engine._operation import Operation, as_it_is, changes_in_place
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lrpx.engine._run import Run
 
@@ -80,6 +81,8 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         if shared is not None:
             return shared
     out = func(a, b)
+    if run.asks_for_weights and (a_carries or b_carries):
+        _biases.scaled(out, a if a_carries else b, (lambda x: func(x, b)) if a_carries else lambda x: func(a, x))
     if run.has_scales and (a_carries or b_carries):
         if run.has_logarithms:
             _note_nothing(out, *((a, b) if a_carries else (b, a)))
@@ -246,6 +249,8 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ == "sqrt" and run.has_scales and (root := _functions.of_exponential(run, op, x)) is not None:
         return root
     y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
+    if run.has_logarithms and func.__name__ in SIGMOIDS:
+        _exponentials.mark_merging(run, y, x, least=2)
     if func.__name__ in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
     if func.__name__ not in KEEPING:
@@ -269,18 +274,48 @@ def _clamp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """
     x, *bounds = arguments(constants(args), constants(kwargs), *_BOUNDS[func.__name__])
     if not any_carries(bounds):
-        is_function = _functions.is_shifted(x)
-        out = activation(run, func, args, kwargs)
-        if run.asks_for_gates and carries(out) and not is_function:
-            is_relu = any(type(each) in (int, float) and each == 0 for each in bounds)
-            put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
-        if run.has_scales and carries(out) and out is not x:
-            named = dict(zip(_BOUNDS[func.__name__][1:], bounds, strict=True))
-            _exponentials.keep(out, x, lambda x: func(x, **named))
-        return out
+        named = dict(zip(_BOUNDS[func.__name__][1:], bounds, strict=True))
+        return _bounded(run, func, args, kwargs, x, bounds, lambda x: func(x, **named))
     wide = [each.to(x.dtype) if isinstance(each, Tensor) else each for each in bounds]
     added = (each if each is None else run.added(each, func.__name__, x, *bounds) for each in (x, *wide))
     return func(*added)
+
+
+def _bounded(
+    run: Run, func: Any, args: Any, kwargs: Any, x: Tensor, bounds: Sequence[Any], op: Callable[[Tensor], Any]
+) -> Any:
+    """``func(*args, **kwargs) = op(x)``, ``x`` between constant bounds."""
+    is_function = _functions.is_shifted(x)
+    out = activation(run, func, args, kwargs)
+    if run.asks_for_gates and carries(out) and not is_function:
+        is_relu = any(type(each) in (int, float) and each == 0 for each in bounds)
+        put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
+    if run.has_scales and carries(out) and out is not x:
+        _exponentials.keep(out, x, op)
+    return out
+
+
+def _larger(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """The larger, or the smaller, of two; of a tensor and a number it is between bounds."""
+    given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+    if len(given) == 2 and all(map(is_tensor, given)):
+        a, b = (each.detach() if hasattr(each, _factors.CONSTANT) else constants(each) for each in given)
+        x, number = (a, b) if carries(a) else (b, a)
+        if carries(x) and not carries(number) and type(x) is Tensor and _is_bound(run, x, number):
+            out = _bounded(run, func, (x, number), {}, x, (number,), lambda x: func(x, number))
+            return told(run.recipe, out)
+    return _selections.larger(run, func, args, kwargs)
+
+
+def _is_bound(run: Run, x: Tensor, number: Tensor) -> bool:
+    """Whether a constant is one number for all of ``x``; with 0, of what no number was added to, there is a ReLU."""
+    if run.recipe.activation is rules.unmodified or not number.numel() or not x.is_floating_point():
+        return False
+    shape = torch.broadcast_shapes(x.shape, number.shape)  # type: ignore[no-untyped-call]
+    if shape != x.shape or torch.result_type(x, number) != x.dtype:
+        return False
+    first = number.flatten()[0]
+    return bool((number == first).all()) and (bool(first) or _functions.is_shifted(x))
 
 
 def _threshold(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -402,6 +437,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 KEEPING = ("sqrt",)
 """Element-wise functions of a sure gate that are one."""
+SIGMOIDS = ("sigmoid", "special_expit")
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
 LOGARITHMS = ("log", "log2", "log1p")
 
@@ -454,6 +490,10 @@ ROWS = [
     Operation("prelu", ("prelu",), _prelu, "activation"),
     Operation("threshold", ("threshold",), _threshold, "activation"),
     Operation("clamp", tuple(_BOUNDS), _clamp, "activation"),
+    *(
+        Operation(name, (name,), _larger, "plain", "joins")
+        for name in ("maximum", "minimum", "max", "min", "fmax", "fmin")
+    ),
     Operation("square", ("square",), _square_function, "activation"),
     Operation("pow", ("pow", "__pow__", "float_power"), _power, "activation"),
     Operation("rpow", ("__rpow__",), _reflected_power, "activation"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import count
+from math import e
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,7 +19,6 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import kind
 from lrpx.engine._tensors import carries, detached
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ PART, SUMMED, WEIGHTED, INVERSE, LOG, NORMALISED = range(6)
 them was inverted, its logarithm was taken, and was taken off scores."""
 SUMMING = frozenset("sum mean nansum nanmean cumsum einsum norm vector_norm linalg_vector_norm linalg_norm".split())
 """Functions that sum (of what is not negative, the 1-norm does)."""
-BY_INDEX = frozenset("index_add scatter_add scatter_reduce index_reduce index_put".split())
+BY_INDEX = frozenset("index_add scatter_add scatter_reduce index_reduce index_put segment_reduce".split())
 """Functions that may sum what has the same index."""
 ADDING = frozenset("add __add__ __radd__ add_ __iadd__".split())
 """Functions that sum two tensors."""
@@ -127,11 +127,13 @@ def keep(out: Tensor, x: Tensor, op: Op, state: int = PART) -> None:
         note(out, Made(op, found[0]), max(state, found[1]))
 
 
-def changed(x: Tensor, op: Op) -> None:
-    """``x`` was changed in place into ``op(x)``."""
+def changed(x: Tensor, op: Op, *, is_exponential: bool = False) -> None:
+    """``x`` was changed in place into ``op(x)``, an exponential still if it was one, perhaps."""
     found = getattr(x, EXPONENTS, None)
     if found and found[0] == x._version - 1:
-        note(x, Made(op, found[1]), found[2])
+        before: Made = found[1]
+        made = Made(lambda *of: op(before.call(*of)), *before.inputs) if is_exponential else Made(op, before)
+        note(x, made, found[2])
 
 
 def stands_for(leaf: Tensor, constant: Tensor) -> None:
@@ -187,6 +189,8 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     """``out = func(*args, **kwargs)``, a shape, a selection, a sum, or several put together: noted, if all that depends
     on the input in its arguments is made of exponentials."""
     name, found = func.__name__, list[tuple[Made, int]]()
+    if exponent_of(out) is not None:  # noted by its handler
+        return
     if name.endswith("_norm") and name not in SUMMING:
         return
     if name[:-1] in BY_INDEX and not hasattr(out, EXPONENTS) and any(hasattr(each, EXPONENTS) for each in args[1:]):
@@ -263,7 +267,13 @@ def exponent_of(y: Tensor) -> tuple[Tensor, Op] | None:
 
 def _rises(made: Made, x: Tensor) -> bool:
     """Whether ``x``, the logarithm of a sum of exponentials times a number, rises with them."""
-    return bool((_remade(made, {leaf: leaf.tensor.detach() + 1 for leaf in _leaves(made)}) >= x.detach()).all())
+    return bool((_raised(made) >= x.detach()).all())
+
+
+def _raised(made: Made) -> Tensor:
+    """What was made of exponentials, if each exponent were larger by 1."""
+    out: Tensor = _remade(made, {leaf: leaf.tensor.detach() + 1 for leaf in _leaves(made)})
+    return out
 
 
 def logarithm(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
@@ -310,11 +320,37 @@ def summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     states = (one[1] if one else PART), (other[1] if other else PART)
     if not {LOG, NORMALISED} & set(states):
         return
-    if other is not None and states[1] == LOG and "sub" in op.__name__:
-        before = one[0] if one is not None and states[0] == NORMALISED else Leaf(a)
-        note(out, Made(op, before, other[0]), NORMALISED)
-    elif one is None or other is None:
+    for x, of, log, is_first in ((a, one, other, False), (b, other, one, True)):
+        if log is None or log[1] != LOG or (is_first and of is not None and of[1] == LOG):
+            continue
+        if _is_taken_off(out, x, log[0], op, is_first):
+            scores = of[0] if of is not None and of[1] == NORMALISED else Leaf(x)
+            note(out, Made(op, *((log[0], scores) if is_first else (scores, log[0]))), NORMALISED)
+            return
+    if one is None or other is None:
         note(out, Made(op, *(Leaf(x) if each is None else each[0] for x, each in ((a, one), (b, other)))), max(states))
+
+
+def _is_taken_off(out: Tensor, x: Tensor, log: Made, op: Op, is_first: bool) -> bool:
+    """Whether ``out = op(x, y)``, or ``op(y, x)`` if ``y`` is the first, falls with ``y``, a logarithm made so."""
+    if type(out) is not Tensor:  # a compiler's tensors have no numbers
+        return "sub" in op.__name__ and not is_first
+    given = (x.detach(), _raised(log))
+    way = op(*(given[::-1] if is_first else given)) - out.detach()
+    return bool((way < 0).any()) and not (way > 0).any()  # what a mask forbids stays where it is
+
+
+def before_logarithm(a: Any, b: Any) -> Tensor | None:
+    """A copy of ``a``, which the logarithm ``b`` of a sum of its exponentials will be taken off in place: it is what
+    both are made of then."""
+    found = noted(b)
+    if found is None or found[1] != LOG or noted(a) is not None:
+        return None
+    before: Tensor = a.clone()
+    for leaf in _leaves(found[0]):
+        if leaf.tensor is a and leaf.version == a._version:
+            leaf.tensor, leaf.version = before, before._version
+    return before
 
 
 def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = None) -> Any:
@@ -403,16 +439,44 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         assert below is not None
         made = Made(op, above[0], below[0])
         if above[1] < WEIGHTED:
-            softmax = _softmax(run, op(a.detach(), b.detach()), made)
-            if softmax is None:
-                return _refused(run, UNKNOWN, op, a, b)
-            _note_part(run, softmax)
-            return softmax
+            value = op(a.detach(), b.detach())
+            if run.recipe.softmax is not rules.constant and not _is_share(value, made):
+                inverse = _inverse(run, value, made)
+                return _refused(run, UNKNOWN, op, a, b) if inverse is None else inverse
+            softmax = _softmax(run, value, made)
+            if softmax is not None and above[1] == SUMMED:
+                _factors.mark_merging(run, softmax)
+            return _refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
         if run.recipe.softmax is rules.constant:
             return None
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return _refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
+
+
+def _is_share(value: Tensor, made: Made) -> bool:
+    """Whether a quotient of exponentials becomes no smaller if all exponents rise alike, as a softmax does, perhaps
+    with a number among what is summed."""
+    return type(value) is not Tensor or not bool((_raised_where_large(value, made) < 15 / 16).any())
+
+
+def _inverse(run: Any, value: Tensor, made: Made) -> Tensor | None:
+    """``value``, an exponential over the product of it and a sum of exponentials, ``a / (a · l)``: one over that sum,
+    as FlashAttention has it, which a norm's rule has made a constant."""
+    times = _raised_where_large(value, made)
+    is_one_over = any(bool(((times - by).abs() < 1 / 64).all()) for by in (1 / e, 1 / 2))
+    if run.recipe.norm is not rules.constant or not is_one_over:
+        return None
+    run.under("norm")
+    note(value, made, INVERSE)
+    return value
+
+
+def _raised_where_large(value: Tensor, made: Made) -> Tensor:
+    """How many times as large ``value`` would be, which was made so, if all exponents rose by 1; where it is large
+    enough to tell."""
+    size = value.abs()
+    return (_raised(made) / value)[size > size.max() / 64] if value.numel() else value
 
 
 OVER = "lrpx over a sum of exponentials"
@@ -426,18 +490,6 @@ def divided(run: Any, out: Tensor, b: Any) -> None:
     if found is None or node is None or run.recipe.softmax is rules.constant:
         return
     if found[1] in (SUMMED, INVERSE) or _sums_nothing_else(found, b):
-        node.metadata[OVER] = run.has_divided = True
-
-
-def _note_part(run: Any, x: Tensor) -> None:
-    """Mark ``x``, exponentials over a sum of exponentials, if it sums up to one in no direction: such are multiplied
-    with more exponentials where attention is put together of blocks."""
-    node: Any = x.grad_fn
-    if node is None or type(x) is not Tensor or run.recipe.softmax is rules.constant:
-        return
-    value = x.detach()
-    near = torch.finfo(value.dtype).eps ** 0.5
-    if not any(bool(((value.sum(dim) - 1).abs() <= near).all()) for dim in range(value.ndim)):
         node.metadata[OVER] = run.has_divided = True
 
 
@@ -537,7 +589,8 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     or are several tensors and the rule is for one."""
     leaves, softmax = _leaves(made), run.recipe.softmax
     scores = list({id(each.tensor): each.tensor for each in leaves}.values())
-    if not _unchanged(leaves) or not (len(scores) == 1 or softmax in (rules.unmodified, rules.constant)):
+    is_one = len(scores) == 1 or softmax is rules.unmodified
+    if softmax is not rules.constant and not (is_one and _unchanged(leaves)):
         return None
 
     def again(*given: Tensor) -> Any:
@@ -548,6 +601,8 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
 
     y = run.apply("softmax", again, *scores)
     out = mark_gate(run.recipe, "softmax", y if softmax is rules.constant else rules.with_gradient_of(value, y))
+    for score in scores:
+        mark_merging(run, out, score)
     if run.recipe.activation is not rules.unmodified:
         setattr(out, SCORES, Note((out._version, None)))  # its logarithm is no log-softmax that is at hand
     return out
@@ -632,17 +687,20 @@ def has_logarithm(x: Tensor) -> bool:
     )
 
 
+def mark_merging(run: Any, weights: Tensor, scores: Tensor, least: int = 1) -> None:
+    """Mark ``weights``, a softmax or a sigmoid of ``scores``, if there are such logarithms in these, ``least`` of them:
+    a sigmoid of one and a constant is attention with a sink."""
+    logarithms = set[Any]()
+
+    def is_last(each: Any) -> bool:
+        if _is_logarithm(each):
+            logarithms.add(each)
+        return len(logarithms) == least
+
+    if run.has_logarithms and _factors.reaches(scores.grad_fn, is_last):
+        _factors.mark_merging(run, weights)
+
+
 def _reaches(node: Any, fits: Callable[[Any], bool]) -> bool:
-    """Whether a node of the graph is made of one that fits, by sums, products, selections and in whatever shape."""
-    seen, waiting = {node}, [node]
-    while waiting and len(seen) < _factors.FARTHEST:
-        each = waiting.pop()
-        if each is None:
-            continue
-        if fits(each):
-            return True
-        if kind(each) in LEADS_ON:
-            new = [child for child, _ in each.next_functions if child not in seen]
-            seen.update(new)
-            waiting += new
-    return False
+    """The same by matrix products, too."""
+    return _factors.reaches(node, fits, LEADS_ON)

@@ -40,6 +40,10 @@ CONSTANT = "_lrpx_constant"
 DECAYED = "lrpx decayed"
 """What the node of the graph is marked with that made a product with an exponential."""
 
+MERGING = "lrpx merging"
+"""What the node of the graph is marked with that made weights of sums of exponentials, or of logarithms of such, as
+those are by which attention is put together that was computed in chunks."""
+
 LEAF = "AccumulateGrad"
 """The node of a leaf."""
 
@@ -65,6 +69,8 @@ def matmul(run: Any, op: Callable[..., Any], a: Tensor, b: Tensor) -> Any:
 def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, rule: Rule) -> Any:
     if rule is not rules.uniform:
         return run.apply(what, op, a, b, rule=rule)
+    if run.is_merging:
+        _refuse_merging(run, (a, b))
     are_scales = False
     if run.asks_for_gates:
         are_scales = gate_strength(a) == EXPONENTIAL
@@ -85,6 +91,8 @@ def _shared(run: Any, what: str, op: Callable[..., Any], a: Tensor, b: Tensor, r
 def several(run: Any, op: Callable[..., Any], given: Sequence[Tensor]) -> Any:
     """``op(*given)``, a product of more than two that depend on the input, under the uniform rule; as products of two
     after one another are."""
+    if run.is_merging:
+        _refuse_merging(run, given)
     is_scale = [run.asks_for_gates and gate_strength(each) == EXPONENTIAL for each in given]
     if all(is_scale):
         of_scales = [scales(run, each) for each in given]
@@ -247,4 +255,39 @@ def _is_decayed(node: Any) -> bool:
         if len(made_of) != 1 or kind(node) not in LEADS_ON:
             return False
         node = made_of[0]
+    return False
+
+
+def mark_merging(run: Any, weights: Tensor) -> None:
+    """Mark ``weights`` as such."""
+    node: Any = weights.grad_fn
+    if node is not None:
+        node.metadata[MERGING] = run.is_merging = True
+
+
+def _refuse_merging(run: Any, given: Sequence[Tensor]) -> None:
+    """Refuse a product of merging weights and a product: attention in chunks would be a product of three, where it is
+    one of two at once."""
+    nodes = [x.grad_fn for x in given]
+    merging = [reaches(node, lambda each: MERGING in each.metadata) for node in nodes]
+    if not any(merging):
+        return
+    are_products = [reaches(node, lambda each: run.counts.get(each._sequence_nr(), 1) > 1) for node in nodes]
+    if any(i != j for i, one in enumerate(merging) if one for j, other in enumerate(are_products) if other):
+        run.refuse("product of attention and a softmax of sums of exponentials (run attention at once, not in chunks)")
+
+
+def reaches(node: Any, fits: Callable[[Any], bool], leads_on: frozenset[str] = LEADS_ON) -> bool:
+    """Whether a node of the graph is made of one that fits, by sums, scalings, selections and in whatever shape."""
+    seen, waiting = {node}, [node]
+    while waiting and len(seen) < FARTHEST:
+        each = waiting.pop()
+        if each is None:
+            continue
+        if fits(each):
+            return True
+        if kind(each) in leads_on:
+            new = [child for child, _ in each.next_functions if child not in seen]
+            seen.update(new)
+            waiting += new
     return False

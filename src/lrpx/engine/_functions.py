@@ -186,8 +186,14 @@ def moved(x: Tensor, value: Tensor) -> None:
 def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     """``op(x)``, an element-wise function, under the recipe's rule; as a whole with what ``x`` is a function of."""
     found = function_of(x)
-    if hasattr(x if found is None else found.root, CUT) and _is_lost(run, op, found or Function(x)):
-        run.refuse("relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)")
+    root = x if found is None else found.root
+    lost = ""
+    if hasattr(root, CUT) and _is_lost(run, op, found or Function(x)):
+        lost = "relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)"
+    elif _moved.is_moved(root) and _was_function(run, op, found or Function(x)):
+        lost = "function of a function that was moved (apply it before that is moved)"
+    if lost:
+        run.refuse(lost)
         plain: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
         return plain
     if found is not None and not (found.exact and found.kind == LINEAR) and run.recipe.activation not in PARTWISE:
@@ -215,7 +221,32 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
     if not run.recipe.strict or run.recipe.activation in PARTWISE or getattr(f.root, CUT) != f.root._version:
         return False
     with _disable_current_modes():
-        return bool(_then(f.op, op)(f.root.new_zeros((1,) * f.root.ndim)).any())
+        return bool(_then(f.op, op)(_zero(f.root)).any())
+
+
+FAR = 5.0
+"""How far from zero it is asked what a function gives."""
+
+
+def _was_function(run: Any, op: Op, f: Function) -> bool:
+    """Whether ``op`` is one function with what the moved root of ``f`` is a function of, which is not at hand, and a
+    recipe refuses that: a number was added there; or what is not 0 is 0 there, and ``op`` of that is not."""
+    if not run.recipe.strict or run.recipe.activation in PARTWISE:
+        return False
+    way = _moved.way(f.root)
+    if way.op is None or not way.exact:
+        return way.op is not None
+    node, place = way.end
+    like = node._input_metadata[place]
+    with _disable_current_modes():
+        far = torch.full((1,) * len(like.shape), FAR, dtype=like.dtype, device=like.device)
+        is_cut = any(bool((way.op(each) == 0).any()) for each in (far, -far))
+        return is_cut and bool(_then(f.op, op)(_zero(f.root)).any())
+
+
+def _zero(like: Tensor) -> Tensor:
+    """A single 0, of as many dimensions; a number also where a compiler traces the model."""
+    return torch.zeros((1,) * like.ndim, dtype=like.dtype, device=like.device)
 
 
 def fits(value: Tensor, root: Tensor) -> bool:
@@ -228,9 +259,12 @@ PARTWISE = (rules.unmodified, rules.constant)
 
 
 def is_shifted(x: Tensor) -> bool:
-    """Whether ``x`` is a function of another, of which it does not hand on all: a number was added."""
+    """Whether ``x`` is a function of another, of which it does not hand on all: a number was added, perhaps before it
+    was moved."""
     noted: Any = getattr(x, FUNCTION, None)
-    return bool(noted) and not noted[4] and function_of(x) is not None
+    if not noted or function_of(x) is None:
+        return _moved.is_moved(x) and not _moved.way(x).exact
+    return not noted[4]
 
 
 def is_logistic(x: Tensor) -> bool:
@@ -366,6 +400,8 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         func, args, kwargs = *two, {}
     if run.asks_for_weights and len(args) == 2 and (layer := _biases.with_bias(run, func, *args)) is not None:
         return layer
+    if run.has_logarithms and is_in_place(func.__name__) and (normed := _normalised_in_place(func, args)) is not None:
+        return normed
     if len(args) == 2 and type(args[0]) is type(args[1]) is Tensor and not kwargs:  # nearly always
         a, b = args
         if a.ndim and b.ndim:
@@ -374,7 +410,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
                 run.computed(out, a, b)
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
-            elif out is not a and a.requires_grad and _may_be_known(a, b):
+            elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
                 _summed(run, out, a, b, func)
             return out
     was = _before_a_shift(func, args)
@@ -387,18 +423,26 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             number = b.detach() if is_tensor(b) else b
             if was is not None and out is a:
                 _shifted_in_place(a, was, lambda x: func(x.clone(), number))
+            elif getattr(a, EXPONENTS, None) is not None:
+                _shifted_exponential(out, a, lambda x: func(x, number))
             else:
-                op: Noted = func, number, True
-                linked(out, a, op, exact=False)
-                if getattr(a, EXPONENTS, None) is not None:
-                    _exponentials.keep(out, a, _callable(op))
+                linked(out, a, (func, number, True), exact=False)
             _mark_shifted(run, out, a)
         elif a is b:
             return out if out is a else scaled(out, a, lambda x: func(x, x))
-        elif out is not a and a.requires_grad and _may_be_known(a, b):
+        elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
             _summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         run.computed(out, *args, *kwargs.values())
+    return out
+
+
+def _normalised_in_place(func: Any, args: Any) -> Tensor | None:
+    """Scores that the logarithm of the sum of their exponentials is taken off in place, ``s.sub_(s.logsumexp(-1))``."""
+    if len(args) != 2 or (before := _exponentials.before_logarithm(*args)) is None:
+        return None
+    out: Tensor = func(*args)
+    _exponentials.summed(out, before, args[1], torch.sub if "sub" in func.__name__ else torch.add)
     return out
 
 
@@ -455,6 +499,32 @@ def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
         _exponentials.summed(out, a, b, op)
 
 
+GUARD = 1e-5
+"""The largest number beside an exponential, as a part of what that is where its exponent is 0, that guards against a
+division by zero: ``x / (exp(s) + 1e-12)`` is ``x / exp(s)``, and no product with a sigmoid."""
+
+
+def _shifted_exponential(out: Tensor, x: Tensor, op: Op) -> None:
+    """``out = op(x)``, to which a number was added, where ``x`` was made of exponentials."""
+    found = function_of(x)
+    is_guarded = found is not None and _is_guarded(found, op)
+    linked(out, x, op, exact=is_guarded)
+    if is_guarded and (power := _exponentials.exponent_of(x)) is not None:
+        exponent, before = power
+        _exponentials.exponent(out, exponent, lambda exponent: op(before(exponent)))
+    else:
+        _exponentials.keep(out, x, op)
+
+
+def _is_guarded(f: Function, op: Op) -> bool:
+    """Whether ``f`` is an exponential, and the number that ``op`` adds to it no more than :data:`GUARD` of it."""
+    if f.kind != EXPONENTIAL or not f.exact or f.op is None:
+        return False
+    with _disable_current_modes():
+        one = f.op(_zero(f.root))
+        return bool((op(torch.zeros_like(one)).abs() <= GUARD * one.abs()).all())
+
+
 def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
     """``out`` is ``x`` and a number: perhaps of one sign now, or no longer."""
     if takes_all(run.recipe) and gate_strength(x) in (WEAK, SURE):
@@ -465,8 +535,9 @@ def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
 
 def _shifted_in_place(x: Tensor, was: Function, op: Op) -> None:
     """A number was added to ``x`` in place: what was known of it until then is known of what it was."""
-    write_note(x, Function(was.root, was.kind, False, _then(was.op, op)))
-    _exponentials.changed(x, op)
+    is_guarded = _is_guarded(was, op)
+    write_note(x, Function(was.root, was.kind, is_guarded, _then(was.op, op)))
+    _exponentials.changed(x, op, is_exponential=is_guarded)
 
 
 def called(func: Any, args: Any, kwargs: Any) -> Any:
@@ -500,7 +571,11 @@ def plain_scaling(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if out is x or not is_tensor(x):
         return out
     if not x.requires_grad:
-        return run.computed(out, x) if x.is_floating_point() else of_whole_numbers(run, out, x)
+        if not x.is_floating_point():
+            return of_whole_numbers(run, out, x)
+        if hasattr(x, EXPONENTS):  # a logarithm that a rule has made a constant
+            _exponentials.keep(out, x, _callable(_with_rest(func, args[1:], kwargs)))
+        return run.computed(out, x)
     if out.requires_grad:
         scaled(out, x, _with_rest(func, args[1:], kwargs))
     return out

@@ -52,8 +52,9 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         _refuse_without_gradient(run, func, x, weight)
     elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
         return _moved.made_by_layer(func(x, weight, bias), x, *given[1:])
-    if bias is None and run.asks_for_weights:
-        return _moved.made_by_layer(_biases.without_bias(run, "linear", func, x, weight, _biases.LAST), x, *given[1:])
+    if run.asks_for_weights:
+        out = _biases.layered(run, "linear", func, x, weight, bias, _biases.LAST)
+        return _moved.made_by_layer(out, x, *given[1:])
     return _moved.made_by_layer(run.apply("linear", func, x, weight, bias), x, *given[1:])
 
 
@@ -83,10 +84,8 @@ def _convolution(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     channels = None if bias is None else bias.view(-1, *(1,) * (weight.ndim - 2))
     if carries(weight):
         return _with_computed_weight(run, "convolution", op, x, weight, bias, channels)
-    if carries(x) and bias is None and run.asks_for_weights:
-        return _biases.without_bias(run, "convolution", lambda x, w: op(x, w, None), x, weight, {1 - weight.ndim})
     if carries(x):
-        return run.apply("convolution", op, x, weight, bias)
+        return _biases.layered(run, "convolution", op, x, weight, bias, {1 - weight.ndim})
     return beside_a_constant(run, "convolution", op(x, weight, bias), bias, channels)
 
 

@@ -38,7 +38,7 @@ LINEAR = (
         Identity View As IndexPut IndexAdd IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter
         DiagonalScatter AsStridedScatter Zero Fill Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj
         Fmax Fmin Cummax Cummin Aminmax Mode Nanmedian Embedding UnsafeIndex Im2Col Col2Im PixelShuffle PixelUnshuffle
-        ChannelShuffle AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D
+        ChannelShuffle SegmentReduce AvgPool2D AvgPool3D AdaptiveAvgPool2D AdaptiveAvgPool3D
         MaxPool2DWithIndices MaxPool3DWithIndices AdaptiveMaxPool2D AdaptiveMaxPool3D
         FractionalMaxPool2D FractionalMaxPool3D
         ReflectionPad1D ReflectionPad2D ReflectionPad3D ReplicationPad1D ReplicationPad2D ReplicationPad3D

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
-from lrpx.engine import _exponentials, _functions
+from lrpx.engine import _biases, _exponentials, _functions
 from lrpx.engine._elementwise import product, step
 from lrpx.engine._gates import keep_gate, mark_gate, move_gate
 from lrpx.engine._operation import Operation, as_it_is, beside_a_constant
@@ -300,6 +300,8 @@ def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if run.has_scales and carries(a) and b is not divisor:
         _exponentials.divided(run, out, divisor)
     if carries(a):
+        if run.asks_for_weights:
+            _biases.scaled(out, a, lambda x: func(x, b, **settings))
         _functions.scaled_by(out, a, b, (partial(func, **settings), b, True))
     else:
         run.computed(out, a, b)

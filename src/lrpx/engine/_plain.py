@@ -408,7 +408,6 @@ SELECTS = (
         "joins",
         moving,
     )
-    + _each("maximum minimum max min fmax fmin", "joins", _selections.larger)
     + _each("amax amin", "joins", _selections.extreme)
     + _each(
         """hsplit vsplit dsplit narrow_copy
@@ -444,6 +443,7 @@ OTHERS = (
     + _each("_unique2 unique_dim unique_consecutive", handler=ordering)
     + _each("fill fill_", numbers=(1,))
     + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", "joins", handler=reducing)
+    + _each("segment_reduce _segment_reduce", "joins", handler=reducing)
     + _each("grid_sample grid_sampler grid_sampler_2d grid_sampler_3d", has_summands=False, handler=grid_sample)
     + _each(
         "ldexp stft istft gradient trapz trapezoid cumulative_trapezoid quantile nanquantile",

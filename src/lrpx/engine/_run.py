@@ -6,6 +6,7 @@ import sys
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,6 +71,7 @@ class Run:
         asks_for_gates: whether some rule must know which factor of a product is the gate.
         has_scales: whether an exponential was met that scales what it is multiplied with.
         has_logarithms: whether a logarithm was met.
+        is_merging: whether weights were made of logarithms of sums of exponentials.
         has_divided: whether something else than exponentials was divided by a sum of them.
         has_systems: whether rows of a triangular matrix's inverse were written.
         asks_for_weights: whether some rule must know which constants are weights.
@@ -110,7 +112,7 @@ class Run:
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
-        self.has_scales = self.has_logarithms = self.has_divided = self.has_systems = False
+        self.has_scales = self.has_logarithms = self.has_divided = self.has_systems = self.is_merging = False
         self.asks_for_weights = recipe.has_rules_for_linear()
         self._whole = recipe
         self._outer: list[tuple[Recipe, bool]] = []
@@ -387,6 +389,15 @@ class Run:
                 "use a recipe with strict=False to take its plain gradient"
             )
 
+    def refused_constant(self, name: str, value: Tensor) -> Tensor:
+        """``value``, which a rule has made a constant though it should be none: refused by a strict recipe, if the
+        explained value is made of it. That it is nothing would tell; so it is as if it were made of a source."""
+        if not self.recipe.strict or not self.sources:
+            return value
+        self.refuse(name)
+        of = self.sources[0].value.flatten()[:1].sum().to(value.dtype)
+        return rules.with_gradient_of(value, of.expand(value.shape))
+
     def refuse_gradients(self, name: str, given: Any) -> None:
         """Refuse a gradient that the model itself takes of what depends on its input: it would be the rules'.
 
@@ -470,6 +481,11 @@ class Run:
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
             setattr(value, FROM_INPUT, True)
             self._marked.append(value)
+
+    def is_all_of_parameter(self, value: Tensor) -> bool:
+        """Whether a tensor has all the numbers of a parameter of the model, perhaps in another shape, and repeated."""
+        count = prod(size for size, step in zip(value.shape, value.stride(), strict=True) if step)
+        return any(each.data_ptr() == value.data_ptr() and each.numel() == count for _, each in self._parameters())
 
     def is_foreign(self, value: Tensor) -> bool:
         """Whether a tensor was there before the run."""
