@@ -456,6 +456,32 @@ def test_an_image_and_a_text(kind):
         explain(image())
 
 
+def test_a_text_beside_an_image_is_padded_where_the_model_reads_padding():
+    """SigLIP's tokenizer makes no mask, and its own pipeline pads texts to the context."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    from tests.pictures import TOWER, WORDS
+
+    known = {word: at for at, word in enumerate(("<unk>", "</s>", "a", "cat", "photo", "of"))}
+    backend = Tokenizer(models.WordLevel(known, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    named = {"tokenizer_object": backend, "unk_token": "<unk>", "eos_token": "</s>", "pad_token": "</s>"}
+    tokenizer = tf.PreTrainedTokenizerFast(**named, model_input_names=["input_ids"])
+    model = tf.SiglipModel(tf.SiglipConfig(vision_config=TOWER, text_config=WORDS)).eval().double()
+    given = tokenizer("a photo of a cat", padding="max_length", max_length=12, return_tensors="pt")
+    given["pixel_values"] = image()[None]
+    with torch.no_grad():
+        out = model(**given)
+    explain = Explainer(model, tokenizer)
+    found = explain((image(), "a photo of a cat"))
+    assert found.explained.value == pytest.approx(float(out.image_embeds @ out.text_embeds.T), abs=1e-12)
+    assert len(found) == 12
+    near(explain(given).relevance, found.relevance)
+    masked = tf.PreTrainedTokenizerFast(**named)
+    assert len(Explainer(model, masked)((image(), "a photo of a cat"))) == 6
+
+
 # ---------------------------------------------------------------------------------- timm
 
 

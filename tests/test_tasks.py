@@ -50,6 +50,16 @@ def test_other_classes_have_none(name):
         tasks.task_of_class(getattr(tf, name))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, as it imports its compiler
+def test_what_holds_a_model_alone_says_where_it_is():
+    model = models.tiny_gpt2()
+    for held, name in ((torch.nn.DataParallel(model), "module"), (torch.compile(model), "_orig_mod")):
+        with pytest.raises(
+            ModelError, match=rf"is {type(held).__name__}, which holds a causal .*model\.{name}, or say"
+        ):
+            Explainer(held)
+
+
 def test_a_decoder_that_hears_is_a_causal_language_model():
     """Transformers lists it with encoder-decoders; the logits of its text's first token were read once."""
     (kind,) = (each for each in choose(["voxtral"], "seq2seq-lm") if each.name == "VoxtralForConditionalGeneration")

@@ -249,7 +249,23 @@ class Reader:
             )
         image, text = given
         pixels = signal(self.model, self.tokenizer, image, "pixel_values", is_image=True)
+        if self._reads_padding and isinstance(text, str):
+            return (self._padded(text, name),), pixels
         return (self._plain(text, name),), pixels
+
+    @property
+    def _reads_padding(self) -> bool:
+        """Whether padding is a part of what the model reads beside an image: its tokenizer makes no attention mask, as
+        SigLIP's, which reads a text's last place, and was trained with texts that are all as long as its context."""
+        names = getattr(self.text_tokenizer, "model_input_names", None)
+        return self.task is Task.IMAGE_TEXT and names is not None and "attention_mask" not in names
+
+    def _padded(self, text: str, name: str) -> Segment:
+        """A text, and padding up to the model's context."""
+        ids = _tokens.encode(self.text_tokenizer, text)["input_ids"]
+        if self.limit is not None and self._padding.id is not None:
+            ids = ids + [self._padding.id] * (self.limit - len(ids))
+        return self._segment(name, {"input_ids": ids})
 
     def _texts_together(self, given: Any) -> Sequence[Any]:
         """The two inputs to compare, or each choice beside its text."""
@@ -386,7 +402,7 @@ class Reader:
         if found.per_token:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)
-            if not found.has_mask:
+            if not (found.has_mask or self._reads_padding):
                 self._padding.refuse(ids, name)
             return (self._segment(name, found.per_token),), found.arguments
         if "input_ids" in self.task.arguments or not found.arguments:

@@ -126,12 +126,36 @@ class Task(_Facts, Enum):
 
 def task_of(model: Module) -> Task:
     """The task of a Hugging Face model; see :func:`task_of_class`."""
-    task = task_of_class(type(model))
+    try:
+        task = task_of_class(type(model))
+    except ModelError:
+        _refuse_wrapped(model)
+        raise
     has_decoder = accepts(model, "decoder_input_ids")
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     if task is Task.SEQ2SEQ and not (is_pair or has_decoder):
         return Task.CAUSAL  # Voxtral and others that hear, whose decoder alone takes the text
     return Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and has_decoder else task
+
+
+def _refuse_wrapped(model: Module) -> None:
+    """Refuse what holds a model and nothing else, as DataParallel and torch.compile do.
+
+    Raises:
+        ModelError: says where the model is.
+    """
+    held = [*model.named_children()]
+    if len(held) != 1:
+        return
+    name, inner = held[0]
+    try:
+        task = task_of_class(type(inner))
+    except ModelError:
+        return
+    raise ModelError(
+        f"the model is {type(model).__name__}, which holds {task.named} and nothing else; pass that, model.{name}, or "
+        "say with task= what it predicts"
+    ) from None
 
 
 def task_of_class(model_class: type) -> Task:
