@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lrpx.engine import propagate
 from lrpx.errors import LRPxError, NonFiniteError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
-from tests.engine.op_db_references import COMPOSED, NORMALISERS, REFERENCES, SELECTIONS, STEPS
+from tests.engine.op_db_references import COMPOSED, LENGTHS, NORMALISERS, REFERENCES, SELECTIONS, STEPS, VARIANCES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -321,13 +321,15 @@ def expected(
         return "composed", None
     if name in NORMALISERS:
         return "normaliser", nothing
+    if name in LENGTHS | VARIANCES:
+        return "length", [x / 2 if name in VARIANCES else x for x in plain]
     if name in REFERENCES:
         return "reference", by_reference(replace(case, call=REFERENCES[name](recipe)), y)
     shared = parts(case)
     if shared is not None:
         return "multilinear", shared
     straight = is_straight(case, gradients, value)
-    if straight and (name in SELECTIONS or is_through_zero(case, gradients, value)):
+    if straight and ((name in SELECTIONS and not is_bounded(case)) or is_through_zero(case, gradients, value)):
         return "piecewise linear", plain
     if is_element_wise(case):
         (x,), (out,) = case.tensors, y
@@ -336,6 +338,13 @@ def expected(
         kept = (x != 0) & (through_zero | (out.abs() <= 1e4 * x.abs())) & out.isfinite()
         return "element-wise", [torch.where(kept, out * weights, 0.0)]
     return "compound", None
+
+
+def is_bounded(case: Case) -> bool:
+    """Whether one of two is a number, which bounds the other as a clamp does."""
+    given = [each for each in case.arguments(*case.tensors)[0] if isinstance(each, Tensor)]
+    others = [each for each in given if all(each is not x for x in case.tensors)]
+    return len(given) == 2 and len(others) == 1 and len(others[0].unique()) == 1
 
 
 def by_reference(case: Case, y: Sequence[Tensor]) -> list[Tensor]:

@@ -14,11 +14,17 @@ from torch.nn import functional as F
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NORMALISERS = frozenset(
-    """reciprocal rsqrt norm norm_nuc norm_fro norm_inf linalg_norm linalg_norm_subgradients_at_zero linalg_vector_norm
-    linalg_matrix_norm masked_norm std std_unbiased var var_unbiased hypot""".split()
-)
+NORMALISERS = frozenset("reciprocal rsqrt".split())
 """What divides, and is a constant under the rule for norms."""
+
+LENGTHS = frozenset(
+    """norm norm_nuc norm_fro norm_inf linalg_norm linalg_norm_subgradients_at_zero linalg_vector_norm
+    linalg_matrix_norm masked_norm std std_unbiased hypot""".split()
+)
+"""How long something is, or how it varies: homogeneous, so that the plain gradient hands all on."""
+
+VARIANCES = frozenset("var var_unbiased".split())
+"""The same, of degree 2."""
 
 SELECTIONS = frozenset(
     """maximum minimum max_binary min_binary fmax fmin index_reduce_amin index_reduce_amax scatter_reduce_amin
@@ -177,7 +183,8 @@ def power(x: Any, exponent: Any) -> Any:
 def deviation_and_mean(deviation: Callable[..., Any]) -> Callable[..., Any]:
     def written_out(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         spread, mean = deviation(x, *args, **kwargs)
-        return spread.detach(), mean
+        share = 0.5 if deviation is torch.var_mean else 1.0  # of degree 2
+        return share * spread + (1 - share) * spread.detach(), mean
 
     return written_out
 

@@ -1095,3 +1095,33 @@ def test_what_is_multiplied_with_what_decays_decays_however_it_is_bracketed() ->
     for recipe in RECIPES:
         agree(state(lambda e, b, c: (e * b) * c), state(lambda e, b, c: e * (b * c)), recipe)
         agree(state(lambda e, b, c: (e * b) * c.sigmoid()), state(lambda e, b, c: e * (b * c.sigmoid())), recipe)
+
+
+LENGTHS: dict[str, tuple[Of, Of]] = {
+    "norm": (lambda a, b, _: (a - b).norm(dim=1), lambda a, b, _: (a - b).square().sum(1).sqrt()),
+    "torch.norm": (lambda a, b, _: torch.norm(a - b, dim=1), lambda a, b, _: ((a - b) ** 2).sum(1) ** 0.5),
+    "linalg.norm": (
+        lambda a, b, _: torch.linalg.norm(a - b, dim=1),
+        lambda a, b, _: F.pairwise_distance(a.mT, b.mT, eps=0.0),
+    ),
+    "1-norm": (lambda a, b, _: (a - b).norm(1, 1), lambda a, b, _: (a - b).abs().sum(1)),
+    "infinity": (
+        lambda a, b, _: torch.linalg.vector_norm(a - b, torch.inf, 1),
+        lambda a, b, _: (a - b).abs().amax(1),
+    ),
+    "hypot": (lambda a, b, _: torch.hypot(a, b), lambda a, b, _: torch.stack((a, b)).norm(dim=0)),
+    "std": (lambda a, *_: a.std(1), lambda a, *_: ((a - a.mean(1, keepdim=True)) ** 2).sum(1).div(4).sqrt()),
+    "root of var": (lambda a, *_: a.std(1), lambda a, *_: a.var(1).sqrt()),
+    "var": (lambda a, *_: a.var(1), lambda a, *_: ((a - a.mean(1, keepdim=True)) ** 2).sum(1) / 4),
+    "var_mean": (lambda a, *_: torch.var_mean(a, 1)[0], lambda a, *_: a.var(1)),
+    "std_mean": (lambda a, *_: torch.cat(torch.std_mean(a, 1)), lambda a, *_: torch.cat((a.std(1), a.mean(1)))),
+    "a factor": (lambda a, b, _: a.std(1) * b[:, 0], lambda a, b, _: a.var(1).sqrt() * b[:, 0]),
+}
+
+
+@pytest.mark.parametrize("recipe", ["attnlrp", "lrp"])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_a_length_that_divides_nothing_is_a_function(name: str, recipe: str) -> None:
+    """Of the features of a siamese network, or of a speaker model that pools means and deviations."""
+    agree(*LENGTHS[name], recipe)
+    assert relevance(LENGTHS[name][0], RECIPES[recipe], ledger=True)[1].any()

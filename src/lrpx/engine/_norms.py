@@ -231,7 +231,25 @@ def _hypotenuse(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(a, b)
     given = (run.added(x, func.__name__, a, b) for x in (a, b))
     both = torch.stack(torch.broadcast_tensors(*given))  # type: ignore[no-untyped-call]
-    return run.apply("norm", lambda both: func(*both.unbind()), both)
+    return _length(run, func.__name__, lambda both: func(*both.unbind()), both)
+
+
+def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``op(x)``, how long something is, or how far it varies. Where it divides, ``_division`` makes it a normaliser;
+    until then it is a function, of the features of a siamese network, say.
+
+    It is homogeneous (Euler), so its plain gradient is that of the squares, their sum and the root that it is under the
+    identity rule; half of it for a variance, which is of degree 2.
+    """
+    recipe = run.recipe
+    if recipe.norm is not rules.constant or recipe.activation not in (rules.identity, rules.unmodified):
+        return _functions.normaliser(run.apply("norm", op, x))
+    run.under("activation")
+    out = op(x)
+    if "var" in name and recipe.activation is rules.identity:
+        out = _kernels.scaled_on_entry(out, 0.5)
+    mark_gate(recipe, "sqrt", out)
+    return keep_gate(recipe, out, x) if run.asks_for_gates else out
 
 
 def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -254,21 +272,28 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return refused
     if func.__name__ == "reciprocal":
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
-    if run.has_scales and settings.get("p", settings.get("ord", rest[0] if rest else 2)) == 1:
+    if func.__name__ == "rsqrt":
+        return _exponentials.keep_root(_functions.normaliser(run.apply("norm", op, x)), x)
+    degree = settings.get("p", settings.get("ord", rest[0] if rest else 2)) if "norm" in func.__name__ else 2
+    if run.has_scales and degree == 1:
         out = op(x)
         _exponentials.keep_exponents(func, out, (x, *rest), settings)
         if _exponentials.is_sum(out):
             return out
-    out = _functions.normaliser(run.apply("norm", op, x))
-    return _exponentials.keep_root(out, x) if func.__name__ == "rsqrt" else out
+    if degree == 0:  # how many are not zero
+        return _functions.normaliser(run.apply("norm", op, x))
+    return _length(run, func.__name__, op, x)
 
 
 def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
-    deviation, mean = func(x, *rest, **settings)
-    if carries(x):
-        deviation = _functions.normaliser(run.apply("norm", lambda x: func(x, *rest, **settings)[0], x))
-    return deviation, mean
+    if not carries(x):
+        return func(x, *rest, **settings)
+
+    def op(x: Tensor) -> Any:
+        return func(x, *rest, **settings)[0]
+
+    return _length(run, func.__name__, op, x), func(x, *rest, **settings)[1]
 
 
 def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

@@ -67,6 +67,8 @@ def reducing(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     how = kwargs.get("reduce", next((each for each in args if isinstance(each, str)), ""))
     if how in ("prod", "multiply") and any_carries((*args, *kwargs.values())):
         return as_it_is(run, f"{func.__name__} with reduce={how}", func, args, kwargs)
+    if kwargs.get("initial") is not None and any_carries((*args, *kwargs.values())):
+        return as_it_is(run, f"{func.__name__} with initial (leave it out)", func, args, kwargs)
     return func(*args, **kwargs)
 
 

@@ -22,6 +22,7 @@ from tests.reference.aten.operations import (
     FUNCTIONS,
     JOINS,
     KEEPS,
+    LENGTHS,
     MATRIX,
     OF_ONE_SIGN,
     POOLS,
@@ -119,6 +120,8 @@ class Gates:
         if node.name in MATRIX and held is not None:
             return NONE
         weakest = min(map(self.strength, inputs), default=NONE)
+        if node.name in LENGTHS:
+            return max(weakest, ACTIVATION)
         before = self._of(inputs[0])
         if node.name in CHOOSING and _is_kinked(self._of(inputs[0]), [self._of(each) for each in inputs], node):
             return max(weakest, ACTIVATION)

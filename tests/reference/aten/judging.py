@@ -15,6 +15,7 @@ from tests.reference.aten import means
 from tests.reference.aten.operations import (
     BILINEAR,
     FUNCTIONS,
+    LENGTHS,
     LINEAR,
     QUOTIENTS,
     SELECTION,
@@ -169,6 +170,8 @@ class _Way:
             yield from _forward_substitution(node, c[0], self.sharing.of_solve(node))
         elif name in NORMS:
             yield from NORMS[name](node, c[0])
+        elif name in LENGTHS:
+            yield from _adjoint(node, inputs, [c[0] / LENGTHS[name]])
         elif name in FUNCTIONS:
             yield from self._function(node, inputs, c[0])
         elif name in BILINEAR:

@@ -122,8 +122,12 @@ POOLS = frozenset(
 )
 """What sums with constant weights that are no layer's; a norm too, for what divides is a constant."""
 
-NORMALISERS = frozenset("rsqrt reciprocal std norm linalg_vector_norm".split())
+NORMALISERS = frozenset("rsqrt reciprocal".split())
 """What divides: a constant, if it is no function of what it divides."""
+
+LENGTHS = {"norm": 1, "linalg_vector_norm": 1, "std": 1, "var": 2}
+"""How long something is, or how it varies, with the degree it is homogeneous of: a sum of squares, or its root;
+functions that hand on all they are given. Where one divides, it is a constant."""
 
 STEPS = frozenset("sign sgn round floor ceil trunc".split())
 """Constant almost everywhere."""
