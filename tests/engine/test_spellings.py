@@ -777,6 +777,18 @@ def test_scores_less_their_logsumexp_are_a_log_softmax(name: str, recipe: str) -
             agree(one, other, recipe)
 
 
+def test_sums_in_turns_are_refused() -> None:
+    """Sinkhorn's iterations, as SuperGlue has them, are no softmax of one tensor."""
+
+    def transport(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        rows = number(0.5) - lse(a)
+        columns = number(0.2) - (a + rows).logsumexp(1, keepdim=True)
+        return (a + rows + columns).exp() + b
+
+    with pytest.raises(UnknownOperationError, match="exp of what the logarithm of a sum"):
+        relevance(transport, lrpx.ATTNLRP)
+
+
 def in_chunks(put_together: Of) -> Of:
     """Attention over the first two keys and over the others, put together by the logarithms of their sums."""
 

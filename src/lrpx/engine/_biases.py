@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     Op = Callable[..., Tensor]
 
 LAYER = "_lrpx_layer_with_bias"
-"""The attribute of what a layer has made: ``(version, Layer)``."""
+"""The attribute of what a layer has made: ``(version, Layer)``; and of ``op(x)``, a scaling of ``x`` that one has made:
+``(version, x, op)``."""
 
 LAST = frozenset({-1})
 
@@ -94,21 +95,25 @@ def _note(out: Tensor, layer: Layer) -> None:
 
 
 def scaled(out: Tensor, x: Tensor, op: Op) -> None:
-    """``out = op(x)``, where ``op`` multiplies with a constant, noted if a layer has made ``x``, perhaps a quantised
-    one."""
-    note = getattr(x, LAYER, None) or getattr(x._base, LAYER, None)
-    if not note or not _may_be_quantised(note[1].weight) or out.shape != x.shape or (layer := _layer(x)) is None:
-        return
-    shape, dtype, device = x.shape, x.dtype, x.device
+    """``out = op(x)``, where ``op`` multiplies with a constant, noted if a layer has made ``x``."""
+    if hasattr(x, LAYER) or hasattr(x._base, LAYER):
+        setattr(out, LAYER, Note((out._version, x, op)))
+
+
+def _times(layer: Layer | None, out: Tensor, x: Tensor, op: Op) -> Layer | None:
+    """The layer that has made ``out = op(x)``, if this one has made ``x``."""
+    if layer is None or out.shape != x.shape:
+        return None
+    before = layer.op, layer.scale
 
     def product(x: Tensor, weight: Tensor) -> Tensor:
-        return op(layer.op(x, weight))
+        return op(before[0](x, weight))
 
     def scale() -> Tensor:
-        return op(torch.ones(shape, dtype=dtype, device=device) if layer.scale is None else layer.scale())
+        return op(torch.ones_like(x) if before[1] is None else before[1]())
 
-    bias = None if layer.bias is None else op(layer.bias.expand(shape))
-    _note(out, layer._replace(op=product, bias=bias, scale=scale))
+    bias = None if layer.bias is None else op(layer.bias.expand(x.shape))
+    return layer._replace(op=product, bias=bias, scale=scale)
 
 
 def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
@@ -118,10 +123,12 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     if not (adds or name in SUBTRACTING or name in SCALED) or not (is_tensor(a) and is_tensor(b)):
         return None
     changes = is_in_place(name)
-    layer, bias, is_first = _layer(a), b, True
-    if layer is None and name not in SCALED and not changes:
-        layer, bias, is_first = _layer(b), a, False
-    if layer is None or not _is_constant(run, bias) or not _is_bias(run, bias, layer.dims):
+    is_first = _is_constant(run, b)
+    if not is_first and (name in SCALED or changes or not _is_constant(run, a)):  # nearly always
+        return None
+    made, bias = (a, b) if is_first else (b, a)
+    layer = _layer(made)
+    if layer is None or not _is_bias(run, bias, layer.dims):
         return None
     if layer.scale is not None and not _is_quantised(layer):  # what is normalised so has no bias
         return None
@@ -134,18 +141,13 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     whole = layer._replace(bias=bias if layer.bias is None else layer.bias + bias)
     run.enter(whole.recipe)
     try:
-        made = run.apply(whole.kind, _with_summand(whole.op), whole.x, whole.weight, whole.bias)
+        applied = run.apply(whole.kind, _with_summand(whole.op), whole.x, whole.weight, whole.bias)
     finally:
         run.leave()
-    out = rules.with_gradient_of(value, made)
+    out = rules.with_gradient_of(value, applied)
     out = a.copy_(out) if changes else out
     _note(out, whole)
     return out
-
-
-def _may_be_quantised(weight: Tensor) -> bool:
-    """Whether the first number of a weight is a whole one."""
-    return type(weight) is Tensor and weight.numel() > 0 and float(weight[(0,) * weight.ndim]).is_integer()
 
 
 def _is_quantised(layer: Layer) -> bool:
@@ -168,16 +170,19 @@ def _is_bias(run: Any, bias: Tensor, dims: frozenset[int]) -> bool:
 
 def _layer(made: Tensor) -> Layer | None:
     """How a layer has made a tensor, also where that has another shape since, in the same memory."""
-    note, base = getattr(made, LAYER, None), made._base
-    is_moved = not note and base is not None
-    if is_moved:
-        note = getattr(base, LAYER, None)
-    if not note or note[0] != made._version:
+    if note := getattr(made, LAYER, None):
+        return _noted(made, note)
+    base = made._base
+    if base is None or not (note := getattr(base, LAYER, None)) or (layer := _noted(base, note)) is None:
         return None
-    layer: Layer = note[1]
-    if layer.x._version != layer.version:
+    return _moved(layer, made, base)
+
+
+def _noted(made: Tensor, note: Note) -> Layer | None:
+    if note[0] != made._version:
         return None
-    return _moved(layer, made, base) if is_moved and base is not None else layer
+    layer: Layer | None = note[1] if len(note) == 2 else _times(_layer(note[1]), made, *note[1:])
+    return None if layer is None or layer.x._version != layer.version else layer
 
 
 def _moved(layer: Layer, made: Tensor, base: Tensor) -> Layer | None:

@@ -333,8 +333,11 @@ def summed(out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
 
 def _is_taken_off(out: Tensor, x: Tensor, log: Made, op: Op, is_first: bool) -> bool:
     """Whether ``out = op(x, y)``, or ``op(y, x)`` if ``y`` is the first, falls with ``y``, a logarithm made so."""
+    is_difference = "sub" in op.__name__ and not is_first
     if type(out) is not Tensor:  # a compiler's tensors have no numbers
-        return "sub" in op.__name__ and not is_first
+        return is_difference
+    if not is_difference and any(leaf.tensor is not x for leaf in _leaves(log)):  # of others, as Sinkhorn's sums are
+        return False
     given = (x.detach(), _raised(log))
     way = op(*(given[::-1] if is_first else given)) - out.detach()
     return bool((way < 0).any()) and not (way > 0).any()  # what a mask forbids stays where it is
