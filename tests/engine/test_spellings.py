@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import pytest
@@ -903,6 +904,46 @@ def test_the_logarithm_of_a_softmax_is_a_log_softmax(name: str, recipe: str) -> 
     scale = 2 if name.startswith("of what") else 1
     one: Of = lambda a, b, _: LOGS[name](a) * b + b  # noqa: E731
     agree(one, lambda a, b, _: (scale * a).log_softmax(-1) * b + b, recipe)
+
+
+def guard(logs: Tensor) -> Tensor:
+    """What ``1e-5`` adds to the logarithms, and all of those below it."""
+    return (logs.exp() + 1e-5).log() - torch.where(logs >= math.log(1e-5), logs, 0)
+
+
+PARTS: dict[str, tuple[Of, Of]] = {
+    "selected": (lambda a, *_: torch.log(a.softmax(-1)[:, 2]), lambda a, *_: a.log_softmax(-1)[:, 2]),
+    "transposed": (lambda a, *_: a.softmax(-1).mT[..., 1].log(), lambda a, *_: a.log_softmax(-1).mT[..., 1]),
+    "to the base of 2": (lambda a, *_: a.softmax(-1).log2(), lambda a, *_: a.log_softmax(-1) / math.log(2)),
+    "to the base of 10": (lambda a, *_: a.softmax(1).log10(), lambda a, *_: a.log_softmax(1) / math.log(10)),
+    "guarded": (lambda a, *_: (a.softmax(-1) + 1e-14).log(), lambda a, *_: a.log_softmax(-1)),
+    "bounded": (lambda a, *_: a.softmax(-1).clamp(min=1e-8).log(), lambda a, *_: a.log_softmax(-1)),
+    "selected and guarded": (
+        lambda a, *_: torch.log(a.softmax(-1)[:, 2] + 1e-14),
+        lambda a, *_: a.log_softmax(-1)[:, 2],
+    ),
+    "less than the guard": (
+        lambda a, *_: ((6 * a).softmax(-1) + 1e-5).log(),
+        lambda a, *_: torch.where((logs := (6 * a).log_softmax(-1)) >= math.log(1e-5), logs, 0) + guard(logs.detach()),
+    ),
+}
+
+
+@pytest.mark.parametrize("recipe", ["attnlrp", "lrp"])
+@pytest.mark.parametrize("name", PARTS)
+def test_the_logarithm_of_a_part_of_a_softmax_is_that_of_a_log_softmax(name: str, recipe: str) -> None:
+    """With a guard, a function of it; where a softmax is a constant, that is refused."""
+    if recipe == "lrp" and ("guard" in name or name == "bounded"):
+        with pytest.raises(UnknownOperationError, match="log of a softmax"):
+            relevance(PARTS[name][0], lrpx.LRP)
+    else:
+        agree(*PARTS[name], recipe)
+
+
+@pytest.mark.parametrize("part", [torch.tensor([2, 0]), torch.tensor([1])])
+def test_the_logarithm_of_a_copied_part_of_a_softmax_is_refused(part: Tensor) -> None:
+    with pytest.raises(UnknownOperationError, match="log of a part of a softmax"):
+        relevance(lambda a, *_: a.softmax(-1)[:, part].log(), lrpx.ATTNLRP)
 
 
 def test_the_logarithm_of_a_softmax_in_place_is_a_log_softmax() -> None:

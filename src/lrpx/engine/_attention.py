@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from math import log
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -12,13 +13,13 @@ from torch.nn import functional as F
 
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
-from lrpx.engine import _exponentials, _factors, _functions, _roles, _selections
+from lrpx.engine import _exponentials, _factors, _functions, _moved, _roles, _selections
 from lrpx.engine._elementwise import activation
 from lrpx.engine._exponentials import SCORES, Note
 from lrpx.engine._gates import EXPONENTIAL, gate_strength, mark_gate, move_gate
 from lrpx.engine._layers import product_of_two
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, copied, write
-from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, pair
+from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,27 +38,49 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         _exponentials.mark_merging(run, out, x)
     if func.__name__ != "_softmax" and run.recipe.activation is not rules.unmodified:
         run.scores = x
-        vars(out)[SCORES] = Note((out._version, ref(x), x._version, rest[0] if rest else settings.get("dim")))
+        dim = rest[0] if rest else settings.get("dim")
+        _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)))
     return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out))
 
 
 LOST = "log of a softmax (log_softmax is the same)"
+PART = "log of a part of a softmax (take log_softmax, and that part of it)"
+UNITS = {"log": 1.0, "log2": 1 / log(2), "log10": 1 / log(10)}
 
 
 def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """``log x``; of a softmax, the log-softmax that it is."""
+    """``log x``, to whatever base; of a softmax or what was selected of it, the log-softmax that it is; with a guard,
+    that and a constant, or a constant alone where the guard is larger than what it guards."""
     x = first(args, kwargs)[0]
-    found = getattr(x, SCORES, None)
-    if not found or x._version != found[0]:
+    guarded = _guarded(x)
+    softmax = x if guarded is None else guarded.root
+    base = softmax if hasattr(softmax, SCORES) else getattr(softmax, "_base", None)
+    found = getattr(base, SCORES, None)
+    if base is None or not found or base._version != found[0]:
+        if is_tensor(softmax) and _moved.is_of_softmax(softmax):
+            return as_it_is(run, PART, func, args, kwargs)
         return activation(run, func, args, kwargs)
     value, scores = func(x.detach()), found[1] and found[1]()
-    if scores is None or scores._version != found[2]:
+    if scores is None or scores._version != found[2] or not base.is_contiguous() or base.storage_offset():
         return as_it_is(run, LOST, func, args, kwargs) if carries(x) else run.refused_constant(LOST, value)
     log_softmax = partial(torch.log_softmax, dim=found[3])
     whole = _log_softmax(run, torch.log_softmax, (scores, found[3]), {})
-    out: Tensor = rules.with_gradient_of(value, whole.to(value.dtype))
-    _exponentials.normalised(run, out, scores, log_softmax)
+    if softmax is not base:
+        whole = whole.contiguous().as_strided(softmax.shape, softmax.stride(), softmax.storage_offset())
+    made = (UNITS[func.__name__] * whole).to(value.dtype)
+    if guarded is not None:
+        made = torch.where((value - made).abs() <= UNITS[func.__name__] * log(2), made, 0.0)
+        made = made + run.added((value - made).detach(), func.__name__, made)
+    out: Tensor = rules.with_gradient_of(value, made)
+    if x is base and func.__name__ == "log":
+        _exponentials.normalised(run, out, scores, log_softmax)
     return out
+
+
+def _guarded(x: Any) -> Any:
+    """What ``x`` is a function of that changes no number by more than a guard does."""
+    f = _functions.function_of(x) if is_tensor(x) else None
+    return f if f is not None and f.op is not None and _functions.is_guarded(x, f.root) else None
 
 
 def _logarithm_in_place(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -292,7 +315,7 @@ def _has_summands(mask: Tensor | None) -> bool:
 
 ROWS = [
     Operation("softmax", ("softmax", "_softmax", "special_softmax"), _softmax, "softmax"),
-    Operation("log", ("log",), _logarithm, "activation"),
+    Operation("log", tuple(UNITS), _logarithm, "activation"),
     Operation("log", ("log_",), _logarithm_in_place, "activation"),
     Operation("logsumexp", ("logsumexp", "special_logsumexp", "logcumsumexp"), _logsumexp, "softmax"),
     Operation("logaddexp", ("logaddexp", "logaddexp2"), _logaddexp, "softmax"),

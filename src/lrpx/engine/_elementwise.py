@@ -237,7 +237,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return as_it_is(run, why, func, (x, *rest), settings)
         x = _broadcast(x, *others)
     if not carries(x):
-        return run.computed(func(x, *rest, **settings), x)
+        return _functions.keep_softmax(run, run.computed(func(x, *rest, **settings), x), x)
     if x.is_complex() and run.recipe.activation is not rules.unmodified:  # no ratio of these is known to conserve
         return as_it_is(run, f"{func.__name__} of complex numbers", func, (x, *rest), settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
@@ -443,7 +443,7 @@ LOGARITHMS = ("log", "log2", "log1p")
 
 ACTIVATIONS = """
     gelu silu mish tanh sigmoid hardsigmoid hardswish softplus softsign tanhshrink softshrink hardshrink
-    elu selu celu relu6 hardtanh log_sigmoid erf erfc erfinv exp exp2 expm1 log1p log2 log10 sqrt
+    elu selu celu relu6 hardtanh log_sigmoid erf erfc erfinv exp exp2 expm1 log1p sqrt
     sin cos tan sinh cosh acos arccos asin arcsin atan arctan acosh arccosh asinh arcsinh atanh arctanh sinc logit
     frac fmod remainder __mod__ copysign digamma lgamma mvlgamma i0
     special_expit special_erf special_erfc special_erfinv special_exp2 special_expm1 special_log1p special_logit

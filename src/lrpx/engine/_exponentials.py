@@ -607,8 +607,20 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     for score in scores:
         mark_merging(run, out, score)
     if run.recipe.activation is not rules.unmodified:
-        setattr(out, SCORES, Note((out._version, None)))  # its logarithm is no log-softmax that is at hand
+        note_softmax(out, Note((out._version, None)))  # its logarithm is no log-softmax that is at hand
     return out
+
+
+SOFTMAX = "lrpx softmax"
+"""What the node of the graph is marked with that made a softmax."""
+
+
+def note_softmax(out: Tensor, note: Note) -> None:
+    """Note on ``out`` that it is a softmax, and of what, and at its node of the graph."""
+    setattr(out, SCORES, note)
+    node: Any = out.grad_fn
+    if node is not None:
+        node.metadata[SOFTMAX] = True
 
 
 def _unchanged(leaves: Iterable[Leaf]) -> bool:
