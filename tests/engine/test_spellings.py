@@ -1162,3 +1162,8 @@ def test_a_ledger_and_a_rule_for_layers_change_no_gate(name: str, recipe: str) -
     by_epsilon = RECIPES[recipe].at("*", linear=lrpx.rules.Epsilon(0.0))  # which is the plain gradient
     for found in (relevance(function, RECIPES[recipe], ledger=True)[1], relevance(function, by_epsilon)[1]):
         assert float((found - wanted).abs().max()) <= 1e-9 * float(wanted.abs().max())
+
+
+def test_the_ledger_closes_over_a_variance_whose_gradient_is_plain() -> None:
+    relevance(lambda a, b, _: a.var(1) + b[:, 0], lrpx.recipes.GIM, ledger=True)
+    relevance(lambda a, b, _: torch.var_mean(a, 1)[0] + b[:, 0], lrpx.recipes.GIM, ledger=True)
