@@ -1178,3 +1178,33 @@ def test_a_length_that_divides_nothing_is_a_function(name: str, recipe: str) -> 
     """Of the features of a siamese network, or of a speaker model that pools means and deviations."""
     agree(*LENGTHS[name], recipe)
     assert relevance(LENGTHS[name][0], RECIPES[recipe], ledger=True)[1].any()
+
+
+ODD = (torch.arange(LENGTH) % 2 == 1)[:, None]
+BESIDE_A_CONSTANT: dict[str, Of] = {
+    "where, zeros": lambda a, b, _: torch.where(ODD, a.sigmoid(), torch.zeros_like(a)) * b,
+    "where, ones": lambda a, b, _: torch.where(ODD, a.sigmoid(), torch.ones_like(a)) * b,
+    "where, a number": lambda a, b, _: torch.where(ODD, a.sigmoid(), 0.5) * b,
+    "a length of at least": lambda a, b, _: (lambda n: torch.where(n > 1, n, torch.ones_like(n)))(a.std(1)) * b[:, 0],
+    "lerp": lambda a, b, _: torch.lerp(a.sigmoid(), torch.ones_like(a), 0.25) * b,
+    "put together": lambda a, b, _: torch.cat((a.sigmoid()[:, 1:], torch.ones_like(a[:, :1])), 1) * b,
+}
+SPELLED_RELUS = {
+    **{name: gated(relu) for name, relu in (RELUS | LEAKY).items()},
+    **{f"sigmoid of {name}": gated(lambda a, relu=relu: relu(a).sigmoid()) for name, relu in RELUS.items()},
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", SPELLED_RELUS | BESIDE_A_CONSTANT)
+def test_a_ledger_and_a_rule_for_layers_change_no_gate(name: str, recipe: str) -> None:
+    function = (SPELLED_RELUS | BESIDE_A_CONSTANT)[name]
+    wanted = relevance(function, RECIPES[recipe])[1]
+    by_epsilon = RECIPES[recipe].at("*", linear=lrpx.rules.Epsilon(0.0))  # which is the plain gradient
+    for found in (relevance(function, RECIPES[recipe], ledger=True)[1], relevance(function, by_epsilon)[1]):
+        assert float((found - wanted).abs().max()) <= 1e-9 * float(wanted.abs().max())
+
+
+def test_the_ledger_closes_over_a_variance_whose_gradient_is_plain() -> None:
+    relevance(lambda a, b, _: a.var(1) + b[:, 0], lrpx.recipes.GIM, ledger=True)
+    relevance(lambda a, b, _: torch.var_mean(a, 1)[0] + b[:, 0], lrpx.recipes.GIM, ledger=True)

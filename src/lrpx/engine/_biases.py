@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine._exponentials import ADDING, Note
-from lrpx.engine._factors import CONSTANT
-from lrpx.engine._tensors import carries, constants, is_in_place, is_parameter, is_tensor
+from lrpx.engine._tensors import CONSTANT, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

@@ -14,10 +14,9 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine import _exponentials
-from lrpx.engine._factors import CONSTANT
 from lrpx.engine._learned import JOINS
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import FROM_INPUT, any_carries, arguments, carries, first, is_in_place
+from lrpx.engine._tensors import CONSTANT, FROM_INPUT, any_carries, arguments, carries, constants, first, is_in_place
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -103,7 +102,10 @@ class Book(Tap):
             return self._leaf(torch.tensor(value, dtype=dtype), value, operation) if value else value
         constant = isinstance(value, Parameter) or not value.requires_grad
         known = value.is_floating_point() or value.is_complex()
-        return self._leaf(value, value, operation) if constant and known else value
+        if not (constant and known):
+            return value
+        # zeros are worth nothing, and what meets them is known by that: as a leaf a ReLU's other side would be no zero
+        return self._leaf(value, value, operation) if bool(value.any()) else constants(value)
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """An operation that needs no rule, the constants among its summands as leaves; any other as it is."""

@@ -31,7 +31,7 @@ from lrpx.engine._gates import (
 )
 from lrpx.engine._nodes import NOTHING
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place
-from lrpx.engine._tensors import any_carries, arguments, carries, constants, first, is_tensor, pair
+from lrpx.engine._tensors import CONSTANT, any_carries, arguments, carries, constants, first, is_tensor, pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -299,7 +299,7 @@ def _larger(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The larger, or the smaller, of two; of a tensor and a number it is between bounds."""
     given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
     if len(given) == 2 and all(map(is_tensor, given)):
-        a, b = (each.detach() if hasattr(each, _factors.CONSTANT) else constants(each) for each in given)
+        a, b = (each.detach() if hasattr(each, CONSTANT) else constants(each) for each in given)
         x, number = (a, b) if carries(a) else (b, a)
         if carries(x) and not carries(number) and type(x) is Tensor and _is_bound(run, x, number):
             out = _bounded(run, func, (x, number), {}, x, (number,), lambda x: func(x, number))

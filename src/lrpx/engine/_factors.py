@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lrpx import _kernels, rules
 from lrpx.engine._gates import EXPONENTIAL, GATE, gate_strength, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import COPY, LINEAR, NORM, OWN, SCALES, SUMS, kind
-from lrpx.engine._tensors import is_tensor
+from lrpx.engine._tensors import CONSTANT, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 LEADS_ON = LINEAR | SCALES | {OWN, NORM}
 """Nodes whose result is a product of as many factors as what it is made of."""
-
-CONSTANT = "_lrpx_constant"
-"""The attribute of a leaf that a ledger makes of a constant."""
 
 DECAYED = "lrpx decayed"
 """What the node of the graph is marked with that made a product with an exponential."""

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
 from lrpx.engine._nodes import NORM, OWN, SCALES, SHAPES, kind
-from lrpx.engine._tensors import any_carries, carries, is_tensor
+from lrpx.engine._tensors import CONSTANT, any_carries, carries, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -163,7 +163,7 @@ def _weakest(values: Any) -> int | None:
     found: int | None = None
     for value in values:
         if type(value) is Tensor:
-            strength = getattr(value, GATE, 0) if value.requires_grad else None
+            strength = getattr(value, GATE, 0) if value.requires_grad and not hasattr(value, CONSTANT) else None
         elif isinstance(value, (tuple, list)):
             strength = _weakest(value)
         else:

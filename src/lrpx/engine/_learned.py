@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lrpx.engine._factors import CONSTANT
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, carries
+from lrpx.engine._tensors import CONSTANT, any_carries, carries
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -148,7 +148,8 @@ class RuleMode(TorchFunctionMode):
             args, kwargs = run.without_foreign(name, row, args, kwargs)
         # before the call, which may change its first argument
         joins = run.asks_for_gates and row is not None and row.gate == "joins"
-        strength = weakest_gate((*args, *kwargs.values())) if joins else None
+        given = (*args, *kwargs.values()) if joins else ()
+        strength = weakest_gate(given) if any_gate(given) else None  # else what the handler has found holds
         writes = kwargs.get("out") is not None
         if is_transformed:
             out = run.transformed(name, func, args, kwargs)

@@ -245,9 +245,10 @@ def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> T
     if recipe.norm is not rules.constant or recipe.activation not in (rules.identity, rules.unmodified):
         return _functions.normaliser(run.apply("norm", op, x))
     run.under("activation")
-    out = op(x)
-    if "var" in name and recipe.activation is rules.identity:
-        out = _kernels.scaled_on_entry(out, 0.5)
+    if recipe.activation is rules.unmodified:
+        out = run.apply("activation", op, x)  # of which a variance keeps something
+    else:
+        out = _kernels.scaled_on_entry(op(x), 0.5) if "var" in name else op(x)
     mark_gate(recipe, "sqrt", out)
     return keep_gate(recipe, out, x) if run.asks_for_gates else out
 

@@ -29,10 +29,9 @@ from lrpx import rules
 from lrpx._kinds import rule_name
 from lrpx._modules import layer_of
 from lrpx.engine._book import Book, Line, relevance, storage_of
-from lrpx.engine._factors import CONSTANT
 from lrpx.engine._numbers import Numbers, pairs
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import any_carries, arguments, is_in_place
+from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:

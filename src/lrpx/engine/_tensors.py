@@ -25,6 +25,9 @@ LISTS = frozenset({tuple, list})
 """Types of arguments that may hold tensors."""
 
 
+CONSTANT = "_lrpx_constant"
+"""The attribute of a leaf that a ledger makes of a constant."""
+
 FROM_INPUT = "_lrpx_from_input"
 """The attribute of a constant that was made of the model's input, and of the leaf that stands for one in a ledger."""
 
