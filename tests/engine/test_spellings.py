@@ -911,6 +911,23 @@ def guard(logs: Tensor) -> Tensor:
     return (logs.exp() + 1e-5).log() - torch.where(logs >= math.log(1e-5), logs, 0)
 
 
+SUMS_OF_EXPONENTIALS: dict[str, Of] = {
+    "at once": lambda a: a.exp().sum(-1).log(),
+    "less the largest": lambda a: (m := a.amax(-1, keepdim=True)).squeeze(-1) + (a - m).exp().sum(-1).log(),
+    "less a constant": lambda a: (m := a.detach().amax(-1)) + torch.log(torch.exp(a - m[..., None]).sum(-1)),
+    "by products": lambda a: (a.exp() @ a.new_ones(WIDTH)).log(),
+}
+
+
+@pytest.mark.parametrize("name", SUMS_OF_EXPONENTIALS)
+def test_the_logarithm_of_a_sum_of_exponentials_is_a_logsumexp(name: str) -> None:
+    """As CRFs and energies have it. Where it is a constant, the largest of the scores is none."""
+    one = SUMS_OF_EXPONENTIALS[name]
+    agree(lambda a, b, _: one(a)[..., None] * b, lambda a, b, _: a.logsumexp(-1, keepdim=True) * b, "attnlrp")
+    if name != "less the largest":
+        agree(lambda a, b, _: one(a)[..., None] * b, lambda a, b, _: a.logsumexp(-1, keepdim=True) * b, "lrp")
+
+
 PARTS: dict[str, tuple[Of, Of]] = {
     "selected": (lambda a, *_: torch.log(a.softmax(-1)[:, 2]), lambda a, *_: a.log_softmax(-1)[:, 2]),
     "transposed": (lambda a, *_: a.softmax(-1).mT[..., 1].log(), lambda a, *_: a.log_softmax(-1).mT[..., 1]),

@@ -293,6 +293,18 @@ def log_of(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
         _meet_logarithm(run, out)
 
 
+def logarithm_of_sum(run: Any, op: Op, x: Any) -> Tensor | None:
+    """``op(x)``, the logarithm of a sum of exponentials that the model has written out, under the rule for softmax, as
+    ``logsumexp`` has it; None where it is none, or its scores were changed since."""
+    found = noted(x)
+    if found is None or found[1] != SUMMED or not run.recipe.has_rules():
+        return None
+    out = _under_softmax(run, op(x.detach()), Made(op, found[0]))
+    if out is not None:
+        log_of(run, out, x, op)
+    return out
+
+
 def normalised(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
     """``out = op(x)``, ``x − log Σ exp x``."""
     note(out, Made(op, Leaf(x)), NORMALISED)
@@ -590,22 +602,12 @@ model has kept it."""
 def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     """``value``, a softmax that was made so, under the recipe's rule for it; None where its scores were changed since,
     or are several tensors and the rule is for one."""
-    leaves, softmax = _leaves(made), run.recipe.softmax
-    scores = list({id(each.tensor): each.tensor for each in leaves}.values())
-    is_one = len(scores) == 1 or softmax is rules.unmodified
-    if softmax is not rules.constant and not (is_one and _unchanged(leaves)):
+    y = _under_softmax(run, value, made)
+    if y is None:
         return None
-
-    def again(*given: Tensor) -> Any:
-        if softmax is rules.constant:
-            return value.detach()
-        of = {id(score): x for score, x in zip(scores, given, strict=True)}
-        return _remade(made, {each: of[id(each.tensor)] for each in leaves})
-
-    y = run.apply("softmax", again, *scores)
-    out = mark_gate(run.recipe, "softmax", y if softmax is rules.constant else rules.with_gradient_of(value, y))
-    for score in scores:
-        mark_merging(run, out, score)
+    out = mark_gate(run.recipe, "softmax", y)
+    for scores in {id(each.tensor): each.tensor for each in _leaves(made)}.values():
+        mark_merging(run, out, scores)
     if run.recipe.activation is not rules.unmodified:
         note_softmax(out, Note((out._version, None)))  # its logarithm is no log-softmax that is at hand
     return out
@@ -621,6 +623,25 @@ def note_softmax(out: Tensor, note: Note) -> None:
     node: Any = out.grad_fn
     if node is not None:
         node.metadata[SOFTMAX] = True
+
+
+def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
+    """``value``, that was made so of exponentials, as a function of their exponents under the rule for softmax; None
+    where these were changed since, or are several tensors and the rule is for one."""
+    leaves, softmax = _leaves(made), run.recipe.softmax
+    scores = list({id(each.tensor): each.tensor for each in leaves}.values())
+    is_one = len(scores) == 1 or softmax is rules.unmodified
+    if softmax is not rules.constant and not (is_one and _unchanged(leaves)):
+        return None
+
+    def again(*given: Tensor) -> Any:
+        if softmax is rules.constant:
+            return value.detach()
+        of = {id(score): x for score, x in zip(scores, given, strict=True)}
+        return _remade(made, {each: of[id(each.tensor)] for each in leaves})
+
+    y: Tensor = run.apply("softmax", again, *scores)
+    return y if softmax is rules.constant else rules.with_gradient_of(value, y)
 
 
 def _unchanged(leaves: Iterable[Leaf]) -> bool:

@@ -234,7 +234,7 @@ def _hypotenuse(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return _length(run, func.__name__, lambda both: func(*both.unbind()), both)
 
 
-def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> Any:
     """``op(x)``, how long something is, or how far it varies. Where it divides, ``_division`` makes it a normaliser;
     until then it is a function, of the features of a siamese network, say.
 
