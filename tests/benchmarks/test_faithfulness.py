@@ -284,7 +284,7 @@ def test_the_command(run, tmp_path, monkeypatch):
             assert f"| {each}{read} " in text.replace("\\", "")
     assert "itself" in page
     samples = int(re.findall(r"(\d+) samples", text)[0])
-    least = 6 * 2 / 2**samples  # of 6 pairs, 2 of all choices of signs
+    least = 3 * 2 / 2**samples  # of the 3 pairs beside "itself", 2 of all choices of signs
     assert f"(the least it can be is {least:.3f})" in page
     assert page.count("<polyline") == 8
     before = (tmp_path / "found" / "rows" / "part-00000.parquet").read_bytes()

@@ -150,7 +150,7 @@ def test_where_the_rest_of_the_value_went_is_one_line(run):
     assert abs(missing) > 0.02 * abs(a.explained.value)
     told = " ".join(out[out.rindex("the other") :].split())
     assert told.startswith(f"the other {missing:+.4g} (")
-    assert told.endswith("from positions, biases and the like: --ledger shows it")
+    assert told.endswith("from positions, biases or what rules keep: --ledger shows it")
     assert "the other" not in run("explain", *DOORS, "--ledger")[1]
     assert "the other" not in run("explain", *DOORS, "--method", "gradient-l1")[1], "its ledger would be refused"
 

@@ -173,7 +173,7 @@ def _context(found: Summary, record: Mapping[str, Any], title: str, noun: str = 
     told["settings"] = {name: value for name, value in record["settings"].items() if name != "metrics"}
     data = [fact for name in ("counts", "statistics") for fact in _report._facts(told.pop(name, {}))]
     command = {"command": told.pop("command")} if "command" in told else {}
-    pairs = len(found.methods) * (len(found.methods) - 1) // 2
+    pairs = min((len(each) for each in found.p_values.values() if each), default=0)  # fewer where one is "itself"
     way, read = found.curve_of
     captions = [(each.metric.name, f"{each.metric.caption} ({each.metric.scale})") for each in found.variants]
     return {

@@ -154,7 +154,7 @@ def _rest(a: Attribution) -> Text | None:
     told = f"{number(missing)}{f' ({part})' if part else ''}"
     unit = "token" if a.image is None else "token or pixel" if a.has_text else "pixel"
     return Text(
-        f"\nthe other {told} came from no {unit}, but from positions, biases and the like: --ledger shows it",
+        f"\nthe other {told} came from no {unit}, but from positions, biases or what rules keep: --ledger shows it",
         "dim",
         overflow="fold",
     )
