@@ -517,6 +517,11 @@ LOGARITHMIC: dict[str, Function] = {
 def test_what_is_computed_by_logarithms_is_refused_by_name(name: str, recipe: Recipe) -> None:
     with pytest.raises(UnknownOperationError, match="exp of a sum that logarithms are in"):
         relevance(LOGARITHMIC[name], recipe)
+    with (
+        pytest.raises(UnknownOperationError, match="exp of a sum that logarithms are in"),
+        propagate(model := Model(LOGARITHMIC[name]), recipe, ledger=True) as trace,
+    ):
+        trace.explain(model(X).flatten()[0])
     plain = replace(recipe, activation=rules.unmodified)  # the gradients of a logarithm and of exp cancel
     relevance(LOGARITHMIC[name], plain)
     agree(lambda x: LOGARITHMIC[name](x) * x, lambda x: LOGARITHMIC[name](x).detach() * x, recipe)  # a scale

@@ -29,6 +29,7 @@ from lrpx import rules
 from lrpx._kinds import rule_name
 from lrpx._modules import layer_of
 from lrpx.engine._book import Book, Line, relevance, storage_of
+from lrpx.engine._gates import EXPONENTS
 from lrpx.engine._numbers import Numbers, pairs
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place
@@ -248,7 +249,8 @@ class Positions(Tap):
         row = call.operation
         if row is None or not isinstance(out, Tensor) or not self._is_of_image():
             return
-        if call.name == "embedding" and not self._is_everywhere and not self._run.is_given(call.args[0]):
+        is_looked_up = call.name == "embedding" and not self._is_everywhere and call.args
+        if is_looked_up and not self._run.is_given(call.args[0]):
             self._looked_up.append(out)
         given = [each for each in (*call.args, *call.kwargs.values()) if any_carries(each)]
         made = {self._made.get(each) if isinstance(each, Tensor) else None for each in given}
@@ -668,7 +670,10 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _is_constant(value: Any) -> bool:
-    return isinstance(value, Tensor) and (isinstance(value, Parameter) or not value.requires_grad)
+    """Whether a tensor does not depend on the input; a normaliser that a rule has held constant is no position."""
+    if not isinstance(value, Tensor) or hasattr(value, EXPONENTS):
+        return False
+    return isinstance(value, Parameter) or not value.requires_grad
 
 
 def _moved(made: set[Any], call: Call, out: Tensor) -> set[Any]:
