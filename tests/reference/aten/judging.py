@@ -98,7 +98,7 @@ class _Way:
         for node in tape.nodes:
             is_softmax = node.name in SOFTMAXES | {"logsumexp"} or node.index in self.patterns.softmaxes
             mean = self.patterns.means.get(node.index)
-            is_softmax |= mean is not None and not mean.values
+            is_softmax |= (mean is not None and not mean.values) or node.index in self.patterns.logarithms
             if (
                 not (recipe is Recipe.LRP and is_softmax)
                 and not self._is_constant(node)
@@ -145,6 +145,8 @@ class _Way:
         if node.index in self.patterns.softmaxes:
             u, s = self.patterns.softmaxes[node.index]
             yield u, _softmax(s.tensor, c[0], _axis(node))
+        elif node.index in self.patterns.logarithms:
+            yield from _logsumexp(self.patterns.logarithms[node.index], c[0])
         elif node.index in self.patterns.means and self.recipe is Recipe.ATTNLRP:
             yield from means.shares(self.patterns.means[node.index], c[0], self.sharing.factors)
         elif node.index in self.patterns.functions and self.carries(self.patterns.functions[node.index]):
@@ -336,6 +338,19 @@ def _adjoint(node: Node, inputs: list[Value], c: list[Tensor], position: int | N
     for value, share in zip(unique, found, strict=True):
         if share is not None:
             yield value, share
+
+
+def _logsumexp(calls: list[Node], c: Tensor) -> Shares:
+    """The gradient of the logarithm of a sum of exponentials with respect to the exponents: a softmax, times ``c``."""
+    scores = calls[0].values[0]
+    x = scores.tensor.detach().clone().requires_grad_()
+    made, of = x, scores
+    with torch.enable_grad():
+        for node in calls:
+            (made,) = _with(node, {id(of): made})
+            of = node.outputs[0]
+        (share,) = torch.autograd.grad(made, x, c)
+    yield scores, share
 
 
 def _refuse_unless_linear(node: Node, inputs: list[Value]) -> None:

@@ -46,7 +46,8 @@ class Patterns:
 
     ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result; ``means``: what
     is weighted by exponentials, before a division by their sum; ``logistic``: by identity, exponentials to which a
-    number was added, and powers and products of these; ``sums``: what two that are added are both functions of.
+    number was added, and powers and products of these; ``sums``: what two that are added are both functions of;
+    ``logarithms``: the calls from exponentials by their sum to its logarithm.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
@@ -54,6 +55,7 @@ class Patterns:
     means: dict[int, Mean] = field(default_factory=dict)
     logistic: set[int] = field(default_factory=set)
     sums: dict[int, Value] = field(default_factory=dict)
+    logarithms: dict[int, list[Node]] = field(default_factory=dict)
 
 
 def find(tape: Tape) -> Patterns:
@@ -79,12 +81,27 @@ def find(tape: Tape) -> Patterns:
             found.softmaxes[node.index] = (scores, node.outputs[0])
         elif node.name == "where" and all(map(depends, node.args[1:3])):
             _of_one(node, node.args[1:3], found, of, values)
+        elif node.name == "log" and (calls_from := _from_exponentials(node)):
+            found.logarithms[node.index] = calls_from
         elif node.name in FUNCTIONS or one_over:
             base = _chained(node, found, of, values)
             if base is not None:
                 found.functions[node.index] = base
     found.means = means.find(tape, frozenset(found.softmaxes) | frozenset(found.functions))
     return found
+
+
+def _from_exponentials(log: Node) -> list[Node]:
+    """The calls from exponentials to the logarithm of their sum, in their order; none, if it is of something else."""
+    calls, is_sum = [log], False
+    while len(calls[-1].values) == 1 and (node := calls[-1].values[0].node) is not None:
+        calls.append(node)
+        if is_sum and node.name in EXPONENTIALS:
+            return calls[::-1]
+        if node.name not in SHAPES | {"sum", "mean"}:
+            break
+        is_sum |= node.name in ("sum", "mean")
+    return []
 
 
 def _find_logistic(node: Node, logistic: set[int], scales: set[int]) -> None:
