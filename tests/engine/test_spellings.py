@@ -1225,3 +1225,11 @@ def test_a_ledger_and_a_rule_for_layers_change_no_gate(name: str, recipe: str) -
 def test_the_ledger_closes_over_a_variance_whose_gradient_is_plain() -> None:
     relevance(lambda a, b, _: a.var(1) + b[:, 0], lrpx.recipes.GIM, ledger=True)
     relevance(lambda a, b, _: torch.var_mean(a, 1)[0] + b[:, 0], lrpx.recipes.GIM, ledger=True)
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.mse_loss])
+def test_a_loss_in_the_block_is_told_of_outputs(loss: Callable[..., Tensor]) -> None:
+    with pytest.raises(
+        UnknownOperationError, match=r"compute it after the block: trace\.explain\(loss, outputs=logits\)"
+    ):
+        relevance(lambda a, *_: a * loss(a[:, 0], a[:, 1].detach().softmax(-1)), lrpx.ATTNLRP)
