@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -926,6 +927,9 @@ def test_the_logarithm_of_a_sum_of_exponentials_is_a_logsumexp(name: str) -> Non
     agree(lambda a, b, _: one(a)[..., None] * b, lambda a, b, _: a.logsumexp(-1, keepdim=True) * b, "attnlrp")
     if name != "less the largest":
         agree(lambda a, b, _: one(a)[..., None] * b, lambda a, b, _: a.logsumexp(-1, keepdim=True) * b, "lrp")
+    for rule in (lrpx.rules.identity, lrpx.rules.uniform_bias):
+        with pytest.raises(lrpx.errors.MethodError, match="one number for all scores"):
+            relevance(lambda a, b, _: one(a)[..., None] * b, replace(lrpx.ATTNLRP, softmax=rule))
 
 
 PARTS: dict[str, tuple[Of, Of]] = {
