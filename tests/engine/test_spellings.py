@@ -932,6 +932,20 @@ def test_the_logarithm_of_a_sum_of_exponentials_is_a_logsumexp(name: str) -> Non
             relevance(lambda a, b, _: one(a)[..., None] * b, replace(lrpx.ATTNLRP, softmax=rule))
 
 
+@pytest.mark.parametrize("name", ["amax", "max"])
+def test_the_largest_of_logarithms_normalises_nothing(name: str) -> None:
+    def by(weights: Of) -> Of:
+        return lambda a, b, c: weights((a[..., None, :] + b[..., None]).logsumexp(-1)) * c
+
+    def written(s: Tensor) -> Tensor:
+        m = s.amax(1, keepdim=True) if name == "amax" else s.max(1, keepdim=True).values
+        return (e := (s - m).exp()) / e.sum(1, keepdim=True)
+
+    with pytest.raises(UnknownOperationError, match="exp of a sum that logarithms are in"):
+        relevance(by(written), lrpx.ATTNLRP)
+    agree(by(lambda s: (e := s.exp()) / e.sum(1, keepdim=True)), by(lambda s: s.softmax(1)), "attnlrp")
+
+
 PARTS: dict[str, tuple[Of, Of]] = {
     "selected": (lambda a, *_: torch.log(a.softmax(-1)[:, 2]), lambda a, *_: a.log_softmax(-1)[:, 2]),
     "transposed": (lambda a, *_: a.softmax(-1).mT[..., 1].log(), lambda a, *_: a.log_softmax(-1).mT[..., 1]),
