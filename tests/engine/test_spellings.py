@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -926,6 +927,23 @@ def test_the_logarithm_of_a_sum_of_exponentials_is_a_logsumexp(name: str) -> Non
     agree(lambda a, b, _: one(a)[..., None] * b, lambda a, b, _: a.logsumexp(-1, keepdim=True) * b, "attnlrp")
     if name != "less the largest":
         agree(lambda a, b, _: one(a)[..., None] * b, lambda a, b, _: a.logsumexp(-1, keepdim=True) * b, "lrp")
+    for rule in (lrpx.rules.identity, lrpx.rules.uniform_bias):
+        with pytest.raises(lrpx.errors.MethodError, match="one number for all scores"):
+            relevance(lambda a, b, _: one(a)[..., None] * b, replace(lrpx.ATTNLRP, softmax=rule))
+
+
+@pytest.mark.parametrize("name", ["amax", "max"])
+def test_the_largest_of_logarithms_normalises_nothing(name: str) -> None:
+    def by(weights: Of) -> Of:
+        return lambda a, b, c: weights((a[..., None, :] + b[..., None]).logsumexp(-1)) * c
+
+    def written(s: Tensor) -> Tensor:
+        m = s.amax(1, keepdim=True) if name == "amax" else s.max(1, keepdim=True).values
+        return (e := (s - m).exp()) / e.sum(1, keepdim=True)
+
+    with pytest.raises(UnknownOperationError, match="exp of a sum that logarithms are in"):
+        relevance(by(written), lrpx.ATTNLRP)
+    agree(by(lambda s: (e := s.exp()) / e.sum(1, keepdim=True)), by(lambda s: s.softmax(1)), "attnlrp")
 
 
 PARTS: dict[str, tuple[Of, Of]] = {

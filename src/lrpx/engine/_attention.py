@@ -59,7 +59,10 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if base is None or not found or base._version != found[0]:
         if is_tensor(softmax) and _moved.is_of_softmax(softmax):
             return as_it_is(run, PART, func, args, kwargs)
-        whole = _exponentials.logarithm_of_sum(run, func, x) if not kwargs else None
+        if kwargs or not _exponentials.is_sum(x):
+            return activation(run, func, args, kwargs)
+        _refuse_logarithm(run, func)
+        whole = _exponentials.logarithm_of_sum(run, func, x)
         return activation(run, func, args, kwargs) if whole is None else whole
     value, scores = func(x.detach()), found[1] and found[1]()
     if scores is None or scores._version != found[2] or not base.is_contiguous() or base.storage_offset():
