@@ -385,10 +385,10 @@ class Run:
         self._rule = "unknown"
         if self.recipe.strict and not self.replaying:
             is_loss = name.endswith("loss") or "cross_entropy" in name or name == "kl_div"
-            mend = "compute it after the block: trace.explain(loss, outputs=logits)" * is_loss
+            mend = "compute it after the block, trace.explain(loss, outputs=logits), or " * is_loss
             self.nodes.refuse(
                 f"{self.where()} calls torch's {name!r}, which is neither known to be linear nor has a rule; "
-                f"{mend or 'use a recipe with strict=False to take its plain gradient'}"
+                f"{mend}use a recipe with strict=False to take its plain gradient"
             )
 
     def refused_constant(self, name: str, value: Tensor) -> Tensor:
