@@ -57,7 +57,7 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     base = softmax if hasattr(softmax, SCORES) else getattr(softmax, "_base", None)
     found = getattr(base, SCORES, None)
     if base is None or not found or base._version != found[0]:
-        if is_tensor(softmax) and _moved.is_of_softmax(softmax):
+        if is_tensor(softmax) and _factors.reaches(softmax.grad_fn, _exponentials.made_softmax, _moved.MOVES):
             return as_it_is(run, PART, func, args, kwargs)
         if kwargs or not _exponentials.is_sum(x):
             return activation(run, func, args, kwargs)
@@ -84,7 +84,7 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _guarded(x: Any) -> Any:
     """What ``x`` is a function of that changes no number by more than a guard does."""
     f = _functions.function_of(x) if is_tensor(x) else None
-    return f if f is not None and f.op is not None and _functions.is_guarded(x, f.root) else None
+    return f if f is not None and f.op is not None and _exponentials.is_guarded(x, f.root) else None
 
 
 def _logarithm_in_place(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

@@ -237,7 +237,7 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return as_it_is(run, why, func, (x, *rest), settings)
         x = _broadcast(x, *others)
     if not carries(x):
-        return _functions.keep_softmax(run, run.computed(func(x, *rest, **settings), x), x)
+        return _exponentials.keep_softmax(run, run.computed(func(x, *rest, **settings), x), x)
     if x.is_complex() and run.recipe.activation is not rules.unmodified:  # no ratio of these is known to conserve
         return as_it_is(run, f"{func.__name__} of complex numbers", func, (x, *rest), settings)
     if settings.pop("inplace", False) or any(value is True for value in rest):
@@ -297,8 +297,8 @@ def _bounded(
 
 def _larger(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The larger, or the smaller, of two; of a tensor and a number it is between bounds."""
-    given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
-    if len(given) == 2 and all(map(is_tensor, given)):
+    given = arguments(args, kwargs, "input", "other")
+    if all(map(is_tensor, given)):
         a, b = (each.detach() if hasattr(each, CONSTANT) else constants(each) for each in given)
         x, number = (a, b) if carries(a) else (b, a)
         if carries(x) and not carries(number) and type(x) is Tensor and _is_bound(run, x, number):
@@ -376,9 +376,11 @@ def _square_function(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _note_nothing(out: Tensor, x: Tensor, factor: Any) -> None:
     """Note that ``out``, an exponential times zeros (the state that a recurrence begins with), is nothing of it."""
+    if gate_strength(x) != EXPONENTIAL:  # the cheaper question
+        return
     is_zero = not torch.count_nonzero(factor) if type(factor) is Tensor else type(factor) in (int, float) and not factor
     node: Any = out.grad_fn
-    if is_zero and gate_strength(x) == EXPONENTIAL:
+    if is_zero:
         node.metadata[NOTHING] = True
 
 

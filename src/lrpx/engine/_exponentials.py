@@ -19,7 +19,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._tensors import carries, detached
+from lrpx.engine._tensors import carries, detached, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -296,10 +296,10 @@ def log_of(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
 
 
 def logarithm_of_sum(run: Any, op: Op, x: Any) -> Tensor | None:
-    """``op(x)``, the logarithm of a sum of exponentials that the model has written out, under the rule for softmax, as
-    ``logsumexp`` has it; None where it is none, or its scores were changed since."""
+    """``op(x)``, the logarithm of ``x``, a sum of exponentials (:func:`is_sum`), under the rule for softmax, as
+    ``logsumexp`` has it; None where its scores were changed since, or there are no rules."""
     found = noted(x)
-    if found is None or found[1] != SUMMED or not run.recipe.has_rules():
+    if found is None or not run.recipe.has_rules():
         return None
     out = _under_softmax(run, op(x.detach()), Made(op, found[0]))
     if out is not None:
@@ -627,6 +627,31 @@ def note_softmax(out: Tensor, note: Note) -> None:
         node.metadata[SOFTMAX] = True
 
 
+def made_softmax(node: Any) -> bool:
+    """Whether a node of the graph made a softmax."""
+    return SOFTMAX in node.metadata
+
+
+LEAST = 1e-4
+"""The largest number beside a softmax, or bound of it, that guards its logarithm, ``log(p + 1e-9)``."""
+
+
+def is_guarded(x: Tensor, before: Tensor) -> bool:
+    """Whether ``x`` is what it was before, but for a guard."""
+    is_alike = x.shape == before.shape and x.dtype is before.dtype
+    return is_alike and torch.allclose(x.detach(), before.detach(), rtol=0.0, atol=LEAST)
+
+
+def keep_softmax(run: Any, out: Tensor, *made_of: Any) -> Tensor:
+    """``out``, a constant, noted as a softmax with a guard, if it was made of one."""
+    if run.scores is not None:
+        for each in made_of:
+            is_softmax = is_tensor(each) and (hasattr(each, SCORES) or hasattr(each._base, SCORES))
+            if is_softmax and is_guarded(out, each):
+                setattr(out, SCORES, Note((out._version, None)))
+    return out
+
+
 def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     """``value``, that was made so of exponentials, as a function of their exponents under the rule for softmax; None
     where these were changed since, or are several tensors and the rule is for one."""
@@ -740,5 +765,5 @@ def mark_merging(run: Any, weights: Tensor, scores: Tensor, least: int = 1) -> N
 
 
 def _reaches(node: Any, fits: Callable[[Any], bool]) -> bool:
-    """The same by matrix products, too."""
+    """Whether a node of the graph is made of one that fits, by matrix products, too."""
     return _factors.reaches(node, fits, LEADS_ON)

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
 from lrpx.engine import _biases, _exponentials, _factors, _moved
-from lrpx.engine._exponentials import SCORES, Note
+from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
     SURE,
@@ -146,26 +146,6 @@ def is_normaliser(constant: Any) -> bool:
         return False
     base = constant._base
     return hasattr(constant, NORMALISER) or (base is not None and hasattr(base, NORMALISER))
-
-
-LEAST = 1e-4
-"""The largest number beside a softmax, or bound of it, that guards its logarithm, ``log(p + 1e-9)``."""
-
-
-def is_guarded(x: Tensor, before: Tensor) -> bool:
-    """Whether ``x`` is what it was before, but for a guard."""
-    is_alike = x.shape == before.shape and x.dtype is before.dtype
-    return is_alike and torch.allclose(x.detach(), before.detach(), rtol=0.0, atol=LEAST)
-
-
-def keep_softmax(run: Any, out: Tensor, *made_of: Any) -> Tensor:
-    """``out``, a constant, noted as a softmax with a guard, if it was made of one."""
-    if run.scores is not None:
-        for each in made_of:
-            is_softmax = is_tensor(each) and (hasattr(each, SCORES) or hasattr(each._base, SCORES))
-            if is_softmax and is_guarded(out, each):
-                setattr(out, SCORES, Note((out._version, None)))
-    return out
 
 
 def scaled_by(out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any, bool]) -> Tensor:
@@ -427,7 +407,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if a.ndim and b.ndim:
             out = func(a, b)
             if not out.requires_grad:
-                keep_softmax(run, run.computed(out, a, b), a, b)
+                _exponentials.keep_softmax(run, run.computed(out, a, b), a, b)
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
             elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
@@ -453,7 +433,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
             _summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
-        keep_softmax(run, run.computed(out, *args, *kwargs.values()), *args)
+        _exponentials.keep_softmax(run, run.computed(out, *args, *kwargs.values()), *args)
     return out
 
 

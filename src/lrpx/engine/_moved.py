@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from lrpx.engine._exponentials import SOFTMAX, Note
+from lrpx.engine._exponentials import Note
 from lrpx.engine._nodes import kind
 
 if TYPE_CHECKING:
@@ -64,18 +64,6 @@ def is_moved(x: Tensor) -> bool:
         return False
     made_of = node.next_functions[0][0]
     return name != "UnsafeView" or (made_of is not None and kind(made_of) in MOVES)
-
-
-def is_of_softmax(x: Tensor) -> bool:
-    """Whether ``x`` is a softmax, moved."""
-    node: Any = x.grad_fn
-    for _ in range(FARTHEST):
-        if node is None or SOFTMAX in node.metadata:
-            return node is not None
-        if kind(node) not in MOVES:
-            return False
-        node = node.next_functions[0][0]
-    return False
 
 
 def way(x: Tensor) -> Way:

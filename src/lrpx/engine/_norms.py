@@ -244,10 +244,10 @@ def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> A
     recipe = run.recipe
     if recipe.norm is not rules.constant or recipe.activation not in (rules.identity, rules.unmodified):
         return _functions.normaliser(run.apply("norm", op, x))
-    run.under("activation")
     if recipe.activation is rules.unmodified:
         out = run.apply("activation", op, x)  # of which a variance keeps something
     else:
+        run.under("activation")
         out = _kernels.scaled_on_entry(op(x), 0.5) if "var" in name else op(x)
     mark_gate(recipe, "sqrt", out)
     return keep_gate(recipe, out, x) if run.asks_for_gates else out

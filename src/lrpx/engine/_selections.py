@@ -128,8 +128,8 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(out, tuple):  # with the places
         largest_of_all(run, out[0], *arguments(args, kwargs, "input", "dim")[:2])
         return out
-    given = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
-    if len(given) != 2 or not all(isinstance(each, Tensor) for each in given):
+    given = arguments(args, kwargs, "input", "other")
+    if not all(isinstance(each, Tensor) for each in given):
         return out
     if not carries(out):
         return run.computed(out, *given)
