@@ -6,6 +6,9 @@ the model gets which rule, and when a kernel stands for one, is the engine's.
 
 from __future__ import annotations
 
+import platform
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,14 +99,30 @@ def for_sparse_gradients(op: Operation, transposed: bool = False) -> Operation:
     return lambda x, weight, bias=None: _ForSparseGradients.apply(op, transposed, x, weight, bias)  # type: ignore[no-untyped-call]
 
 
+def by_onednn(op: Operation) -> Operation:
+    """The linear ``op(x, weight, bias)`` of float32, whose gradient is a product by oneDNN."""
+    return lambda x, weight, bias=None: _ByOneDNN.apply(op, x, weight, bias)  # type: ignore[no-untyped-call]
+
+
+@cache
+def prefers_onednn() -> bool:
+    """Whether oneDNN's products of float32 matrices are quicker than MKL's, torch's own choice: on AMD's processors."""
+    if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
+        return False
+    try:
+        told = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        told = platform.processor()
+    return "AuthenticAMD" in told
+
+
 class _ForSparseGradients(Function):
     @staticmethod
     def forward(ctx: Any, op: Operation, transposed: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
         ctx.transposed = transposed
         ctx.inputs = x.shape[-1]
-        y = op(x, weight, bias)
-        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # a view could not be changed in place
+        return _as_own(op(x, weight, bias))
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -113,6 +132,29 @@ class _ForSparseGradients(Function):
         product = _sparse_product if is_plain else torch.ops.lrpx.sparse_matmul
         dx = product(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], ctx.inputs)
         return None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[4] else None
+
+
+class _ByOneDNN(Function):
+    @staticmethod
+    def forward(ctx: Any, op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight)
+        return _as_own(op(x, weight, bias))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,) = ctx.saved_tensors
+        rows = dy.reshape(-1, dy.shape[-1])
+        if type(rows) is Tensor and not is_legacy_batchedtensor(rows) and rows.dtype == weight.dtype:
+            dx = _product_by_onednn(rows, weight)
+        else:
+            dx = rows @ weight.to(rows.dtype)
+        dx = dx.view(*dy.shape[:-1], weight.shape[1])
+        return None, dx, None, rows.sum(0) if ctx.needs_input_grad[3] else None
+
+
+def _as_own(y: Tensor) -> Tensor:
+    """``y``, and no view, which could not be changed in place."""
+    return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
 
 def _sparse_product(a: Tensor, b: Tensor) -> Tensor:
@@ -147,6 +189,10 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
     """``a @ b`` of two matrices by oneDNN, without a copy of either. Torch's own choice for float32 is MKL, which takes
     longer on an AMD processor."""
+    return _product_by_onednn(a, b)
+
+
+def _product_by_onednn(a: Tensor, b: Tensor) -> Tensor:
     if not (a.numel() and b.numel()):
         return a @ b
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")

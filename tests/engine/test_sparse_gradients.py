@@ -121,3 +121,82 @@ def test_the_linear_layers_of_the_last_layer(make, layers, recompute, monkeypatc
     monkeypatch.setattr(_kernels, "_sparse_product", lambda a, b: calls.append(a) or product(a, b))
     trace.explain(out[0, 4].max())
     assert len(calls) == sum(isinstance(module, (nn.Linear, Conv1D)) for module in last.modules())
+
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available()
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
+@pytest.mark.parametrize("shape", [(6,), (1, 6), (2, 3, 6), (0, 6)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_gradient_by_onednn(shape, has_bias):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(shape, requires_grad=True), torch.randn(50, 6), torch.randn(50, requires_grad=True)
+    bias = bias if has_bias else None
+    value, expected = _kernels.by_onednn(linear)(x, weight, bias), linear(x, weight, bias)
+    assert torch.equal(value, expected)
+    seed = torch.randn(expected.shape)
+    exact = seed.double() @ weight.double()
+    found, by_torch = (torch.autograd.grad(each, x, seed, retain_graph=True)[0] for each in (value, expected))
+    assert (found - exact).abs().max() <= 8 * (by_torch - exact).abs().max() if x.numel() else found.shape == x.shape
+    both = torch.autograd.grad(value, x, torch.stack([seed, 2 * seed]), retain_graph=True, is_grads_batched=True)[0]
+    torch.testing.assert_close(both, torch.stack([found, 2 * found]))
+    if has_bias:
+        for one, other in zip(
+            torch.autograd.grad(value, bias, seed), torch.autograd.grad(expected, bias, seed), strict=True
+        ):
+            torch.testing.assert_close(one, other)
+
+
+def names_of_nodes(value):
+    names, waiting = {}, [value.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in names:
+            names[node] = node.name()
+            waiting += [each for each, _ in node.next_functions]
+    return list(names.values())
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
+@pytest.mark.parametrize("make", [models.tiny_llama, models.tiny_bert])
+def test_a_processor_that_prefers_onednn(recipe, make, monkeypatch):
+    """The relevance is as near to that in float64 as where the products are torch's own."""
+    found = {}
+    for dtype, prefers in ((torch.float64, False), (torch.float32, False), (torch.float32, True)):
+        monkeypatch.setattr(_kernels, "prefers_onednn", lambda prefers=prefers: prefers)
+        model = make().to(dtype)
+        with propagate(model, recipe, ()) as trace:
+            value = model(torch.arange(7)[None]).logits[0, -1, 3]
+        used = sum("ByOneDNN" in name for name in names_of_nodes(value))
+        assert (used > 0) == prefers
+        trace.explain(value)
+        found[dtype, prefers] = torch.cat([trace.relevance(each.paths[0]).flatten().double() for each in trace.sources])
+    exact = found[torch.float64, False]
+    lost, by_torch = ((found[torch.float32, prefers] - exact).norm() for prefers in (True, False))
+    assert lost <= 8 * by_torch
+
+
+@pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
+def test_layers_that_keep_torchs_own_product(monkeypatch):
+    """Behind an exponential, which is looked for by way of the product's node, and where a ledger is open."""
+    monkeypatch.setattr(_kernels, "prefers_onednn", lambda: True)
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(2, 4)
+
+    class Exponential(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x.exp())
+
+    def used(model, **settings):
+        with propagate(model, ATTNLRP, (), **settings):
+            return any("ByOneDNN" in name for name in names_of_nodes(model(x).sum()))
+
+    assert used(model)
+    assert not used(Exponential())
+    assert not used(model, ledger=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
@@ -53,6 +54,8 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     elif type(weight) is not Tensor:
         _refuse_without_gradient(run, func, x, weight)
     elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
+        if _kernels.prefers_onednn() and _is_quicker(run, x, weight):
+            func = _kernels.by_onednn(func)
         return _moved.made_by_layer(func(x, weight, bias), x, *given[1:])
     if run.asks_for_weights:
         out = _biases.layered(run, "linear", func, x, weight, bias, _biases.LAST)
@@ -63,6 +66,16 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _is_plain(weight: Tensor) -> bool:
     """Whether a weight is a matrix in the memory of the processor, and not a quantised one."""
     return weight.device.type == "cpu" and type(weight).dequantize is Tensor.dequantize
+
+
+def _is_quicker(run: Run, x: Tensor, weight: Tensor) -> bool:
+    """Whether the gradient may be a product by oneDNN, on a processor that prefers it. Not behind exponentials and
+    logarithms, which are looked for on the graph by way of torch's own products, nor where a part of the model will run
+    again, perhaps with a tap that takes another way; a compiler chooses for itself."""
+    if run.has_scales or run.has_logarithms or x.dtype != torch.float32 or weight.dtype != torch.float32:
+        return False
+    is_plain = type(x) is Tensor and weight.ndim == 2 and weight.device.type == "cpu"
+    return is_plain and hooks_of_saved(False) is None and not torch.compiler.is_compiling()
 
 
 def _refuse_without_gradient(run: Run, func: Any, x: Tensor, weight: Tensor) -> None:
