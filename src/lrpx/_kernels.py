@@ -96,12 +96,12 @@ def for_sparse_gradients(op: Operation, transposed: bool = False) -> Operation:
         op: the operation.
         transposed: whether its weight is ``[inputs, outputs]``, not ``[outputs, inputs]``.
     """
-    return lambda x, weight, bias=None: _ForSparseGradients.apply(op, transposed, x, weight, bias)  # type: ignore[no-untyped-call]
+    return _with_backward_product(op, transposed, _sparse_product, torch.ops.lrpx.sparse_matmul)
 
 
-def by_onednn(op: Operation) -> Operation:
+def by_onednn(op: Operation, transposed: bool = False) -> Operation:
     """The linear ``op(x, weight, bias)`` of float32, whose gradient is a product by oneDNN."""
-    return lambda x, weight, bias=None: _ByOneDNN.apply(op, x, weight, bias)  # type: ignore[no-untyped-call]
+    return _with_backward_product(op, transposed, _product_by_onednn, torch.matmul)
 
 
 @cache
@@ -116,45 +116,38 @@ def prefers_onednn() -> bool:
     return "AuthenticAMD" in told
 
 
-class _ForSparseGradients(Function):
+def _with_backward_product(op: Operation, transposed: bool, product: Operation, of_batched: Operation) -> Operation:
+    return lambda x, weight, bias=None: _WithBackwardProduct.apply(  # type: ignore[no-untyped-call]
+        op, transposed, product, of_batched, x, weight, bias
+    )
+
+
+class _WithBackwardProduct(Function):
     @staticmethod
-    def forward(ctx: Any, op: Operation, transposed: bool, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        op: Operation,
+        transposed: bool,
+        product: Operation,
+        of_batched: Operation,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.transposed = transposed
-        ctx.inputs = x.shape[-1]
-        return _as_own(op(x, weight, bias))
+        ctx.settings = transposed, product, of_batched, x.shape[-1]
+        y = op(x, weight, bias)
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        transposed, product, of_batched, inputs = ctx.settings
         weight = ctx.saved_tensors[0].to(dy.dtype)  # under autocast it has another
         rows = dy.reshape(-1, dy.shape[-1])
-        is_plain = type(rows) is Tensor and not is_legacy_batchedtensor(rows)
-        product = _sparse_product if is_plain else torch.ops.lrpx.sparse_matmul
-        dx = product(rows, weight.T if ctx.transposed else weight).view(*dy.shape[:-1], ctx.inputs)
-        return None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[4] else None
-
-
-class _ByOneDNN(Function):
-    @staticmethod
-    def forward(ctx: Any, op: Operation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(weight)
-        return _as_own(op(x, weight, bias))
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (weight,) = ctx.saved_tensors
-        rows = dy.reshape(-1, dy.shape[-1])
-        if type(rows) is Tensor and not is_legacy_batchedtensor(rows) and rows.dtype == weight.dtype:
-            dx = _product_by_onednn(rows, weight)
-        else:
-            dx = rows @ weight.to(rows.dtype)
-        dx = dx.view(*dy.shape[:-1], weight.shape[1])
-        return None, dx, None, rows.sum(0) if ctx.needs_input_grad[3] else None
-
-
-def _as_own(y: Tensor) -> Tensor:
-    """``y``, and no view, which could not be changed in place."""
-    return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+        if type(rows) is not Tensor or is_legacy_batchedtensor(rows):
+            product = of_batched
+        dx = product(rows, weight.T if transposed else weight).view(*dy.shape[:-1], inputs)
+        return None, None, None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[6] else None
 
 
 def _sparse_product(a: Tensor, b: Tensor) -> Tensor:
@@ -193,7 +186,7 @@ def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _product_by_onednn(a: Tensor, b: Tensor) -> Tensor:
-    if not (a.numel() and b.numel()):
+    if not (a.numel() and b.numel()) or a.dtype != torch.float32:
         return a @ b
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
     return product

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -114,11 +116,11 @@ def test_few_rows_get_what_they_get_among_many(recipe):
 def test_the_linear_layers_of_the_last_layer(make, layers, recompute, monkeypatch):
     model = make()
     last = model.get_submodule(layers)[-1]
-    with propagate(model, ATTNLRP, (), recompute=recompute) as trace:
-        out = model(torch.arange(7)[None]).logits
     calls = []
     product = _kernels._sparse_product
     monkeypatch.setattr(_kernels, "_sparse_product", lambda a, b: calls.append(a) or product(a, b))
+    with propagate(model, ATTNLRP, (), recompute=recompute) as trace:
+        out = model(torch.arange(7)[None]).logits
     trace.explain(out[0, 4].max())
     assert len(calls) == sum(isinstance(module, (nn.Linear, Conv1D)) for module in last.modules())
 
@@ -129,14 +131,16 @@ HAS_ONEDNN = torch.backends.mkldnn.is_available()
 @pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
 @pytest.mark.parametrize("shape", [(6,), (1, 6), (2, 3, 6), (0, 6)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_the_gradient_by_onednn(shape, has_bias):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_gradient_by_onednn(shape, has_bias, transposed):
     torch.manual_seed(0)
+    op = (lambda x, weight, bias: linear(x, weight.T, bias)) if transposed else linear
     x, weight, bias = torch.randn(shape, requires_grad=True), torch.randn(50, 6), torch.randn(50, requires_grad=True)
-    bias = bias if has_bias else None
-    value, expected = _kernels.by_onednn(linear)(x, weight, bias), linear(x, weight, bias)
+    weight, bias = weight.T.contiguous() if transposed else weight, bias if has_bias else None
+    value, expected = _kernels.by_onednn(op, transposed)(x, weight, bias), op(x, weight, bias)
     assert torch.equal(value, expected)
     seed = torch.randn(expected.shape)
-    exact = seed.double() @ weight.double()
+    exact = seed.double() @ (weight.T if transposed else weight).double()
     found, by_torch = (torch.autograd.grad(each, x, seed, retain_graph=True)[0] for each in (value, expected))
     assert (found - exact).abs().max() <= 8 * (by_torch - exact).abs().max() if x.numel() else found.shape == x.shape
     both = torch.autograd.grad(value, x, torch.stack([seed, 2 * seed]), retain_graph=True, is_grads_batched=True)[0]
@@ -148,55 +152,56 @@ def test_the_gradient_by_onednn(shape, has_bias):
             torch.testing.assert_close(one, other)
 
 
-def names_of_nodes(value):
-    names, waiting = {}, [value.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in names:
-            names[node] = node.name()
-            waiting += [each for each, _ in node.next_functions]
-    return list(names.values())
+@pytest.fixture
+def products(monkeypatch):
+    """The products that oneDNN was asked for, on a processor that prefers it."""
+    asked, product = [], _kernels._product_by_onednn
+    monkeypatch.setattr(_kernels, "_product_by_onednn", lambda a, b: asked.append(a) or product(a, b))
+    monkeypatch.setattr(_kernels, "prefers_onednn", lambda: True)
+    return asked
 
 
 @pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
 @pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
-@pytest.mark.parametrize("make", [models.tiny_llama, models.tiny_bert])
-def test_a_processor_that_prefers_onednn(recipe, make, monkeypatch):
+@pytest.mark.parametrize("make", [models.tiny_llama, models.tiny_bert, models.tiny_gpt2])
+def test_a_processor_that_prefers_onednn(recipe, make, products, monkeypatch):
     """The relevance is as near to that in float64 as where the products are torch's own."""
     found = {}
     for dtype, prefers in ((torch.float64, False), (torch.float32, False), (torch.float32, True)):
         monkeypatch.setattr(_kernels, "prefers_onednn", lambda prefers=prefers: prefers)
         model = make().to(dtype)
         with propagate(model, recipe, ()) as trace:
-            value = model(torch.arange(7)[None]).logits[0, -1, 3]
-        used = sum("ByOneDNN" in name for name in names_of_nodes(value))
-        assert (used > 0) == prefers
-        trace.explain(value)
+            trace.explain(model(torch.arange(7)[None]).logits[0, -1, 3])
+        assert bool(products) == prefers
         found[dtype, prefers] = torch.cat([trace.relevance(each.paths[0]).flatten().double() for each in trace.sources])
     exact = found[torch.float64, False]
     lost, by_torch = ((found[torch.float32, prefers] - exact).norm() for prefers in (True, False))
     assert lost <= 8 * by_torch
 
 
+class AfterExponential(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x.exp())
+
+
 @pytest.mark.skipif(not HAS_ONEDNN, reason="torch was built without oneDNN")
-def test_layers_that_keep_torchs_own_product(monkeypatch):
-    """Behind an exponential, which is looked for by way of the product's node, and where a ledger is open."""
-    monkeypatch.setattr(_kernels, "prefers_onednn", lambda: True)
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(2, 4)
+@pytest.mark.parametrize("layer", [nn.Linear(4, 8), Conv1D(8, 4)], ids=["linear", "addmm"])
+def test_layers_that_keep_torchs_own_product(layer, products):
+    """Behind an exponential, which is looked for by way of the product, with a ledger, and under another rule."""
+    x = torch.randn(2, 4)
+    model = nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 3))
 
-    class Exponential(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, x):
-            return self.model(x.exp())
-
-    def used(model, **settings):
-        with propagate(model, ATTNLRP, (), **settings):
-            return any("ByOneDNN" in name for name in names_of_nodes(model(x).sum()))
+    def used(model, recipe=ATTNLRP, **settings):
+        products.clear()
+        with propagate(model, recipe, (), **settings) as trace:
+            trace.explain(model(x).sum())
+        return len(products)
 
     assert used(model)
-    assert not used(Exponential())
+    assert not used(AfterExponential(model))
     assert not used(model, ledger=True)
+    assert not used(model, replace(ATTNLRP, linear=rules.Gamma(0.1)))

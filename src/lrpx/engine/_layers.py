@@ -54,7 +54,7 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     elif type(weight) is not Tensor:
         _refuse_without_gradient(run, func, x, weight)
     elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
-        if _kernels.prefers_onednn() and _is_quicker(run, x, weight):
+        if _prefers_onednn(run, x, weight):
             func = _kernels.by_onednn(func)
         return _moved.made_by_layer(func(x, weight, bias), x, *given[1:])
     if run.asks_for_weights:
@@ -68,11 +68,13 @@ def _is_plain(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and type(weight).dequantize is Tensor.dequantize
 
 
-def _is_quicker(run: Run, x: Tensor, weight: Tensor) -> bool:
-    """Whether the gradient may be a product by oneDNN, on a processor that prefers it. Not behind exponentials and
+def _prefers_onednn(run: Run, x: Tensor, weight: Tensor) -> bool:
+    """Whether the gradient is to be a product by oneDNN, on a processor that prefers it. Not behind exponentials and
     logarithms, which are looked for on the graph by way of torch's own products, nor where a part of the model will run
     again, perhaps with a tap that takes another way; a compiler chooses for itself."""
-    if run.has_scales or run.has_logarithms or x.dtype != torch.float32 or weight.dtype != torch.float32:
+    if not _kernels.prefers_onednn() or run.has_scales or run.has_logarithms:
+        return False
+    if x.dtype != torch.float32 or weight.dtype != torch.float32:
         return False
     is_plain = type(x) is Tensor and weight.ndim == 2 and weight.device.type == "cpu"
     return is_plain and hooks_of_saved(False) is None and not torch.compiler.is_compiling()
@@ -154,10 +156,12 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return product(a_, b_) if bias is None else func(bias, a_, b_, **settings)
 
         if has_constant_bias:
-            sparse = run.in_last_layer and func.__name__ == "addmm" and x is a and not settings and _is_plain(b)
-            return run.apply(
-                "linear", _kernels.for_sparse_gradients(op, transposed=True) if sparse else op, x, weight, bias
-            )
+            if func.__name__ == "addmm" and x is a and not settings:
+                if run.in_last_layer and _is_plain(weight):
+                    op = _kernels.for_sparse_gradients(op, transposed=True)
+                elif run.is_usual and run.recipe.linear is rules.unmodified and _prefers_onednn(run, x, weight):
+                    op = _kernels.by_onednn(op, transposed=True)
+            return run.apply("linear", op, x, weight, bias)
         if run.recipe.linear is rules.unmodified:
             return run.apply("linear", lambda x, weight, _: op(x, weight, bias), x, weight, None)
         apart = run.apply("linear", op, x, weight, None)

@@ -34,7 +34,7 @@ MOVES = SHAPES | frozenset(
 LAYERS = frozenset(
     """Convolution ConvolutionOverrideable MkldnnConvolution Addmm Mm Bmm Baddbmm Addmv Mv Linear Dot Addbmm
     ScaledDotProductFlashAttentionForCpu ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
-    _ForSparseGradients _Either""".split()
+    _WithBackwardProduct _Either""".split()
 )
 """Nodes of layers, behind which a way back ends."""
 FARTHEST = 1024
