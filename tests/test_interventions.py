@@ -312,6 +312,39 @@ def test_the_model_in_the_block_is_explained(llama, method):
 
 
 @pytest.mark.parametrize(
+    ("make", "layer", "given"),
+    [
+        (models.tiny_llama, "model.layers.0", {}),
+        (models.tiny_bert, "bert.encoder.layer.0", {}),
+        (models.tiny_t5, "encoder.block.0", {"decoder_input_ids": torch.tensor([[0, 4]])}),
+    ],
+    ids=["llama", "bert", "t5"],
+)
+def test_a_token_that_is_hidden_at_an_end_is_no_padding(make, layer, given):
+    """Where tokens at the ends are changed, and one after another is hidden by the mask."""
+    model, ids, last = make(), IDS[:1], IDS.shape[1] - 1
+    asked = {"position": 1, "decoder": [0, 4]} if given else {"position": last}
+    with lrpx.intervene(model, {layer: Set(0.5, positions=[0, last])}):
+        found = lrpx.Explainer(model)(ids[0].tolist(), 5, method="leave-one-out", **asked)
+
+    def change(x):
+        x[:, [0, last]] = 0.5
+        return x
+
+    takes = {"position_ids": torch.arange(last + 1)[None]} if make is not models.tiny_t5 else given
+    values = []
+    for hidden in (None, *range(last + 1)):
+        mask = torch.ones_like(ids)
+        if hidden is not None:
+            mask[0, hidden] = 0
+        row = by_hand(model, layer, change, "output", ids, attention_mask=mask, **takes)[0, asked["position"]]
+        values.append(row[5])
+    expected = values[0] - torch.stack(values[1:])
+    assert found.explained.value == pytest.approx(float(values[0]), abs=1e-12)
+    assert torch.allclose(found.relevance[: last + 1], expected, rtol=0, atol=1e-9 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
     "change", [0.0, Scale(3), Add(2.0), Clamp(-0.1, 0.1), Set(1.0, positions=[2]), Scale(-1, positions=[0, 6])]
 )
 def test_the_ledger_still_closes(llama, change):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -96,12 +96,12 @@ def for_sparse_gradients(op: Operation, transposed: bool = False) -> Operation:
         op: the operation.
         transposed: whether its weight is ``[inputs, outputs]``, not ``[outputs, inputs]``.
     """
-    return _with_backward_product(op, transposed, _sparse_product, torch.ops.lrpx.sparse_matmul)
+    return _with_backward_product(_Product(op, transposed, _sparse_product, torch.ops.lrpx.sparse_matmul))
 
 
 def by_onednn(op: Operation, transposed: bool = False) -> Operation:
     """The linear ``op(x, weight, bias)`` of float32, whose gradient is a product by oneDNN."""
-    return _with_backward_product(op, transposed, _product_by_onednn, torch.matmul)
+    return _with_backward_product(_Product(op, transposed, _product_by_onednn, torch.matmul))
 
 
 @cache
@@ -116,38 +116,40 @@ def prefers_onednn() -> bool:
     return "AuthenticAMD" in told
 
 
-def _with_backward_product(op: Operation, transposed: bool, product: Operation, of_batched: Operation) -> Operation:
-    return lambda x, weight, bias=None: _WithBackwardProduct.apply(  # type: ignore[no-untyped-call]
-        op, transposed, product, of_batched, x, weight, bias
-    )
+class _Product(NamedTuple):
+    """What the gradient of a linear operation is a product by."""
+
+    op: Operation
+    transposed: bool
+    product: Operation
+    of_batched: Operation
+    """What stands for it where gradients come in batches, as tensors of a kind of their own."""
+
+
+def _with_backward_product(by: _Product) -> Operation:
+    return lambda x, weight, bias=None: _WithBackwardProduct.apply(by, x, weight, bias)  # type: ignore[no-untyped-call]
 
 
 class _WithBackwardProduct(Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        op: Operation,
-        transposed: bool,
-        product: Operation,
-        of_batched: Operation,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, by: _Product, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        ctx.settings = transposed, product, of_batched, x.shape[-1]
-        y = op(x, weight, bias)
+        ctx.by = by
+        y = by.op(x, weight, bias)
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y  # a view could not be changed in place
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        transposed, product, of_batched, inputs = ctx.settings
-        weight = ctx.saved_tensors[0].to(dy.dtype)  # under autocast it has another
+        (weight,) = ctx.saved_tensors
+        if ctx.by.transposed:
+            weight = weight.T
+        if weight.dtype != dy.dtype:  # under autocast
+            weight = weight.to(dy.dtype)
         rows = dy.reshape(-1, dy.shape[-1])
-        if type(rows) is not Tensor or is_legacy_batchedtensor(rows):
-            product = of_batched
-        dx = product(rows, weight.T if transposed else weight).view(*dy.shape[:-1], inputs)
-        return None, None, None, None, dx, None, rows.sum(0) if ctx.needs_input_grad[6] else None
+        is_plain = type(rows) is Tensor and not is_legacy_batchedtensor(rows)
+        product = ctx.by.product if is_plain else ctx.by.of_batched
+        dx = product(rows, weight).view(*dy.shape[:-1], weight.shape[-1])
+        return None, dx, None, rows.sum(0) if ctx.needs_input_grad[3] else None
 
 
 def _sparse_product(a: Tensor, b: Tensor) -> Tensor:
@@ -188,7 +190,7 @@ def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
 def _product_by_onednn(a: Tensor, b: Tensor) -> Tensor:
     if not (a.numel() and b.numel()) or a.dtype != torch.float32:
         return a @ b
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.T, None, "none", [], "")
+    product: Tensor = torch.ops.mkldnn._linear_pointwise.default(a, b.T, None, "none", [], "")
     return product
 
 

@@ -1,11 +1,17 @@
-"""Padding in plain token ids, which nobody has said to be padding: refused, for the model would read it as text."""
+"""What is padding: in plain token ids, where nobody has said so and the model would read it as text, it is refused; in
+an attention mask that hides tokens, these are none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
@@ -86,3 +92,28 @@ class Padding:
             f"the {name} begins or ends with {count} padding tokens ({self.text}id {self.id}), which would be "
             "explained as text; pass all that the tokenizer returned, with its attention_mask, or leave the padding out"
         )
+
+
+_hiding = threading.local()
+
+
+@contextmanager
+def hiding(mask: Tensor, real: Tensor) -> Iterator[None]:
+    """Until the block ends, and in this thread, a model runs with an attention mask that hides tokens.
+
+    Args:
+        mask: ``[B, W]``, 0 at padding and at hidden tokens.
+        real: ``[B, W]``, false at padding alone.
+    """
+    before, _hiding.now = getattr(_hiding, "now", None), (mask != 0, real.to(mask.device))
+    try:
+        yield
+    finally:
+        _hiding.now = before
+
+
+def without_padding(mask: Tensor) -> Tensor:
+    """``[B, W]``: what of an attention mask is no padding, hidden tokens of :func:`hiding` among it."""
+    given = mask != 0
+    hidden, real = getattr(_hiding, "now", None) or (given, given)
+    return real if torch.equal(given, hidden) else given

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from lrpx._modules import layers, named_modules
+from lrpx._padding import without_padding
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import intervened, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
@@ -657,7 +658,7 @@ def _positions_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | 
     at = (seen + torch.arange(wide, device=given.device)).expand(batch, wide)
     if mask is None:
         return at
-    real = mask != 0  # a token that is hidden inside a text is no padding
+    real = without_padding(mask)  # nor is a token that is hidden inside a text
     before = real.cumsum(1) > 0
     padding = ~(before & (real.flip(1).cumsum(1) > 0).flip(1))[:, seen:]
     return torch.where(padding, -1, at - (~before).sum(1, keepdim=True))

@@ -23,6 +23,7 @@ from lrpx._dropping import can_drop, can_tell, proven, without_hidden, worth
 from lrpx._loading import is_sentence_transformer, load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
+from lrpx._padding import hiding
 from lrpx._passes import Pass
 from lrpx._patches import patches_of, places_of
 from lrpx._pooling import Pooling, pooling_in, pooling_of
@@ -515,6 +516,8 @@ class BoundModel(Named):
             with ExitStack() as stack:
                 if taps is not None:
                     stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
+                if attention_mask is not None:
+                    stack.enter_context(hiding(batch.inputs["attention_mask"], batch.real))
                 stack.enter_context(torch.no_grad())
                 logits_of = stack.enter_context(self._reading(batch, batch.positions(some)))
                 answers = self._answers(some, logits_of(self.module(**batch.inputs)))
