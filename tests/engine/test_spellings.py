@@ -1271,6 +1271,12 @@ LENGTHS: dict[str, tuple[Of, Of]] = {
         lambda a, b, _: torch.linalg.vector_norm(a - b, torch.inf, 1),
         lambda a, b, _: (a - b).abs().amax(1),
     ),
+    "from a number": (lambda a, *_: (a - 0.5).norm(dim=1), lambda a, *_: (a - 0.5).square().sum(1).sqrt()),
+    "1-norm from a number": (lambda a, *_: (1 - a).norm(1, 1), lambda a, *_: (1 - a).abs().sum(1)),
+    "filled, from a number": (
+        lambda a, *_: (a + 0.3).masked_fill(a > 1, 0.0).norm(dim=1),
+        lambda a, *_: (a + 0.3).masked_fill(a > 1, 0.0).square().sum(1).sqrt(),
+    ),
     "hypot": (lambda a, b, _: torch.hypot(a, b), lambda a, b, _: torch.stack((a, b)).norm(dim=0)),
     "std": (lambda a, *_: a.std(1), lambda a, *_: ((a - a.mean(1, keepdim=True)) ** 2).sum(1).div(4).sqrt()),
     "root of var": (lambda a, *_: a.std(1), lambda a, *_: a.var(1).sqrt()),
@@ -1287,6 +1293,12 @@ def test_a_length_that_divides_nothing_is_a_function(name: str, recipe: str) -> 
     """Of the features of a siamese network, or of a speaker model that pools means and deviations."""
     agree(*LENGTHS[name], recipe)
     assert relevance(LENGTHS[name][0], RECIPES[recipe], ledger=True)[1].any()
+
+
+@pytest.mark.parametrize("function", [lambda x: x.norm(dim=2), lambda x: x.square().sum(2).sqrt()])
+def test_a_length_from_a_number_that_was_moved_is_refused_as_its_squares_are(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(UnknownOperationError, match="function of a function that was moved"):
+        relevance(lambda a, *_: function((a + 0.3).mT), RECIPES["attnlrp"])
 
 
 DEVIATIONS: dict[str, Callable[[Tensor], Tensor]] = {

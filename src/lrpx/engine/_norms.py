@@ -244,6 +244,8 @@ def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> A
     recipe = run.recipe
     if recipe.norm is not rules.constant or recipe.activation not in (rules.identity, rules.unmodified):
         return _functions.normaliser(run.apply("norm", op, x))
+    if "norm" in name and recipe.activation is rules.identity and _functions.is_shifted(x):
+        x = _functions.activation(run, torch.clone, x)  # a number that was added belongs to a function
     kept = x.clone()  # by the graph; a model may go on to divide x in place
     if recipe.activation is rules.unmodified:
         out = run.apply("activation", op, kept)  # of which a variance keeps something
