@@ -116,6 +116,13 @@ def test_a_margin_needs_two_logits():
         Margin().resolved(lookup, LOGITS[:1])
 
 
+def test_a_log_probability_needs_two_logits():
+    """Of one it is 0, and so is every relevance."""
+    for target in (LogProb(), LogProb(0)):
+        with pytest.raises(TargetError, match=r"a softmax of one logit is 1, .*; pass Logit\(0\)"):
+            target.resolved(lookup, LOGITS[:1])
+
+
 def test_targets_are_values():
     assert Logit(1) == Logit(1) != LogProb(1)
     assert len({Contrast(1, 2), Contrast(1, 2), Contrast(2, 1)}) == 2

@@ -117,6 +117,12 @@ class LogProb(Target):
 
     name: ClassVar[str] = "log-probability"
 
+    def resolved(self, lookup: Callable[[str], int], logits: Tensor) -> Target:
+        """See :meth:`Target.resolved`; there must be another logit."""
+        if len(logits) < 2:
+            raise TargetError("a softmax of one logit is 1, and its logarithm 0, whatever the input; pass Logit(0)")
+        return super().resolved(lookup, logits)
+
     def value(self, logits: Tensor) -> Tensor:
         """``log softmax(z)_t``, in float32 at least."""
         with torch._C.DisableTorchFunction():  # its normaliser has no rule, also where it is computed beside the model

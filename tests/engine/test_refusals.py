@@ -44,6 +44,23 @@ def explained(model: nn.Module, recipe: Any = LRP, x: Tensor = X) -> Any:
     return trace
 
 
+def test_a_state_that_is_written_over_is_refused_by_name() -> None:
+    """As RWKV's is with a cache: plain torch has no gradient of it."""
+
+    def stepped(h: Tensor) -> Tensor:
+        state = torch.zeros_like(h)
+        out = 0
+        for factor in (h, 2 * h):
+            state[:] = state * factor + h
+            out = out + state * h
+        return out
+
+    with pytest.raises(RuntimeError, match="inplace"):
+        Calls(stepped)(X).sum().backward()
+    with pytest.raises(TraceError, match=r"writes over a value that the backward pass needs.*use_cache=False"):
+        explained(Calls(stepped), ATTNLRP)
+
+
 def test_a_custom_autograd_function_of_the_model_is_refused_by_name() -> None:
     with pytest.raises(UnknownOperationError, match=r"Doubled of tests\.engine\.test_refusals.*strict=False"):
         explained(Calls(Doubled.apply))

@@ -245,7 +245,8 @@ class Trace:
 
         Raises:
             UnknownOperationError: something on the way that no rule has reached, under a strict recipe.
-            TraceError: a checkpoint of the model's own computes something else when it runs again.
+            TraceError: a checkpoint of the model's own computes something else when it runs again; or the model has
+                written over what the backward pass needs.
         """
         with self.during_backward():  # the walk, too, may look at what a checkpoint computes again
             if self._recipe.has_rules():
@@ -262,6 +263,13 @@ class Trace:
                     "a part of the model in a checkpoint of its own, torch.utils.checkpoint, computes something else "
                     "when it is run again, as with a state that it changes; switch the checkpoints off, "
                     "model.gradient_checkpointing_disable()"
+                ) from error
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                raise TraceError(
+                    "the model writes over a value that the backward pass needs, as with a state or a cache that it "
+                    "updates in place; run it so that it keeps none, as by use_cache=False"
                 ) from error
 
     def refuse_non_finite(self, value: Tensor, name: str) -> None:
