@@ -11,6 +11,7 @@ False
 
 from __future__ import annotations
 
+import inspect
 import math
 import threading
 from collections import defaultdict
@@ -640,10 +641,28 @@ def _needs_positions(change: Change) -> bool:
     return isinstance(change, Patch) or getattr(change, "positions", None) is not None
 
 
-def _positions_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """``[B, W]``: where the tokens of a call stand in their texts, from 0; -1 for padding. None where nobody knows."""
+def _by_name(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The arguments of a call by their names; None where those of some tensors are not known. A first one that has no
+    name is what the module is about."""
+    find: Any = getattr(module, "get_base_model", None)  # peft hands all on
+    parameters = inspect.signature((module if find is None else find()).forward).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if any(isinstance(each, Tensor) for each in args[max(len(names), 1) :]):
+        return None
+    return {**dict(zip(names or [""], args, strict=False)), **kwargs}
+
+
+def _is_part(value: Tensor, whole: Tensor) -> bool:
+    """Whether a tensor is another, or in its memory."""
+    return value is whole or value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def _positions_of(kwargs: Mapping[str, Any]) -> Tensor | None:
+    """``[B, W]``: where the tokens of a call with such arguments stand in their texts, from 0; -1 for padding. None
+    where nobody knows."""
     given = next((kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None), None)
-    given = args[0] if given is None and args and isinstance(args[0], Tensor) else given
+    if given is None:
+        given = next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
     if not isinstance(given, Tensor) or given.ndim < 2:
         return None
     if given.ndim == 3 and not given.is_floating_point():  # the choices of several questions
@@ -683,27 +702,38 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
     modules = dict(named_modules(model))
     thread = threading.get_ident()
     handles: list[RemovableHandle] = []
+    heard: list[Tensor | None] = [None]
 
     def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: hook(*args) if threading.get_ident() == thread and not is_looking() else None
 
     def begins(within: Sequence[str]) -> Callable[..., Any]:
-        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            tap.enter(within, _positions_of(args, kwargs))
+        def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            given = _by_name(module, args, kwargs)
+            tap.enter(within, None if given is None else _positions_of(given))
+            if given is not None and isinstance(states := given.get("encoder_hidden_states"), Tensor):
+                heard[0] = states
 
         return mine(before)
+
+    def of_tokens(path: str, value: Tensor | None) -> None:
+        """A decoder's keys and values are made of the encoder's tokens, wherever its own stand."""
+        if value is not None and heard[0] is not None and _is_part(value, heard[0]):
+            tap.scopes[path] = None
 
     def entered(path: str) -> Callable[..., Any]:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = first_tensor((*args, *kwargs.values()))
+            of_tokens(path, value)
             other = None if value is None else tap.module(path, "input", value)
             return None if other is None else (with_other(args, value, other), with_other(kwargs, value, other))
 
         return mine(before)
 
     def left(path: str) -> Callable[..., Any]:
-        def after(_: Module, __: Any, output: Any) -> Any:
+        def after(_: Module, args: Any, output: Any) -> Any:
             value = first_tensor(output)
+            of_tokens(path, first_tensor(args))
             other = None if value is None else tap.module(path, "output", value)
             return None if other is None else with_other(output, value, other)
 

@@ -343,7 +343,7 @@ def context_length(model: Module) -> int | None:
     A tokenizer's ``model_max_length`` is advice, and no limit.
     """
     positions = getattr(text_config(model), "max_position_embeddings", None)
-    return positions - _first_position(model) if isinstance(positions, int) and positions > 0 else None
+    return positions - _after_padding(model) if isinstance(positions, int) and positions > 0 else None
 
 
 def sizes(model: Module) -> dict[str, int]:
@@ -354,13 +354,21 @@ def sizes(model: Module) -> dict[str, int]:
     return {name: size for name, size in found.items() if isinstance(size, int) and size > 0}
 
 
-def _first_position(model: Module) -> int:
-    """The position of the first token: 0, or in RoBERTa and its kin the one after the padding's."""
+def _after_padding(model: Module) -> int:
+    """The position after the padding's, from which RoBERTa and its kin count; else 0."""
     for path, module in named_modules(model):
         padding: Any = getattr(module, "padding_idx", None)
         if padding is not None and path.endswith("position_embeddings"):
             return int(padding) + 1
     return 0
+
+
+def _first_position(model: Module) -> int:
+    """The position of the first token: 0, the one after the padding's, or the first of those that the model keeps, as
+    Nyströmformer does: 2."""
+    kept = (each for path, each in model.named_buffers() if path.rsplit(".", 1)[-1] == "position_ids")
+    first = next((int(each.flatten()[0]) for each in kept if each.numel() and each.device.type != "meta"), 0)
+    return _after_padding(model) or first
 
 
 def position_ids(model: Module, task: Task, mask: Tensor) -> Tensor:

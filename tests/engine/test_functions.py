@@ -531,6 +531,7 @@ def test_the_first_of_a_mean_token_by_token_is_over_one_token(recipe: Recipe) ->
 
 
 KEPT = noise(5, 8, seed=12) > -0.5
+CAUSAL = torch.ones(5, 5, dtype=torch.bool).tril()
 
 
 def shared(w: Tensor, places: Tensor, values: Tensor) -> Tensor:
@@ -556,6 +557,25 @@ CHOSEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "a bound": lambda p, v: (lambda w, at: shared(w / w.sum(-1, keepdim=True).clamp(min=1e-9), at, v))(*p.topk(3)),
     "a 1-norm": lambda p, v: (lambda w, at: shared(w / torch.norm(w, p=1, dim=-1, keepdim=True), at, v))(*p.topk(3)),
     "normalize": lambda p, v: (lambda w, at: shared(F.normalize(w, p=1, dim=-1), at, v))(*p.topk(3)),
+    "a reciprocal": lambda p, v: (lambda w, at: shared(w * w.sum(-1, keepdim=True).reciprocal(), at, v))(*p.topk(3)),
+    "one over": lambda p, v: (lambda w, at: shared(1 / w.sum(-1, keepdim=True) * w, at, v))(*p.topk(3)),
+    "scattered": lambda p, v: (
+        lambda w, at: (lambda w: shared((w / w.sum(-1, keepdim=True)).gather(-1, at), at, v))(
+            torch.zeros_like(p).scatter(-1, at, w)
+        )
+    )(*p.topk(3)),
+    "written": lambda p, v: (
+        lambda w, at: (lambda w: shared((w / w.sum(-1, keepdim=True)).gather(-1, at), at, v))(
+            torch.zeros_like(p).scatter_(-1, at, w)
+        )
+    )(*p.topk(3)),
+    "in rows": lambda p, v: (lambda w, at: shared((w / w.sum(-1, keepdim=True)).view(*p.shape[:-1], 3), at, v))(
+        *(lambda w, at: (w[:, None].squeeze(1), at.view(*p.shape[:-1], 3)))(*p.view(-1, p.shape[-1]).topk(3))
+    ),
+    "multiplied first": lambda p, v: (lambda w, at: shared(w, at, v) / w.sum(-1, keepdim=True))(*p.topk(3)),
+    "multiplied first, one over": lambda p, v: (
+        lambda w, at: shared(w, at, v) * (1 / (w.sum(-1)[..., None].expand(*w.shape[:-1], v.shape[-1]) + 1e-20))
+    )(*p.topk(3)),
 }
 
 
@@ -601,6 +621,46 @@ def test_some_of_a_softmax_that_is_masked(recipe: Recipe) -> None:
         return p / p.sum(-1, keepdim=True) * (x @ DOWN)
 
     agree(masked, lambda x: (x @ UP).masked_fill(~KEPT, -math.inf).softmax(-1) * (x @ DOWN), recipe)
+
+
+@every_family
+@pytest.mark.parametrize("written", ["@", "einsum", "sum"])
+def test_attention_that_is_masked_after_its_softmax(written: str, recipe: Recipe) -> None:
+    """And divided by the sum of its weights after the product with the values."""
+
+    def weighted(p: Tensor, v: Tensor) -> Tensor:
+        if written == "sum":
+            return (p[..., None] * v[:, None]).sum(-2)
+        return p @ v if written == "@" else torch.einsum("bts,bsd->btd", p, v)
+
+    def masked(x: Tensor) -> Tensor:
+        p = (x @ UP @ x.mT / 3).softmax(-1) * CAUSAL
+        return weighted(p, x @ DOWN) / p.sum(-1, keepdim=True)
+
+    agree(masked, lambda x: (x @ UP @ x.mT / 3).masked_fill(~CAUSAL, -math.inf).softmax(-1) @ (x @ DOWN), recipe)
+
+
+HALF: dict[str, Function] = {
+    "a number beside the sum": lambda x: (lambda p: (p @ x) / (p.sum(-1, keepdim=True) + 0.5))(
+        (x @ UP @ x.mT).softmax(-1) * CAUSAL
+    ),
+    "something beside the product": lambda x: (lambda p: (p @ x + x) / p.sum(-1, keepdim=True))(
+        (x @ UP @ x.mT).softmax(-1) * CAUSAL
+    ),
+    "a constant beside the product": lambda x: (lambda p: (p @ x + 1) / p.sum(-1, keepdim=True))(
+        (x @ UP @ x.mT).softmax(-1) * CAUSAL
+    ),
+    "the weights twice": lambda x: (lambda p: (p @ p @ x) / p.sum(-1, keepdim=True))(
+        (x @ UP @ x.mT).softmax(-1) * CAUSAL
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALF)
+def test_what_is_no_softmax_of_the_masked_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UnknownOperationError, match="of what some of a softmax are in, by their sum"):
+        relevance(HALF[name], ATTNLRP)
+    relevance(HALF[name], LRP)
 
 
 def test_a_softmax_over_its_sum_along_another_dimension_is_a_weighted_mean() -> None:

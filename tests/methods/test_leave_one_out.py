@@ -44,6 +44,17 @@ def test_a_masked_model_and_a_classifier():
     near(found.relevance, leave_one_out(classifier, IDS, lambda output: output.logits[0, 1]))
 
 
+def test_a_model_that_counts_from_another_place():
+    """Nyströmformer's first position is 2, which it keeps; a token that is hidden moves no other."""
+    config = transformers.NystromformerConfig(
+        vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, num_labels=3,
+        num_landmarks=8, segment_means_seq_len=8, max_position_embeddings=16,
+    )  # fmt: skip
+    model = tiny.build(transformers.NystromformerForSequenceClassification, config, "eager")
+    found = Explainer(model)(IDS, 1, method="leave-one-out")
+    near(found.relevance, leave_one_out(model, IDS, lambda output: output.logits[0, 1]))
+
+
 def test_the_answer_to_a_question():
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}

@@ -19,7 +19,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import SCALES, kind
+from lrpx.engine._nodes import SCALES, SUMS, kind
 from lrpx.engine._tensors import CONSTANT, carries, detached, is_tensor
 
 if TYPE_CHECKING:
@@ -651,34 +651,105 @@ def made_softmax(node: Any) -> bool:
 
 
 CHOICES = frozenset(
-    "Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Copy CopySlices".split()
+    """Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Alias Copy CopySlices
+    Scatter ScatterAdd IndexPut IndexAdd IndexCopy MaskedScatter ConstantPadNd""".split()
 )
 """Nodes that choose some of a softmax, where only one of what they are made of depends on the input."""
-GUARDS = frozenset("Add Clamp ClampMin _Identity ToCopy Expand Unsqueeze Clone".split())
+OF_ROWS = frozenset("View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select".split())
+"""Nodes that give what they are made of another shape."""
+MOVED = frozenset("ToCopy Expand Unsqueeze Clone".split())
 """Nodes between a sum and what is divided by it."""
+GUARDS = MOVED | frozenset("Add Clamp ClampMin _Identity".split())
+"""The same, with a small number that is added, or a bound."""
 
 
-def chosen(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
+def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | None:
     """``op(a, b) = a / b``, some of a softmax over their own sum, as a router shares among the experts it has chosen:
-    the softmax of what was chosen, of whose gradient those that were not have no part."""
+    the softmax of what was chosen, of whose gradient those that were not have no part. What was multiplied with such
+    weights before the division, ``(p @ v) / Σ p``, is a product of that softmax and the values.
+
+    Args:
+        run: the run.
+        op: the quotient.
+        a: what is divided.
+        b: what divides.
+        root: what that was before numbers were added, or bounds set.
+    """
     if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
         return None
-    total = _alone(b.grad_fn, GUARDS, _is_sum_or_length)
-    if total is None or _copied(total.next_functions[0]) != _copied((a.grad_fn, a.output_nr)):
-        return None
-    softmax = _alone(a.grad_fn, CHOICES, lambda node: _dimension_of(node) is not None)
+    total = _alone(b.grad_fn, lambda node: kind(node) in GUARDS, _is_sum_or_length)
     along: Any = getattr(total, "_saved_dim", ())
-    if softmax is None or len(along) != 1 or len(softmax._input_metadata[0].shape) != a.ndim:
+    if total is None or len(along) != 1:
         return None
-    dim: Any = _dimension_of(softmax)
-    if (dim - _signed(along[0])) % a.ndim:
+    child, place = summed = total.next_functions[0]
+    ndim = len(child._input_metadata[place].shape)
+    dim = _signed(along[0]) % ndim - ndim  # from the end
+    softmax = _alone(child, _keeps_rows if dim == -1 else _chooses, lambda node: _dimension_of(node) is not None)
+    if softmax is None or (cast("int", _dimension_of(softmax)) - dim) % len(softmax._input_metadata[0].shape):
         return None
-    summed = a.detach().sum(dim, keepdim=True)
-    if not is_guarded(b, summed.expand_as(a) if b.shape == a.shape else summed):
+    if _copied(summed) != _copied((a.grad_fn, a.output_nr)):
+        found = _alone(root.grad_fn, lambda node: kind(node) in MOVED, _is_sum_or_length)
+        is_sum = found is total and is_guarded(b, root)
+        return _weighted_by_chosen(run, op, a, b, softmax, is_sum=is_sum)
+    sums = a.detach().sum(dim, keepdim=True)
+    if not is_guarded(b, sums.expand_as(a) if b.shape == a.shape else sums):
         return None
     out: Tensor = run.apply("softmax", op, a, b, rule=rules.unmodified)
-    note_softmax(out, Note((out._version, None)), dim)
+    note_softmax(out, Note((out._version, None)), dim % ndim)
     return mark_gate(run.recipe, "softmax", _factors.made_of(run, out, 1))
+
+
+def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, softmax: Any, *, is_sum: bool) -> Tensor | None:
+    """``op(a, b) = a / b``, sums of products with some of a softmax over the sum of these: of ``n`` factors, of which
+    the softmax gets ``1/n``, of what divides, too. Refused, where it is no such sums, or not the sum that divides."""
+    degree = _degree(a.grad_fn, softmax, {}, 0)
+    if degree == 0:
+        return None
+    if degree is None or not is_sum or not run.recipe.product is run.recipe.matmul is rules.uniform:
+        return _refused(run, "division, of what some of a softmax are in, by their sum", op, a, b)
+    n = _factors.factors(run, a)
+    shared: Tensor = run.apply(
+        "softmax", lambda a, b: op(a, _kernels.scale_gradient(b, 1 / n)), a, b, rule=rules.unmodified
+    )
+    return cast("Tensor", _factors.made_of(run, shared, n))
+
+
+def _degree(node: Any, softmax: Any, known: dict[Any, int | None], depth: int) -> int | None:
+    """1 for what is some of a softmax, or sums of products of them and others; 0 for what is not made of it by any of
+    these; None for sums of both."""
+    if node is softmax:
+        return 1
+    if _is_entry(node) or node._sequence_nr() < softmax._sequence_nr() or depth == DEEPEST:
+        return 0
+    if node not in known:
+        known[node], name = 0, kind(node)
+        made_of = [child for child, _ in node.next_functions if child is not None]
+        if name in SUMS:
+            degrees = [_degree(child, softmax, known, depth + 1) for child in made_of]
+            degrees += [0] * (len(made_of) == 1)  # a constant
+        elif name in LEADS_ON:
+            degrees = [_degree(child, softmax, known, depth + 1) for child in made_of if not _is_entry(child)]
+        else:
+            degrees = []
+        if name in PRODUCTS and None not in degrees:
+            degrees = [sum(each or 0 for each in degrees)]
+        if degrees:
+            known[node] = degrees[0] if set(degrees) in ({0}, {1}) else None
+    return known[node]
+
+
+def _chooses(node: Any) -> bool:
+    return kind(node) in CHOICES
+
+
+def _keeps_rows(node: Any) -> bool:
+    """Whether a node chooses some of a softmax along the last dimension, or gives its rows another shape."""
+    if (name := kind(node)) not in OF_ROWS:
+        return name in CHOICES
+    child, place = node.next_functions[0]
+    before, after = child._input_metadata[place].shape, node._input_metadata[0].shape
+    is_last = name == "Select" and _signed(node._saved_dim) % len(before) == len(before) - 1
+    return len(after) > 0 and before[-1] == after[-1] and not is_last
 
 
 def _copied(edge: tuple[Any, int]) -> tuple[Any, int]:
@@ -706,13 +777,14 @@ def _is_sum_or_length(node: Any) -> bool:
     return kind(node) == "Sum" or (kind(node) == "LinalgVectorNorm" and getattr(node, "_saved_ord", 0) == 1)
 
 
-def _alone(node: Any, leads_on: frozenset[str], fits: Callable[[Any], bool]) -> Any:
-    """The node that fits, which this one is made of by others and of nothing else that depends on the input."""
+def _alone(node: Any, leads_on: Callable[[Any], bool], fits: Callable[[Any], bool]) -> Any:
+    """The node that fits, which this one is made of by others that lead on, and of nothing else that depends on the
+    input."""
     for _ in range(_factors.DEEPEST):
         if node is None or fits(node):
             return node
         made_of = [child for child, _ in node.next_functions if child is not None and not _is_entry(child)]
-        if len(made_of) != 1 or kind(node) not in leads_on:
+        if len(made_of) != 1 or not leads_on(node):
             return None
         node = made_of[0]
     return None

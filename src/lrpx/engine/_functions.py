@@ -728,6 +728,23 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     return _exponentials.keep_root(out, x)
 
 
+def times_reciprocal(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
+    """``op(a, b) = a · b``, one of which is one over the sum of some of a softmax, that a rule has made a constant: if
+    these are in the other, a softmax."""
+    if hasattr(b, RECIPROCAL) and (found := _reciprocal(b)) is not None:
+        x, inverse = found
+        return _exponentials.chosen(run, lambda a, x: op(a, inverse(x)), a, x, _root_of(x))
+    if hasattr(a, RECIPROCAL) and (found := _reciprocal(a)) is not None:
+        x, inverse = found
+        return _exponentials.chosen(run, lambda b, x: op(inverse(x), b), b, x, _root_of(x))
+    return None
+
+
+def _root_of(x: Tensor) -> Tensor:
+    f = function_of(x)
+    return x if f is None else f.root
+
+
 def _is_reciprocal(x: Tensor, op: Op) -> bool:
     """Whether ``op(x)`` is a number over ``x``, or over a scaling of it; and no root or power of that."""
     return torch.allclose(op(x / 2) / 2, op(x), rtol=torch.finfo(x.dtype).eps ** 0.75, atol=0.0)
@@ -796,7 +813,7 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
     whole = of_one(run, op, a, b)
     if whole is None:
-        whole = _exponentials.chosen(run, op, a, b)
+        whole = _exponentials.chosen(run, op, a, b, _root_of(b))
     if whole is not None or not run.has_scales or is_logistic(b):
         return whole
     return _exponentials.quotient(run, op, a, b)

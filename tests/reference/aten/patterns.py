@@ -329,19 +329,30 @@ def _written_softmax(e: Value, total: Value, first: dict[int, int]) -> Value | N
     return e.node.values[0]
 
 
+ROWS = frozenset("view _unsafe_view reshape _reshape_alias squeeze unsqueeze".split())
+"""What gives rows another shape, if the last dimension is as wide as before."""
+
+
 def _chosen(chosen: Value, total: Value, first: dict[int, int]) -> int | None:
     """The axis along which some of a softmax are divided by their own sum, and perhaps a number."""
     total = _back(total, PLACES | SAME | {"add", "clamp", "clamp_min"})
-    softmax = _back(chosen, SELECTS | SAME | {"mul", "div", "where", "masked_fill"})
+    choosing = SELECTS | SAME | {"mul", "div", "where", "masked_fill", "scatter"}
+    softmax = _back(chosen, choosing)
+    while softmax.node is not None and softmax.node.name in ROWS and len(softmax.node.values) == 1:
+        (before,) = softmax.node.values
+        if before.tensor.shape[-1:] != softmax.tensor.shape[-1:]:
+            break
+        softmax = _back(before, choosing)
     is_norm = total.node.name == "linalg_vector_norm" and total.node.args[1] == 1  # what is summed is not negative
     if not (total.node.name == "sum" or is_norm) or softmax.node.name not in SOFTMAXES:
-        return None
-    if softmax.tensor.ndim != chosen.tensor.ndim:
         return None
     (summed,), axes = total.node.values, {axis % chosen.tensor.ndim for axis in total.node.args[1 + is_norm]}
     if first[id(_back(summed, SAME))] != first[id(_back(chosen, SAME))]:
         return None
-    return axes.pop() if axes == {softmax.node.args[1] % chosen.tensor.ndim} else None
+    along = softmax.node.args[1] % softmax.tensor.ndim - softmax.tensor.ndim  # from the end, where rows stay rows
+    if softmax.tensor.ndim != chosen.tensor.ndim and along != -1:
+        return None
+    return axes.pop() if axes == {along % chosen.tensor.ndim} else None
 
 
 def _normalised(node: Node, first: dict[int, int]) -> Value | None:
