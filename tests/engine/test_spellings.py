@@ -118,6 +118,17 @@ def test_a_function_of_a_relu_that_is_not_0_at_0_is_one_of_what_was_there_before
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", RELUS)
+def test_a_relu_of_a_product_is_one_factor(name: str, recipe: str) -> None:
+    for multiply in (torch.mul, lambda a, b: a @ b.mT):
+
+        def attended(relu: Of, multiply: Of = multiply) -> Of:
+            return lambda a, b, c: (lambda s: s @ c if s.shape[-1] == LENGTH else s * c)(relu(multiply(a, b)))
+
+        agree(attended(RELUS[name]), attended(F.relu), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", LEAKY)
 def test_a_leaky_relu_is_a_gate(name: str, recipe: str) -> None:
     agree(gated(LEAKY[name]), gated(lambda a: F.leaky_relu(a, 0.125)), recipe)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _functions
+from lrpx.engine import _exponentials, _factors, _functions
 from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
 from lrpx.engine._gates import mark_relu, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import kind
@@ -79,7 +79,11 @@ def _finds_relus(run: Any) -> bool:
 
 
 def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tensor:
-    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out."""
+    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out; of both signs,
+    it is one factor, as every activation is."""
+    low, high = root.detach().aminmax() if root.numel() else (0, 0)
+    if low < 0 < high:
+        _factors.made_of(run, out, 1)
     if run.recipe.activation is rules.identity and carries(out) and _functions.fits(out, root):
         numbers, made = root.detach(), out.detach()
         signs = numbers > 0, numbers < 0
