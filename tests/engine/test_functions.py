@@ -512,6 +512,44 @@ def test_a_softmax_that_is_divided_after_the_values(name: str, recipe: Recipe) -
     agree(*three, recipe)
 
 
+ROWS = torch.tensor([1.0, 0.0, 2.0, 0.0, 0.5], dtype=torch.float64)[:, None]
+MASKED: dict[str, tuple[Function, Function]] = {
+    "softplus": (lambda x: torch.log1p(torch.exp(x * ROWS)), lambda x: F.softplus(x * ROWS)),
+    "sigmoid": (lambda x: 1 / (1 + torch.exp(-x * ROWS)), lambda x: torch.sigmoid(x * ROWS)),
+    "in place": (lambda x: 1 / (1 + torch.exp(-x.clone().mul_(ROWS))), lambda x: torch.sigmoid(x * ROWS)),
+    "transposed": (lambda x: (1 / (1 + torch.exp(-x.mT * ROWS.mT))).mT, lambda x: torch.sigmoid(x * ROWS)),
+    "of a relu": (
+        lambda x: torch.sigmoid(F.relu(x) * ROWS),
+        lambda x: torch.where(ROWS > 0, torch.sigmoid(F.relu(x) * ROWS.clamp(min=1e-9)), 0.5),
+    ),
+    "a shift": (
+        lambda x: torch.sigmoid(x * ROWS + 1),
+        lambda x: torch.where(ROWS > 0, torch.sigmoid(x * ROWS.clamp(min=1e-9) + 1), torch.ones_like(x).sigmoid()),
+    ),
+}  # fmt: skip
+
+
+@every_family
+@pytest.mark.parametrize("name", MASKED)
+def test_a_function_of_what_was_masked_is_a_number_there(name: str, recipe: Recipe) -> None:
+    written, built_in = MASKED[name]
+    agree(inside(written), inside(built_in), recipe)
+    assert not relevance(inside(written), recipe)[1][:, [1, 3]].any()
+
+
+@every_family
+@pytest.mark.parametrize("written", ["@", "einsum"])
+def test_attention_whose_values_are_a_weight(written: str, recipe: Recipe) -> None:
+    def attend(e: Tensor) -> Tensor:
+        return e @ UP if written == "@" else torch.einsum("bts,sd->btd", e, UP)
+
+    def divided(x: Tensor) -> Tensor:
+        e = (x @ UP).exp()
+        return attend(e) / e.sum(-1, keepdim=True) + x
+
+    agree(divided, lambda x: attend((x @ UP).softmax(-1)) + x, recipe)
+
+
 def token_by_token(k: Tensor, v: Tensor) -> Tensor:
     """The mean of all tokens so far, weighted by ``exp(k)``."""
     above, below, found = torch.zeros_like(v[:, 0]), torch.zeros_like(k[:, 0]), []

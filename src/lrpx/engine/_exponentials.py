@@ -465,8 +465,9 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
             if softmax is not None and above[1] == SUMMED:
                 _factors.mark_merging(run, softmax)
             return _refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
-        if run.recipe.softmax is rules.constant:
-            return None
+        if run.recipe.softmax is rules.constant:  # values take all, if there are any
+            has_values = any(leaf.is_value for leaf in _leaves(above[0]))
+            return None if has_values else _under_softmax(run, op(a.detach(), b.detach()), made)
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return _refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None

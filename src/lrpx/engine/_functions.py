@@ -12,6 +12,7 @@ hands on what it is given; a number that is added after the last of them is a co
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -87,7 +88,7 @@ def write_note(out: Tensor, f: Function) -> None:
 
 def _then(before: Op | None, op: Noted) -> Op:
     last = _moved.callable_of(op)
-    return last if before is None else lambda root: last(before(root))
+    return last if before is None else _moved.masking(lambda root: last(before(root)), before, last)
 
 
 def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = True) -> Tensor:
@@ -408,7 +409,11 @@ def _after(before: Op | None, op: Op | None) -> Op | None:
 
 def _both(op: Op, f: Function, g: Function) -> Op:
     of_f, of_g = f.op, g.op
-    return lambda root: op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
+
+    def both(root: Any) -> Any:
+        return op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
+
+    return _moved.masking(both, of_f, of_g)
 
 
 def _has_rules(run: Any) -> bool:
@@ -428,9 +433,20 @@ def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Ten
     def op(x: Tensor) -> Any:
         return value.detach() if takes_value else again(x)
 
-    y = run.apply("activation", op, root)
+    rule = run.recipe.activation
+    if rule is rules.identity and hasattr(again, _moved.MASKING):
+        rule = partial(_where_it_counts, again)
+    y = run.apply("activation", op, root, rule=rule)
     write_note(y, Function(root, kind, op=again))
     return mark_written(run.recipe, y, root, again)
+
+
+def _where_it_counts(again: Op, op: Op, root: Tensor) -> Tensor:
+    """``op(root)`` under the identity rule; a constant where a mask has left the function nothing of its root."""
+    x, value = root.detach(), op(root).detach()
+    y = rules.identity(op, root)
+    is_number = torch.stack([again(other) == value for other in (-x, 2 * x, torch.zeros_like(x))]).all(0)
+    return rules.with_gradient_of(value, torch.where(is_number, 0.0, y)) if bool(is_number.any()) else y
 
 
 # -------------------------------------------------------------------------------- sums, and casts

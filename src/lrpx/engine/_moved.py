@@ -11,6 +11,7 @@ from math import log2
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx.engine._exponentials import Note
@@ -18,8 +19,6 @@ from lrpx.engine._nodes import kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from torch import Tensor
 
     Op = Callable[..., Any]
     Noted = Op | tuple[Op, Any, bool]
@@ -57,7 +56,19 @@ def callable_of(op: Noted) -> Op:
     if not isinstance(op, tuple):
         return op
     func, other, is_second = op
-    return (lambda x: func(x, other)) if is_second else lambda x: func(other, x)
+    made = (lambda x: func(x, other)) if is_second else lambda x: func(other, x)
+    return masking(made) if isinstance(other, Tensor) and other.ndim else made
+
+
+MASKING = "_lrpx_masks"
+"""The attribute of a function that a tensor of constants is in: where that has zeros, the function may be a number."""
+
+
+def masking(op: Op, *made_of: Op | None) -> Op:
+    """``op``, noted as such a function; of those that it is made of, if one of them is."""
+    if not made_of or any(hasattr(each, MASKING) for each in made_of):
+        setattr(op, MASKING, True)
+    return op
 
 
 def note(out: Tensor, root: Tensor, kind: int, exact: bool, op: Noted | None) -> None:
@@ -111,7 +122,7 @@ def _composed(ops: Sequence[Op]) -> Op:
             x = each(x)
         return x
 
-    return op
+    return masking(op, *ops)
 
 
 SAVING = frozenset(("Index", "IndexSelect", "Gather"))
