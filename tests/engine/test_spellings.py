@@ -128,6 +128,38 @@ def test_a_relu_of_a_product_is_one_factor(name: str, recipe: str) -> None:
         agree(attended(RELUS[name]), attended(F.relu), recipe)
 
 
+def pooled(x: Tensor, how: str) -> Tensor:
+    """The mean over the tokens."""
+    new, rows = x.new_zeros(x.shape[0], 1, x.shape[2]), torch.zeros(x.shape[1], dtype=torch.long)
+    if how == "scatter_reduce":
+        return new.scatter_reduce(1, torch.zeros_like(x, dtype=torch.long), x, "mean", include_self=False)
+    if how == "index_reduce":
+        return new.index_reduce(1, rows, x, "mean", include_self=False)
+    if how == "embedding_bag":
+        bags = torch.arange(x.shape[0] * x.shape[1]).view(x.shape[:2])
+        return F.embedding_bag(bags, x.flatten(0, 1), mode="mean")[:, None]
+    return torch.var_mean(x, 1, keepdim=True)[1]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("how", ["scatter_reduce", "index_reduce", "embedding_bag", "var_mean"])
+def test_a_mean_is_of_as_many_factors_and_as_much_a_gate_as_what_it_is_of(how: str, recipe: str) -> None:
+    for of in (lambda a, b, c: a @ (b.mT @ c), lambda a, *_: F.silu(a)):
+
+        def mean(own: Of, of: Of = of) -> Of:
+            return lambda a, b, c: own(of(a, b, c)) * b
+
+        agree(mean(lambda x: pooled(x, how)), mean(lambda x: x.mean(1, keepdim=True)), recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_product_with_a_constant_that_is_added_to_something_is_of_as_many_factors(recipe: str) -> None:
+    w, shift = noise(LENGTH, seed=31), noise(LENGTH, seed=32)
+    agree(lambda a, b, c: torch.addcmul(shift, a @ b.mT, w) @ c, lambda a, b, c: ((a @ b.mT) * w + shift) @ c, recipe)
+    agree(lambda a, b, c: torch.addcmul(a, a * b, w[:1]) * c, lambda a, b, c: (a + a * b * w[:1]) * c, recipe)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", LEAKY)
 def test_a_leaky_relu_is_a_gate(name: str, recipe: str) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import SCALES, SUMS, kind
+from lrpx.engine._nodes import SCALES, kind
 from lrpx.engine._tensors import CONSTANT, carries, detached, is_tensor
 
 if TYPE_CHECKING:
@@ -725,7 +725,7 @@ def _degree(node: Any, softmax: Any, known: dict[Any, int | None], depth: int) -
     if node not in known:
         known[node], name = 0, kind(node)
         made_of = [child for child, _ in node.next_functions if child is not None]
-        if name in SUMS:
+        if name in _factors.ADDS:
             degrees = [_degree(child, softmax, known, depth + 1) for child in made_of]
             degrees += [0] * (len(made_of) == 1)  # a constant
         elif name in LEADS_ON:

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from lrpx.recipes import Recipe
     from lrpx.rules import Rule
 
-LEADS_ON = LINEAR | SCALES | {OWN, NORM}
+ADDS = SUMS | {"Addcmul"}
+"""Nodes of sums; one with a product that both factors of carry is taken apart."""
+LEADS_ON = LINEAR | SCALES | ADDS | {OWN, NORM} | frozenset("ScatterReduce IndexReduce EmbeddingBag VarMean".split())
 """Nodes whose result is a product of as many factors as what it is made of."""
 
 DECAYED = "lrpx decayed"
@@ -175,7 +177,7 @@ def _even(run: Any, count: int) -> int:
 
 def _counted(run: Any, x: Tensor) -> int:
     node = x.grad_fn
-    if not run.has_scales and node is not None and kind(node) in SUMS and _is_of_two(node):
+    if not run.has_scales and node is not None and kind(node) in ADDS and _is_of_two(node):
         return 1
     return _factors(run.counts, node, [FARTHEST]) or 1
 
@@ -206,7 +208,7 @@ def _factors(counts: dict[int, int], node: Any, left: list[int], depth: int = 0)
                 name = kind(node)
                 if left[0] < 0 or name not in LEADS_ON:
                     count = 0 if name == LEAF and CONSTANT in vars(node.variable) else 1
-                elif name in SUMS:
+                elif name in ADDS:
                     count = _of_sum(counts, node, left, depth)
                 else:
                     children, node = node.next_functions, None

@@ -309,7 +309,8 @@ def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(x: Tensor) -> Any:
         return func(x, *rest, **settings)[0]
 
-    return _length(run, func.__name__, op, x), func(x, *rest, **settings)[1]
+    mean = func(x, *rest, **settings)[1]
+    return _length(run, func.__name__, op, x), keep_gate(run.recipe, mean, x) if run.asks_for_gates else mean
 
 
 def _division(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _functions, _inverses, _selections
-from lrpx.engine._gates import EXPONENTS, gate_strength, move_gate, put_gate
+from lrpx.engine._gates import EXPONENTS, gate_strength, keep_gate, move_gate, put_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
 from lrpx.engine._tensors import TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
 from lrpx.errors import UnknownOperationError
@@ -188,7 +188,7 @@ def embedding(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = func(*constants(args), **constants(kwargs))
     if not weight.requires_grad or weight.is_leaf or run.is_foreign(weight):
         return run.source(weight, ids, out)
-    return out
+    return keep_gate(run.recipe, out, weight) if run.asks_for_gates else out
 
 
 def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
