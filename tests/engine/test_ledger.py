@@ -377,6 +377,12 @@ UNITS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "x.where": lambda s, x: x.where(MASK, s.bias) @ s.times,
     "masked_fill": lambda s, x: x.masked_fill(MASK, 2.0) @ s.times,
     "masked_fill value=": lambda s, x: x.masked_fill(mask=MASK, value=2.0) @ s.times,
+    "masked scores, and another number": lambda s, x: (
+        (x @ s.times).masked_fill(MASK, -torch.inf).softmax(-1) * x
+    ).masked_fill(MASK, 2.0),
+    "much masked scores, and another number": lambda s, x: (
+        (x @ s.times).masked_fill(MASK, -1e12).softmax(-1) * x
+    ).masked_fill(MASK, 2e-3),
     "masked scores": lambda s, x: (x @ s.times).masked_fill(MASK, -torch.inf).softmax(-1) * x,
     "lowest scores": lambda s, x: (x @ s.times + MASK.double() * -1e300).softmax(-1) * x,
     "masked_scatter": lambda s, x: x.masked_scatter(MASK.expand(2, -1, -1), s.squares) @ s.times,

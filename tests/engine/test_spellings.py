@@ -128,6 +128,28 @@ def test_a_relu_of_a_product_is_one_factor(name: str, recipe: str) -> None:
         agree(attended(RELUS[name]), attended(F.relu), recipe)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_product_of_what_was_stacked_with_a_constant_is_a_scaling(recipe: str) -> None:
+    w = noise(2, LENGTH, WIDTH, seed=33)
+    agree(lambda a, *_: torch.stack([a, w]).prod(0), lambda a, *_: a * w, recipe)
+    agree(lambda a, b, _: torch.stack([a, w, b], -1).prod(-1), lambda a, b, _: a * w * b, recipe)
+
+
+def turned(a: Tensor) -> Tensor:
+    a = a.clone()
+    a.neg_()
+    return 0.5 * a * (1 + torch.tanh(0.8 * (a + 0.04 * a**3)))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_function_of_what_was_turned_in_place(recipe: str) -> None:
+    agree(
+        lambda a, b, _: turned(a) * b,
+        lambda a, b, _: -0.5 * a * (1 - torch.tanh(0.8 * (a + 0.04 * a**3))) * b,
+        recipe,
+    )
+
+
 def pooled(x: Tensor, how: str) -> Tensor:
     """The mean over the tokens."""
     new, rows = x.new_zeros(x.shape[0], 1, x.shape[2]), torch.zeros(x.shape[1], dtype=torch.long)

@@ -377,7 +377,9 @@ class Book(Tap):
                 error = self._unsummed.get(id(leaf))
                 if error is None:
                     error = rounding(leaf.detach(), gradient, coarsest(leaf, gradient))
-                lines.append((line, relevance(leaf.detach(), gradient).sum(), error))
+                value = relevance(leaf.detach(), gradient).sum()
+                if not abs(value) <= error:  # a mask's error would hide all that has its name
+                    lines.append((line, value, error))
         sums: dict[tuple[str, str], tuple[float, float]] = {}
         for line, value, error in sorted((*lines, *self._measured), key=lambda each: each[0].place):
             before = sums.get((line.kind, line.name), (0.0, 0.0))

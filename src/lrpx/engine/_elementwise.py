@@ -190,7 +190,7 @@ def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     dim = rest[0] if rest else settings.get("dim")
-    if run.asks_for_gates and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
+    if _shares(run) and isinstance(dim, int) and (parts := _functions.parts_of(x, dim)):
         made = parts[0]
         for part in parts[1:]:
             made = product(run, torch.mul, (made, part), {})

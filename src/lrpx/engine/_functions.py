@@ -364,6 +364,7 @@ def _are_of_one(a: Tensor, b: Tensor) -> bool:
     of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
     if not (of_a or of_b):  # nearly always
         return _moved.are_twins(a, b)
+    of_a, of_b = (of if of and of[0] == x._version else None for of, x in ((of_a, a), (of_b, b)))
     root, other = of_a[1]() if of_a else a, of_b[1]() if of_b else b
     return _is_one(a if root is None else root, b if other is None else other)  # of what is gone, they are none
 

@@ -43,11 +43,11 @@ def moving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def stack(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """Tensors put beside one another; perhaps to be multiplied, as the gate and the signal."""
+    """Tensors put beside one another; perhaps to be multiplied, as the gate and the signal, or by constants."""
     out = moving(run, func, args, kwargs)
-    if run.asks_for_gates and carries(out):
+    if carries(out):
         parts, dim = arguments(args, kwargs, "tensors", "dim")
-        if all(map(carries, parts)):
+        if run.asks_for_gates or not all(map(carries, parts)):
             _functions.stacked(out, parts, dim or 0)
     return out
 

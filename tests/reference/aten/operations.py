@@ -114,7 +114,8 @@ SCALINGS = frozenset("mul div true_divide neg".split())
 
 POOLS = frozenset(
     """
-    sum mean cumsum index_add scatter_add scatter_reduce trace avg_pool1d avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool1d
+    sum mean cumsum index_add scatter_add scatter_reduce trace
+    avg_pool1d avg_pool2d _adaptive_avg_pool2d adaptive_avg_pool1d
     upsample_bilinear2d upsample_bicubic2d upsample_nearest2d upsample_nearest1d upsample_linear1d
     _upsample_bilinear2d_aa _upsample_bicubic2d_aa native_layer_norm native_group_norm _fused_rms_norm
     native_batch_norm _native_batch_norm_legit_no_training
