@@ -150,6 +150,43 @@ def test_a_function_of_what_was_turned_in_place(recipe: str) -> None:
     )
 
 
+def in_rows(parts: list[Tensor]) -> Tensor:
+    out = torch.zeros(2, LENGTH, WIDTH, dtype=parts[0].dtype)
+    for i, part in enumerate(parts):
+        out[:, :, i :: len(parts)] = part
+    return out
+
+
+JOINED: dict[str, Of] = {
+    "cat": lambda parts: torch.cat(parts, -1),
+    "stack": lambda parts: torch.stack(parts, -1),
+    "stack, flat": lambda parts: torch.stack(parts, -1).flatten(-2),
+    "written": in_rows,
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", JOINED)
+def test_a_function_of_functions_that_were_put_together_is_refused_by_name(name: str, recipe: str) -> None:
+    for inner, outer in (
+        (lambda x: x + 1, torch.sigmoid),
+        (F.relu, torch.sigmoid),
+        (lambda x: x.tanh() + 1, torch.sqrt),
+    ):
+
+        def joined(a: Tensor, *_: Tensor, inner: Of = inner, outer: Of = outer) -> Tensor:
+            return outer(JOINED[name]([inner(each) for each in a.chunk(2, -1)])).reshape(2, LENGTH, WIDTH)
+
+        with pytest.raises(UnknownOperationError, match="function of a function that was moved"):
+            relevance(joined, RECIPES[recipe])
+    for inner, outer in ((lambda x: 2 * x, torch.sigmoid), (F.relu, torch.tanh), (torch.sigmoid, torch.tanh)):
+
+        def allowed(a: Tensor, *_: Tensor, inner: Of = inner, outer: Of = outer) -> Tensor:
+            return outer(JOINED[name]([inner(each) for each in a.chunk(2, -1)])).reshape(2, LENGTH, WIDTH)
+
+        relevance(allowed, RECIPES[recipe])
+
+
 def pooled(x: Tensor, how: str) -> Tensor:
     """The mean over the tokens."""
     new, rows = x.new_zeros(x.shape[0], 1, x.shape[2]), torch.zeros(x.shape[1], dtype=torch.long)

@@ -227,7 +227,7 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     lost = ""
     if hasattr(root, CUT) and _is_lost(run, op, found or Function(x)):
         lost = "relu with inplace=True, before a function that is not 0 at 0 (leave inplace out)"
-    elif _moved.is_moved(root) and _was_function(run, op, found or Function(x)):
+    elif (_moved.is_moved(root) or _moved.is_joined(root)) and _was_function(run, op, found or Function(x)):
         lost = "function of a function that was moved (apply it before that is moved)"
     if lost:
         run.refuse(lost)
@@ -270,7 +270,10 @@ def _was_function(run: Any, op: Op, f: Function) -> bool:
     recipe refuses that: a number was added there; or what is not 0 is 0 there, and ``op`` of that is not."""
     if not run.recipe.strict or run.recipe.activation in PARTWISE:
         return False
-    way = _moved.way(f.root)
+    return any(_is_one_with(way, op, f) for way in _moved.ways(f.root))
+
+
+def _is_one_with(way: _moved.Way, op: Op, f: Function) -> bool:
     if way.op is None or not way.exact:
         return way.op is not None
     node, place = way.end

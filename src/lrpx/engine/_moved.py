@@ -32,6 +32,8 @@ MOVES = frozenset(
     ConstantPadNd Unfold""".split()
 )
 """Nodes of one input whose result is some of its numbers, in other places."""
+JOINS = frozenset(("Cat", "Stack", "CopySlices", "IndexPut", "SelectScatter", "SliceScatter"))
+"""Nodes that put several tensors together, each part as it is."""
 
 FARTHEST = 32
 """Nodes that are looked at for one tensor."""
@@ -90,10 +92,26 @@ def is_moved(x: Tensor) -> bool:
     return made_of is not None and kind(made_of) in MOVES
 
 
+def is_joined(x: Tensor) -> bool:
+    """Whether the last thing that was done with a tensor is to put it together."""
+    return x.grad_fn is not None and kind(x.grad_fn) in JOINS
+
+
+def ways(x: Tensor) -> list[Way]:
+    """What ``x`` was moved from, and each part that it was put together of."""
+    found = [way(x)]
+    end = found[0].end[0] if found[0].op is None else None
+    if end is not None and kind(end) in JOINS:
+        found += [_way(child, at) for child, at in end.next_functions if child is not None]
+    return found
+
+
 def way(x: Tensor) -> Way:
     """What ``x`` was moved from, as far as it is a function of one tensor."""
-    node: Any = x.grad_fn
-    place = x.output_nr
+    return _way(x.grad_fn, x.output_nr)
+
+
+def _way(node: Any, place: int) -> Way:
     moves: list[Edge] = []
     ops: list[Op] = []
     of, is_exact = 0, True
