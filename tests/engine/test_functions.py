@@ -602,6 +602,11 @@ CHOSEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
             torch.zeros_like(p).scatter(-1, at, w)
         )
     )(*p.topk(3)),
+    "put together": lambda p, v: (
+        lambda w, at: (lambda w: shared((w / w.sum(-1, keepdim=True))[..., :3], at, v))(
+            torch.cat([w, torch.zeros_like(w)], -1)
+        )
+    )(*p.topk(3)),
     "written": lambda p, v: (
         lambda w, at: (lambda w: shared((w / w.sum(-1, keepdim=True)).gather(-1, at), at, v))(
             torch.zeros_like(p).scatter_(-1, at, w)

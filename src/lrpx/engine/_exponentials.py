@@ -652,8 +652,8 @@ def made_softmax(node: Any) -> bool:
 
 
 CHOICES = frozenset(
-    """Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Alias Copy CopySlices
-    Scatter ScatterAdd IndexPut IndexAdd IndexCopy MaskedScatter ConstantPadNd""".split()
+    """Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Alias Cat Copy
+    CopySlices Scatter ScatterAdd IndexPut IndexAdd IndexCopy MaskedScatter ConstantPadNd""".split()
 )
 """Nodes that choose some of a softmax, where only one of what they are made of depends on the input."""
 OF_ROWS = frozenset("View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select".split())
