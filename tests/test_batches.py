@@ -16,6 +16,8 @@ from transformers import LlamaForCausalLM
 from lrpx import LRP, Contrast, Explainer, LogProb, Margin
 from lrpx._batching import BATCH_COST, TOKENS_PER_ROW, batches
 from lrpx._tokens import Tokens
+from lrpx.coverage import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, ModelError
 from lrpx.inputs import Row, Segment
 from lrpx.methods import Backward
@@ -130,6 +132,17 @@ def test_padding_on_the_left_is_refused_without_position_ids(build):
     with pytest.raises(InputError, match=r'takes no position_ids.*use padding_side="right"'):
         explain(ROWS)
     assert len(explain([ROWS[0], ROWS[0]])) == 2, "rows of one length need no padding"
+
+
+@pytest.mark.parametrize(("kind", "method"), [("BltForCausalLM", "attnlrp"), ("ReformerModelWithLMHead", "random")])
+def test_a_model_that_padding_on_the_left_changes_runs_row_by_row(kind, method):
+    """BLT makes patches of bytes, and of padding; Reformer takes no positions where it pads by itself."""
+    model = tiny_model(next(each for each in choose() if each.name == kind)).double()
+    left, right = Explainer(model, padding_side="left"), Explainer(model)
+    rows = [ROWS[0], [31, 19], [13, 27, 40, 22]]
+    how = {"method": method, "target": 1}
+    for many, row in zip(left(rows, **how), rows, strict=True):
+        assert_same(many, right(row, **how))
 
 
 class Own(torch.nn.Module):

@@ -428,12 +428,12 @@ def hides(model: Module, task: Task) -> bool:
 
 def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     """Whether the model says the same of a text with padding that its mask hides, as far as a short input tells: a
-    convolution over tokens, as ConvBERT's, reads what is there, and so do MobileBERT's embeddings. A model of
-    transformers that gives one token after another is believed, if it has none, and torch's own attention can take the
-    place of its."""
+    convolution over tokens, as ConvBERT's, reads what is there, and so do MobileBERT's embeddings. With padding on the
+    right, a model of transformers that gives one token after another is believed, if it has none, and torch's own
+    attention can take the place of its; padding on the left moves the patches that BLT makes of bytes."""
     convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
     is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
-    if is_plain and not convolves and task in (Task.CAUSAL, Task.SEQ2SEQ):
+    if side == "right" and is_plain and not convolves and task in (Task.CAUSAL, Task.SEQ2SEQ):
         return True
     weight, count, wide = first_weight(model), 6, 14
     end = end_read(model, task)
@@ -447,17 +447,21 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
                 (text, torch.ones_like(text)),
                 (torch.nn.functional.pad(text, space, value=pad_id), torch.nn.functional.pad(text * 0 + 1, space)),
             ):
-                given = {"input_ids": ids, "attention_mask": mask}
-                if side == "left":
+                given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+                if side == "left" and not mask.all():
                     given["position_ids"] = position_ids(model, task, mask)
                 if task.together == "choices":
                     given = {name: value[None] for name, value in given.items()}
+                if accepts(model, "use_cache"):
+                    given["use_cache"] = False
                 if "decoder_input_ids" in task.arguments:
                     given["decoder_input_ids"] = text[:, :3]
                 named = (_named(model(**given), name) for name in ("logits", "start_logits", "last_hidden_state"))
                 found.append(next(each for each in named if isinstance(each, Tensor) and each.ndim > 1))
-    except Exception:  # of the model's own: it takes something else, or no padding; a run will say so
+    except InputError:  # no padding on the left; a run will say so
         return True
+    except Exception:  # of the model's own: it takes something else, and a run will say so; or no positions (Reformer)
+        return side == "right" or not found
     alone, padded = found
     padded = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
     if alone.shape != padded.shape:
