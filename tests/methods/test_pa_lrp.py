@@ -76,6 +76,18 @@ def test_a_batch_is_its_rows(build: Any, recompute: bool) -> None:
         assert np.abs(alone).max() > 1e-6
 
 
+@pytest.mark.parametrize("build", [models.tiny_bert, tiny.roberta, models.tiny_t5, models.tiny_gpt2])
+def test_one_token_alone_is_what_it_is_beside_others(build: Any) -> None:
+    """BERT chooses token types by places, and where there is one, only that all are the same tells."""
+    explainer = lrpx.Explainer(build())
+    where: dict[str, Any] = {"decoder": [2, 9]} if "t5" in build.__name__ else {"position": 0}
+    alone = explainer([7], 5, 9, method="pa-lrp-single-sink", **where)
+    beside, _ = explainer([[7], IDS], 5, 9, method="pa-lrp-single-sink", **where)
+    assert_allclose(alone.relevance.numpy(), beside.relevance.numpy(), rtol=0, atol=1e-7)
+    part, other = (found.parts["positions"].values.numpy() for found in (alone, beside))
+    assert_allclose(part, other, rtol=0, atol=1e-7)
+
+
 def test_heads_are_a_part_that_sums_to_the_positions(llama: lrpx.Explainer) -> None:
     method = replace(PA, by_head=True)
     for a in llama([IDS, IDS[:3]], 5, 9, method=method):

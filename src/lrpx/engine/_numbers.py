@@ -26,6 +26,8 @@ OF_NO_TOKENS = ("grid", "size", "length", "index", "indices")
 RANGES = ("arange", "linspace", "range")
 NUMBERING = (*RANGES, "cumsum", "tensor", "as_tensor")
 """Functions that number places, of nothing, of whole numbers or of a list of them."""
+LOOK_UPS = ("gather", "take_along_dim", "index_select", "take", "__getitem__")
+"""Functions that choose some of a tensor by an index."""
 
 
 class Mark(NamedTuple):
@@ -90,7 +92,8 @@ class Numbers:
         """A call of constants, and of their shadows after it."""
         args, kwargs = call.args, call.kwargs
         # a range numbers its places anew, wherever it ends
-        marks = [] if call.name in RANGES else list(self._marks_in((*args, *kwargs.values())))
+        is_of_none = call.name in RANGES or self._is_of_one_number(call)
+        marks = [] if is_of_none else list(self._marks_in((*args, *kwargs.values())))
         if not marks:
             out = proceed(args, kwargs)
             if not self._is_from_elsewhere(out, args):
@@ -176,6 +179,14 @@ class Numbers:
     def _fitting(self, numbers: Tensor) -> list[Tensor]:
         """The ids that are as long as these numbers."""
         return [ids for ids in self._ids if ids.shape[-1] == numbers.shape[-1]]
+
+    def _is_of_one_number(self, call: Call) -> bool:
+        """Whether a call chooses of whole numbers that are all the same, as BERT does of token types, by places: where
+        there is one place, no shadow tells."""
+        table = call.args[0] if call.args else None
+        if call.name not in LOOK_UPS or not isinstance(table, Tensor) or table.dtype is not torch.int64:
+            return False
+        return self._mark_of(table) is None and bool((table == table.flatten()[:1]).all())
 
     def _is_from_elsewhere(self, out: Any, made_of: Sequence[Any]) -> bool:
         """Whether it is whole numbers made of others that no call has made that was seen: those of a scripted function
