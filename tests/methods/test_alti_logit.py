@@ -320,6 +320,13 @@ def test_outputs_are_bit_identical_and_nothing_changes(name, dtype):
     assert torch.equal(model(ids).logits, expected)
 
 
+def test_what_it_cannot_be_is_refused_when_it_is_made():
+    with pytest.raises(MethodError, match=r"the what of a is 'foo'; pass one of 'alti-logit', 'logit', 'alti'"):
+        _alti_logit.AltiLogit("a", what="foo")
+    with pytest.raises(MethodError, match=r"the epsilon of a is -1; pass a number from 0"):
+        _alti_logit.AltiLogit("a", epsilon=-1)
+
+
 def test_nothing_changes_after_an_error():
     model = models.tiny_llama()
     before = state(model)

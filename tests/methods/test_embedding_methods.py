@@ -293,6 +293,7 @@ def test_an_interrupt_leaves_everything_as_it_was(monkeypatch):
         (GradientShap(seed=-1), "the seed of gradient-shap is -1"),
         (GradientShap(sigma=float("nan")), "the sigma of gradient-shap is nan"),
         (KernelShap(n_samples=0.5), "the n_samples of kernel-shap is 0.5"),
+        (KernelShap(n_samples=1), "the n_samples of kernel-shap is 1; pass a whole number, at least 2"),
         (Occlusion(batch_size=0), "the batch_size of occlusion is 0"),
     ],
 )
@@ -309,7 +310,7 @@ def test_what_they_do_not_serve(method):
     explain = Explainer(tiny.build(tf.BartForSequenceClassification, config))
     with pytest.raises(MethodError, match=r"gives it to an encoder and to a decoder; use lrp"):
         explain([3, 4, 2], method=method)
-    with pytest.raises(MethodError, match=r"the token embedding .* gives out .*; use attnlrp or lrp"):
+    with pytest.raises(MethodError, match=r"embedding .* gives out tokens before rows, .*; use attnlrp or lrp"):
         Explainer(tiny.xlnet())(IDS, method=method, position=2)
 
 

@@ -13,6 +13,7 @@ from lrpx.engine._book import rounding
 from lrpx.errors import MethodError
 from lrpx.ledger import Entry, Ledger
 from lrpx.methods._contract import Found, Method, register
+from lrpx.methods._refusals import refuse_number, refuse_other
 from lrpx.parts import Part as Named
 from lrpx.tasks import Task
 
@@ -48,6 +49,9 @@ class AltiLogit(Method):
         epsilon: added to every difference ``F_ij − y_i`` of a position that is attended to. The published code of the
             papers has 1e-6 there, by the default of a library function; here the distance is exact unless you ask.
         label: how tables spell it.
+
+    Raises:
+        MethodError: another ``what``, or an ``epsilon`` below 0.
     """
 
     name: str
@@ -59,6 +63,10 @@ class AltiLogit(Method):
     tasks: ClassVar[frozenset[Task]] = frozenset(
         {Task.CAUSAL, Task.MASKED, Task.CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING}
     )
+
+    def __post_init__(self) -> None:
+        refuse_other(self.name, "what", self.what, ("alti-logit", "logit", "alti"))
+        refuse_number(self.name, "epsilon", self.epsilon, 0.0)
 
     @property
     def has_ledger(self) -> bool:

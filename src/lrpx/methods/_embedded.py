@@ -68,6 +68,11 @@ class Embeddings(Tap):
         number = len(self.read)
         shape = (len(self._batch.rows), self._batch.widths[number]) if number < len(self._batch.widths) else None
         self.read.append((path, value.detach()))
+        if shape is not None and value.shape[:2] == shape[::-1] != shape:
+            raise MethodError(
+                f"the token embedding {path} gives out tokens before rows, {list(value.shape)}, where no values can "
+                "be put in; use attnlrp or lrp"
+            )
         if shape is None or value.shape[:2] != shape:
             raise MethodError(
                 f"the token embedding {path} was used {number + 1} times, or gives out {list(value.shape)} for "

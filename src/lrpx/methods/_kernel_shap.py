@@ -30,8 +30,8 @@ class KernelShap(ByCaptum):
 
     Args:
         name: how results call it.
-        n_samples: sets, the full and the empty one among them; each is a forward pass. Fewer than there are tokens
-            leave the regression undetermined, and scikit-learn then takes the solution of least length.
+        n_samples: sets, the full and the empty one among them, so at least 2; each is a forward pass. Fewer than there
+            are tokens leave the regression undetermined, and scikit-learn then takes the solution of least length.
         baseline: ``"zero"`` embeddings, or those of the ``"pad"``, ``"mask"`` or ``"unk"`` token.
         seed: of the sets, anew for each question.
         batch_size: the most sets that run together.
@@ -52,7 +52,7 @@ class KernelShap(ByCaptum):
     def check(self, model: BoundModel) -> None:
         """Refuse fields that are none."""
         super().check(model)
-        refuse_count(self.name, "n_samples", self.n_samples)
+        refuse_count(self.name, "n_samples", self.n_samples, least=2)
         refuse_seed(self.name, self.seed)
 
     def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:

@@ -72,14 +72,14 @@ def refuse_seed(name: str, seed: int) -> None:
         raise MethodError(f"the seed of {name} is {seed!r}; pass a whole number from 0 to 4294967295")
 
 
-def refuse_count(name: str, field: str, value: int) -> None:
-    """Refuse a number of steps, samples or rows that is none.
+def refuse_count(name: str, field: str, value: int, least: int = 1) -> None:
+    """Refuse a number of steps, samples or rows that is none, or too small.
 
     Raises:
-        MethodError: it is no whole number from 1.
+        MethodError: it is no whole number from ``least``.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise MethodError(f"the {field} of {name} is {value!r}; pass a whole number, at least 1")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise MethodError(f"the {field} of {name} is {value!r}; pass a whole number, at least {least}")
 
 
 def refuse_number(name: str, field: str, value: float, low: float, high: float = math.inf) -> None:
