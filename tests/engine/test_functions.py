@@ -683,6 +683,28 @@ def test_attention_that_is_masked_after_its_softmax(written: str, recipe: Recipe
     agree(masked, lambda x: (x @ UP @ x.mT / 3).masked_fill(~CAUSAL, -math.inf).softmax(-1) @ (x @ DOWN), recipe)
 
 
+SHARPENED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "a square": (lambda p: p**2, 2.0),
+    "a square by the method": (torch.square, 2.0),
+    "itself twice": (lambda p: p * p, 2.0),
+    "a power": (lambda p: p.pow(1.5), 1.5),
+    "a root": (torch.sqrt, 0.5),
+    "twice": (lambda p: (3 * p**2) ** 2, 4.0),
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", SHARPENED)
+def test_a_softmax_to_a_power_over_its_sum_is_the_softmax_of_so_much_of_the_scores(name: str, recipe: Recipe) -> None:
+    function, power = SHARPENED[name]
+
+    def sharpened(x: Tensor) -> Tensor:
+        p = function((x @ UP).softmax(-1))
+        return p / p.sum(-1, keepdim=True) * (x @ DOWN)
+
+    agree(sharpened, lambda x: (power * (x @ UP)).softmax(-1) * (x @ DOWN), recipe)
+
+
 HALF: dict[str, Function] = {
     "a number beside the sum": lambda x: (lambda p: (p @ x) / (p.sum(-1, keepdim=True) + 0.5))(
         (x @ UP @ x.mT).softmax(-1) * CAUSAL
@@ -691,6 +713,9 @@ HALF: dict[str, Function] = {
         (x @ UP @ x.mT).softmax(-1) * CAUSAL
     ),
     "a constant beside the product": lambda x: (lambda p: (p @ x + 1) / p.sum(-1, keepdim=True))(
+        (x @ UP @ x.mT).softmax(-1) * CAUSAL
+    ),
+    "the weights squared": lambda x: (lambda p: (p**2 @ x) / p.sum(-1, keepdim=True))(
         (x @ UP @ x.mT).softmax(-1) * CAUSAL
     ),
     "the weights twice": lambda x: (lambda p: (p @ p @ x) / p.sum(-1, keepdim=True))(

@@ -19,7 +19,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import SCALES, kind
+from lrpx.engine._nodes import FUNCTION, SCALES, kind
 from lrpx.engine._tensors import CONSTANT, carries, detached, is_tensor
 
 if TYPE_CHECKING:
@@ -678,16 +678,10 @@ def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | Non
     """
     if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
         return None
-    total = _alone(b.grad_fn, lambda node: kind(node) in GUARDS, _is_sum_or_length)
-    along: Any = getattr(total, "_saved_dim", ())
-    if total is None or len(along) != 1:
+    total, dim = _sum_in(b)
+    if total is None or (softmax := _softmax_in(total.next_functions[0][0], dim)) is None:
         return None
-    child, place = summed = total.next_functions[0]
-    ndim = len(child._input_metadata[place].shape)
-    dim = _signed(along[0]) % ndim - ndim  # from the end
-    softmax = _alone(child, _keeps_rows if dim == -1 else _chooses, lambda node: _dimension_of(node) is not None)
-    if softmax is None or (cast("int", _dimension_of(softmax)) - dim) % len(softmax._input_metadata[0].shape):
-        return None
+    summed = total.next_functions[0]
     if _copied(summed) != _copied((a.grad_fn, a.output_nr)):
         found = _alone(root.grad_fn, lambda node: kind(node) in MOVED, _is_sum_or_length)
         is_sum = found is total and is_guarded(b, root)
@@ -696,8 +690,58 @@ def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | Non
     if not is_guarded(b, sums.expand_as(a) if b.shape == a.shape else sums):
         return None
     out: Tensor = run.apply("softmax", op, a, b, rule=rules.unmodified)
-    note_softmax(out, Note((out._version, None)), dim % ndim)
+    return _renormalised(run, out, dim)
+
+
+def _renormalised(run: Any, out: Tensor, dim: int) -> Tensor:
+    """``out``, a softmax along a dimension."""
+    note_softmax(out, Note((out._version, None)), dim % out.ndim)
     return mark_gate(run.recipe, "softmax", _factors.made_of(run, out, 1))
+
+
+def _sum_in(b: Tensor) -> tuple[Any, int]:
+    """The node of the sum that divides, and along which dimension it is, from the end."""
+    total = _alone(b.grad_fn, lambda node: kind(node) in GUARDS, _is_sum_or_length)
+    along: Any = getattr(total, "_saved_dim", ())
+    if total is None or len(along) != 1:
+        return None, 0
+    child, place = total.next_functions[0]
+    ndim = len(child._input_metadata[place].shape)
+    return total, _signed(along[0]) % ndim - ndim
+
+
+def _softmax_in(node: Any, dim: int) -> Any:
+    """The softmax along a dimension, from the end, some of which a node has chosen."""
+    softmax = _alone(node, _keeps_rows if dim == -1 else _chooses, lambda node: _dimension_of(node) is not None)
+    if softmax is None or (cast("int", _dimension_of(softmax)) - dim) % len(softmax._input_metadata[0].shape):
+        return None
+    return softmax
+
+
+def sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> Tensor | None:
+    """``op(a, b) = a / b``, if that is a softmax ``p`` to a power, ``a = power(p)``, over its sum: the softmax of the
+    scores times that power."""
+    if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
+        return None
+    total, dim = _sum_in(b)
+    is_own = total is not None and _copied(total.next_functions[0]) == _copied((a.grad_fn, a.output_nr))
+    if not is_own or _softmax_in(p.grad_fn, dim) is None or not _is_power(p.detach(), power):
+        return None
+
+    def again(p: Tensor) -> Any:
+        y = power(p)
+        return y / y.sum(dim, keepdim=True)
+
+    y: Tensor = run.apply("softmax", again, p, rule=rules.unmodified)
+    return _renormalised(run, rules.with_gradient_of(op(a.detach(), b.detach()), y), dim)
+
+
+def _is_power(x: Tensor, function: Op) -> bool:
+    """Whether a function of what is not negative is a power: twice as much is as many times as much everywhere."""
+    times = (function(2 * x) / function(x))[x > 0]
+    return bool(times.numel()) and bool(
+        (times - times[0]).abs().max() <= torch.finfo(x.dtype).eps ** 0.5 * times[0].abs()
+    )
 
 
 def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, softmax: Any, *, is_sum: bool) -> Tensor | None:
@@ -735,18 +779,24 @@ def _degree(node: Any, softmax: Any, known: dict[Any, int | None], depth: int) -
         if name in PRODUCTS and None not in degrees:
             degrees = [sum(each or 0 for each in degrees)]
         if degrees:
-            known[node] = degrees[0] if set(degrees) in ({0}, {1}) else None
+            is_power = any(degrees) and not _is_scaling(node)
+            known[node] = degrees[0] if set(degrees) in ({0}, {1}) and not is_power else None
     return known[node]
 
 
 def _chooses(node: Any) -> bool:
-    return kind(node) in CHOICES
+    return kind(node) in CHOICES and _is_scaling(node)
+
+
+def _is_scaling(node: Any) -> bool:
+    """Whether a node, perhaps a product, is not that of a function: a square is made as a product with a constant."""
+    return not node.metadata.get(FUNCTION, (None, 0))[1]
 
 
 def _keeps_rows(node: Any) -> bool:
     """Whether a node chooses some of a softmax along the last dimension, or gives its rows another shape."""
     if (name := kind(node)) not in OF_ROWS:
-        return name in CHOICES
+        return _chooses(node)
     child, place = node.next_functions[0]
     before, after = child._input_metadata[place].shape, node._input_metadata[0].shape
     is_last = name == "Select" and _signed(node._saved_dim) % len(before) == len(before) - 1

@@ -832,6 +832,8 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
             return None
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
     whole = of_one(run, op, a, b)
+    if whole is None and is_curved(a) and (f := function_of(a)) is not None and f.op is not None:
+        whole = _exponentials.sharpened(run, op, a, b, f.root, f.op)
     if whole is None:
         whole = _exponentials.chosen(run, op, a, b, _root_of(b))
     if whole is not None or not run.has_scales or is_logistic(b):

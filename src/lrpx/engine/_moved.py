@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx.engine._exponentials import Note
-from lrpx.engine._nodes import kind
+from lrpx.engine._nodes import FUNCTION, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,10 +37,6 @@ JOINS = frozenset(("Cat", "Stack", "CopySlices", "IndexPut", "SelectScatter", "S
 
 FARTHEST = 32
 """Nodes that are looked at for one tensor."""
-
-FUNCTION = "lrpx function"
-"""The key, in what a node of the graph carries along, of what it is an element-wise function of: ``(edge of the root,
-kind, exact, op)``."""
 
 
 class Way(NamedTuple):

@@ -72,3 +72,7 @@ NOTHING = "lrpx nothing"
 
 OWN = "_GradientOf"
 """The node of ``rules.with_gradient_of``, which hands on to one tensor what another was given."""
+
+FUNCTION = "lrpx function"
+"""The key, in what a node of the graph carries along, of what it is an element-wise function of: ``(edge of the root,
+kind, exact, op)``; kind is 0 for a scaling."""
