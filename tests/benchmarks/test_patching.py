@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from lrpx import circuits, patching
 from lrpx._data.ioi import NAMES, ioi_pairs
@@ -151,6 +152,37 @@ def test_circuits_hold_the_best_edges_of_other_pairs(
     full, empty = ([row[name] for row in rows] for name in ("value", "corrupt value"))
     area = cpr(recovery([row["circuits/relp"] for row in rows], full, empty))
     assert f"{area:.3f}" in text
+
+
+def test_circuits_are_the_same_whatever_ran_before_on_the_model(tmp_path: Any) -> None:
+    """Other answers, another seed and other weights give other scores of the same pairs."""
+    pairs = [(f"The {one} in the house", f"The {one}s in the house") for one in ("boy", "girl", "dog")]
+    tables = {}
+    for right, wrong in ((" is", " are"), (" ran", " the")):
+        rows = "".join(f"{clean}\t{corrupt}\t{right}\t{wrong}\n" for clean, corrupt in pairs)
+        tables[right] = tmp_path / f"{right.strip()}.tsv"
+        tables[right].write_text(HEAD + rows)
+
+    def made(model: BoundModel, right: str, seed: int = 0) -> Run:
+        benchmark = Circuits(data=str(tables[right]), limit=1, scored_on=2, seed=seed)
+        return Run(benchmark, model, ["attribution-patching", "random"])
+
+    def found(*how: Any) -> Any:
+        return made(*how).part(0)
+
+    spec = Spec(dtype="float64")
+    used = spec.build()
+    before = found(used, " is")
+    for how in ((" ran",), (" is", 7)):
+        assert found(used, *how) == found(spec.build(), *how) != before
+
+    run, other = made(used, " is"), spec.build()
+    run.part(0)
+    for model in (used, other):
+        with torch.no_grad():
+            for each in model.module.parameters():
+                each.mul_(1 + 0.3 * torch.randn(each.shape, generator=torch.Generator().manual_seed(0)).double())
+    assert run.part(0) == found(used, " is") == found(other, " is") != before
 
 
 def test_what_is_no_pair_is_refused(bundled: BoundModel, tmp_path: Any) -> None:

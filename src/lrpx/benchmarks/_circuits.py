@@ -6,9 +6,8 @@ Edges are ranked by the absolute mean of their scores over some pairs of prompts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -37,15 +36,20 @@ if TYPE_CHECKING:
 
 EXACT: Final = "exact"
 """The method that patches one edge after another."""
-_known: WeakKeyDictionary[Any, dict[object, Any]] = WeakKeyDictionary()
-"""Of each model, the graph and the edges' scores, which all parts of a run need."""
 
 
 @dataclass(frozen=True)
 class CircuitSample(PairSample):
-    """A pair to measure, and those that the edges are scored on."""
+    """A pair to measure, and those that the edges are scored on.
+
+    Args:
+        scored: those pairs.
+        known: what was found of them, the graph and the edges' scores: once for all samples of a run, and for each
+            state of the model's weights.
+    """
 
     scored: tuple[PairSample, ...] = ()
+    known: dict[object, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @register
@@ -101,7 +105,8 @@ class Circuits(Pairs):
                 f"the edges are ranked on {self.scored_on} pairs, and {self.data} has {len(kept)}; give a smaller "
                 "scored_on, or more pairs"
             )
-        return [CircuitSample(each.given, each.pair, scored) for each in kept[self.scored_on :]]
+        known: dict[object, Any] = {}
+        return [CircuitSample(each.given, each.pair, scored, known) for each in kept[self.scored_on :]]
 
     def columns(self, methods: Sequence[str], metrics: Sequence[Metric]) -> pa.Schema:
         """The values of both prompts, and that of each method's circuits."""
@@ -124,10 +129,11 @@ class Circuits(Pairs):
     def _judged(self, case: Case[PairSample], model: BoundModel, batch_size: int) -> dict[str, Any]:
         sample = case.sample
         assert isinstance(sample, CircuitSample)
-        graph = self._graph(sample, model)
+        weights = model.fingerprint()
+        graph = self._graph(sample, model, weights)
         counts = [int(fraction * graph.count) for fraction in FRACTIONS]
         every = [
-            chosen(graph, self._scores(method, graph, sample, model, batch_size), count)
+            chosen(graph, self._scores(method, graph, sample, model, weights, batch_size), count)
             for method in case.methods.values()
             for count in counts
         ]
@@ -136,25 +142,23 @@ class Circuits(Pairs):
         row: dict[str, Any] = {"value": both[0], "corrupt value": both[1], "edges": graph.count}
         return row | {f"circuits/{name}": each.tolist() for name, each in zip(case.methods, values, strict=True)}
 
-    def _graph(self, sample: CircuitSample, model: BoundModel) -> Graph:
-        known, key = _known.setdefault(model, {}), ("graph", self.whole)
-        if key not in known:
-            graph = graph_of(model, sample.pair, whole=self.whole)
-            check_closes(model, sample.pair, graph)
-            known[key] = graph
-        found: Graph = known[key]
+    def _graph(self, sample: CircuitSample, model: BoundModel, weights: str) -> Graph:
+        if weights not in sample.known:
+            pair = sample.scored[0].pair
+            graph = graph_of(model, pair, whole=self.whole)
+            check_closes(model, pair, graph)
+            sample.known[weights] = graph
+        found: Graph = sample.known[weights]
         return found
 
     def _scores(
-        self, method: Method, graph: Graph, sample: CircuitSample, model: BoundModel, batch_size: int
+        self, method: Method, graph: Graph, sample: CircuitSample, model: BoundModel, weights: str, batch_size: int
     ) -> Tensor:
         """The mean of the edges' scores over the pairs that are scored."""
-        pairs = tuple((each.given.clean, each.given.corrupt) for each in sample.scored)
-        key = (method.name, method.describe(), self.whole, pairs)
-        known = _known.setdefault(model, {})
-        if key not in known:
-            known[key] = self._mean(method, graph, sample, model, batch_size)
-        found: Tensor = known[key]
+        key = (weights, method.name)
+        if key not in sample.known:
+            sample.known[key] = self._mean(method, graph, sample, model, batch_size)
+        found: Tensor = sample.known[key]
         return found
 
     def _mean(self, method: Method, graph: Graph, sample: CircuitSample, model: BoundModel, batch_size: int) -> Tensor:

@@ -34,7 +34,7 @@ def recovery(circuits: ArrayLike, full: ArrayLike, empty: ArrayLike) -> NDArray[
         empty: ``[N]``, without any edge.
 
     Raises:
-        InputError: the whole model says no more than no edge.
+        InputError: the whole model and no edge have the same mean value, so that there is nothing to divide by.
 
     >>> recovery([[1.0, 2.0]], [3.0], [1.0]).tolist()
     [0.0, 0.5]
