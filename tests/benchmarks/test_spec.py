@@ -93,6 +93,34 @@ def test_what_a_script_brings_is_found_by_another_process(tmp_path, monkeypatch)
     assert read_table(tmp_path / "0.parquet", own.columns, own.digest).equals(own.part(0))
 
 
+def test_a_script_that_was_edited_is_another_one(tmp_path, monkeypatch):
+    for registry in (BENCHMARKS, METRICS):
+        monkeypatch.setattr(registry, "_found", dict(registry))
+    benchmark, at, metric = SCRIPT.partition("@metric")
+    head = "from lrpx.metrics._ground_truth import metric\n"
+    scripts = {"benchmark mine": ("mine.py", benchmark), "metric First": ("first.py", head + at + metric)}
+    model = Spec().build()
+
+    def run():
+        return Run(find(str(tmp_path / "mine.py"))([SENTENCES], limit=2), model, ["lrp"], [str(tmp_path / "first.py")])
+
+    for what, (edited, content) in scripts.items():
+        for name, text in scripts.values():
+            (tmp_path / name).write_text(text)
+        out, before = tmp_path / f"of {edited}", run()
+        with keep(before, out) as kept:
+            kept.explain()
+        assert run().settings == before.settings
+        (tmp_path / edited).write_text(content.replace("> 0", "< 0") + "x = 1\n")
+        with (
+            pytest.raises(ResultFileError, match=f"another setting: script of the {what} was .* and is .* now"),
+            keep(run(), out),
+        ):
+            pass
+        with pytest.raises(ResultFileError, match=f"the spec has another script of the {what} than what is found here"):
+            Run.from_spec(before.spec, model=model)
+
+
 def test_a_part_is_the_same_again_and_in_any_order(run):
     first = run.part(1)
     run.part(3)

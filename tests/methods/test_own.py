@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import lrpx
 from lrpx import Explainer
+from lrpx._scripts import digest_of
 from lrpx.errors import MethodError, NonFiniteError
 from lrpx.methods import METHODS, Backward, Found, Method, find, register
 from tests.reference import models
@@ -80,6 +82,34 @@ def test_in_the_benchmark_and_its_report(script, run, tmp_path):
     code, _, err = run("benchmark", "sva", "--data", data, "--out", out, "--methods", f"lrp,{script}")
     assert code == 2
     assert "another setting" in err
+
+
+def test_a_script_that_was_edited_is_another_one(script, run, tmp_path):
+    """Though its method describes itself as before."""
+    texts, found, out = tmp_path / "texts.txt", tmp_path / "found.jsonl", tmp_path / "tuned"
+    texts.write_text("The doors of the house\nThe boy\n", encoding="utf-8")
+    explain = ("explain", "--texts", texts, "--method", script, "--json", found)
+    tune = ("tune", "--method", script, "--grid", "factor=1,2", "--data", texts, "--last", "2", "--out", out)
+    assert run(*explain)[0] == 0
+    code, _, err = run(*tune)
+    assert code == 0, err
+    script.write_text(SCRIPT.replace("self.factor *", "2 * self.factor *"), encoding="utf-8")
+    code, _, err = run(*explain)
+    assert code == 2
+    assert "holds something else than the results of this run, at line 1; name another file" in err
+    code, _, err = run(*tune)
+    assert code == 2
+    assert "another setting: script of the method ramp" in err
+    script.write_text(SCRIPT, encoding="utf-8")
+    assert run(*explain)[0] == run(*tune)[0] == 0
+
+
+def test_a_recipe_that_a_script_registers(script):
+    """Of a class of ours, which are no script's for that."""
+    script.write_text("from lrpx import LRP\nfrom lrpx.methods import *\nregister(Backward('mine', LRP))\n")
+    assert digest_of(find(script)) == digest_of(METHODS["mine"])
+    assert digest_of(find(script)) == hashlib.sha256(script.read_bytes()).hexdigest()
+    assert digest_of(METHODS["lrp"]) is None
 
 
 def test_a_recipes_file_is_a_method(run, tmp_path):

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from lrpx._data.agreement import Dropped
 from lrpx.benchmarks._contract import Source
-from lrpx.benchmarks._running import read
+from lrpx.benchmarks._running import data_of, of_scripts, read
 from lrpx.errors import InputError
 from lrpx.runs import Store, digest, read_table, versions, write_table
 
@@ -85,7 +85,7 @@ def read_or_kept(benchmark: Benchmark[Any], folder: Path) -> Source:
     Raises:
         DataError, InputError: a file cannot be read, or has other columns than the benchmark says.
     """
-    return _read(folder, benchmark.source, _digest(benchmark.name, benchmark.settings())) or read(benchmark)
+    return _read(folder, benchmark.source, _digest(benchmark.name, data_of(benchmark))) or read(benchmark)
 
 
 def refuse_other(
@@ -108,7 +108,7 @@ def refuse_other(
     Raises:
         ResultFileError: it holds another run; says what differs.
     """
-    said = {name: value for name, value in benchmark.settings().items() if getattr(benchmark, name, True) is not None}
+    said = {name: value for name, value in data_of(benchmark).items() if getattr(benchmark, name, True) is not None}
     known = {"model": model.called} | said | more
     if model.dtype != "auto":
         known["dtype"] = str(model.dtype)
@@ -117,7 +117,7 @@ def refuse_other(
         known["described"] = {method.name: method.describe() for method in methods}
     if metrics:
         known["metrics"] = [metric.describe() for metric in metrics]
-    Store.refuse_other(folder, benchmark.name, known)
+    Store.refuse_other(folder, benchmark.name, known | of_scripts(methods, metrics))
 
 
 @dataclass(frozen=True)

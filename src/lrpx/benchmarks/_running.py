@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from lrpx._batching import batches
-from lrpx._scripts import from_script, is_script, script_of
+from lrpx._scripts import from_script, is_script, script_of, settings_of
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, find
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, ResultFileError
 from lrpx.methods import METHODS, attribute_all
@@ -134,6 +134,7 @@ class Run:
                 "metrics": [metric.describe() for metric in self.metrics],
                 "part": self.size,
             }
+            | of_scripts(self.methods, self.metrics)
         )
 
     @cached_property
@@ -143,7 +144,7 @@ class Run:
         Raises:
             DataError: a file cannot be read.
         """
-        return self.benchmark.settings()
+        return data_of(self.benchmark)
 
     @property
     def digest(self) -> str:
@@ -322,6 +323,22 @@ class Run:
             own_parts = {name: every[own] for name, every in parts.items()}
             cases.append(Case(sample, each, mine, relevance, own_parts, {each.name: each for each in self.methods}))
         return cases
+
+
+def data_of(benchmark: Benchmark[Any]) -> dict[str, Any]:
+    """What defines what a benchmark reads: its settings, and its script, if it is a user's.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    return benchmark.settings() | settings_of("benchmark", {benchmark.name: type(benchmark)})
+
+
+def of_scripts(methods: Sequence[Method], metrics: Sequence[Metric]) -> dict[str, str]:
+    """Settings of those methods and metrics that users' scripts have registered."""
+    return settings_of("method", {each.name: each for each in methods}) | settings_of(
+        "metric", {each.name: each for each in metrics}
+    )
 
 
 def read(benchmark: Benchmark[Any]) -> Source:

@@ -21,6 +21,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from lrpx._files import goes_on
+from lrpx._scripts import digest_of
 from lrpx.cli import in_one_line
 from lrpx.cli._mends import on_the_command_line
 from lrpx.cli._streams import DASH, decoded, standard_input, write_bytes
@@ -241,7 +242,7 @@ def _given(wanted: Wanted, number: int, found: dict[str, Any], where: str) -> Gi
 def _settings(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) -> str:
     """All that the numbers of every text depend on."""
     bound = explainer.bound
-    described = [(method.name, method.describe()) for method in chosen]
+    described = [(method.name, method.describe(), digest_of(method)) for method in chosen]
     return repr((bound.name, bound.fingerprint(), bound.dtype, described, wanted.ledger, wanted.words, bound.pooling))
 
 
