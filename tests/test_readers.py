@@ -3,6 +3,8 @@ tokenizers and processors return."""
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import transformers as tf
 
 from lrpx import LRP, Explainer, Logit, LogProb, propagate
 from lrpx.errors import InputError, ModelError, TargetError
+from lrpx.model import BoundModel, Spec
 from lrpx.targets import Similarity, Span
 from lrpx.tasks import Task
 from tests import tiny
@@ -581,10 +584,6 @@ def test_options_of_the_wrong_kind():
 
 
 def test_a_spec_builds_the_same_model_again():
-    import json
-
-    from lrpx.model import Spec
-
     spec = Spec(dtype="float64")
     again = Spec.from_dict(json.loads(json.dumps(spec.to_dict())))
     assert again == spec
@@ -593,6 +592,47 @@ def test_a_spec_builds_the_same_model_again():
     assert one.spec == spec
     with pytest.raises(ModelError, match="this is no description of a model"):
         Spec.from_dict({"names": "gpt2"})
+
+
+def test_a_fingerprint_is_of_the_weights_the_buffers_and_the_config(tmp_path):
+    def saved(folder, **other):
+        made = tiny.bert_classifier()
+        for name, value in other.items():
+            setattr(made.config, name, value)
+        made.save_pretrained(tmp_path / folder)
+        return tmp_path / folder
+
+    def fingerprint(folder, **how):
+        return Spec(str(folder), **how).build().fingerprint()
+
+    first = saved("first")
+    same = fingerprint(first)
+    assert BoundModel(tiny.bert_classifier()).fingerprint() == same  # whether it was saved, and where
+    assert fingerprint(saved("second")) == same
+    assert fingerprint(first, options={"attn_implementation": "eager"}) == same  # up to rounding
+    config = json.loads((first / "config.json").read_text())
+    (first / "config.json").write_text(json.dumps(config | {"transformers_version": "4.0.0", "architectures": None}))
+    found = {name: fingerprint(saved(name, **{name: value})) for name, value in CHANGED.items()}
+    assert len({same, *found.values()}) == 1 + len(CHANGED)
+
+    bound = BoundModel(Counted(), task=Task.CAUSAL)
+    before = bound.fingerprint()
+    bound.module.passing.add_(1)
+    assert bound.fingerprint() == before
+    bound.module.counted.add_(1)
+    assert bound.fingerprint() != before
+
+
+CHANGED = {"hidden_act": "relu", "layer_norm_eps": 0.5, "id2label": {0: "a", 1: "b", 2: "c"}}
+
+
+class Counted(Own):
+    """A buffer that is saved, and one that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("counted", torch.tensor(3))
+        self.register_buffer("passing", torch.tensor(3), persistent=False)
 
 
 def test_labels_of_classes():

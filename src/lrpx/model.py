@@ -6,11 +6,13 @@ What is above this floor asks questions; how a model is fed, padded, named and r
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from importlib import resources
+from itertools import chain
 from os import PathLike, fsdecode
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -60,6 +62,12 @@ BUNDLED = resources.files("lrpx") / "bundled"
 
 LOOKED_AT = 1024
 """How many numbers of each weight the fingerprint of a model looks at."""
+
+NO_CONTENT = frozenset(
+    {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map", "torch_dtype", "dtype"}
+    | {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_attn_implementation_autoset"}
+)
+"""What of a configuration the fingerprint leaves out: where it is from, and how it runs."""
 
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
@@ -281,10 +289,17 @@ class BoundModel(Named):
         return tasks.accepts(self.module, argument)
 
     def fingerprint(self) -> str:
-        """A digest of ``LOOKED_AT`` numbers of each of its weights, evenly spread, so that a model trained further is
-        not taken for the same one."""
-        digest = hashlib.sha256()
-        for name, weight in self.module.named_parameters():
+        """A digest of its configuration, and of ``LOOKED_AT`` numbers of each of its weights and of each buffer that is
+        saved with them, evenly spread, so that a model trained further, or configured otherwise, is not taken for the
+        same one."""
+        digest = hashlib.sha256(json.dumps(_plain(self.config), sort_keys=True).encode())
+        buffers = (
+            (f"{path}.{name}", each)
+            for path, module in named_modules(self.module)
+            for name, each in module._buffers.items()
+            if each is not None and name not in module._non_persistent_buffers_set
+        )
+        for name, weight in chain(self.module.named_parameters(), buffers):
             digest.update(f"{name} {list(weight.shape)} {weight.dtype}".encode())
             values: Tensor = weight.detach()
             if type(values) is not torch.Tensor or values.is_meta:
@@ -684,6 +699,17 @@ class BoundModel(Named):
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None
+
+
+def _plain(config: Any) -> Any:
+    """A configuration as plain JSON values, without what says where it is from, and how it runs, up to rounding."""
+    if hasattr(config, "to_dict"):
+        config = config.to_dict()
+    if isinstance(config, Mapping):
+        return {str(name): _plain(value) for name, value in config.items() if name not in NO_CONTENT}
+    if isinstance(config, (list, tuple)):
+        return [_plain(each) for each in config]
+    return config if config is None or isinstance(config, (str, int, float)) else type(config).__name__
 
 
 def _has_cases(tokenizer: Any) -> bool:

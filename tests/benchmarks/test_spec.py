@@ -144,7 +144,7 @@ def test_what_is_not_as_the_spec_says_is_refused(spec, tmp_path, monkeypatch):
     model = Spec().build()
     with torch.no_grad():
         model.module.get_input_embeddings().weight.neg_()
-    with pytest.raises(ResultFileError, match="the spec has another weights"):
+    with pytest.raises(ResultFileError, match="the spec has another weights and config"):
         Run.from_spec(spec, model=model)
     with pytest.raises(ResultFileError, match="the spec has another described"):
         Run.from_spec(spec, methods=["attnlrp", AltiLogit("alti-logit", epsilon=1e-6)])

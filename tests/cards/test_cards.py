@@ -181,7 +181,7 @@ def test_cards_that_there_are_not(references, model, tmp_path):
     with pytest.raises(ModelError, match="loaded by no name"):
         card(references, 1, 0)
     other = BoundModel(models.tiny_llama(vocab_size=340, seed=1), model.tokenizer)
-    with pytest.raises(ModelError, match="with other weights than"):
+    with pytest.raises(ModelError, match="with other weights, or another config, than"):
         card(references, 1, 0, other)
     moved = tmp_path / "moved.txt"
     (tmp_path / "corpus.txt").rename(moved)

@@ -123,7 +123,7 @@ class Run:
         return (
             {
                 "model": self.model.name,
-                "weights": self.model.fingerprint(),
+                "weights and config": self.model.fingerprint(),
                 "task": self.model.task.title,
                 "dtype": self.model.dtype,
             }

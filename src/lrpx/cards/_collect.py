@@ -129,7 +129,7 @@ class Collection:
         model = self.model
         return {
             "model": model.name,
-            "weights": model.fingerprint(),
+            "weights and config": model.fingerprint(),
             "dtype": model.dtype,
             "places": [[place.layer, place.name, place.width] for place in self.places],
             "corpus": _described(self.corpus),
