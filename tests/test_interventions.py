@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import lrpx
@@ -110,6 +111,36 @@ def test_heads_and_layers_and_any_module(llama):
     assert torch.equal(found, by_hand(llama, query, lambda x: x / 2, "output"))
     found = turned(llama, {(projection, "input"): {2: 0.0}})  # one feature, no head
     assert torch.equal(found, by_hand(llama, projection, at_neuron(2, lambda x: x * 0)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "config"),
+    [
+        ("backbone.layers.0", "MambaForCausalLM", {"state_size": 4}),
+        ("fnet.encoder.layer.0", "FNetForMaskedLM", {"use_tpu_fourier_optimizations": False}),
+        ("model.layers.0", "Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 2}),
+    ],
+)
+def test_a_layer_is_its_output_also_where_its_units_are_in_one_place(layer, kind, config):
+    """As of a state-space mixer, or of the MLP of a layer without attention."""
+    made = getattr(transformers, kind.partition("For")[0] + "Config")(**tiny.SIZES, **config)
+    model = tiny.build(getattr(transformers, kind), made, "eager")
+    (place,) = [each for each in places(model, "neurons") if each.path.startswith(layer)]
+    expected = by_hand(model, layer, lambda x: x + VECTOR, "output")
+    assert torch.equal(turned(model, {layer: Add(VECTOR)}), expected)
+    around = place.path.rpartition(".")[0]  # the mixer, or the MLP
+    expected = by_hand(model, place.path, at_neuron(5, lambda x: x * 3))
+    assert torch.equal(turned(model, {around: {5: Scale(3)}}), expected)
+
+
+def test_a_layer_of_a_model_whose_units_nobody_can_look_for():
+    model, layer = (
+        tiny.build(transformers.BertForMultipleChoice, transformers.BertConfig(**tiny.SIZES)),
+        "bert.encoder.layer.1",
+    )
+    change = Set(0.5, positions=[0, 3])
+    expected = by_hand(model, layer, at_neuron(slice(None), lambda x: x * 0 + 0.5, [0, 3]), "output", ids=IDS[None])
+    assert torch.equal(turned(model, {layer: change}, IDS[None]), expected)
 
 
 def test_keys_that_share_a_matrix():
@@ -219,6 +250,24 @@ def test_generating_with_a_cache_is_generating_without(llama, positions):
     with lrpx.intervene(llama, change):
         left = llama.generate(padded, attention_mask=before, **how)
     assert torch.equal(left[:, 3:], cached)
+
+
+def test_a_cache_of_states_does_not_count_its_tokens():
+    model, layer = SAMPLES["mamba"].build(), "backbone.layers.0"
+    how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    plain = model.generate(IDS, use_cache=True, **how)
+    with lrpx.intervene(model, {layer: Scale(-2)}):
+        cached = model.generate(IDS, use_cache=True, **how)
+        whole = model.generate(IDS, use_cache=False, **how)
+    assert torch.equal(cached, whole)
+    assert not torch.equal(cached, plain)
+    with lrpx.intervene(model, {layer: Scale(-2, positions=[1])}):
+        model.generate(IDS, use_cache=False, **how)
+    with (
+        pytest.raises(TraceError, match="its cache does not count its tokens; leave the pos"),
+        lrpx.intervene(model, {layer: Scale(-2, positions=[1])}),
+    ):
+        model.generate(IDS, use_cache=True, **how)
 
 
 def test_an_encoder_and_a_decoder_count_for_themselves():

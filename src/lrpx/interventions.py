@@ -345,9 +345,10 @@ def _where(model: Module, modules: Mapping[str, Module], key: Any) -> _Where:
         told = f"; it has {len(names)} layers, {names[0]} to {names[-1]}" if names else ""
         raise MethodError(f"{type(model).__name__} has no module {named!r}{told}")
     _refuse_several(model, path, call)
-    if isinstance(key, str):
-        return _of_units(model, path, call) or _Where(path, "output", None, call)
-    return _Where(path, key[1], None, call)
+    if not isinstance(key, str):
+        return _Where(path, key[1], None, call)
+    is_layer = path in layers([path])  # which is its output, whatever units are in it
+    return (None if is_layer else _of_units(model, path, call)) or _Where(path, "output", None, call)
 
 
 def _facing(model: Module, where: _Where) -> _Where:
@@ -547,7 +548,8 @@ class Site:
                 return at.expand(before)
         raise TraceError(
             f"nobody knows at which tokens the {self.where.side} of {self.where.name}, {list(value.shape)}, stands, as "
-            "where the model was not called itself; leave the positions out"
+            "where the model was not called itself, or its cache does not count its tokens; leave the positions or the "
+            "cache out (use_cache=False)"
         )
 
 
@@ -688,9 +690,12 @@ def _seen(kwargs: Mapping[str, Any]) -> int | None:
     cache = next((kwargs[name] for name in ("past_key_values", "cache_params") if kwargs.get(name) is not None), None)
     if cache is None:
         return 0
-    if hasattr(cache, "get_seq_length"):
+    if not hasattr(cache, "get_seq_length"):
+        return None
+    try:
         return int(cache.get_seq_length())
-    return None
+    except ValueError:  # it holds the states of recurrent layers alone
+        return None
 
 
 # ------------------------------------------------------------------------------- hooks
