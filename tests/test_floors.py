@@ -14,6 +14,7 @@ import lrpx
 ROOT = Path(lrpx.__file__).parent
 FLOORS = {
     "errors": 0,
+    "hooks": 0,
     "kernels": 0,
     "ledger": 0,
     "modules": 0,

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
 import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
 
 import lrpx
+from lrpx._hooks import Hooks
+from lrpx.engine._running import intervened
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, record
 from lrpx.units import places
 from tests import tiny
 from tests.engine.samples import SAMPLES
 from tests.reference import models
+from tests.work import Interrupt
 
 IDS = torch.tensor([[5, 9, 3, 12, 7, 22, 8], [4, 4, 19, 6, 30, 2, 9]])
 DOWN = "model.layers.1.mlp.down_proj"
@@ -311,6 +317,24 @@ def test_nothing_is_left_behind_whatever_happens(llama):
     assert hooks(llama) == before
     assert torch.equal(logits(llama), plain)
     assert all(torch.equal(value, weights[name]) for name, value in llama.state_dict().items())
+
+
+def test_nothing_is_left_behind_wherever_an_interrupt_falls(llama):
+    """As where a run is stopped by hand while hooks are put on or taken off."""
+    before = hooks(llama)
+    moments = (Module.register_forward_pre_hook, Module.register_forward_hook, RemovableHandle.remove, Hooks.remove)
+    for at in range(10**4):
+        with (
+            suppress(KeyboardInterrupt),
+            Interrupt((each.__code__ for each in moments), at) as interrupt,
+            lrpx.intervene(llama, {"model.layers.0": 9.0, ("model.layers.1", "input"): 9.0}),
+        ):
+            logits(llama)
+        assert hooks(llama) == before
+        assert not intervened(llama)
+        if not interrupt.fell:
+            break
+    assert at > 20
 
 
 def test_blocks_may_be_nested(llama):

@@ -31,3 +31,40 @@ def calls(function, *args):
     finally:
         sys.setprofile(before)
     return count
+
+
+class Interrupt:
+    """Raises a KeyboardInterrupt in this thread, at one of the moments at which Python looks for a signal: when a
+    function begins or goes on, and after a function of C.
+
+    Args:
+        functions: code objects; only moments inside calls of these count.
+        at: which of these moments, from 0.
+    """
+
+    def __init__(self, functions, at):
+        self._functions = frozenset(functions)
+        self._left = at
+        self.fell = False
+
+    def _profile(self, frame, event, _):
+        if event not in ("call", "c_return"):
+            return
+        inside = frame
+        while inside is not None and inside.f_code not in self._functions:
+            inside = inside.f_back
+        if inside is None:
+            return
+        self._left -= 1
+        if self._left < 0:
+            self.fell = True
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    def __enter__(self):
+        self._before = sys.getprofile()
+        sys.setprofile(self._profile)
+        return self
+
+    def __exit__(self, *_):
+        sys.setprofile(self._before)

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from lrpx._hooks import hooks
 from lrpx._modules import layers, named_modules
 from lrpx._padding import without_padding
 from lrpx.engine._observer import first_tensor
-from lrpx.engine._running import intervened, with_other
+from lrpx.engine._running import interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.units import (
     AGAIN,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from torch.nn import Module
-    from torch.utils.hooks import RemovableHandle
 
     from lrpx.engine import Running
     from lrpx.engine._places import Side
@@ -706,7 +706,7 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
     """Hooks that call a tap, in this thread, until the block ends."""
     modules = dict(named_modules(model))
     thread = threading.get_ident()
-    handles: list[RemovableHandle] = []
+    here = interventions()
     heard: list[Tensor | None] = [None]
 
     def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -744,22 +744,21 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
 
         return mine(after)
 
-    try:
-        intervened(1, model)
-        scopes = _scopes(model, modules)
-        for scope in scopes:
-            within = [path for path, _ in tap.places if _holder(scopes, path) == scope]
-            handles.append(modules[scope].register_forward_pre_hook(begins(within), with_kwargs=True))
-        for path, side in tap.places:
-            if side == "input":
-                handles.append(modules[path].register_forward_pre_hook(entered(path), with_kwargs=True))
-            else:
-                handles.append(modules[path].register_forward_hook(left(path)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        intervened(-1, model)
+    with hooks() as on:
+        try:
+            here[id(tap)] = model
+            scopes = _scopes(model, modules)
+            for scope in scopes:
+                within = [path for path, _ in tap.places if _holder(scopes, path) == scope]
+                on.before(modules[scope], begins(within), with_kwargs=True)
+            for path, side in tap.places:
+                if side == "input":
+                    on.before(modules[path], entered(path), with_kwargs=True)
+                else:
+                    on.after(modules[path], left(path))
+            yield
+        finally:
+            here.pop(id(tap), None)
 
 
 def _scopes(model: Module, modules: Mapping[str, Module]) -> list[str]:

@@ -557,7 +557,7 @@ class BoundModel(Named):
         places of the text.)"""
         if not can_drop(questions, self.task, self.pad_id) or not self.accepts("position_ids"):
             return False
-        if intervened(0, self.module):
+        if intervened(self.module):
             return False
         row = max(questions.rows, key=lambda each: each.lengths)
         (length,) = row.lengths
@@ -629,9 +629,10 @@ class BoundModel(Named):
         @contextmanager
         def forward(given: Mapping[str, Any]) -> Iterator[tuple[Trace, Tensor]]:
             changed = replace(batch, inputs={name: given[name] for name in batch.inputs})
-            with ExitStack() as stack:
-                trace = stack.enter_context(propagate(self.module, recipe, observe, **how))
-                read = stack.enter_context(self._reading(changed, given["positions"]))
+            with (
+                propagate(self.module, recipe, observe, **how) as trace,
+                self._reading(changed, given["positions"]) as read,
+            ):
                 yield trace, read(self.module(**changed.inputs))
 
         with torch.inference_mode(False):
@@ -639,7 +640,7 @@ class BoundModel(Named):
         paths = frozenset(tasks.source_paths(self.module, self.task))
         run: AbstractContextManager[tuple[Trace, Tensor]]
         packs = not (compiled or ledger or recompute) and bool(batch.arguments) and recipe.is_ours()
-        if compiled and intervened(0, self.module):
+        if compiled and intervened(self.module):
             raise ModelError(
                 "compiled code knows nothing of the intervention in this block; make an Explainer without compile"
             )

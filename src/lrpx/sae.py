@@ -22,6 +22,7 @@ from torch import Tensor
 
 from lrpx._features import Feature, FeatureRelevance
 from lrpx._files import write_whole
+from lrpx._hooks import hooks
 from lrpx._modules import named_modules
 from lrpx._results import attribution_of
 from lrpx.attribution import Explained
@@ -300,13 +301,10 @@ def _behind(place: Place, model: BoundModel) -> str:
     def hook(path: str) -> Any:
         return lambda _, args, output: follow(path, args, output)
 
-    handles = [each.register_forward_hook(hook(path)) for path, each in named_modules(model.module)]
-    try:
-        with torch.no_grad():
-            model.module(**example(model.module))
-    finally:
-        for each in handles:
-            each.remove()
+    with hooks() as on, torch.no_grad():
+        for path, each in named_modules(model.module):
+            on.after(each, hook(path))
+        model.module(**example(model.module))
     return found
 
 
@@ -325,12 +323,9 @@ def _ignores_mean(path: str, model: BoundModel) -> bool:
             value[..., ::2] += other - one
             return value if isinstance(given, Tensor) else (value, *given[1:])
 
-        handle = module.register_forward_hook(hook)
-        try:
-            with torch.no_grad():
-                made = model.module(**example(model.module))
-        finally:
-            handle.remove()
+        with hooks() as on, torch.no_grad():
+            on.after(module, hook)
+            made = model.module(**example(model.module))
         found: Tensor = made if isinstance(made, Tensor) else made[0]
         return found.float()
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from lrpx._hooks import hooks
 from lrpx._modules import named_modules
 from lrpx.errors import InputError, ModelError
 
@@ -652,11 +653,9 @@ def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iter
     if head is None:
         yield read
         return
-    handle = head.register_forward_pre_hook(select)
-    try:
+    with hooks() as on:
+        on.before(head, select)
         yield read
-    finally:
-        handle.remove()
 
 
 def _at(values: Tensor, positions: Tensor) -> Tensor:

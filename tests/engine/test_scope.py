@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,16 +13,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function
 from transformers.activations import ACT2FN
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lrpx.engine import propagate
+from lrpx.engine._running import _Seams
 from lrpx.errors import TraceError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
 from lrpx.rules import Gamma
 from tests.engine.samples import SAMPLES, last_row, output_of
 from tests.reference import models
-from tests.work import aborting
+from tests.work import Interrupt, aborting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,7 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch._C._len_torch_function_stack(),
+        torch._C._autograd._top_saved_tensors_default_hooks(True),
         torch.get_default_dtype(),
         torch.is_anomaly_enabled(),
         threading.active_count(),
@@ -146,6 +149,65 @@ def test_everything_is_as_before_after_an_exception(name: str, error: type[BaseE
     module._forward_hooks.clear()
     for found, expected in zip(explained(model, OVERRIDDEN), want, strict=True):
         assert torch.equal(found, expected)
+
+
+class Small(nn.Module):
+    """A layer to recompute, which has an activation that is one function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(3, 3), ACT2FN["gelu_new"])])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers[0](x)
+
+
+def interrupted(moments: Callable[..., Any], functions: list[Any], model: nn.Module) -> int:
+    """How many moments inside calls of some functions there are; an interrupt fell on each, and all is as before."""
+    moments()  # what is made but once is there
+    before = snapshot(model)
+    for at in range(10**5):
+        with suppress(KeyboardInterrupt), Interrupt((each.__code__ for each in functions), at) as interrupt:
+            moments()
+        assert snapshot(model) == before, f"moment {at}"
+        if not interrupt.fell:
+            moments()
+            return at
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one fell where a generator is closed
+@pytest.mark.parametrize("how", [{}, {"observe": ()}, {"recompute": True}], ids=str)
+def test_an_interrupt_among_what_is_put_on_and_taken_off(how: dict[str, Any]) -> None:
+    model = Small()
+    x = torch.ones(3)
+
+    def block() -> None:
+        with propagate(model, ATTNLRP, **how) as trace:
+            trace.explain(model(x)[0])
+
+    assert interrupted(block, [_Seams.install, _Seams.remove, _Seams.again], model) > 50
+
+
+def test_an_interrupt_in_a_layer_that_forgets() -> None:
+    model = Small()
+
+    def block() -> None:
+        with propagate(model, ATTNLRP, recompute=True):
+            model(torch.ones(3))
+
+    enter, leave = torch.autograd.graph.saved_tensors_hooks.__enter__, torch.autograd.graph.saved_tensors_hooks.__exit__
+    assert interrupted(block, [enter, leave], model) > 2
+
+
+def test_an_interrupt_while_torch_itself_has_taken_the_mode_off() -> None:
+    model = Small()
+
+    def block() -> None:
+        with propagate(model, ATTNLRP):
+            F.softmax(model(torch.ones(3)), -1)
+
+    assert interrupted(block, [handle_torch_function], model) > 50
 
 
 @every_model

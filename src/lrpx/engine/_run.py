@@ -221,8 +221,9 @@ class Run:
 
     def forget_marks(self) -> None:
         """Take the run's marks off the tensors that are there after it."""
-        while self._marked:
-            vars(self._marked.pop()).pop(FROM_INPUT, None)
+        for value in self._marked:
+            vars(value).pop(FROM_INPUT, None)
+        self._marked.clear()
 
     # ------------------------------------------------------------------------------ calls
 
@@ -465,9 +466,9 @@ class Run:
         found = [value for value in made if isinstance(value, Tensor) and not value.requires_grad]
         if found and _is_from_input(made_of) and not (name in CHOOSING and self._is_chosen_of_weight(out, made_of[0])):
             for value in found:
-                setattr(value, FROM_INPUT, True)
                 if any(value is each for each in made_of):  # changed in place: it may be there after the run
                     self._marked.append(value)
+                setattr(value, FROM_INPUT, True)
 
     def _is_chosen_of_weight(self, out: Tensor, table: Any) -> bool:
         """Whether numbers were chosen of a weight; vectors that are one-hot, or rows of a mask, are none."""
@@ -481,8 +482,8 @@ class Run:
         if isinstance(value, Tensor) and self.positions is not None:
             self.positions.given(name, value)
         if self.asks_for_weights and isinstance(value, Tensor) and not value.requires_grad:
+            self._marked.append(value)  # before it is, for an interrupt may fall between
             setattr(value, FROM_INPUT, True)
-            self._marked.append(value)
 
     def is_all_of_parameter(self, value: Tensor) -> bool:
         """Whether a tensor has all the numbers of a parameter of the model, perhaps in another shape, and repeated."""

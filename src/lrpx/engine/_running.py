@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 import weakref
-from collections import Counter, UserDict
-from contextlib import ExitStack, contextmanager
+from collections import UserDict
+from contextlib import contextmanager
 from copy import copy
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from traceback import clear_frames
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch.nn import Embedding, Module
 from torch.overrides import _get_current_function_mode_stack
 
 from lrpx import rules
+from lrpx._hooks import Hooks
 from lrpx._modules import layer_of, layers, named_modules
 from lrpx.engine import _overrides
 from lrpx.engine._book import Book
@@ -39,7 +43,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.autograd.graph import saved_tensors_hooks
-    from torch.utils.hooks import RemovableHandle
 
     from lrpx.recipes import Recipe
 
@@ -57,13 +60,15 @@ CACHES = ("past_key_values", "cache_params", "mems", "state")
 _running = threading.local()
 
 
-def intervened(more: int, model: Module) -> bool:
-    """Whether interventions (``lrpx.interventions``) hold in a model in this thread, after so many more began there."""
-    counts: Counter[int] = _running.__dict__.setdefault("intervened", Counter())
-    counts[id(model)] += more
-    if not counts[id(model)]:
-        del counts[id(model)]
-    return id(model) in counts
+def interventions() -> dict[int, Module]:
+    """The models in which interventions (``lrpx.interventions``) hold in this thread, by what identifies each."""
+    found: dict[int, Module] = _running.__dict__.setdefault("intervened", {})
+    return found
+
+
+def intervened(model: Module) -> bool:
+    """Whether interventions hold in a model in this thread."""
+    return any(each is model for each in interventions().values())
 
 
 @contextmanager
@@ -142,7 +147,7 @@ def propagate(
     recomputed = list(layers(modules)) if recompute else []
     if recompute and not recomputed:
         raise MethodError(f"{type(model).__name__} has no list of layers to recompute; leave recompute out")
-    if recompute and any(intervened(0, module) for module in modules.values()):
+    if recompute and any(intervened(module) for module in modules.values()):
         raise MethodError(
             "layers that run again in the backward pass, perhaps in another thread, would run without the intervention "
             "in this block; leave recompute out"
@@ -179,30 +184,46 @@ def propagate(
     if replayed:
         _overrides.refuse_lost(recipe, replayed)
         trace.during_backward = lambda: seams.again(recipe)  # the model's own checkpoints compute their layers again
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        stack.callback(running.pop, id(model), None)
-        running[id(model)] = inside, run
-        stack.enter_context(seams.installed())
+    with torch._C._InferenceMode(False):  # where gradients are on, too; it is left in one step
         try:
-            yield trace
-        except Exception as error:
-            if isinstance(error, RuntimeError) and "nference tensor" in str(error):
-                _refuse_inference(model, modules)
-            where = _where(error, modules, model)
-            if where and not isinstance(error, LRPxError) and _is_in(error, "flex_attention.py"):
-                raise UnknownOperationError(
-                    f"{where} calls flex_attention, a higher-order operator of torch, inside which no rule is called; "
-                    'load the model with attn_implementation="sdpa"'
-                ) from error
-            if where and not isinstance(error, LRPxError) and _is_compiled(error):
-                raise UnknownOperationError(
-                    f"{where} calls a higher-order operator of torch, such as torch.cond or while_loop, or a compiled "
-                    "function, inside which no rule is called; write it as plain Python, with if or for, or "
-                    f"{AS_WRITTEN}"
-                ) from (None if isinstance(error, StopIteration) else error)  # contextlib takes it for the block's end
-            raise
+            running[id(model)] = inside, run
+            seams.install()
+            try:
+                yield trace
+            except Exception as error:
+                _refuse_unseen(error, model, modules)
+                raise
+        finally:
+            try:
+                seams.remove()
+            except BaseException:  # an interrupt
+                seams.remove()
+                raise
+            finally:
+                running.pop(id(model), None)
+
+
+def _refuse_unseen(error: Exception, model: Module, modules: dict[str, Module]) -> None:
+    """Refuse what an error in a block comes from, if that is known.
+
+    Raises:
+        MethodError: weights that were made in inference mode.
+        UnknownOperationError: code inside which no rule is called.
+    """
+    if isinstance(error, RuntimeError) and "nference tensor" in str(error):
+        _refuse_inference(model, modules)
+    where = _where(error, modules, model)
+    if where and not isinstance(error, LRPxError) and _is_in(error, "flex_attention.py"):
+        raise UnknownOperationError(
+            f"{where} calls flex_attention, a higher-order operator of torch, inside which no rule is called; "
+            'load the model with attn_implementation="sdpa"'
+        ) from error
+    if where and not isinstance(error, LRPxError) and _is_compiled(error):
+        raise UnknownOperationError(
+            f"{where} calls a higher-order operator of torch, such as torch.cond or while_loop, or a compiled "
+            "function, inside which no rule is called; write it as plain Python, with if or for, or "
+            f"{AS_WRITTEN}"
+        ) from (None if isinstance(error, StopIteration) else error)  # contextlib takes it for the block's end
 
 
 def _refuse_unused(recipe: Recipe, model: str, modules: dict[str, Module]) -> None:
@@ -339,25 +360,37 @@ class _Seams:
         self.last = last
         self.thread: int | None = None
         self.first_thread = threading.get_ident()
-        self.handles: list[RemovableHandle] = []
+        self.hooks = Hooks()
         self.layers: list[saved_tensors_hooks] = []
         self.newest: list[weakref.ref[Layer]] = []
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """The mode and the hooks, in this thread."""
-        try:
-            self.thread = threading.get_ident()
-            self._register()
-            with self.mode:
-                yield
-        finally:
-            while self.layers:  # where a layer was left by an interrupt, its hook was not called
-                self.layers.pop().__exit__()
-            self.thread = None
-            while self.handles:
-                self.handles.pop().remove()
-            self.run.forget_marks()
+    def install(self) -> None:
+        """Put the mode and the hooks on, in this thread."""
+        self.thread = threading.get_ident()
+        self._register()
+        torch._C._push_on_torch_function_stack(self.mode)
+
+    def remove(self) -> None:
+        """Take them off. An interrupt may have fallen anywhere, also in here: then it is done again."""
+        for hooks in reversed(self.layers):  # where a layer was left by an interrupt, its hook was not called
+            if _is_newest(hooks):
+                hooks.__exit__()
+        self.layers.clear()
+        self.thread = None
+        self.hooks.remove()
+        self._leave()
+        self.run.forget_marks()
+
+    def _leave(self) -> None:
+        """Take the mode off, where it is on."""
+        error = sys.exc_info()[1]
+        if error is not None and not self._is_on():
+            clear_frames(error.__traceback__)  # torch itself takes modes off for a while, and may not have come back
+        while self._is_on():
+            torch._C._pop_torch_function_stack()
+
+    def _is_on(self) -> bool:
+        return self.mode in _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
 
     def replayed_by(self, trace: Trace) -> Callable[[Recipe], None]:
         """What makes the backward pass of a trace run under a recipe too, for checkpoints of the model's own."""
@@ -373,17 +406,30 @@ class _Seams:
     @contextmanager
     def again(self, recipe: Recipe) -> Iterator[None]:
         """Parts of the model run as before in the backward pass, after the block even, or in another thread."""
-        mode = self.mode
-        with ExitStack() as stack:
-            if self.thread is None:
-                stack.enter_context(self.installed())
-            elif mode not in _get_current_function_mode_stack():  # type: ignore[no-untyped-call]
+        before, is_on = self.thread, self._is_on()
+
+        def back() -> None:
+            if before is None:
+                self.remove()
+            elif not is_on:
+                self.thread = before
+                self._leave()
+
+        try:
+            if before is None:
+                self.install()
+            elif not is_on:
                 # in the backward pass of this very block, or in a thread of autograd's while the block's own waits
-                stack.callback(setattr, self, "thread", self.thread)
                 self.thread = threading.get_ident()
-                stack.enter_context(mode)
-            stack.enter_context(self.run.again(recipe, is_other_thread=threading.get_ident() != self.first_thread))
-            yield
+                torch._C._push_on_torch_function_stack(self.mode)
+            with self.run.again(recipe, is_other_thread=threading.get_ident() != self.first_thread):
+                yield
+        finally:
+            try:
+                back()
+            except BaseException:  # an interrupt
+                back()
+                raise
 
     def _register(self) -> None:
         model, modules, recipe = self.model, self.modules, self.recipe
@@ -429,9 +475,9 @@ class _Seams:
             return lambda *args: hook(*args) if threading.get_ident() == self.thread else None
 
         if before is not None:
-            self.handles.append(module.register_forward_pre_hook(mine(before), with_kwargs=True))
+            self.hooks.before(module, mine(before), with_kwargs=True)
         if after is not None:
-            self.handles.append(module.register_forward_hook(mine(after), with_kwargs=True, always_call=True))
+            self.hooks.after(module, mine(after), with_kwargs=True, always_call=True)
 
     def _root(self, model: Module) -> tuple[Callable[..., Any], ...]:
         names = _argument_names(getattr(model.forward, "__func__", model.forward))
@@ -489,12 +535,13 @@ class _Seams:
             if self.run.active and not self.run.replaying:
                 recipe = self.run.recipe
                 hooks = Layer(module, args, kwargs, lambda: self.again(recipe), self.newest).hooks()
-                hooks.__enter__()
                 self.layers.append(hooks)
+                hooks.__enter__()
 
         def after(*_: Any) -> None:
             if self.layers and not self.run.replaying:
-                self.layers.pop().__exit__()
+                self.layers[-1].__exit__()
+                self.layers.pop()
 
         return before, after
 
@@ -552,6 +599,12 @@ class _Seams:
             return None if other is None else with_other(output, value, other)
 
         return before, after
+
+
+def _is_newest(hooks: saved_tensors_hooks) -> bool:
+    """Whether these hooks of saved tensors are the newest in this thread."""
+    newest = hooks_of_saved(False)
+    return newest is not None and newest[0] == hooks.pack_hook
 
 
 def _nudged(value: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Hooks on the modules of a model, which are all taken off again."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.nn import Module
+
+
+class Hooks:
+    """Forward hooks that are known before torch has them, so that they can be taken off at any moment: an interrupt may
+    fall between any two steps of the code that puts them on or takes them off."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Module, Callable[..., Any]]] = []
+
+    def before(self, module: Module, hook: Callable[..., Any], **how: bool) -> None:
+        """A hook of its own that is called before the module, as ``register_forward_pre_hook`` has it."""
+        self._known.append((module, hook))
+        module.register_forward_pre_hook(hook, **how)
+
+    def after(self, module: Module, hook: Callable[..., Any], **how: bool) -> None:
+        """A hook of its own that is called after the module, as ``register_forward_hook`` has it."""
+        self._known.append((module, hook))
+        module.register_forward_hook(hook, **how)
+
+    def remove(self) -> None:
+        """Take all of them off; what was interrupted in it is done by doing it again."""
+        for module, hook in self._known:
+            for hooks, *marks in (
+                (module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs),
+                (module._forward_hooks, module._forward_hooks_with_kwargs, module._forward_hooks_always_called),
+            ):
+                for number, each in list(hooks.items()):
+                    if each is hook:
+                        for mark in marks:
+                            mark.pop(number, None)
+                        hooks.pop(number, None)
+        self._known.clear()
+
+
+@contextmanager
+def hooks() -> Iterator[Hooks]:
+    """Hooks that are there in the block.
+
+    >>> import torch
+    >>> model = torch.nn.Tanh()
+    >>> with hooks() as on:
+    ...     on.after(model, lambda module, args, output: output + 1)
+    ...     found = model(torch.zeros(1))
+    >>> float(found), float(model(torch.zeros(1)))
+    (1.0, 0.0)
+    """
+    on = Hooks()
+    try:
+        yield on
+    finally:
+        try:
+            on.remove()
+        except BaseException:
+            on.remove()
+            raise
