@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+import transformers as tf
 from rich.console import Console
 
 import lrpx
@@ -123,6 +124,32 @@ def test_turn(command):
     several = ("--set", "0:0=0", "--clamp", "model.layers.1:1=-1,2", "--add", "0:2=3.5", "--kind", "heads")
     code, out, _ = command("turn", "The doors", *several, "--generate", 3)
     assert code == 0
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bart"])
+def test_turn_writes_no_further_than_the_models_context(command, tmp_path, piece_tokenizer, name):
+    """The last token that is written is read by none; a table of positions has an end, angles have none."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(piece_tokenizer), "max_position_embeddings": 16, "eos_token_id": None}
+    if name == "gpt2":
+        model = tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=16, n_layer=1, n_head=2, **sizes))
+    elif name == "bart":
+        layers = {f"{part}_{what}": 1 for part in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+        wide = {"encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "forced_eos_token_id": None}
+        model = tf.BartForConditionalGeneration(tf.BartConfig(d_model=16, **layers, **wide, **sizes))
+    else:
+        small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+        model = tf.LlamaForCausalLM(tf.LlamaConfig(**small, **sizes))
+    model.save_pretrained(tmp_path)
+    piece_tokenizer.save_pretrained(tmp_path)
+    count = 1 if name == "bart" else len(piece_tokenizer("the film")["input_ids"])
+    place = "model.decoder.layers.0.fc2" if name == "bart" else "0"
+    turn = ("turn", "the film", "--set", f"{place}:1=9", "--model", tmp_path, "--generate")
+    code, _, err = command(*turn, 17 - count)
+    assert code == 0, err
+    code, out, err = command(*turn, 18 - count)
+    assert (code, out) == (2, "")
+    assert f"the model's context of 16 tokens, {count} of which are taken; pass --generate {17 - count} at most" in err
 
 
 def test_what_a_classifier_says_is_told_as_everywhere(command, tmp_path, piece_backend):

@@ -359,6 +359,7 @@ def _written(explainer: Explainer, text: str, count: int) -> list[str]:
 
     Raises:
         MethodError: it writes nothing.
+        InputError: so many tokens go beyond its context.
     """
     import torch
 
@@ -367,7 +368,13 @@ def _written(explainer: Explainer, text: str, count: int) -> list[str]:
     model: Any = explainer.model
     if explainer.task not in (tasks.Task.CAUSAL, tasks.Task.SEQ2SEQ) or not hasattr(model, "generate"):
         raise MethodError(f"{type(model).__name__} is {explainer.task.named} and writes nothing; leave --generate out")
-    row = explainer.bound.reader.row(text)
+    row, limit = explainer.bound.reader.row(text), explainer.bound.limit
+    read = row.lengths[-1]  # by what writes; the last token that is written is read no more
+    if limit is not None and read + count - 1 > limit:
+        raise InputError(
+            f"--generate {count} goes beyond the model's context of {limit} tokens, {read} of which are taken; pass "
+            f"--generate {limit + 1 - read} at most"
+        )
     ids = torch.tensor([row.segments[0].tokens.ids], device=tasks.input_device(model))
     pad = explainer.bound.pad_id
     how = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "pad_token_id": 0 if pad is None else pad}
