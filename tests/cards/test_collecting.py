@@ -268,6 +268,17 @@ def test_options_that_are_none(options, error, match, model, tmp_path):
         Collection(model, corpus(tmp_path), **options)
 
 
+@pytest.mark.parametrize("how", [{}, {"context": 6, "long": "cut"}], ids=["whole", "cut"])
+def test_to_skip_every_token_is_refused_before_anything_runs(how, model, tmp_path):
+    path = corpus(tmp_path)
+    longest = min(how.get("context", 64), max(len(ids_of(model, text)) for text in TEXTS))
+    with pytest.raises(InputError, match=f"skip is {longest}, and no text of .*corpus.txt has more than {longest} "):
+        collect(Collection(model, path, skip=longest, **how), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    found = collect(Collection(model, path, skip=longest - 1, **how), tmp_path / "run")
+    assert found.passages(0, 0)
+
+
 def test_models_that_do_not_fit(byte_tokenizer, tmp_path):
     path = corpus(tmp_path)
     module = models.tiny_t5(vocab_size=340)

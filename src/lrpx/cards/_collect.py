@@ -165,17 +165,24 @@ class Collection:
 
         Raises:
             DataError: it cannot be read, or a text is too long and is not to be cut.
+            InputError: all tokens of all texts are skipped.
         """
-        count = 0
+        count = longest = 0
+        refuses = self.long == "refuse" and self.limit is not None
         for each in self.texts():
             count += 1
-            if self.long == "refuse" and self.limit is not None:
+            if refuses or longest <= self.skip:
                 size = length(self.model, each.text)
-                if size > self.limit:
+                if refuses and self.limit is not None and size > self.limit:
                     raise DataError(
                         f"{self.corpus}:{each.line} has {size:,} tokens, more than {self.limit:,}; cut such texts with "
                         "long='cut', or leave them out"
                     )
+                longest = max(longest, size if self.limit is None else min(size, self.limit))
+        if longest <= self.skip:
+            raise InputError(
+                f"skip is {self.skip}, and no text of {self.corpus} has more than {longest} tokens; skip fewer"
+            )
         return count
 
     def row(self, text: Text) -> Row:
