@@ -186,7 +186,8 @@ def test_a_text_that_cannot_be_explained_stands_with_its_error_beside_the_others
     [
         (b"{", "line 1 of {path} is no JSON"),
         (b'{"target": " are"}', "line 1 of {path} has no text"),
-        (b'{"text": "a", "ids": [1]}', "has no text"),
+        (b'{"text": "a", "ids": [1]}', "line 1 of {path} has text and ids; write one of them"),
+        (b'{"text": "a", "ids": [1], "messages": []}', "has text, ids and messages; write one of them"),
         (b"[5, 7]", "has no text"),
         (b'{"text": 5}', "the text in line 1 of {path} is int"),
         (b'{"text": "a", "colour": 1}', "has 'colour'; it may have text, pair"),

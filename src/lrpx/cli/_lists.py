@@ -192,7 +192,10 @@ def _object(text: str, where: str) -> dict[str, Any]:
         raise DataError(f'{where} is no JSON ({error}); write an object such as {{"text": "…"}}') from error
     if isinstance(found, str):
         found = {"text": found}
-    if not isinstance(found, dict) or len({"text", "ids", "messages"} & set(found)) != 1:
+    given = [name for name in ("text", "ids", "messages") if name in found] if isinstance(found, dict) else []
+    if len(given) > 1:
+        raise DataError(f"{where} has {', '.join(given[:-1])} and {given[-1]}; write one of them")
+    if not isinstance(found, dict) or not given:
         raise DataError(f'{where} has no text; write {{"text": "…"}}, {{"ids": […]}} or {{"messages": […]}}')
     if unknown := set(found) - set(KEYS):
         raise DataError(f"{where} has {min(unknown)!r}; it may have {', '.join(KEYS)}")
