@@ -273,7 +273,7 @@ def test_another_model_of_the_same_name_is_refused(again, explainer):
     weight = explainer.model.get_input_embeddings().weight
     weight.data.neg_()
     try:
-        with pytest.raises(ResultFileError, match="weights was"):
+        with pytest.raises(ResultFileError, match="weights and config was"):
             again()
     finally:
         weight.data.neg_()
