@@ -19,8 +19,8 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import FUNCTION, SCALES, kind
-from lrpx.engine._tensors import CONSTANT, carries, detached, is_tensor
+from lrpx.engine._nodes import SCALES, kind
+from lrpx.engine._tensors import carries, detached, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -435,11 +435,11 @@ def exponential_of_normalised(run: Any, op: Op, x: Tensor) -> Tensor | None:
     found = noted(x)
     if found is None or found[1] != NORMALISED:
         if run.has_scales and (found is None or found[1] != LOG) and _reaches(x.grad_fn, _is_logarithm):
-            return _refused(run, "exp of what the logarithm of a sum of exponentials was taken off", op, x)
+            return refused(run, "exp of what the logarithm of a sum of exponentials was taken off", op, x)
         return None
     made = Made(op, found[0])
     softmax = _softmax(run, op(x.detach()), made)
-    return _refused(run, "exp of a log-softmax", op, x) if softmax is None else softmax
+    return refused(run, "exp of a log-softmax", op, x) if softmax is None else softmax
 
 
 def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
@@ -460,17 +460,17 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
             value = op(a.detach(), b.detach())
             if run.recipe.softmax is not rules.constant and not _is_share(value, made):
                 inverse = _inverse(run, value, made)
-                return _refused(run, UNKNOWN, op, a, b) if inverse is None else inverse
+                return refused(run, UNKNOWN, op, a, b) if inverse is None else inverse
             softmax = _softmax(run, value, made)
             if softmax is not None and above[1] == SUMMED:
                 _factors.mark_merging(run, softmax)
-            return _refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
+            return refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
         if run.recipe.softmax is rules.constant:  # values take all, if there are any
             has_values = any(leaf.is_value for leaf in _leaves(above[0]))
             return None if has_values else _under_softmax(run, op(a.detach(), b.detach()), made)
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
-    return _refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
+    return refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
 
 
 def _is_sum_of_one(above: tuple[Made, int] | None, below: tuple[Made, int] | None) -> bool:
@@ -549,7 +549,7 @@ def hides_division(run: Any, op: Op, given: Sequence[Tensor]) -> Tensor | None:
     is_division = any(inverse) and any(_divided(run, x) for x in others)
     if not is_division and not (run.has_divided and _meets_divided(run, given)):
         return None
-    return _refused(run, UNKNOWN, op, *given)
+    return refused(run, UNKNOWN, op, *given)
 
 
 UNKNOWN = "division, of what exponentials are in, by a sum of exponentials"
@@ -561,12 +561,12 @@ def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
         return None
     if run.has_divided and _meets_divided(run, (a, b)):
-        return _refused(run, UNKNOWN, op, a, b)
+        return refused(run, UNKNOWN, op, a, b)
     inverse = [(found := noted(x)) is not None and found[1] == INVERSE for x in (a, b)]
     if inverse[0] != inverse[1]:
         return quotient(run, op, a, b)
     x = b if is_root(a) else a if is_root(b) else None
-    return _refused(run, UNKNOWN, op, a, b) if x is not None and _divided(run, x) else None
+    return refused(run, UNKNOWN, op, a, b) if x is not None and _divided(run, x) else None
 
 
 def _divided(run: Any, x: Tensor) -> bool:
@@ -595,7 +595,7 @@ def _swapped(op: Op, a: Any, b: Any) -> Any:
     return op(b, a)
 
 
-def _refused(run: Any, what: str, op: Op, *given: Tensor) -> Tensor | None:
+def refused(run: Any, what: str, op: Op, *given: Tensor) -> Tensor | None:
     """``op(*given)``, a softmax that is not known: refused, with its plain gradient, where the recipe has a rule that
     hands something on; nothing where it has none."""
     if run.recipe.softmax is rules.constant or not run.recipe.has_rules():
@@ -649,201 +649,6 @@ def note_softmax(out: Tensor, note: Note, dim: int | None) -> None:
 def made_softmax(node: Any) -> bool:
     """Whether a node of the graph made a softmax."""
     return SOFTMAX in node.metadata
-
-
-CHOICES = frozenset(
-    """Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Alias Cat Copy
-    CopySlices Scatter ScatterAdd IndexPut IndexAdd IndexCopy MaskedScatter ConstantPadNd""".split()
-)
-"""Nodes that choose some of a softmax, where only one of what they are made of depends on the input."""
-OF_ROWS = frozenset("View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select".split())
-"""Nodes that give what they are made of another shape."""
-MOVED = frozenset("ToCopy Expand Unsqueeze Clone".split())
-"""Nodes between a sum and what is divided by it."""
-GUARDS = MOVED | frozenset("Add Clamp ClampMin _Identity".split())
-"""The same, with a small number that is added, or a bound."""
-
-
-def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | None:
-    """``op(a, b) = a / b``, some of a softmax over their own sum, as a router shares among the experts it has chosen:
-    the softmax of what was chosen, of whose gradient those that were not have no part. What was multiplied with such
-    weights before the division, ``(p @ v) / Σ p``, is a product of that softmax and the values.
-
-    Args:
-        run: the run.
-        op: the quotient.
-        a: what is divided.
-        b: what divides.
-        root: what that was before numbers were added, or bounds set.
-    """
-    if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
-        return None
-    total, dim = _sum_in(b)
-    if total is None or (softmax := _softmax_in(total.next_functions[0][0], dim)) is None:
-        return None
-    summed = total.next_functions[0]
-    if _copied(summed) != _copied((a.grad_fn, a.output_nr)):
-        found = _alone(root.grad_fn, lambda node: kind(node) in MOVED, _is_sum_or_length)
-        is_sum = found is total and is_guarded(b, root)
-        return _weighted_by_chosen(run, op, a, b, softmax, is_sum=is_sum)
-    sums = a.detach().sum(dim, keepdim=True)
-    if not is_guarded(b, sums.expand_as(a) if b.shape == a.shape else sums):
-        return None
-    out: Tensor = run.apply("softmax", op, a, b, rule=rules.unmodified)
-    return _renormalised(run, out, dim)
-
-
-def _renormalised(run: Any, out: Tensor, dim: int) -> Tensor:
-    """``out``, a softmax along a dimension."""
-    note_softmax(out, Note((out._version, None)), dim % out.ndim)
-    return mark_gate(run.recipe, "softmax", _factors.made_of(run, out, 1))
-
-
-def _sum_in(b: Tensor) -> tuple[Any, int]:
-    """The node of the sum that divides, and along which dimension it is, from the end."""
-    total = _alone(b.grad_fn, lambda node: kind(node) in GUARDS, _is_sum_or_length)
-    along: Any = getattr(total, "_saved_dim", ())
-    if total is None or len(along) != 1:
-        return None, 0
-    child, place = total.next_functions[0]
-    ndim = len(child._input_metadata[place].shape)
-    return total, _signed(along[0]) % ndim - ndim
-
-
-def _softmax_in(node: Any, dim: int) -> Any:
-    """The softmax along a dimension, from the end, some of which a node has chosen."""
-    softmax = _alone(node, _keeps_rows if dim == -1 else _chooses, lambda node: _dimension_of(node) is not None)
-    if softmax is None or (cast("int", _dimension_of(softmax)) - dim) % len(softmax._input_metadata[0].shape):
-        return None
-    return softmax
-
-
-def sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> Tensor | None:
-    """``op(a, b) = a / b``, if that is a softmax ``p`` to a power, ``a = power(p)``, over its sum: the softmax of the
-    scores times that power."""
-    if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
-        return None
-    total, dim = _sum_in(b)
-    is_own = total is not None and _copied(total.next_functions[0]) == _copied((a.grad_fn, a.output_nr))
-    if not is_own or _softmax_in(p.grad_fn, dim) is None or not _is_power(p.detach(), power):
-        return None
-
-    def again(p: Tensor) -> Any:
-        y = power(p)
-        return y / y.sum(dim, keepdim=True)
-
-    y: Tensor = run.apply("softmax", again, p, rule=rules.unmodified)
-    return _renormalised(run, rules.with_gradient_of(op(a.detach(), b.detach()), y), dim)
-
-
-def _is_power(x: Tensor, function: Op) -> bool:
-    """Whether a function of what is not negative is a power: twice as much is as many times as much everywhere."""
-    times = (function(2 * x) / function(x))[x > 0]
-    return bool(times.numel()) and bool(
-        (times - times[0]).abs().max() <= torch.finfo(x.dtype).eps ** 0.5 * times[0].abs()
-    )
-
-
-def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, softmax: Any, *, is_sum: bool) -> Tensor | None:
-    """``op(a, b) = a / b``, sums of products with some of a softmax over the sum of these: of ``n`` factors, of which
-    the softmax gets ``1/n``, of what divides, too. Refused, where it is no such sums, or not the sum that divides."""
-    degree = _degree(a.grad_fn, softmax, {}, 0)
-    if degree == 0:
-        return None
-    if degree is None or not is_sum or not run.recipe.product is run.recipe.matmul is rules.uniform:
-        return _refused(run, "division, of what some of a softmax are in, by their sum", op, a, b)
-    n = _factors.factors(run, a)
-    shared: Tensor = run.apply(
-        "softmax", lambda a, b: op(a, _kernels.scale_gradient(b, 1 / n)), a, b, rule=rules.unmodified
-    )
-    return cast("Tensor", _factors.made_of(run, shared, n))
-
-
-def _degree(node: Any, softmax: Any, known: dict[Any, int | None], depth: int) -> int | None:
-    """1 for what is some of a softmax, or sums of products of them and others; 0 for what is not made of it by any of
-    these; None for sums of both."""
-    if node is softmax:
-        return 1
-    if _is_entry(node) or node._sequence_nr() < softmax._sequence_nr() or depth == DEEPEST:
-        return 0
-    if node not in known:
-        known[node], name = 0, kind(node)
-        made_of = [child for child, _ in node.next_functions if child is not None]
-        if name in _factors.ADDS:
-            degrees = [_degree(child, softmax, known, depth + 1) for child in made_of]
-            degrees += [0] * (len(made_of) == 1)  # a constant
-        elif name in LEADS_ON:
-            degrees = [_degree(child, softmax, known, depth + 1) for child in made_of if not _is_entry(child)]
-        else:
-            degrees = []
-        if name in PRODUCTS and None not in degrees:
-            degrees = [sum(each or 0 for each in degrees)]
-        if degrees:
-            is_power = any(degrees) and not _is_scaling(node)
-            known[node] = degrees[0] if set(degrees) in ({0}, {1}) and not is_power else None
-    return known[node]
-
-
-def _chooses(node: Any) -> bool:
-    return kind(node) in CHOICES and _is_scaling(node)
-
-
-def _is_scaling(node: Any) -> bool:
-    """Whether a node, perhaps a product, is not that of a function: a square is made as a product with a constant."""
-    return not node.metadata.get(FUNCTION, (None, 0))[1]
-
-
-def _keeps_rows(node: Any) -> bool:
-    """Whether a node chooses some of a softmax along the last dimension, or gives its rows another shape."""
-    if (name := kind(node)) not in OF_ROWS:
-        return _chooses(node)
-    child, place = node.next_functions[0]
-    before, after = child._input_metadata[place].shape, node._input_metadata[0].shape
-    is_last = name == "Select" and _signed(node._saved_dim) % len(before) == len(before) - 1
-    return len(after) > 0 and before[-1] == after[-1] and not is_last
-
-
-def _copied(edge: tuple[Any, int]) -> tuple[Any, int]:
-    """What leaves a node of the graph, or what it is a copy of, as of what is divided in place."""
-    node = edge[0]
-    return node.next_functions[0] if node is not None and kind(node) == "Clone" else edge
-
-
-def _dimension_of(node: Any) -> int | None:
-    """Along which dimension the softmax is that a node of the graph made; None for any other node."""
-    if SOFTMAX in node.metadata:
-        found: int | None = node.metadata[SOFTMAX]
-        return found
-    # a user's own function may have torch's name
-    return _signed(node._saved_dim) if kind(node) == "Softmax" and hasattr(node, "_saved_dim") else None
-
-
-def _signed(dim: int) -> int:
-    """A dimension as it is: torch saves it without its sign."""
-    return dim - 2**64 if dim >= 2**63 else dim
-
-
-def _is_sum_or_length(node: Any) -> bool:
-    """Whether a node is a sum, or the 1-norm, which is one of what is not negative (DBRX's router)."""
-    return kind(node) == "Sum" or (kind(node) == "LinalgVectorNorm" and getattr(node, "_saved_ord", 0) == 1)
-
-
-def _alone(node: Any, leads_on: Callable[[Any], bool], fits: Callable[[Any], bool]) -> Any:
-    """The node that fits, which this one is made of by others that lead on, and of nothing else that depends on the
-    input."""
-    for _ in range(_factors.DEEPEST):
-        if node is None or fits(node):
-            return node
-        made_of = [child for child, _ in node.next_functions if child is not None and not _is_entry(child)]
-        if len(made_of) != 1 or not leads_on(node):
-            return None
-        node = made_of[0]
-    return None
-
-
-def _is_entry(node: Any) -> bool:
-    """Whether a node is the leaf that a ledger makes of a constant."""
-    return kind(node) == _factors.LEAF and CONSTANT in vars(node.variable)
 
 
 def is_of_softmax(x: Tensor) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _biases, _exponentials, _factors, _moved
+from lrpx.engine import _biases, _exponentials, _factors, _moved, _renormalised
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
@@ -753,10 +753,10 @@ def times_reciprocal(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     these are in the other, a softmax."""
     if hasattr(b, RECIPROCAL) and (found := _reciprocal(b)) is not None:
         x, inverse = found
-        return _exponentials.chosen(run, lambda a, x: op(a, inverse(x)), a, x, _root_of(x))
+        return _renormalised.chosen(run, lambda a, x: op(a, inverse(x)), a, x, _root_of(x))
     if hasattr(a, RECIPROCAL) and (found := _reciprocal(a)) is not None:
         x, inverse = found
-        return _exponentials.chosen(run, lambda b, x: op(inverse(x), b), b, x, _root_of(x))
+        return _renormalised.chosen(run, lambda b, x: op(inverse(x), b), b, x, _root_of(x))
     return None
 
 
@@ -833,9 +833,9 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
     whole = of_one(run, op, a, b)
     if whole is None and is_curved(a) and (f := function_of(a)) is not None and f.op is not None:
-        whole = _exponentials.sharpened(run, op, a, b, f.root, f.op)
+        whole = _renormalised.sharpened(run, op, a, b, f.root, f.op)
     if whole is None:
-        whole = _exponentials.chosen(run, op, a, b, _root_of(b))
+        whole = _renormalised.chosen(run, op, a, b, _root_of(b))
     if whole is not None or not run.has_scales or is_logistic(b):
         return whole
     return _exponentials.quotient(run, op, a, b)
