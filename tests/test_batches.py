@@ -494,3 +494,20 @@ def test_a_translator_whose_parts_do_not_tell_their_embeddings():
     for many, ids, decoder in zip(explain(ROWS, decoder=decoders), ROWS, decoders, strict=True):
         assert_same(many, explain(ids, decoder=decoder), 1e-5)
         assert bool(many.relevance[len(ids) :].any())
+
+
+def test_no_trial_changes_what_a_model_attends_to():
+    """BigBird takes full attention for good where a text is short."""
+    config = tf.BigBirdConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, block_size=4,
+        num_random_blocks=1, max_position_embeddings=128, initializer_range=0.5, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = tf.BigBirdForSequenceClassification(config).double().eval()
+    rows = [torch.randint(3, 60, (length,)).tolist() for length in (64, 57)]
+    explain = Explainer(model)
+    many = explain(rows, target=0)
+    assert model.bert.attention_type == "block_sparse"
+    for row, found in zip(rows, many, strict=True):
+        torch.testing.assert_close(found.relevance, explain(row, target=0).relevance, rtol=0, atol=1e-12)
+    assert model.bert.attention_type == "block_sparse"

@@ -4,6 +4,10 @@ tokenizers and processors return."""
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -592,6 +596,36 @@ def test_a_spec_builds_the_same_model_again():
     assert one.spec == spec
     with pytest.raises(ModelError, match="this is no description of a model"):
         Spec.from_dict({"names": "gpt2"})
+
+
+class Activation(Enum):
+    RELU = "relu"
+    GELU = "gelu"
+
+
+@dataclass
+class OwnConfig:
+    activation: Any
+    eps: Any = 1e-5
+
+
+@pytest.mark.parametrize("kind", [OwnConfig, SimpleNamespace])
+def test_a_fingerprint_is_of_a_config_of_ones_own(kind):
+    """As nanoGPT's is."""
+
+    def fingerprint(**config):
+        model = tiny.bert_classifier()
+        model.config = tiny.bert_classifier().config
+        model.config.own = kind(**config)
+        return BoundModel(model).fingerprint()
+
+    found = [
+        fingerprint(activation=activation, eps=eps)
+        for activation in (Activation.RELU, Activation.GELU)
+        for eps in (np.float32(1e-5), np.float32(1e-6))
+    ]
+    assert len(set(found)) == 4
+    assert fingerprint(activation=Activation.RELU, eps=np.float32(1e-5)) == found[0]
 
 
 def test_a_fingerprint_is_of_the_weights_the_buffers_and_the_config(tmp_path):

@@ -646,12 +646,16 @@ def _needs_positions(change: Change) -> bool:
 def _by_name(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments of a call by their names; None where those of some tensors are not known. A first one that has no
     name is what the module is about."""
-    find: Any = getattr(module, "get_base_model", None)  # peft hands all on
-    parameters = inspect.signature((module if find is None else find()).forward).parameters.values()
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    find: Any = getattr(module, "get_base_model", None)  # peft hands all on, where it has no names of its own
+    names = _positional(module) or ([] if find is None else _positional(find()))
     if any(isinstance(each, Tensor) for each in args[max(len(names), 1) :]):
         return None
     return {**dict(zip(names or [""], args, strict=False)), **kwargs}
+
+
+def _positional(module: Module) -> list[str]:
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
 
 
 def _is_part(value: Tensor, whole: Tensor) -> bool:

@@ -9,11 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from enum import Enum
 from functools import cached_property
 from importlib import resources
 from itertools import chain
 from os import PathLike, fsdecode
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -65,6 +67,7 @@ LOOKED_AT = 1024
 
 NO_CONTENT = frozenset(
     {"_name_or_path", "_commit_hash", "transformers_version", "architectures", "auto_map", "torch_dtype", "dtype"}
+    | {"use_cache", "output_hidden_states", "output_attentions", "return_dict"}
     | {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_attn_implementation_autoset"}
 )
 """What of a configuration the fingerprint leaves out: where it is from, and how it runs."""
@@ -706,10 +709,16 @@ def _plain(config: Any) -> Any:
     """A configuration as plain JSON values, without what says where it is from, and how it runs, up to rounding."""
     if hasattr(config, "to_dict"):
         config = config.to_dict()
+    elif is_dataclass(config) or isinstance(config, SimpleNamespace):
+        config = vars(config)
     if isinstance(config, Mapping):
         return {str(name): _plain(value) for name, value in config.items() if name not in NO_CONTENT}
     if isinstance(config, (list, tuple)):
         return [_plain(each) for each in config]
+    if isinstance(config, Enum):
+        return _plain(config.value)
+    if not isinstance(config, Tensor) and hasattr(config, "tolist"):  # numpy's
+        return config.tolist()
     return config if config is None or isinstance(config, (str, int, float)) else type(config).__name__
 
 

@@ -393,9 +393,16 @@ def count_positions(model: Module, mask: Tensor) -> Tensor:
     return (mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
 
 
+def _is_changed_by_few(model: Module) -> bool:
+    """Whether a short input changes the model for good: BigBird takes another attention then."""
+    return any(getattr(each, "attention_type", None) == "block_sparse" for each in model.modules())
+
+
 def looks_back(model: Module) -> bool:
     """Whether the logits of a token are the same whatever stands behind it, as far as a short input tells: what takes
     no attention mask would read padding there, and of a module of one's own nothing else is known."""
+    if _is_changed_by_few(model):
+        return False
     weight = first_weight(model)
     ids = torch.arange(8, device=input_device(model))[None] % weight.shape[0]
     try:
@@ -412,6 +419,8 @@ def looks_back(model: Module) -> bool:
 def hides(model: Module, task: Task) -> bool:
     """Whether a token that the attention mask hides makes any difference, as far as a short input tells: RWKV takes a
     mask and does not look at it."""
+    if _is_changed_by_few(model):
+        return True
     weight = first_weight(model)
     ids = torch.arange(6, device=input_device(model))[None] % weight.shape[0]
     found = []
@@ -436,6 +445,8 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
     if side == "right" and is_plain and not convolves and task in (Task.CAUSAL, Task.SEQ2SEQ):
         return True
+    if _is_changed_by_few(model):  # and its random blocks hang on how wide a batch is
+        return False
     weight, count, wide = first_weight(model), 6, 14
     end = end_read(model, task)
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end)][:count]

@@ -602,6 +602,9 @@ CHOSEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
             torch.zeros_like(p).scatter(-1, at, w)
         )
     )(*p.topk(3)),
+    "split": lambda p, v: (lambda w, at: shared(w / w.sum(-1, keepdim=True), at, v))(
+        p.sort(-1, descending=True).values.split([3, 5], -1)[0], p.topk(3).indices
+    ),
     "put together": lambda p, v: (
         lambda w, at: (lambda w: shared((w / w.sum(-1, keepdim=True))[..., :3], at, v))(
             torch.cat([w, torch.zeros_like(w)], -1)
@@ -683,6 +686,56 @@ def test_attention_that_is_masked_after_its_softmax(written: str, recipe: Recipe
     agree(masked, lambda x: (x @ UP @ x.mT / 3).masked_fill(~CAUSAL, -math.inf).softmax(-1) @ (x @ DOWN), recipe)
 
 
+GATE = noise(5, 8, seed=41)
+WEIGHTED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "in chunks": lambda p, v, t: (p[..., :2] @ v[:, :2] + p[..., 2:] @ v[:, 2:]) / t,
+    "in chunks, summed so": lambda p, v, t: (p[..., :2] @ v[:, :2] + p[..., 2:] @ v[:, 2:]) / (
+        p[..., :2].sum(-1, keepdim=True) + p[..., 2:].sum(-1, keepdim=True) + 1e-200
+    ),
+    "scaled": lambda p, v, t: (p @ v) * GATE / t / GATE,
+    "transposed": lambda p, v, t: ((p @ v).mT / p.sum(-1)[:, None]).mT,
+    "the mean": lambda p, v, t: (p @ v / 5) * p.mean(-1, keepdim=True).reciprocal(),
+}  # fmt: skip
+OF_THREE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "first": lambda p, v, g: (p @ v) * g / p.sum(-1, keepdim=True),
+    "in an einsum": lambda p, v, g: torch.einsum("bts,bsd,btd->btd", p, v, g) / p.sum(-1, keepdim=True),
+}
+
+
+@every_family
+def test_sums_of_products_with_what_is_left_of_a_softmax_over_its_sum(recipe: Recipe) -> None:
+    def scores(x: Tensor) -> Tensor:
+        return x @ UP @ x.mT / 3
+
+    def masked(x: Tensor) -> Tensor:
+        return scores(x).softmax(-1) * CAUSAL
+
+    def at_once(x: Tensor) -> Tensor:
+        return scores(x).masked_fill(~CAUSAL, -math.inf).softmax(-1)
+
+    for written in WEIGHTED.values():
+        agree(
+            lambda x, written=written: written(p := masked(x), x @ DOWN, p.sum(-1, keepdim=True)),
+            lambda x: at_once(x) @ (x @ DOWN),
+            recipe,
+        )
+    for written in OF_THREE.values():
+        agree(
+            lambda x, written=written: written(masked(x), x @ DOWN, x @ UP),
+            lambda x: (at_once(x) @ (x @ DOWN)) * (x @ UP),
+            recipe,
+        )
+
+    def layered(x: Tensor, p: Tensor, total: Tensor) -> Tensor:
+        return F.linear(p @ (x @ DOWN), UP) / total * x
+
+    agree(
+        lambda x: layered(x, p := masked(x), p.sum(-1, keepdim=True)),
+        lambda x: layered(x, p := at_once(x), torch.ones_like(p[..., :1])),
+        recipe,
+    )
+
+
 SHARPENED: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "a square": (lambda p: p**2, 2.0),
     "a square by the method": (torch.square, 2.0),
@@ -703,6 +756,15 @@ def test_a_softmax_to_a_power_over_its_sum_is_the_softmax_of_so_much_of_the_scor
         return p / p.sum(-1, keepdim=True) * (x @ DOWN)
 
     agree(sharpened, lambda x: (power * (x @ UP)).softmax(-1) * (x @ DOWN), recipe)
+
+
+@every_family
+def test_a_softmax_that_is_masked_and_squared_over_its_sum(recipe: Recipe) -> None:
+    def sharpened(x: Tensor) -> Tensor:
+        p = ((x @ UP).softmax(-1) * KEPT) ** 2
+        return p / p.sum(-1, keepdim=True) * (x @ DOWN)
+
+    agree(sharpened, lambda x: (2 * (x @ UP)).masked_fill(~KEPT, -math.inf).softmax(-1) * (x @ DOWN), recipe)
 
 
 HALF: dict[str, Function] = {

@@ -179,7 +179,8 @@ def test_a_function_of_functions_that_were_put_together_is_refused_by_name(name:
 
         with pytest.raises(UnknownOperationError, match="function of a function that was moved"):
             relevance(joined, RECIPES[recipe])
-    for inner, outer in ((lambda x: 2 * x, torch.sigmoid), (F.relu, torch.tanh), (torch.sigmoid, torch.tanh)):
+    kept = (lambda x: 2 * x, torch.sigmoid), (F.relu, torch.tanh), (torch.sigmoid, torch.tanh)
+    for inner, outer in (*kept, (F.relu, lambda x: x.clamp(min=1e-6).pow(3))):  # generalised mean pooling
 
         def allowed(a: Tensor, *_: Tensor, inner: Of = inner, outer: Of = outer) -> Tensor:
             return outer(JOINED[name]([inner(each) for each in a.chunk(2, -1)])).reshape(2, LENGTH, WIDTH)
@@ -217,6 +218,24 @@ def test_a_product_with_a_constant_that_is_added_to_something_is_of_as_many_fact
     w, shift = noise(LENGTH, seed=31), noise(LENGTH, seed=32)
     agree(lambda a, b, c: torch.addcmul(shift, a @ b.mT, w) @ c, lambda a, b, c: ((a @ b.mT) * w + shift) @ c, recipe)
     agree(lambda a, b, c: torch.addcmul(a, a * b, w[:1]) * c, lambda a, b, c: (a + a * b * w[:1]) * c, recipe)
+
+
+BY_COMPARISON = ["a mask", "a mask first", "a mask of numbers", "filled", "maximum", "where"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", [*BY_COMPARISON, "torch's"])
+def test_a_relu_of_a_product_is_one_factor_whatever_its_signs(name: str, recipe: str) -> None:
+    """A text alone as in a batch, whose scores have other signs."""
+    relu = F.relu if name == "torch's" else RELUS[name]
+
+    def attended(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return relu((a * b).square().sum(-1, keepdim=True) * (a * a)[..., :1]) * c  # all positive
+
+    def by_torch(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return F.relu((a * b).square().sum(-1, keepdim=True) * (a * a)[..., :1]) * c
+
+    agree(attended, by_torch, recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

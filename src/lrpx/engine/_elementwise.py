@@ -138,7 +138,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
     if type(mask) is Tensor and mask.numel() == x.numel() and out is not x:
         root = _selections.masked_by_sign(run, x, mask)
         if root is not None:
-            _selections.kinked(run, out, root, x)
+            _selections.kinked(run, out, root, x, mask)
             if takes_all(run.recipe):
                 return out
     if not run.asks_for_gates:

@@ -176,7 +176,11 @@ def _even(run: Any, count: int) -> int:
 
 
 def _counted(run: Any, x: Tensor) -> int:
-    node = x.grad_fn
+    return of_node(run, x.grad_fn)
+
+
+def of_node(run: Any, node: Any) -> int:
+    """How many factors what a node of the graph has made is a product of."""
     if not run.has_scales and node is not None and kind(node) in ADDS and _is_of_two(node):
         return 1
     return _factors(run.counts, node, [FARTHEST]) or 1

@@ -25,6 +25,7 @@ from lrpx.engine import _biases, _exponentials, _factors, _moved, _renormalised
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
+    SIGN,
     SURE,
     WEAK,
     gate_strength,
@@ -281,7 +282,8 @@ def _is_one_with(way: _moved.Way, op: Op, f: Function) -> bool:
     with _disable_current_modes():
         far = torch.full((1,) * len(like.shape), FAR, dtype=like.dtype, device=like.device)
         is_cut = any(bool((way.op(each) == 0).any()) for each in (far, -far))
-        return is_cut and bool(_then(f.op, op)(_zero(f.root)).any())
+        whole, zero = _then(f.op, op), _zero(f.root)
+        return is_cut and bool((whole(zero).abs() > GUARD * whole(zero + 1).abs()).any())
 
 
 def _zero(like: Tensor) -> Tensor:
@@ -670,6 +672,8 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
     rows = x if x._base is None else x._base
     ids = getattr(rows, ONE_HOT, None)
     if ids is None:
+        if (sign := getattr(x, SIGN, None)) is not None:
+            setattr(out, SIGN, sign)
         if out.is_floating_point():
             run.leaving_ids("a cast", x)
         else:

@@ -95,10 +95,12 @@ def is_joined(x: Tensor) -> bool:
 
 def ways(x: Tensor) -> list[Way]:
     """What ``x`` was moved from, and each part that it was put together of."""
-    found = [way(x)]
-    end = found[0].end[0] if found[0].op is None else None
-    if end is not None and kind(end) in JOINS:
-        found += [_way(child, at) for child, at in end.next_functions if child is not None]
+    found, i = [way(x)], 0
+    while i < len(found) <= FARTHEST:
+        end = found[i].end[0] if found[i].op is None else None
+        if end is not None and kind(end) in JOINS:
+            found += [_way(child, at) for child, at in end.next_functions if child is not None]
+        i += 1
     return found
 
 

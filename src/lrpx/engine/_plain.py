@@ -17,7 +17,7 @@ from lrpx import rules
 from lrpx.engine import _exponentials, _functions, _inverses, _selections
 from lrpx.engine._gates import EXPONENTS, gate_strength, keep_gate, move_gate, put_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
-from lrpx.engine._tensors import TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
+from lrpx.engine._tensors import CONSTANT, TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def stack(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = moving(run, func, args, kwargs)
     if carries(out):
         parts, dim = arguments(args, kwargs, "tensors", "dim")
+        parts = [x.detach() if hasattr(x, CONSTANT) or isinstance(x, Parameter) else x for x in parts]
         if run.asks_for_gates or not all(map(carries, parts)):
             _functions.stacked(out, parts, dim or 0)
     return out
@@ -331,7 +332,7 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if system is not None:
         _inverses.written(run, x, system)
     if root is not None:
-        _selections.kinked(run, x if out is None else out, root, x)
+        _selections.kinked(run, x if out is None else out, root, x, at)
     if type(x) is Tensor and not x.requires_grad:
         run.computed(x if out is None else out, value)
     return _one_hot(run, x, x if out is None else out, ids) if is_one_hot else out
@@ -467,7 +468,7 @@ COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equ
 
 WITHOUT_GRADIENT = (
     _each(
-        f"""{COMPARISONS.removeprefix("eq")}
+        """ne not_equal logical_and logical_or logical_xor logical_not
     equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmin
     argsort nonzero argwhere count_nonzero empty_like zeros_like ones_like full_like rand_like
     randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
@@ -475,6 +476,7 @@ WITHOUT_GRADIENT = (
         handler=without_gradient,
         has_summands=False,
     )
+    + _each(" ".join(_selections.SIGNS), handler=_selections.compared, has_summands=False)
     + _each("bucketize searchsorted", handler=searching, has_summands=False)
     + _each("argmax", handler=largest, has_summands=False)
     + [

@@ -23,7 +23,7 @@ from lrpx.engine._exponentials import (
     refused,
 )
 from lrpx.engine._gates import mark_gate
-from lrpx.engine._nodes import FUNCTION, kind
+from lrpx.engine._nodes import FUNCTION, SHAPES, kind
 from lrpx.engine._tensors import CONSTANT
 
 if TYPE_CHECKING:
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
     Op = Callable[..., Any]
 
 CHOICES = frozenset(
-    """Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Alias Cat Copy
-    CopySlices Scatter ScatterAdd IndexPut IndexAdd IndexCopy MaskedScatter ConstantPadNd""".split()
+    """Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Alias Cat Copy CopySlices
+    Split SplitWithSizes Scatter ScatterAdd IndexPut IndexAdd IndexCopy MaskedScatter ConstantPadNd""".split()
 )
 """Nodes that choose some of a softmax, where only one of what they are made of depends on the input."""
 OF_ROWS = frozenset("View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select".split())
 """Nodes that give what they are made of another shape."""
-MOVED = frozenset("ToCopy Expand Unsqueeze Clone".split())
+MOVED = frozenset("ToCopy Expand Clone Alias Permute Transpose T Slice".split()) | OF_ROWS
 """Nodes between a sum and what is divided by it."""
-GUARDS = MOVED | frozenset("Add Clamp ClampMin _Identity".split())
-"""The same, with a small number that is added, or a bound."""
+GUARDS = MOVED | frozenset("Add Mul Div Clamp ClampMin _Identity".split())
+"""The same, with a number that scales or is added, or a bound."""
 
 
 def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | None:
@@ -60,13 +60,12 @@ def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | Non
     """
     if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
         return None
-    total, dim = _sum_in(b)
-    if total is None or (softmax := _softmax_in(total.next_functions[0][0], dim)) is None:
+    totals, dim = _sums_in(b)
+    found = {_softmax_in(each.next_functions[0][0], dim) for each in totals}
+    if len(found) != 1 or (softmax := found.pop()) is None:
         return None
-    summed = total.next_functions[0]
-    if _copied(summed) != _copied((a.grad_fn, a.output_nr)):
-        found = _alone(root.grad_fn, lambda node: kind(node) in MOVED, _is_sum_or_length)
-        is_sum = found is total and is_guarded(b, root)
+    if [_copied(each.next_functions[0]) for each in totals] != [_copied((a.grad_fn, a.output_nr))]:
+        is_sum = is_guarded(b, root) and set(_summed(root.grad_fn, MOVED)) == set(totals)
         return _weighted_by_chosen(run, op, a, b, softmax, is_sum=is_sum)
     sums = a.detach().sum(dim, keepdim=True)
     if not is_guarded(b, sums.expand_as(a) if b.shape == a.shape else sums):
@@ -81,15 +80,30 @@ def _renormalised(run: Any, out: Tensor, dim: int) -> Tensor:
     return mark_gate(run.recipe, "softmax", _factors.made_of(run, out, 1))
 
 
-def _sum_in(b: Tensor) -> tuple[Any, int]:
-    """The node of the sum that divides, and along which dimension it is, from the end."""
-    total = _alone(b.grad_fn, lambda node: kind(node) in GUARDS, _is_sum_or_length)
-    along: Any = getattr(total, "_saved_dim", ())
-    if total is None or len(along) != 1:
-        return None, 0
-    child, place = total.next_functions[0]
-    ndim = len(child._input_metadata[place].shape)
-    return total, _signed(along[0]) % ndim - ndim
+def _sums_in(b: Tensor) -> tuple[list[Any], int]:
+    """The nodes of the sums that divide, and along which dimension they are, from the end; none, if along several."""
+    totals, dims = _summed(b.grad_fn, GUARDS), set[int]()
+    for total in totals:
+        along: Any = getattr(total, "_saved_dim", ())
+        child, place = total.next_functions[0]
+        ndim = len(child._input_metadata[place].shape)
+        dims.update(_signed(each) % ndim - ndim for each in along)
+        if len(along) != 1 or len(dims) != 1:
+            return [], 0
+    return totals, next(iter(dims), 0)
+
+
+def _summed(node: Any, leads_on: frozenset[str], depth: int = 0) -> list[Any]:
+    """The nodes of sums that a node is made of, and of nothing else that depends on the input."""
+    if depth == _factors.DEEPEST:
+        return []
+    if _is_sum_or_length(node):
+        return [node]
+    made_of = [child for child, _ in node.next_functions if child is not None and not _is_entry(child)]
+    if not (kind(node) == "Add" if len(made_of) > 1 else kind(node) in leads_on):
+        return []
+    found = [_summed(child, leads_on, depth + 1) for child in made_of]
+    return [total for totals in found for total in totals] if all(found) else []
 
 
 def _softmax_in(node: Any, dim: int) -> Any:
@@ -105,8 +119,8 @@ def sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> T
     scores times that power."""
     if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
         return None
-    total, dim = _sum_in(b)
-    is_own = total is not None and _copied(total.next_functions[0]) == _copied((a.grad_fn, a.output_nr))
+    totals, dim = _sums_in(b)
+    is_own = [_copied(each.next_functions[0]) for each in totals] == [_copied((a.grad_fn, a.output_nr))]
     if not is_own or _softmax_in(p.grad_fn, dim) is None or not _is_power(p.detach(), power):
         return None
 
@@ -120,50 +134,75 @@ def sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> T
 
 def _is_power(x: Tensor, function: Op) -> bool:
     """Whether a function of what is not negative is a power: twice as much is as many times as much everywhere."""
-    times = (function(2 * x) / function(x))[x > 0]
+    before = function(x)
+    times = (function(2 * x) / before)[before != 0]
     return bool(times.numel()) and bool(
         (times - times[0]).abs().max() <= torch.finfo(x.dtype).eps ** 0.5 * times[0].abs()
     )
 
 
 def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, softmax: Any, *, is_sum: bool) -> Tensor | None:
-    """``op(a, b) = a / b``, sums of products with some of a softmax over the sum of these: of ``n`` factors, of which
-    the softmax gets ``1/n``, of what divides, too. Refused, where it is no such sums, or not the sum that divides."""
-    degree = _degree(a.grad_fn, softmax, {}, 0)
-    if degree == 0:
+    """``op(a, b) = a / b``, sums of products with some of a softmax over the sum of these: what divides hands on the
+    share that the softmax has of the products. Refused, where it is no such sums, or not the sum that divides."""
+    share = _share(run, a.grad_fn, softmax, {}, {}, 0)
+    if share == 0:
         return None
-    if degree is None or not is_sum or not run.recipe.product is run.recipe.matmul is rules.uniform:
+    if share is None or not is_sum or not run.recipe.product is run.recipe.matmul is rules.uniform:
         return refused(run, "division, of what some of a softmax are in, by their sum", op, a, b)
     n = _factors.factors(run, a)
     shared: Tensor = run.apply(
-        "softmax", lambda a, b: op(a, _kernels.scale_gradient(b, 1 / n)), a, b, rule=rules.unmodified
+        "softmax", lambda a, b: op(a, _kernels.scale_gradient(b, share)), a, b, rule=rules.unmodified
     )
     return cast("Tensor", _factors.made_of(run, shared, n))
 
 
-def _degree(node: Any, softmax: Any, known: dict[Any, int | None], depth: int) -> int | None:
-    """1 for what is some of a softmax, or sums of products of them and others; 0 for what is not made of it by any of
-    these; None for sums of both."""
+def _share(
+    run: Any, node: Any, softmax: Any, known: dict[Any, float | None], above: dict[Any, int], depth: int
+) -> float | None:
+    """Which share a softmax has of sums of products of some of it and others; 0 if it is in none, and None for sums of
+    both, and of products in which it has other shares."""
     if node is softmax:
-        return 1
+        return 1.0
     if _is_entry(node) or node._sequence_nr() < softmax._sequence_nr() or depth == DEEPEST:
-        return 0
+        return 0.0
     if node not in known:
-        known[node], name = 0, kind(node)
+        known[node], name = 0.0, kind(node)
         made_of = [child for child, _ in node.next_functions if child is not None]
         if name in _factors.ADDS:
-            degrees = [_degree(child, softmax, known, depth + 1) for child in made_of]
-            degrees += [0] * (len(made_of) == 1)  # a constant
+            shares = [_share(run, child, softmax, known, above, depth + 1) for child in made_of]
+            shares += [0.0] * (len(made_of) == 1)  # a constant
+        elif name in PRODUCTS:
+            shares = [_of_product(run, node, made_of, softmax, known, above, depth)]
         elif name in LEADS_ON:
-            degrees = [_degree(child, softmax, known, depth + 1) for child in made_of if not _is_entry(child)]
+            if name in SHAPES and (count := above.get(node, run.counts.get(node._sequence_nr()))) is not None:
+                above[made_of[0]] = count
+            shares = [_share(run, child, softmax, known, above, depth + 1) for child in made_of if not _is_entry(child)]
         else:
-            degrees = []
-        if name in PRODUCTS and None not in degrees:
-            degrees = [sum(each or 0 for each in degrees)]
-        if degrees:
-            is_power = any(degrees) and not _is_scaling(node)
-            known[node] = degrees[0] if set(degrees) in ({0}, {1}) and not is_power else None
+            shares = []
+        if shares:
+            known[node] = shares[0] if len(set(shares)) == 1 and (_is_scaling(node) or not shares[0]) else None
     return known[node]
+
+
+def _of_product(
+    run: Any,
+    node: Any,
+    made_of: list[Any],
+    softmax: Any,
+    known: dict[Any, float | None],
+    above: dict[Any, int],
+    depth: int,
+) -> float | None:
+    """The same of a product of two, of as many factors as is noted there, or ``above``, at the shape that it has in the
+    end; of one of several, which is made two by two, the last knows of how many."""
+    shares = [_share(run, child, softmax, known, above, depth + 1) for child in made_of]
+    if None in shares or sum(map(bool, shares)) > 1:
+        return None
+    for child, share in zip(made_of, shares, strict=True):
+        if share:
+            count = above.get(node, run.counts.get(node._sequence_nr())) if len(made_of) > 1 else None
+            return share if count is None else share * _factors.of_node(run, child) / count
+    return 0.0
 
 
 def _chooses(node: Any) -> bool:
@@ -206,8 +245,8 @@ def _signed(dim: int) -> int:
 
 
 def _is_sum_or_length(node: Any) -> bool:
-    """Whether a node is a sum, or the 1-norm, which is one of what is not negative (DBRX's router)."""
-    return kind(node) == "Sum" or (kind(node) == "LinalgVectorNorm" and getattr(node, "_saved_ord", 0) == 1)
+    """Whether a node is a sum, a mean, or the 1-norm, which is one of what is not negative (DBRX's router)."""
+    return kind(node) in ("Sum", "Mean") or (kind(node) == "LinalgVectorNorm" and getattr(node, "_saved_ord", 0) == 1)
 
 
 def _alone(node: Any, leads_on: Callable[[Any], bool], fits: Callable[[Any], bool]) -> Any:

@@ -6,16 +6,18 @@ A ReLU is known by the signs of what it is of; it is a gate then, and a function
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _factors, _functions
+from lrpx.engine._exponentials import Note
 from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
-from lrpx.engine._gates import mark_relu, put_gate, takes_all, weakest_gate
+from lrpx.engine._gates import SIGN, mark_relu, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import kind
-from lrpx.engine._tensors import CONSTANT, arguments, carries, is_in_place
+from lrpx.engine._tensors import CONSTANT, arguments, carries, constants, detached, is_in_place
 
 
 def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -32,7 +34,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         _exponentials.keep_exponents(func, out, args, kwargs)
     root = _chosen_by_sign(*args) if _finds_relus(run) and len(args) == 3 and carries(out) else None
     if root is not None:
-        return kinked(run, out, root)
+        return kinked(run, out, root, mask=args[0] if args[0].dtype is torch.bool else args[1])
     if len(args) == 3 and carries(out) and _fills(out, *args):
         return out
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
@@ -78,11 +80,34 @@ def _finds_relus(run: Any) -> bool:
     return takes_all(run.recipe) or run.recipe.activation is rules.identity
 
 
-def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tensor:
-    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out; of both signs,
-    it is one factor, as every activation is."""
+SIGNS = frozenset("gt ge lt le greater greater_equal less less_equal".split())
+"""Comparisons that tell signs."""
+
+
+def compared(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """A comparison; with 0 it tells signs."""
+    out = func(*detached(*args), **constants(kwargs))
+    if len(args) == 2 and type(args[1]) in (int, float) and args[1] == 0 and type(args[0]) is Tensor:
+        setattr(out, SIGN, Note((ref(args[0]), args[0]._version)))
+    return out
+
+
+def _tells_signs(mask: Any, x: Tensor) -> bool:
+    """Whether a mask was made by comparing ``x``, or a scaling of it, with 0."""
+    held, version = getattr(mask, SIGN, None) or (None, 0)
+    of = None if held is None else held()
+    if of is None or of._version != version:
+        return False
+    f = function_of(of)
+    return of is x or (f is not None and f.root is x and f.kind == LINEAR and f.exact)
+
+
+def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out, by a mask
+    perhaps; where its numbers have both signs, or the mask is known to tell them, it is one factor, as activations
+    are."""
     low, high = root.detach().aminmax() if root.numel() else (0, 0)
-    if low < 0 < high:
+    if mask is None or low < 0 < high or _tells_signs(mask, root):
         _factors.made_of(run, out, 1)
     if run.recipe.activation is rules.identity and carries(out) and _functions.fits(out, root):
         numbers, made = root.detach(), out.detach()
@@ -95,7 +120,10 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None) -> Tens
 
 
 def _is_sign(where: Tensor, x: Tensor) -> bool:
-    """Whether a mask says where a tensor is positive, or negative; by numbers, and so not of a single one."""
+    """Whether a mask says where a tensor is positive, or negative; by numbers, and so not of a single one, where it was
+    not compared with 0."""
+    if where.shape == x.shape and _tells_signs(where, x):
+        return True
     if where.shape != x.shape or where.numel() < 2:
         return False
     return any(torch.equal(where, sign) for sign in (x > 0, x >= 0, x < 0, x <= 0))
@@ -114,6 +142,8 @@ def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
         return None
     f = function_of(x)
     root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
+    if _tells_signs(mask, root):
+        return root
     if mask.dtype is not torch.bool:
         if mask.is_complex() or not mask.numel():
             return None
@@ -140,7 +170,7 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     before = _functions.to_be_filled(x, in_place=in_place)
     out = _functions.plain_of_exponentials(run, func, args, kwargs)
     _functions.filled(out, before, value, lambda x, value: torch.where(mask, value, x))
-    return out if root is None else kinked(run, out, root, x)
+    return out if root is None else kinked(run, out, root, x, mask)
 
 
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
