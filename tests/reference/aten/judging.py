@@ -148,6 +148,10 @@ class _Way:
         elif node.index in self.patterns.chosen:  # a softmax of what was chosen: c = s (c − Σ s c), over what s is of
             (w,), axis = node.outputs, self.patterns.chosen[node.index]
             yield node.args[0], (c[0] - (w.tensor * c[0]).sum(axis, keepdim=True)) / node.args[1].tensor
+        elif node.index in self.patterns.shares:  # the plain gradient, as the softmax's is
+            a, b = node.args[:2]
+            yield a, _summed(c[0] / b.tensor, a.tensor)
+            yield b, _summed(-c[0] * a.tensor / b.tensor**2, b.tensor)
         elif node.index in self.patterns.logarithms:
             yield from _logsumexp(self.patterns.logarithms[node.index], c[0])
         elif node.index in self.patterns.means and self.recipe is Recipe.ATTNLRP:

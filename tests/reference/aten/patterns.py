@@ -51,8 +51,9 @@ class Patterns:
     is weighted by exponentials, before a division by their sum; ``logistic``: by identity, exponentials to which a
     number was added, and powers and products of these; ``sums``: what two that are added are both functions of;
     ``logarithms``: the calls from exponentials by their sum to its logarithm; ``chosen``: the axis along which some of
-    a softmax are divided by their own sum; ``threes``: products of a product and a function of one of its factors;
-    ``filled``: where what a function is of was filled with a constant.
+    a softmax are divided by their own sum; ``shares``: quotients of sums of some of a softmax by sums of such;
+    ``threes``: products of a product and a function of one of its factors; ``filled``: where what a function is of was
+    filled with a constant.
     """
 
     functions: dict[int, Value] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Patterns:
     sums: dict[int, Value] = field(default_factory=dict)
     logarithms: dict[int, list[Node]] = field(default_factory=dict)
     chosen: dict[int, int] = field(default_factory=dict)
+    shares: set[int] = field(default_factory=set)
     threes: set[int] = field(default_factory=set)
     filled: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -211,6 +213,9 @@ def _product(
     if node.name in QUOTIENTS and (axis := _chosen(a, b, first)) is not None:
         found.chosen[node.index] = axis
         return
+    if node.name in QUOTIENTS and _is_share(a, b, first):
+        found.shares.add(node.index)
+        return
     _of_one(node, (a, b), found, of, values)
     for x, other in ((a, b), (b, a)) if node.index not in found.functions else ():
         factors = [each for each in x.node.args[:2] if depends(each)] if x.node.name == "mul" else []
@@ -353,6 +358,27 @@ def _chosen(chosen: Value, total: Value, first: dict[int, int]) -> int | None:
     if softmax.tensor.ndim != chosen.tensor.ndim and along != -1:
         return None
     return axes.pop() if axes == {along % chosen.tensor.ndim} else None
+
+
+def _is_share(a: Value, total: Value, first: dict[int, int]) -> bool:
+    """Whether a sum of some of a softmax is divided by several such sums, all along its axis (NLLB's router)."""
+    total = _back(total, PLACES | SAME | {"clamp", "clamp_min"})
+    if total.node is None or total.node.name != "add" or len(total.node.values) != 2:
+        return False
+    found = [_summed_softmax(each) for each in (a, *total.node.values)]
+    return None not in found and len({first[id(each)] for each in found if each is not None}) == 1
+
+
+def _summed_softmax(value: Value) -> Value | None:
+    """The softmax of which some are summed along its axis."""
+    total = _back(value, PLACES | SAME)
+    if total.node is None or total.node.name != "sum":
+        return None
+    softmax = _back(total.node.values[0], SELECTS | SAME | {"mul", "where", "masked_fill"})
+    if softmax.node is None or softmax.node.name not in SOFTMAXES:
+        return None
+    ndim = softmax.tensor.ndim
+    return softmax if [axis % ndim for axis in total.node.args[1]] == [softmax.node.args[1] % ndim] else None
 
 
 def _normalised(node: Node, first: dict[int, int]) -> Value | None:
