@@ -26,6 +26,7 @@ from torch import Tensor
 from lrpx._hooks import hooks
 from lrpx._modules import layers, named_modules
 from lrpx._padding import without_padding
+from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
@@ -646,6 +647,8 @@ def _needs_positions(change: Change) -> bool:
 def _by_name(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
     """The arguments of a call by their names; None where those of some tensors are not known. A first one that has no
     name is what the module is about."""
+    if not args:
+        return dict(kwargs)
     find: Any = getattr(module, "get_base_model", None)  # peft hands all on, where it has no names of its own
     names = _positional(module) or ([] if find is None else _positional(find()))
     if any(isinstance(each, Tensor) for each in args[max(len(names), 1) :]):
@@ -660,7 +663,7 @@ def _positional(module: Module) -> list[str]:
 
 def _is_part(value: Tensor, whole: Tensor) -> bool:
     """Whether a tensor is another, or in its memory."""
-    return value is whole or value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return value is whole or storage_of(value) == storage_of(whole) != 0
 
 
 def _positions_of(kwargs: Mapping[str, Any]) -> Tensor | None:

@@ -211,7 +211,7 @@ def _factors(counts: dict[int, int], node: Any, left: list[int], depth: int = 0)
                 left[0] -= 1
                 name = kind(node)
                 if left[0] < 0 or name not in LEADS_ON:
-                    count = 0 if name == LEAF and CONSTANT in vars(node.variable) else 1
+                    count = 0 if is_entry(node) else 1
                 elif name in ADDS:
                     count = _of_sum(counts, node, left, depth)
                 else:
@@ -229,6 +229,11 @@ def _factors(counts: dict[int, int], node: Any, left: list[int], depth: int = 0)
         if not waiting:
             return fewest
         node = waiting.pop()
+
+
+def is_entry(node: Any) -> bool:
+    """Whether a node is the leaf that a ledger makes of a constant."""
+    return kind(node) == LEAF and CONSTANT in vars(node.variable)
 
 
 def _is_of_two(node: Any) -> bool:

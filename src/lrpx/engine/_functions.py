@@ -755,12 +755,14 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
 def times_reciprocal(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b) = a · b``, one of which is one over the sum of some of a softmax, that a rule has made a constant: if
     these are in the other, a softmax."""
-    if hasattr(b, RECIPROCAL) and (found := _reciprocal(b)) is not None:
-        x, inverse = found
-        return _renormalised.chosen(run, lambda a, x: op(a, inverse(x)), a, x, _root_of(x))
-    if hasattr(a, RECIPROCAL) and (found := _reciprocal(a)) is not None:
-        x, inverse = found
-        return _renormalised.chosen(run, lambda b, x: op(inverse(x), b), b, x, _root_of(x))
+    if not (hasattr(a, RECIPROCAL) or hasattr(b, RECIPROCAL)):  # nearly always
+        return None
+    for x, one_over, product in ((a, b, op), (b, a, _swapped(op))):
+        if (found := _reciprocal(one_over)) is not None:
+            total, inverse = found
+            return _renormalised.chosen(
+                run, lambda x, total, by=product, inverse=inverse: by(x, inverse(total)), x, total, _root_of(total)
+            )
     return None
 
 
@@ -836,10 +838,10 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
             return None
         return mark_gate(run.recipe, "sigmoid", activation(run, lambda b: op(a, b), b))
     whole = of_one(run, op, a, b)
-    if whole is None and is_curved(a) and (f := function_of(a)) is not None and f.op is not None:
-        whole = _renormalised.sharpened(run, op, a, b, f.root, f.op)
     if whole is None:
-        whole = _renormalised.chosen(run, op, a, b, _root_of(b))
+        f = function_of(a) if is_curved(a) else None
+        function = None if f is None or f.op is None else (f.root, f.op)
+        whole = _renormalised.chosen(run, op, a, b, _root_of(b), function)
     if whole is not None or not run.has_scales or is_logistic(b):
         return whole
     return _exponentials.quotient(run, op, a, b)

@@ -89,6 +89,13 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*(each.detach() if isinstance(each, Tensor) else each for each in args), **constants(kwargs))
 
 
+def compared(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A comparison that may tell signs."""
+    out = without_gradient(run, func, args, kwargs)
+    _selections.note_signs(out, args)
+    return out
+
+
 def leaving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Numbers that nothing follows."""
     run.leaving_ids(func.__name__, *args)
@@ -463,12 +470,12 @@ OTHERS = (
     )
 )
 
-COMPARISONS = """eq ne lt le gt ge greater greater_equal less less_equal not_equal logical_and logical_or logical_xor
-    logical_not"""
+OTHER_COMPARISONS = "ne not_equal logical_and logical_or logical_xor logical_not"
+COMPARISONS = " ".join(("eq", OTHER_COMPARISONS, *sorted(_selections.SIGNS)))
 
 WITHOUT_GRADIENT = (
     _each(
-        """ne not_equal logical_and logical_or logical_xor logical_not
+        f"""{OTHER_COMPARISONS}
     equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmin
     argsort nonzero argwhere count_nonzero empty_like zeros_like ones_like full_like rand_like
     randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
@@ -476,7 +483,7 @@ WITHOUT_GRADIENT = (
         handler=without_gradient,
         has_summands=False,
     )
-    + _each(" ".join(_selections.SIGNS), handler=_selections.compared, has_summands=False)
+    + _each(" ".join(sorted(_selections.SIGNS)), handler=compared, has_summands=False)
     + _each("bucketize searchsorted", handler=searching, has_summands=False)
     + _each("argmax", handler=largest, has_summands=False)
     + [

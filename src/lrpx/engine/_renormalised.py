@@ -24,7 +24,6 @@ from lrpx.engine._exponentials import (
 )
 from lrpx.engine._gates import mark_gate
 from lrpx.engine._nodes import FUNCTION, SHAPES, kind
-from lrpx.engine._tensors import CONSTANT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,10 +45,13 @@ GUARDS = MOVED | frozenset("Add Mul Div Clamp ClampMin _Identity".split())
 """The same, with a number that scales or is added, or a bound."""
 
 
-def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | None:
+def chosen(
+    run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor, power: tuple[Tensor, Op] | None = None
+) -> Tensor | None:
     """``op(a, b) = a / b``, some of a softmax over their own sum, as a router shares among the experts it has chosen:
-    the softmax of what was chosen, of whose gradient those that were not have no part. What was multiplied with such
-    weights before the division, ``(p @ v) / Σ p``, is a product of that softmax and the values.
+    the softmax of what was chosen, of whose gradient those that were not have no part. A softmax to a power over its
+    sum is the softmax of the scores times that power. What was multiplied with such weights before the division,
+    ``(p @ v) / Σ p``, is a product of that softmax and the values.
 
     Args:
         run: the run.
@@ -57,14 +59,18 @@ def chosen(run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor) -> Tensor | Non
         a: what is divided.
         b: what divides.
         root: what that was before numbers were added, or bounds set.
+        power: ``(p, function)``, if ``a`` is a function of ``p``: perhaps a softmax to a power.
     """
     if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
         return None
     totals, dim = _sums_in(b)
+    is_own = [_copied(each.next_functions[0]) for each in totals] == [_copied((a.grad_fn, a.output_nr))]
+    if is_own and power is not None and (sharpened := _sharpened(run, op, a, b, dim, *power)) is not None:
+        return sharpened
     found = {_softmax_in(each.next_functions[0][0], dim) for each in totals}
     if len(found) != 1 or (softmax := found.pop()) is None:
         return None
-    if [_copied(each.next_functions[0]) for each in totals] != [_copied((a.grad_fn, a.output_nr))]:
+    if not is_own:
         is_sum = is_guarded(b, root) and set(_summed(root.grad_fn, MOVED)) == set(totals)
         return _weighted_by_chosen(run, op, a, b, softmax, is_sum=is_sum)
     sums = a.detach().sum(dim, keepdim=True)
@@ -99,7 +105,7 @@ def _summed(node: Any, leads_on: frozenset[str], depth: int = 0) -> list[Any]:
         return []
     if _is_sum_or_length(node):
         return [node]
-    made_of = [child for child, _ in node.next_functions if child is not None and not _is_entry(child)]
+    made_of = [child for child, _ in node.next_functions if child is not None and not _factors.is_entry(child)]
     if not (kind(node) == "Add" if len(made_of) > 1 else kind(node) in leads_on):
         return []
     found = [_summed(child, leads_on, depth + 1) for child in made_of]
@@ -114,14 +120,9 @@ def _softmax_in(node: Any, dim: int) -> Any:
     return softmax
 
 
-def sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> Tensor | None:
-    """``op(a, b) = a / b``, if that is a softmax ``p`` to a power, ``a = power(p)``, over its sum: the softmax of the
-    scores times that power."""
-    if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
-        return None
-    totals, dim = _sums_in(b)
-    is_own = [_copied(each.next_functions[0]) for each in totals] == [_copied((a.grad_fn, a.output_nr))]
-    if not is_own or _softmax_in(p.grad_fn, dim) is None or not _is_power(p.detach(), power):
+def _sharpened(run: Any, op: Op, a: Tensor, b: Tensor, dim: int, p: Tensor, power: Op) -> Tensor | None:
+    """``op(a, b) = a / b``, if that is a softmax ``p`` to a power, ``a = power(p)``, over its sum along a dimension."""
+    if _softmax_in(p.grad_fn, dim) is None or not _is_power(p.detach(), power):
         return None
 
     def again(p: Tensor) -> Any:
@@ -144,7 +145,7 @@ def _is_power(x: Tensor, function: Op) -> bool:
 def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, softmax: Any, *, is_sum: bool) -> Tensor | None:
     """``op(a, b) = a / b``, sums of products with some of a softmax over the sum of these: what divides hands on the
     share that the softmax has of the products. Refused, where it is no such sums, or not the sum that divides."""
-    share = _share(run, a.grad_fn, softmax, {}, {}, 0)
+    share = _Shares(run, softmax).of(a.grad_fn)
     if share == 0:
         return None
     if share is None or not is_sum or not run.recipe.product is run.recipe.matmul is rules.uniform:
@@ -156,53 +157,57 @@ def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, softmax: Any, *,
     return cast("Tensor", _factors.made_of(run, shared, n))
 
 
-def _share(
-    run: Any, node: Any, softmax: Any, known: dict[Any, float | None], above: dict[Any, int], depth: int
-) -> float | None:
-    """Which share a softmax has of sums of products of some of it and others; 0 if it is in none, and None for sums of
-    both, and of products in which it has other shares."""
-    if node is softmax:
-        return 1.0
-    if _is_entry(node) or node._sequence_nr() < softmax._sequence_nr() or depth == DEEPEST:
-        return 0.0
-    if node not in known:
-        known[node], name = 0.0, kind(node)
+class _Shares:
+    """Which share a softmax has of what is made of it by sums and products.
+
+    Attributes:
+        known: the shares of nodes that were looked at.
+        above: of how many factors a product is, where that is noted at the shape that it has in the end.
+    """
+
+    def __init__(self, run: Any, softmax: Any) -> None:
+        self.run, self.softmax = run, softmax
+        self.known: dict[Any, float | None] = {softmax: 1.0}
+        self.above: dict[Any, int] = {}
+
+    def of(self, node: Any, depth: int = 0) -> float | None:
+        """The share of sums of products of some of the softmax and others; 0 if it is in none, and None for sums of
+        both, and of products in which it has other shares."""
+        if node in self.known:
+            return self.known[node]
+        if _factors.is_entry(node) or node._sequence_nr() < self.softmax._sequence_nr() or depth == DEEPEST:
+            return 0.0
+        self.known[node], name = 0.0, kind(node)
         made_of = [child for child, _ in node.next_functions if child is not None]
         if name in _factors.ADDS:
-            shares = [_share(run, child, softmax, known, above, depth + 1) for child in made_of]
+            shares = [self.of(child, depth + 1) for child in made_of]
             shares += [0.0] * (len(made_of) == 1)  # a constant
         elif name in PRODUCTS:
-            shares = [_of_product(run, node, made_of, softmax, known, above, depth)]
+            shares = [self._of_product(node, made_of, depth)]
         elif name in LEADS_ON:
-            if name in SHAPES and (count := above.get(node, run.counts.get(node._sequence_nr()))) is not None:
-                above[made_of[0]] = count
-            shares = [_share(run, child, softmax, known, above, depth + 1) for child in made_of if not _is_entry(child)]
+            if name in SHAPES and (count := self._count(node)) is not None:
+                self.above[made_of[0]] = count
+            shares = [self.of(child, depth + 1) for child in made_of if not _factors.is_entry(child)]
         else:
             shares = []
         if shares:
-            known[node] = shares[0] if len(set(shares)) == 1 and (_is_scaling(node) or not shares[0]) else None
-    return known[node]
+            self.known[node] = shares[0] if len(set(shares)) == 1 and (_is_scaling(node) or not shares[0]) else None
+        return self.known[node]
 
+    def _of_product(self, node: Any, made_of: list[Any], depth: int) -> float | None:
+        """The same of a product; of one of several, which is made two by two, the last knows of how many."""
+        shares = [self.of(child, depth + 1) for child in made_of]
+        if None in shares or sum(map(bool, shares)) > 1:
+            return None
+        for child, share in zip(made_of, shares, strict=True):
+            if share:
+                count = self._count(node) if len(made_of) > 1 else None
+                return share if count is None else share * _factors.of_node(self.run, child) / count
+        return 0.0
 
-def _of_product(
-    run: Any,
-    node: Any,
-    made_of: list[Any],
-    softmax: Any,
-    known: dict[Any, float | None],
-    above: dict[Any, int],
-    depth: int,
-) -> float | None:
-    """The same of a product of two, of as many factors as is noted there, or ``above``, at the shape that it has in the
-    end; of one of several, which is made two by two, the last knows of how many."""
-    shares = [_share(run, child, softmax, known, above, depth + 1) for child in made_of]
-    if None in shares or sum(map(bool, shares)) > 1:
-        return None
-    for child, share in zip(made_of, shares, strict=True):
-        if share:
-            count = above.get(node, run.counts.get(node._sequence_nr())) if len(made_of) > 1 else None
-            return share if count is None else share * _factors.of_node(run, child) / count
-    return 0.0
+    def _count(self, node: Any) -> int | None:
+        found: int | None = self.above.get(node, self.run.counts.get(node._sequence_nr()))
+        return found
 
 
 def _chooses(node: Any) -> bool:
@@ -255,13 +260,8 @@ def _alone(node: Any, leads_on: Callable[[Any], bool], fits: Callable[[Any], boo
     for _ in range(_factors.DEEPEST):
         if node is None or fits(node):
             return node
-        made_of = [child for child, _ in node.next_functions if child is not None and not _is_entry(child)]
+        made_of = [child for child, _ in node.next_functions if child is not None and not _factors.is_entry(child)]
         if len(made_of) != 1 or not leads_on(node):
             return None
         node = made_of[0]
     return None
-
-
-def _is_entry(node: Any) -> bool:
-    """Whether a node is the leaf that a ledger makes of a constant."""
-    return kind(node) == _factors.LEAF and CONSTANT in vars(node.variable)

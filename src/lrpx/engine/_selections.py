@@ -17,7 +17,7 @@ from lrpx.engine._exponentials import Note
 from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
 from lrpx.engine._gates import SIGN, mark_relu, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import kind
-from lrpx.engine._tensors import CONSTANT, arguments, carries, constants, detached, is_in_place
+from lrpx.engine._tensors import CONSTANT, arguments, carries, is_in_place
 
 
 def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
@@ -84,12 +84,10 @@ SIGNS = frozenset("gt ge lt le greater greater_equal less less_equal".split())
 """Comparisons that tell signs."""
 
 
-def compared(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """A comparison; with 0 it tells signs."""
-    out = func(*detached(*args), **constants(kwargs))
+def note_signs(out: Any, args: Any) -> None:
+    """Note on ``out``, a comparison of ``args``, that it tells signs, if that is with 0."""
     if len(args) == 2 and type(args[1]) in (int, float) and args[1] == 0 and type(args[0]) is Tensor:
         setattr(out, SIGN, Note((ref(args[0]), args[0]._version)))
-    return out
 
 
 def _tells_signs(mask: Any, x: Tensor) -> bool:
@@ -106,8 +104,7 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: T
     """``out``, a (leaky) ReLU of ``root``, or of ``x``, a scaling of it, that the model has written out, by a mask
     perhaps; where its numbers have both signs, or the mask is known to tell them, it is one factor, as activations
     are."""
-    low, high = root.detach().aminmax() if root.numel() else (0, 0)
-    if mask is None or low < 0 < high or _tells_signs(mask, root):
+    if mask is None or _tells_signs(mask, root) or _has_both_signs(root.detach()):
         _factors.made_of(run, out, 1)
     if run.recipe.activation is rules.identity and carries(out) and _functions.fits(out, root):
         numbers, made = root.detach(), out.detach()
@@ -117,6 +114,10 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: T
         run.keep_root(root)
         _functions.write_note(out, Function(root, CURVED, op=lambda x: torch.where(x > 0, up * x, down * x)))
     return mark_relu(run.recipe, out, root if x is None else x)
+
+
+def _has_both_signs(x: Tensor) -> bool:
+    return bool((x < 0).any()) and bool((x > 0).any())
 
 
 def _is_sign(where: Tensor, x: Tensor) -> bool:
