@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import hypothesis  # noqa: F401  asks the garbage collector who holds what, so before anything is frozen
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -32,6 +34,12 @@ CHAT_TEMPLATE = (
     "{% for m in messages %}{{ '<s>' + m['role'] + ': ' + m['content'] + '\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<s>assistant: ' }}{% endif %}"
 )
+
+
+def pytest_collection_finish():
+    """What collecting leaves (the tests, torch, transformers) stays to the end: nobody need look for garbage in it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -19,20 +19,23 @@ CASES = [(name, False) for name in METHODS if name not in REFUSED] + [
 ]
 
 
+@pytest.fixture(scope="module")
+def explainer():
+    return Explainer.from_pretrained()
+
+
 @pytest.mark.filterwarnings("ignore:integrated-gradients has not converged")
 @pytest.mark.parametrize(("method", "ledger"), CASES)
-def test_no_tensor_waits_for_the_garbage_collector(method, ledger):
-    explainer = Explainer.from_pretrained()
+def test_no_tensor_waits_for_the_garbage_collector(explainer, method, ledger):
     explainer("The doors", method=method, ledger=ledger)
     gc.collect()
     gc.disable()
-    gc.freeze()  # what is there now is not looked at
+    gc.freeze()  # what is there now is not looked at, nor by later tests
     try:
         for _ in range(3):
             explainer("The doors", method=method, ledger=ledger)
         assert not [each for each in gc.get_objects() if type(each) is torch.Tensor]
     finally:
-        gc.unfreeze()
         gc.enable()
 
 

@@ -230,6 +230,38 @@ def test_projections_of_a_model_of_ones_own():
     near(explain(image(), 1, method=ATTNLRP_VIT).relevance, explain(image(), 1, method=by_name).relevance)
 
 
+SOFTMAXES = {
+    "exponentials": lambda s: s.exp() / s.exp().sum(-1, keepdim=True),
+    "logsumexp": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
+    "log_softmax": lambda s: s.log_softmax(-1).exp(),
+    "its own sum": lambda s: s.softmax(-1) / s.softmax(-1).sum(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", SOFTMAXES)
+def test_projections_are_found_however_the_softmax_is_written(spelled, recipe):
+    class Attention(torch.nn.Module):
+        def __init__(self, softmax):
+            super().__init__()
+            torch.manual_seed(2)
+            self.q, self.k, self.v = (torch.nn.Linear(5, 5, dtype=torch.float64) for _ in "qkv")
+            self.softmax = softmax
+
+        def forward(self, x):
+            return self.softmax(self.q(x) @ self.k(x).mT) @ self.v(x)
+
+    x = torch.randn(1, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def relevance(softmax):
+        model = Attention(softmax)
+        with lrpx.propagate(model, recipe) as trace:
+            trace.explain(model(x)[0, -1].sum())
+        return trace.relevance("x")
+
+    near(relevance(SOFTMAXES[spelled]), relevance(lambda s: s.softmax(-1)))
+
+
 def test_the_recipes_of_table_4():
     for recipe, family in ((ATTNLRP_VIT, ATTNLRP), (LRP_VIT, LRP)):
         assert recipe.convolution == Gamma(0.25)

@@ -20,7 +20,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 from lrpx import rules
 from lrpx.engine import propagate
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LRP
+from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LIBRAGRAD, LRP
 from lrpx.rules import Gamma
 from tests.reference.models import randomise
 
@@ -583,6 +583,36 @@ def in_their_place(p: Tensor, values: Tensor) -> Tensor:
     return shared(w, places, values)
 
 
+def over(total: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """What is shared by the chosen over their sum, however that is written."""
+    return lambda p, v: (lambda w, at: shared(w / total(w), at, v))(*p.topk(3))
+
+
+def by(choose: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """The same, however they are chosen."""
+
+    def chosen(p: Tensor, v: Tensor) -> Tensor:
+        at = p.topk(3).indices
+        w = choose(p, at)
+        return shared(w / w.sum(-1, keepdim=True), at, v)
+
+    return chosen
+
+
+def ones_for_zeros(x: Tensor) -> Tensor:
+    x[x == 0] = 1.0
+    return x
+
+
+def chosen_of(p: Tensor, at: Tensor) -> Tensor:
+    return torch.zeros_like(p, dtype=torch.bool).scatter(-1, at, True)
+
+
+def in_order(w: Tensor, at: Tensor) -> Tensor:
+    """What was chosen in the order of the places, in that of ``at``."""
+    return w.gather(-1, at.argsort(-1).argsort(-1))
+
+
 CHOSEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "topk": lambda p, v: (lambda w, at: shared(w / w.sum(-1, keepdim=True), at, v))(*p.topk(3, -1)),
     "in place": in_their_place,
@@ -618,6 +648,33 @@ CHOSEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "in rows": lambda p, v: (lambda w, at: shared((w / w.sum(-1, keepdim=True)).view(*p.shape[:-1], 3), at, v))(
         *(lambda w, at: (w[:, None].squeeze(1), at.view(*p.shape[:-1], 3)))(*p.view(-1, p.shape[-1]).topk(3))
     ),
+    "where": over(lambda w: (n := w.sum(-1, keepdim=True)).where(n > 0, torch.ones_like(n))),
+    "filled": over(lambda w: (n := w.sum(-1, keepdim=True)).masked_fill(n == 0, 1.0)),
+    "written into": over(lambda w: ones_for_zeros(w.sum(-1, keepdim=True))),
+    "no infinity": over(lambda w: w.sum(-1, keepdim=True).nan_to_num()),
+    "einsum": over(lambda w: torch.einsum("btk->bt", w)[..., None]),
+    "a column of ones": over(lambda w: w @ torch.ones(3, 1, dtype=w.dtype)),
+    "no sign": over(lambda w: w.abs().sum(-1, keepdim=True)),
+    "nansum": over(lambda w: w.nansum(-1, keepdim=True)),
+    "repeated": over(lambda w: w.sum(-1, keepdim=True).repeat(1, 1, 3)),
+    "masked again": over(lambda w: (w * torch.ones(3, dtype=w.dtype)).sum(-1, keepdim=True)),
+    "twice": over(lambda w: w[..., None].sum(-1).sum(-1, keepdim=True)),
+    "the last of the sums": over(lambda w: w.cumsum(-1)[..., -1:]),
+    "by hand": over(lambda w: w[..., :1] + w[..., 1:2] + w[..., 2:]),
+    "take_along_dim": by(lambda p, at: p.take_along_dim(at, -1)),
+    "a boolean mask": by(lambda p, at: in_order(p[chosen_of(p, at)].view(*at.shape), at)),
+    "masked_select": by(lambda p, at: in_order(p.masked_select(chosen_of(p, at)).view(*at.shape), at)),
+    "row by row": by(lambda p, at: torch.stack([torch.stack([p[b, t][at[b, t]] for t in range(5)]) for b in range(2)])),
+    "one by one": lambda p, v: (
+        lambda at: shared(
+            torch.stack([torch.stack([(w := p[b, t, at[b, t]]) / w.sum() for t in range(5)]) for b in range(2)]), at, v
+        )
+    )(p.topk(3).indices),
+    "one-hot rows": by(lambda p, at: (p[..., None, :] * F.one_hot(at, p.shape[-1])).sum(-1)),
+    "transposed": by(lambda p, at: p.mT.gather(1, at.mT).mT),
+    "along another dimension": lambda p, v: (
+        lambda w, at: shared((w[..., None] / w[..., None].sum(-2, keepdim=True)).squeeze(-1), at, v)
+    )(*p.topk(3)),
     "multiplied first": lambda p, v: (lambda w, at: shared(w, at, v) / w.sum(-1, keepdim=True))(*p.topk(3)),
     "multiplied first, one over": lambda p, v: (
         lambda w, at: shared(w, at, v) * (1 / (w.sum(-1)[..., None].expand(*w.shape[:-1], v.shape[-1]) + 1e-20))
@@ -625,7 +682,7 @@ CHOSEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@every_family
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP, LIBRAGRAD], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_some_of_a_softmax_over_their_own_sum_are_the_softmax_of_what_was_chosen(name: str, recipe: Recipe) -> None:
     def by_softmax(s: Tensor, v: Tensor) -> Tensor:
@@ -768,9 +825,6 @@ def test_a_softmax_that_is_masked_and_squared_over_its_sum(recipe: Recipe) -> No
 
 
 HALF: dict[str, Function] = {
-    "a number beside the sum": lambda x: (lambda p: (p @ x) / (p.sum(-1, keepdim=True) + 0.5))(
-        (x @ UP @ x.mT).softmax(-1) * CAUSAL
-    ),
     "something beside the product": lambda x: (lambda p: (p @ x + x) / p.sum(-1, keepdim=True))(
         (x @ UP @ x.mT).softmax(-1) * CAUSAL
     ),
@@ -793,12 +847,51 @@ def test_what_is_no_softmax_of_the_masked_is_refused_by_name(name: str) -> None:
     relevance(HALF[name], LRP)
 
 
-def test_a_softmax_over_its_sum_along_another_dimension_is_a_weighted_mean() -> None:
-    def mean(x: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
-        p = (x @ UP).softmax(-1)
-        return p / own(p.sum(1, keepdim=True)) * (x @ DOWN)
+def sinkhorn(p: Tensor) -> Tensor:
+    for dim in (-2, -1) * 2:
+        p = p / p.sum(dim, keepdim=True)
+    return p
 
-    agree(lambda x: mean(x, lambda total: total), lambda x: mean(x, torch.Tensor.detach), ATTNLRP)
+
+def sinkhorn_of_logarithms(s: Tensor) -> Tensor:
+    for dim in (-2, -1) * 2:
+        s = s - s.logsumexp(dim, keepdim=True)
+    return s.exp()
+
+
+ALONG: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "another dimension": (
+        lambda p, v: (p / p.sum(1, keepdim=True)).mT @ v,
+        lambda s, v: (s - s.logsumexp(1, keepdim=True)).exp().mT @ v,
+    ),
+    "another dimension, after the values": (
+        lambda p, v: (p.mT @ v) / p.sum(1)[..., None],
+        lambda s, v: (s - s.logsumexp(1, keepdim=True)).exp().mT @ v,
+    ),
+    "one and the other": (lambda p, v: sinkhorn(p).mT @ v, lambda s, v: sinkhorn_of_logarithms(s).mT @ v),
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_a_softmax_over_sums_along_other_dimensions_is_what_its_logarithms_are(name: str) -> None:
+    of_softmax, of_logarithms = ALONG[name]
+    agree(
+        lambda x: of_softmax((x @ UP @ x.mT / 3).softmax(-1), x @ DOWN),
+        lambda x: of_logarithms((x @ UP @ x.mT / 3).log_softmax(-1), x @ DOWN),
+        ATTNLRP,
+    )
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LIBRAGRAD], ids=lambda recipe: recipe.name)
+def test_some_of_a_softmax_over_their_sum_and_a_number_before_the_values_or_after(recipe: Recipe) -> None:
+    def weights(x: Tensor) -> Tensor:
+        return (x @ UP @ x.mT / 3).softmax(-1) * CAUSAL
+
+    agree(
+        lambda x: (lambda p: (p @ x) / (p.sum(-1, keepdim=True) + 0.5))(weights(x)),
+        lambda x: (lambda p: (p / (p.sum(-1, keepdim=True) + 0.5)) @ x)(weights(x)),
+        recipe,
+    )
 
 
 def test_two_attentions_that_are_put_together_by_their_normalisers() -> None:

@@ -39,7 +39,7 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ != "_softmax" and run.recipe.activation is not rules.unmodified:
         run.scores = x
         dim = rest[0] if rest else settings.get("dim")
-        _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)), dim)
+        _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)))
     return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out))
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _kernels, rules
-from lrpx.engine import _factors
+from lrpx.engine import _factors, _roles
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
 from lrpx.engine._nodes import SCALES, kind
 from lrpx.engine._tensors import carries, detached, is_tensor
@@ -617,33 +617,25 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     y = _under_softmax(run, value, made)
     if y is None:
         return None
-    out = mark_gate(run.recipe, "softmax", y)
+    out = mark_gate(run.recipe, "softmax", _roles.mark_weights(run, y))
     for scores in {id(each.tensor): each.tensor for each in _leaves(made)}.values():
         mark_merging(run, out, scores)
     if run.recipe.activation is not rules.unmodified:
         # its logarithm is no log-softmax that is at hand
-        note_softmax(out, Note((out._version, None)), _dimension(value) if carries(out) else None)
+        note_softmax(out, Note((out._version, None)))
     return out
 
 
-def _dimension(softmax: Tensor) -> int | None:
-    """Along which dimension a softmax sums up to 1."""
-    if type(softmax) is not Tensor:  # a compiler's tensors have no numbers
-        return None
-    totals = ((dim, softmax.detach().sum(dim)) for dim in reversed(range(softmax.ndim)))
-    return next((dim for dim, total in totals if torch.allclose(total, torch.ones_like(total), atol=0.01)), None)
-
-
 SOFTMAX = "lrpx softmax"
-"""What the node of the graph is marked with that made a softmax: along which dimension, if that is known."""
+"""What the node of the graph is marked with that made a softmax."""
 
 
-def note_softmax(out: Tensor, note: Note, dim: int | None) -> None:
-    """Note on ``out`` that it is a softmax along a dimension, and of what, and at its node of the graph."""
+def note_softmax(out: Tensor, note: Note) -> None:
+    """Note on ``out`` that it is a softmax, and of what, and at its node of the graph."""
     setattr(out, SCORES, note)
     node: Any = out.grad_fn
     if node is not None:
-        node.metadata[SOFTMAX] = dim
+        node.metadata[SOFTMAX] = True
 
 
 def made_softmax(node: Any) -> bool:

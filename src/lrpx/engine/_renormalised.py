@@ -15,15 +15,16 @@ from lrpx.engine import _factors
 from lrpx.engine._exponentials import (
     DEEPEST,
     LEADS_ON,
+    LEAST,
     PRODUCTS,
-    SOFTMAX,
     Note,
     is_guarded,
+    made_softmax,
     note_softmax,
     refused,
 )
 from lrpx.engine._gates import mark_gate
-from lrpx.engine._nodes import FUNCTION, SHAPES, kind
+from lrpx.engine._nodes import FUNCTION, LINEAR, SCALES, SHAPES, kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,17 +33,10 @@ if TYPE_CHECKING:
 
     Op = Callable[..., Any]
 
-CHOICES = frozenset(
-    """Topk Sort Gather Index IndexSelect Slice Narrow MaskedFill Where Mul Div ToCopy Clone Alias Cat Copy CopySlices
-    Split SplitWithSizes Scatter ScatterAdd IndexPut IndexAdd IndexCopy MaskedScatter ConstantPadNd""".split()
-)
-"""Nodes that choose some of a softmax, where only one of what they are made of depends on the input."""
-OF_ROWS = frozenset("View UnsafeView ReshapeAlias Reshape Squeeze Unsqueeze Select".split())
-"""Nodes that give what they are made of another shape."""
-MOVED = frozenset("ToCopy Expand Clone Alias Permute Transpose T Slice".split()) | OF_ROWS
-"""Nodes between a sum and what is divided by it."""
-GUARDS = MOVED | frozenset("Add Mul Div Clamp ClampMin _Identity".split())
-"""The same, with a number that scales or is added, or a bound."""
+MATRICES = {"Mm": ("self", "mat2"), "Bmm": ("self", "mat2"), "Mv": ("self", "vec"), "Dot": ("self", "tensor")}
+"""Nodes of matrix products, and what they call their two factors, of which they keep one if the other needs it."""
+ADDS_UP = frozenset("Sum Nansum Mean Cumsum Add LinalgVectorNorm".split()) | frozenset(MATRICES)
+"""Nodes of sums; the 1-norm is one of what is not negative (DBRX's router)."""
 
 
 def chosen(
@@ -61,68 +55,87 @@ def chosen(
         root: what that was before numbers were added, or bounds set.
         power: ``(p, function)``, if ``a`` is a function of ``p``: perhaps a softmax to a power.
     """
-    if run.recipe.softmax is not rules.unmodified or run.recipe.norm is rules.unmodified:
+    if not _is_plain(run.recipe.softmax) or run.recipe.norm is rules.unmodified:
         return None
-    totals, dim = _sums_in(b)
-    is_own = [_copied(each.next_functions[0]) for each in totals] == [_copied((a.grad_fn, a.output_nr))]
-    if is_own and power is not None and (sharpened := _sharpened(run, op, a, b, dim, *power)) is not None:
+    if power is not None and (sharpened := _sharpened(run, op, a, b, *power)) is not None:
         return sharpened
-    found = {_softmax_in(each.next_functions[0][0], dim) for each in totals}
-    if len(found) != 1 or (softmax := found.pop()) is None:
+    softmax, is_sum = _made_of(b.grad_fn, _is_softmax)
+    if softmax is None or not is_sum:
         return None
-    if not is_own:
-        is_sum = is_guarded(b, root) and set(_summed(root.grad_fn, MOVED)) == set(totals)
-        return _weighted_by_chosen(run, op, a, b, softmax, is_sum=is_sum)
-    sums = a.detach().sum(dim, keepdim=True)
-    if not is_guarded(b, sums.expand_as(a) if b.shape == a.shape else sums):
-        return None
-    out: Tensor = run.apply("softmax", op, a, b, rule=rules.unmodified)
-    return _renormalised(run, out, dim)
+    if _made_of(a.grad_fn, _is_softmax)[0] is softmax:
+        return _renormalised(run, run.apply("softmax", op, a, b, rule=rules.unmodified))
+    share = _Shares(run, softmax).of(a.grad_fn)
+    return None if share == 0 else _weighted_by_chosen(run, op, a, b, share)
 
 
-def _renormalised(run: Any, out: Tensor, dim: int) -> Tensor:
-    """``out``, a softmax along a dimension."""
-    note_softmax(out, Note((out._version, None)), dim % out.ndim)
+def _is_plain(rule: Any) -> bool:
+    """Whether a rule for softmax is its plain gradient, or so many times that."""
+    return rule is rules.unmodified or isinstance(rule, rules.Scaled)
+
+
+def _renormalised(run: Any, out: Tensor) -> Tensor:
+    """``out``, a softmax."""
+    note_softmax(out, Note((out._version, None)))
     return mark_gate(run.recipe, "softmax", _factors.made_of(run, out, 1))
 
 
-def _sums_in(b: Tensor) -> tuple[list[Any], int]:
-    """The nodes of the sums that divide, and along which dimension they are, from the end; none, if along several."""
-    totals, dims = _summed(b.grad_fn, GUARDS), set[int]()
-    for total in totals:
-        along: Any = getattr(total, "_saved_dim", ())
-        child, place = total.next_functions[0]
-        ndim = len(child._input_metadata[place].shape)
-        dims.update(_signed(each) % ndim - ndim for each in along)
-        if len(along) != 1 or len(dims) != 1:
-            return [], 0
-    return totals, next(iter(dims), 0)
+def _made_of(node: Any, fits: Callable[[Any], bool]) -> tuple[Any, bool]:
+    """The one node that fits, of whose numbers a node has chosen some and perhaps added them up, with nothing else that
+    depends on the input; None, if there is none, or several. And whether any were added."""
+    found, is_sum, seen, waiting = set[Any](), False, {node}, [node]
+    while waiting:
+        each = waiting.pop()
+        if fits(each):
+            found.add(each)
+            continue
+        made_of = [child for child, _ in each.next_functions if child is not None and not _factors.is_entry(child)]
+        if len(found) > 1 or len(seen) > _factors.FARTHEST or not made_of or not _adds(each, len(made_of)):
+            return None, False
+        is_sum = is_sum or kind(each) in ADDS_UP
+        waiting += [child for child in made_of if child not in seen]
+        seen.update(made_of)
+    return (found.pop(), is_sum) if len(found) == 1 else (None, False)
 
 
-def _summed(node: Any, leads_on: frozenset[str], depth: int = 0) -> list[Any]:
-    """The nodes of sums that a node is made of, and of nothing else that depends on the input."""
-    if depth == _factors.DEEPEST:
-        return []
-    if _is_sum_or_length(node):
-        return [node]
-    made_of = [child for child, _ in node.next_functions if child is not None and not _factors.is_entry(child)]
-    if not (kind(node) == "Add" if len(made_of) > 1 else kind(node) in leads_on):
-        return []
-    found = [_summed(child, leads_on, depth + 1) for child in made_of]
-    return [total for totals in found for total in totals] if all(found) else []
+def _adds(node: Any, count: int) -> bool:
+    """Whether a node chooses, scales or adds up what it is made of, which is not negative: so many that depend on the
+    input."""
+    name = kind(node)
+    if not _is_scaling(node):
+        return _is_guard(node)
+    if name in SCALES:
+        return count == 1
+    if name in MATRICES:
+        return count == 1 and all(_is_of_ones(getattr(node, f"_saved_{each}")) for each in MATRICES[name])
+    if name == "LinalgVectorNorm":
+        return bool(node._saved_ord == 1)
+    return name in LINEAR
 
 
-def _softmax_in(node: Any, dim: int) -> Any:
-    """The softmax along a dimension, from the end, some of which a node has chosen."""
-    softmax = _alone(node, _keeps_rows if dim == -1 else _chooses, lambda node: _dimension_of(node) is not None)
-    if softmax is None or (cast("int", _dimension_of(softmax)) - dim) % len(softmax._input_metadata[0].shape):
+def _is_of_ones(x: Tensor | None) -> bool:
+    """Whether there is nothing but 0 and 1 in a tensor, if there is one."""
+    return x is None or all(bool(((x == 0) | (x == 1)).all()) for x in (x.detach()[:1], x.detach()))
+
+
+def _is_guard(node: Any) -> bool:
+    """Whether the node of a function scales what is between 0 and 1, but for a guard."""
+    (root, place), *_, op = node.metadata[FUNCTION]
+    if op is None:
+        return False
+    like = root._input_metadata[place]
+    x = torch.full(like.shape, 0.5, dtype=like.dtype, device=like.device)
+    return all(torch.allclose(op(x / n) * n, op(x), rtol=0.0, atol=LEAST * n) for n in (1.5, 4))
+
+
+def _sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> Tensor | None:
+    """``op(a, b) = a / b``, if that is a softmax ``p`` to a power, ``a = power(p)``, over its sum."""
+    node = a.grad_fn
+    is_own = _made_of(b.grad_fn, lambda each: each is node)[0] is node
+    if not is_own or _made_of(p.grad_fn, _is_softmax)[0] is None or not _is_power(p.detach(), power):
         return None
-    return softmax
-
-
-def _sharpened(run: Any, op: Op, a: Tensor, b: Tensor, dim: int, p: Tensor, power: Op) -> Tensor | None:
-    """``op(a, b) = a / b``, if that is a softmax ``p`` to a power, ``a = power(p)``, over its sum along a dimension."""
-    if _softmax_in(p.grad_fn, dim) is None or not _is_power(p.detach(), power):
+    sums = ((dim, a.detach().sum(dim, keepdim=True).expand_as(a)) for dim in reversed(range(a.ndim)))
+    dim = next((dim for dim, total in sums if is_guarded(b.expand_as(a), total)), None)
+    if dim is None:
         return None
 
     def again(p: Tensor) -> Any:
@@ -130,7 +143,7 @@ def _sharpened(run: Any, op: Op, a: Tensor, b: Tensor, dim: int, p: Tensor, powe
         return y / y.sum(dim, keepdim=True)
 
     y: Tensor = run.apply("softmax", again, p, rule=rules.unmodified)
-    return _renormalised(run, rules.with_gradient_of(op(a.detach(), b.detach()), y), dim)
+    return _renormalised(run, rules.with_gradient_of(op(a.detach(), b.detach()), y))
 
 
 def _is_power(x: Tensor, function: Op) -> bool:
@@ -142,13 +155,10 @@ def _is_power(x: Tensor, function: Op) -> bool:
     )
 
 
-def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, softmax: Any, *, is_sum: bool) -> Tensor | None:
+def _weighted_by_chosen(run: Any, op: Op, a: Tensor, b: Tensor, share: float | None) -> Tensor | None:
     """``op(a, b) = a / b``, sums of products with some of a softmax over the sum of these: what divides hands on the
-    share that the softmax has of the products. Refused, where it is no such sums, or not the sum that divides."""
-    share = _Shares(run, softmax).of(a.grad_fn)
-    if share == 0:
-        return None
-    if share is None or not is_sum or not run.recipe.product is run.recipe.matmul is rules.uniform:
+    share that the softmax has of the products. Refused, where it is no such sums."""
+    if share is None or not run.recipe.product is run.recipe.matmul is rules.uniform:
         return refused(run, "division, of what some of a softmax are in, by their sum", op, a, b)
     n = _factors.factors(run, a)
     shared: Tensor = run.apply(
@@ -210,58 +220,12 @@ class _Shares:
         return found
 
 
-def _chooses(node: Any) -> bool:
-    return kind(node) in CHOICES and _is_scaling(node)
-
-
 def _is_scaling(node: Any) -> bool:
     """Whether a node, perhaps a product, is not that of a function: a square is made as a product with a constant."""
     return not node.metadata.get(FUNCTION, (None, 0))[1]
 
 
-def _keeps_rows(node: Any) -> bool:
-    """Whether a node chooses some of a softmax along the last dimension, or gives its rows another shape."""
-    if (name := kind(node)) not in OF_ROWS:
-        return _chooses(node)
-    child, place = node.next_functions[0]
-    before, after = child._input_metadata[place].shape, node._input_metadata[0].shape
-    is_last = name == "Select" and _signed(node._saved_dim) % len(before) == len(before) - 1
-    return len(after) > 0 and before[-1] == after[-1] and not is_last
-
-
-def _copied(edge: tuple[Any, int]) -> tuple[Any, int]:
-    """What leaves a node of the graph, or what it is a copy of, as of what is divided in place."""
-    node = edge[0]
-    return node.next_functions[0] if node is not None and kind(node) == "Clone" else edge
-
-
-def _dimension_of(node: Any) -> int | None:
-    """Along which dimension the softmax is that a node of the graph made; None for any other node."""
-    if SOFTMAX in node.metadata:
-        found: int | None = node.metadata[SOFTMAX]
-        return found
+def _is_softmax(node: Any) -> bool:
+    """Whether a node of the graph made a softmax."""
     # a user's own function may have torch's name
-    return _signed(node._saved_dim) if kind(node) == "Softmax" and hasattr(node, "_saved_dim") else None
-
-
-def _signed(dim: int) -> int:
-    """A dimension as it is: torch saves it without its sign."""
-    return dim - 2**64 if dim >= 2**63 else dim
-
-
-def _is_sum_or_length(node: Any) -> bool:
-    """Whether a node is a sum, a mean, or the 1-norm, which is one of what is not negative (DBRX's router)."""
-    return kind(node) in ("Sum", "Mean") or (kind(node) == "LinalgVectorNorm" and getattr(node, "_saved_ord", 0) == 1)
-
-
-def _alone(node: Any, leads_on: Callable[[Any], bool], fits: Callable[[Any], bool]) -> Any:
-    """The node that fits, which this one is made of by others that lead on, and of nothing else that depends on the
-    input."""
-    for _ in range(_factors.DEEPEST):
-        if node is None or fits(node):
-            return node
-        made_of = [child for child, _ in node.next_functions if child is not None and not _factors.is_entry(child)]
-        if len(made_of) != 1 or not leads_on(node):
-            return None
-        node = made_of[0]
-    return None
+    return made_softmax(node) or (kind(node) == "Softmax" and hasattr(node, "_saved_dim"))

@@ -137,7 +137,7 @@ def _tell(node: Any) -> None:
 
 def _layers_behind(node: Any, left: list[int]) -> set[Any]:
     """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
-    residual stream; but a rotation is a sum of what one layer gave."""
+    residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two."""
     left[0] -= 1
     if node is None or left[0] < 0 or ATTENDED in node.metadata:
         return set()
@@ -146,6 +146,6 @@ def _layers_behind(node: Any, left: list[int]) -> set[Any]:
         return {node}
     found = [_layers_behind(child, left) for child, _ in node.next_functions]
     together = set().union(*found)
-    if name in SUMS and len(together) > 1 and sum(map(bool, found)) > 1:
+    if name in SUMS and any(each not in (set(), together) for each in found):
         return set()
     return together

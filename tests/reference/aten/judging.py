@@ -145,9 +145,6 @@ class _Way:
         if node.index in self.patterns.softmaxes:
             u, s = self.patterns.softmaxes[node.index]
             yield u, _softmax(s.tensor, c[0], _axis(node))
-        elif node.index in self.patterns.chosen:  # a softmax of what was chosen: c = s (c − Σ s c), over what s is of
-            (w,), axis = node.outputs, self.patterns.chosen[node.index]
-            yield node.args[0], (c[0] - (w.tensor * c[0]).sum(axis, keepdim=True)) / node.args[1].tensor
         elif node.index in self.patterns.shares:  # the plain gradient, as the softmax's is
             a, b = node.args[:2]
             yield a, _summed(c[0] / b.tensor, a.tensor)

@@ -50,8 +50,8 @@ class Patterns:
     ``functions``: the base of a written-out function; ``softmaxes``: the scores ``u`` and the result; ``means``: what
     is weighted by exponentials, before a division by their sum; ``logistic``: by identity, exponentials to which a
     number was added, and powers and products of these; ``sums``: what two that are added are both functions of;
-    ``logarithms``: the calls from exponentials by their sum to its logarithm; ``chosen``: the axis along which some of
-    a softmax are divided by their own sum; ``shares``: quotients of sums of some of a softmax by sums of such;
+    ``logarithms``: the calls from exponentials by their sum to its logarithm; ``shares``: quotients of some of a
+    softmax, or sums of such, by sums of such;
     ``threes``: products of a product and a function of one of its factors; ``filled``: where what a function is of was
     filled with a constant.
     """
@@ -62,7 +62,6 @@ class Patterns:
     logistic: set[int] = field(default_factory=set)
     sums: dict[int, Value] = field(default_factory=dict)
     logarithms: dict[int, list[Node]] = field(default_factory=dict)
-    chosen: dict[int, int] = field(default_factory=dict)
     shares: set[int] = field(default_factory=set)
     threes: set[int] = field(default_factory=set)
     filled: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -210,9 +209,6 @@ def _product(
     if node.name in QUOTIENTS and (scores := _written_softmax(a, b, first)) is not None:
         found.softmaxes[node.index] = (scores, node.outputs[0])
         return
-    if node.name in QUOTIENTS and (axis := _chosen(a, b, first)) is not None:
-        found.chosen[node.index] = axis
-        return
     if node.name in QUOTIENTS and _is_share(a, b, first):
         found.shares.add(node.index)
         return
@@ -334,51 +330,36 @@ def _written_softmax(e: Value, total: Value, first: dict[int, int]) -> Value | N
     return e.node.values[0]
 
 
-ROWS = frozenset("view _unsafe_view reshape _reshape_alias squeeze unsqueeze".split())
-"""What gives rows another shape, if the last dimension is as wide as before."""
-
-
-def _chosen(chosen: Value, total: Value, first: dict[int, int]) -> int | None:
-    """The axis along which some of a softmax are divided by their own sum, and perhaps a number."""
-    total = _back(total, PLACES | SAME | {"add", "clamp", "clamp_min"})
-    choosing = SELECTS | SAME | {"mul", "div", "where", "masked_fill", "scatter"}
-    softmax = _back(chosen, choosing)
-    while softmax.node is not None and softmax.node.name in ROWS and len(softmax.node.values) == 1:
-        (before,) = softmax.node.values
-        if before.tensor.shape[-1:] != softmax.tensor.shape[-1:]:
-            break
-        softmax = _back(before, choosing)
-    is_norm = total.node.name == "linalg_vector_norm" and total.node.args[1] == 1  # what is summed is not negative
-    if not (total.node.name == "sum" or is_norm) or softmax.node.name not in SOFTMAXES:
-        return None
-    (summed,), axes = total.node.values, {axis % chosen.tensor.ndim for axis in total.node.args[1 + is_norm]}
-    if first[id(_back(summed, SAME))] != first[id(_back(chosen, SAME))]:
-        return None
-    along = softmax.node.args[1] % softmax.tensor.ndim - softmax.tensor.ndim  # from the end, where rows stay rows
-    if softmax.tensor.ndim != chosen.tensor.ndim and along != -1:
-        return None
-    return axes.pop() if axes == {along % chosen.tensor.ndim} else None
+CHOOSES = SELECTS | SAME | PLACES | frozenset("where masked_fill scatter _reshape_alias mul div cat stack".split())
+"""What may choose some of a softmax, scale them and put them together."""
+ADDS_UP = frozenset("sum mean add cumsum linalg_vector_norm clamp clamp_min".split())
+"""What may add them up, beside a number or a bound; the 1-norm is a sum of what is not negative."""
 
 
 def _is_share(a: Value, total: Value, first: dict[int, int]) -> bool:
-    """Whether a sum of some of a softmax is divided by several such sums, all along its axis (NLLB's router)."""
-    total = _back(total, PLACES | SAME | {"clamp", "clamp_min"})
-    if total.node is None or total.node.name != "add" or len(total.node.values) != 2:
-        return False
-    found = [_summed_softmax(each) for each in (a, *total.node.values)]
-    return None not in found and len({first[id(each)] for each in found if each is not None}) == 1
+    """Whether some of a softmax, or a sum of such, is divided by a sum of some of the same."""
+    softmax, is_sum = _sum_of_softmax(total)
+    return is_sum and softmax is not None and softmax is _sum_of_softmax(a)[0]
 
 
-def _summed_softmax(value: Value) -> Value | None:
-    """The softmax of which some are summed along its axis."""
-    total = _back(value, PLACES | SAME)
-    if total.node is None or total.node.name != "sum":
-        return None
-    softmax = _back(total.node.values[0], SELECTS | SAME | {"mul", "where", "masked_fill"})
-    if softmax.node is None or softmax.node.name not in SOFTMAXES:
-        return None
-    ndim = softmax.tensor.ndim
-    return softmax if [axis % ndim for axis in total.node.args[1]] == [softmax.node.args[1] % ndim] else None
+def _sum_of_softmax(value: Value) -> tuple[Value | None, bool]:
+    """The softmax of some of which a value is a sum, if it is of nothing else; and whether anything was added up."""
+    found, is_sum, waiting = dict[int, Value](), False, [value]
+    while waiting:
+        value = waiting.pop()
+        if value.node is None:
+            return None, False
+        if value.node.name in SOFTMAXES:
+            found[id(value)] = value
+            continue
+        made_of = [each for each in value.node.values if depends(each)]
+        is_product = value.node.name in ("mul", "div") and len(made_of) > 1
+        is_norm = value.node.name == "linalg_vector_norm" and value.node.args[1] != 1
+        if value.node.name not in CHOOSES | ADDS_UP or is_product or is_norm:
+            return None, False
+        is_sum = is_sum or value.node.name in ADDS_UP - {"clamp", "clamp_min"}
+        waiting += made_of
+    return (next(iter(found.values())), is_sum) if len(found) == 1 else (None, False)
 
 
 def _normalised(node: Node, first: dict[int, int]) -> Value | None:
