@@ -812,7 +812,13 @@ def test_a_softmax_to_a_power_over_its_sum_is_the_softmax_of_so_much_of_the_scor
         p = function((x @ UP).softmax(-1))
         return p / p.sum(-1, keepdim=True) * (x @ DOWN)
 
-    agree(sharpened, lambda x: (power * (x @ UP)).softmax(-1) * (x @ DOWN), recipe)
+    def written_twice(x: Tensor) -> Tensor:
+        p = (x @ UP).softmax(-1)
+        return function(p) / function(p).sum(-1, keepdim=True) * (x @ DOWN)
+
+    by_softmax = lambda x: (power * (x @ UP)).softmax(-1) * (x @ DOWN)  # noqa: E731
+    agree(sharpened, by_softmax, recipe)
+    agree(written_twice, by_softmax, recipe)
 
 
 @every_family
@@ -971,6 +977,39 @@ def test_a_softmax_that_is_not_known_is_refused_by_name(name: str) -> None:
     with pytest.raises(UnknownOperationError, match=r"softmax|divi"):
         relevance(UNKNOWN[name], ATTNLRP)
     relevance(UNKNOWN[name], LRP)  # where it is constant
+
+
+@every_family
+def test_values_beside_constants_are_divided_one_by_one(recipe: Recipe) -> None:
+    """Values have another share than constants; a learned position of each key is one (Shaw et al. 2018)."""
+    places = noise(5, 5, 8, seed=21)
+
+    def weighted(x: Tensor, divided: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+        e = (x @ UP @ x.mT / 3).exp()
+        return divided(e @ (x @ DOWN), torch.einsum("bij,ijd->bid", e, places), e.sum(-1, keepdim=True))
+
+    def by_softmax(x: Tensor) -> Tensor:
+        p = (x @ UP @ x.mT / 3).softmax(-1)
+        return p @ (x @ DOWN) + torch.einsum("bij,ijd->bid", p, places)
+
+    agree(lambda x: weighted(x, lambda one, other, total: one / total + other / total), by_softmax, recipe)
+    with pytest.raises(UnknownOperationError, match="division, of what exponentials are in"):
+        relevance(lambda x: weighted(x, lambda one, other, total: (one + other) / total), recipe)
+
+
+@every_family
+def test_scores_that_are_the_values_are_pooled(recipe: Recipe) -> None:
+    """SoftPool's way to write it (Stergiou et al. 2021)."""
+
+    def soft_pool(x: Tensor) -> Tensor:
+        e = torch.exp(x)
+        return F.avg_pool1d(x.mul(e), 2).mul_(2).div_(F.avg_pool1d(e, 2).mul_(2))
+
+    def by_softmax(x: Tensor) -> Tensor:
+        x = x.unflatten(-1, (4, 2))
+        return (x.softmax(-1) * x).sum(-1)
+
+    agree(lambda x: soft_pool(x @ UP) @ UP[:4], lambda x: by_softmax(x @ UP) @ UP[:4], recipe)
 
 
 def test_what_is_divided_by_no_sum_of_its_exponentials_is_no_softmax() -> None:

@@ -57,13 +57,17 @@ class Made:
         call: what makes the tensor, of its ``inputs`` remade.
         inputs: what it is made of.
         number: is larger than those of its inputs.
+        has_values: whether values that depend on the input are in it.
+        is_mixed: whether what has such values was added to exponentials that have none.
         plain: the tensor remade, and for how many factors of the values.
     """
 
-    __slots__ = ("call", "inputs", "number", "plain")
+    __slots__ = ("call", "has_values", "inputs", "is_mixed", "number", "plain")
 
     def __init__(self, call: Op, *inputs: Made) -> None:
         self.call, self.inputs, self.number = call, inputs, next(_numbers)
+        self.has_values: bool = any(each.has_values for each in inputs)
+        self.is_mixed: bool = any(each.is_mixed for each in inputs)
         self.plain: tuple[int, Any] | None = None
 
 
@@ -80,6 +84,7 @@ class Leaf(Made):
     def __init__(self, tensor: Tensor, *, is_value: bool = False) -> None:
         super().__init__(lambda: tensor)
         self.tensor, self.version, self.is_value = tensor, tensor._version, is_value
+        self.has_values = is_value
 
 
 def _ways(made: Made, known: Callable[[Made], bool]) -> list[Made]:
@@ -222,6 +227,7 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     made, state = Made(again, *(each for each, _ in found)), max(states)
     if len(found) > 1 and name in ADDING:
         state = max(state, SUMMED)
+        made.is_mixed = made.is_mixed or len({each.has_values for each, _ in found}) > 1
     elif len(found) > 1 and "sub" in name and state != WEIGHTED:
         return
     elif name in SUMMING or (name.removesuffix("_") in BY_INDEX and _sums_by_index(name, args, kwargs)):
@@ -266,6 +272,12 @@ def exponent_of(y: Tensor) -> tuple[Tensor, Op] | None:
     (leaf,) = found[0].inputs
     is_same = isinstance(leaf, Leaf) and not leaf.is_value and _unchanged((leaf,)) and leaf.tensor.shape == y.shape
     return (leaf.tensor, found[0].call) if isinstance(leaf, Leaf) and is_same else None
+
+
+def weighs(y: Tensor, x: Tensor) -> bool:
+    """Whether ``y`` is the exponential of ``x`` itself, which may be pooled with it for a weight (SoftPool)."""
+    found = exponent_of(y)
+    return found is not None and found[0] is x
 
 
 def _rises(made: Made, x: Tensor) -> bool:
@@ -465,9 +477,10 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
             if softmax is not None and above[1] == SUMMED:
                 _factors.mark_merging(run, softmax)
             return refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
+        if above[0].is_mixed:
+            return refused(run, UNKNOWN, op, a, b, under_constant=True)
         if run.recipe.softmax is rules.constant:  # values take all, if there are any
-            has_values = any(leaf.is_value for leaf in _leaves(above[0]))
-            return None if has_values else _under_softmax(run, op(a.detach(), b.detach()), made)
+            return None if above[0].has_values else _under_softmax(run, op(a.detach(), b.detach()), made)
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
@@ -595,10 +608,11 @@ def _swapped(op: Op, a: Any, b: Any) -> Any:
     return op(b, a)
 
 
-def refused(run: Any, what: str, op: Op, *given: Tensor) -> Tensor | None:
+def refused(run: Any, what: str, op: Op, *given: Tensor, under_constant: bool = False) -> Tensor | None:
     """``op(*given)``, a softmax that is not known: refused, with its plain gradient, where the recipe has a rule that
-    hands something on; nothing where it has none."""
-    if run.recipe.softmax is rules.constant or not run.recipe.has_rules():
+    hands something on; nothing where it has none, unless it matters ``under_constant``."""
+    is_constant = run.recipe.softmax is rules.constant
+    if (is_constant and not under_constant) or not run.recipe.has_rules():
         return None
     run.refuse(f"{what} (if that is a softmax: torch.softmax)")
     out: Tensor = run.apply("unknown", op, *given, rule=rules.unmodified)

@@ -129,9 +129,9 @@ def _is_guard(node: Any) -> bool:
 
 def _sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> Tensor | None:
     """``op(a, b) = a / b``, if that is a softmax ``p`` to a power, ``a = power(p)``, over its sum."""
-    node = a.grad_fn
-    is_own = _made_of(b.grad_fn, lambda each: each is node)[0] is node
-    if not is_own or _made_of(p.grad_fn, _is_softmax)[0] is None or not _is_power(p.detach(), power):
+    if _made_of(p.grad_fn, _is_softmax)[0] is None or not _is_power(p.detach(), power):
+        return None
+    if _made_of(b.grad_fn, lambda each: _is_alike(each, a, p, power))[0] is None:
         return None
     sums = ((dim, a.detach().sum(dim, keepdim=True).expand_as(a)) for dim in reversed(range(a.ndim)))
     dim = next((dim for dim, total in sums if is_guarded(b.expand_as(a), total)), None)
@@ -144,6 +144,14 @@ def _sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> 
 
     y: Tensor = run.apply("softmax", again, p, rule=rules.unmodified)
     return _renormalised(run, rules.with_gradient_of(op(a.detach(), b.detach()), y))
+
+
+def _is_alike(node: Any, a: Tensor, p: Tensor, function: Op) -> bool:
+    """Whether a node has made ``a``, or the same function of ``p`` once more, as of a power that is written twice."""
+    if node is a.grad_fn:
+        return True
+    root, *_, op = node.metadata.get(FUNCTION, (None, None))
+    return root == (p.grad_fn, p.output_nr) and op is not None and torch.equal(op(p.detach()), function(p.detach()))
 
 
 def _is_power(x: Tensor, function: Op) -> bool:
