@@ -109,19 +109,21 @@ def test_any_target_by_the_same_code(compiled_llama, target):
     )
 
 
+@slow
 @pytest.mark.parametrize(
     "method",
     [
         "lrp",
-        pytest.param("gradient-l2-squared", marks=slow),
-        pytest.param(ATTNLRP.at("*.mlp", use=ATTNLRP, linear=lambda op, *x: op(*x)), marks=slow),
+        "gradient-l2-squared",
+        ATTNLRP.at("*.mlp", use=ATTNLRP, linear=lambda op, *x: op(*x)),
     ],
 )
 def test_other_methods(compiled_llama, method):
     assert_same(compiled_llama(ROWS[0], method=method), Explainer(compiled_llama.model)(ROWS[0], method=method), 1e-9)
 
 
-@pytest.mark.parametrize("side", [pytest.param("left", marks=slow), "right"])
+@slow
+@pytest.mark.parametrize("side", ["left", "right"])
 def test_batches(side):
     model = models.tiny_gpt2()
     compiled, plain = Explainer(model, padding_side=side, compile=True), Explainer(model)
@@ -261,6 +263,7 @@ def test_other_numbers_are_refused():
         Explainer(model, compile=True)(ROWS[0])
 
 
+@slow
 def test_several_questions_of_a_row(compiled_llama):
     plain = Explainer(llama())
     for position, found in zip([6, 2, 0], compiled_llama(ROWS[0], 7, position=[6, 2, 0]), strict=True):
@@ -272,6 +275,7 @@ def test_recomputing_is_refused():
         Explainer(llama(), compile=True, recompute=True)
 
 
+@slow
 def test_errors_are_those_of_the_plain_pass(compiled_llama):
     with pytest.raises(TargetError, match="index 99"):
         compiled_llama(ROWS[0], 99)

@@ -91,7 +91,13 @@ def empty_folder(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+LONG = {"recipe.md", "metric.md", "benchmark.md"}
+"""Pages with commands that load a model."""
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * (p.name in LONG)) for p in PAGES]
+)
 def test_the_page_can_be_followed(page, empty_folder):
     follow(page.name, page.read_text(encoding="utf-8"))
 

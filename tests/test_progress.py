@@ -15,6 +15,7 @@ from lrpx import Explainer
 from tests.reference import models
 
 MODEL = models.tiny_llama()
+SLOW = pytest.mark.slow
 RUN = """
 import warnings
 warnings.simplefilter("error")
@@ -83,11 +84,12 @@ def test_a_notebook_shows_a_bar_that_stays_and_needs_no_widgets(notebook):
     assert "6/6" in output["data"]["text/html"]
 
 
+@SLOW
 def test_a_notebook_where_quiet_is_asked_shows_nothing(notebook):
     assert notebook(RUN.format(option=", progress=False")) == []
 
 
-@pytest.mark.slow
+@SLOW
 def test_a_notebook_says_what_the_compiler_is_waited_for(notebook):
     code = RUN.format(option="").replace("tiny_llama())", "tiny_llama(), compile=True)")
     code = code.replace('warnings.simplefilter("error")', "").replace("* 6", "* 1")
@@ -95,13 +97,21 @@ def test_a_notebook_says_what_the_compiler_is_waited_for(notebook):
     assert told(output).strip() == "Compiling for an input of 1 × 16, once: done"
 
 
+@SLOW
 def test_a_list_in_a_notebook_shows_its_pictures(notebook):
     (output,) = notebook(RUN.format(option=", progress=False") + "many")
     assert output["output_type"] == "execute_result"
     assert "6 explanations" in output["data"]["text/html"]
 
 
-@pytest.mark.parametrize(("option", "shown"), [("", False), (", progress=False", False), (", progress=True", True)])
+@pytest.mark.parametrize(
+    ("option", "shown"),
+    [
+        ("", False),
+        pytest.param(", progress=False", False, marks=SLOW),
+        pytest.param(", progress=True", True, marks=SLOW),
+    ],
+)
 def test_a_pipe_gets_progress_only_where_it_is_asked_for(option, shown):
     variables = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "FORCE_COLOR": ""}
     ran = subprocess.run([sys.executable, "-c", RUN.format(option=option)], env=variables, capture_output=True)
@@ -123,6 +133,7 @@ def test_a_terminal_says_once_what_the_compiler_is_waited_for(compiled, monkeypa
     assert stderr.getvalue() == ""
 
 
+@SLOW
 @pytest.mark.parametrize(("progress", "shown"), [(None, True), (False, False)])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_the_bar_says_what_is_waited_for(monkeypatch, progress, shown):
@@ -134,6 +145,7 @@ def test_the_bar_says_what_is_waited_for(monkeypatch, progress, shown):
     assert shown or stderr.getvalue() == ""
 
 
+@SLOW
 def test_a_compile_wait_is_not_told_in_a_pipe(compiled, capsys):
     compiled([[3, 4]] * 2)
     assert capsys.readouterr().err == ""

@@ -279,6 +279,7 @@ def test_a_file_without_a_text_is_refused(run: Any, tmp_path: Any) -> None:
     assert "no text" in err
 
 
+@pytest.mark.slow
 def test_a_table_of_texts_is_read_as_one(run: Any, tmp_path: Any) -> None:
     """Not as lines of text with braces, tabs and labels in them."""
     texts = ["The doors of the house", "The key to the cabinets is"]

@@ -229,6 +229,7 @@ def parts(folder):
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (folder / "rows").glob("part-*")}
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_goes_on(run, texts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     long = tmp_path / "long.txt"

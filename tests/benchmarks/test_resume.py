@@ -108,6 +108,7 @@ def assert_same(folder, whole):
     assert names[0] == names[1]
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_the_same(driven, whole):
     folder, (*killed, last) = driven["killed"]
     assert [code for code, _, _ in killed] == [-9] * 3, killed
@@ -118,6 +119,7 @@ def test_killed_at_random_moments_it_ends_the_same(driven, whole):
     assert_same(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_grow_ends_with_one_line_and_costs_no_row(driven, whole):
     """The limit on a file's size is an error of the same kind as a full disk, and anyone may set it."""
     folder, [(code, parts, printed), last] = driven["limited"]
@@ -131,6 +133,7 @@ def test_a_file_that_cannot_grow_ends_with_one_line_and_costs_no_row(driven, who
     assert_same(folder, whole)
 
 
+@pytest.mark.slow
 def test_a_full_disk(whole, tmp_path, monkeypatch, run):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -46,6 +46,7 @@ def spec(run):
     return json.loads(json.dumps(run.spec))
 
 
+@pytest.mark.slow
 def test_two_other_processes_make_the_same_bytes_in_another_order(run, tmp_path):
     (tmp_path / "spec.json").write_text(json.dumps(run.spec))
     assert run.parts == 4

@@ -343,6 +343,7 @@ def test_ids_that_are_none_are_refused_by_their_line(run, tmp_path):
         assert f"line 2 of {path}: '{wrong[:60]}' are no token ids" in json.loads(out.splitlines()[1])["error"]
 
 
+@pytest.mark.slow
 def test_from_a_named_pipe_into_another(tmp_path):
     given, found = tmp_path / "given", tmp_path / "found"
     os.mkfifo(given)

@@ -228,6 +228,7 @@ lrpx.cli.main()
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_interrupted_while_it_explains_what_is_written_stays(tmp_path):
     texts, found = tmp_path / "texts.txt", tmp_path / "found.jsonl"
     texts.write_text("".join(f"The key number {i} to the cabinets\n" for i in range(100_000)))

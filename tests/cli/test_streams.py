@@ -15,9 +15,15 @@ import pytest
 from tests.cli.commands import DOORS, finish, start
 
 FULL = Path("/dev/full")
+slow = pytest.mark.slow
+"""Most of what a process is started for, which takes seconds: one of each kind is fast."""
 
 
-@pytest.mark.parametrize("arguments", [DOORS, [*DOORS, "--json", "-"], ["--help"], ["--version"]])
+def slowly(*given):
+    return pytest.param(*given, marks=slow)
+
+
+@pytest.mark.parametrize("arguments", [DOORS, slowly([*DOORS, "--json", "-"]), ["--help"], ["--version"]])
 def test_a_full_disk_behind_standard_output(arguments):
     if not FULL.exists():
         pytest.skip("no /dev/full here")
@@ -27,7 +33,7 @@ def test_a_full_disk_behind_standard_output(arguments):
     assert err == "lrpx: cannot use standard output: No space left on device; choose another file, or make room\n"
 
 
-@pytest.mark.parametrize("arguments", [DOORS, [*DOORS, "--json", "-"], ["explain", "--help"]])
+@pytest.mark.parametrize("arguments", [DOORS, slowly([*DOORS, "--json", "-"]), ["explain", "--help"]])
 def test_nobody_reads_standard_output_any_more(arguments):
     read, write = os.pipe()
     os.close(read)
@@ -48,7 +54,7 @@ def test_only_the_first_lines_of_many_are_read(tmp_path):
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("closed", [0, 1, 2])
+@pytest.mark.parametrize("closed", [0, 1, slowly(2)])
 def test_a_closed_stream(closed):
     text = "-" if closed == 0 else "The doors of the house"
     given = f"exec {closed}>&-" if closed else "exec 0<&-"
@@ -69,7 +75,7 @@ def test_both_outputs_full():
         assert finish(start("explain", " ", stdout=full, stderr=full))[0] == 2
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", slowly("latin-1"), slowly("utf-8")])
 def test_a_terminal_of_any_encoding(encoding):
     text = "Die Türen des Hauses 🙂"
     process = start("explain", text, "--target", " are", "--contrast", " is", env={"PYTHONIOENCODING": encoding})
@@ -81,7 +87,7 @@ def test_a_terminal_of_any_encoding(encoding):
         assert "\\xfc" in out.decode(encoding)  # what nothing looks like
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
+@pytest.mark.parametrize("encoding", ["ascii", slowly("utf-8")])
 def test_json_is_utf_8_whatever_the_terminal_has(encoding):
     process = start(*DOORS, "--json", "-", env={"PYTHONIOENCODING": encoding, "LC_ALL": "C"})
     code, out, err = finish(process)
@@ -91,7 +97,11 @@ def test_json_is_utf_8_whatever_the_terminal_has(encoding):
 
 @pytest.mark.parametrize(
     ("given", "read"),
-    [(b"caf\xc3\xa9\n", "café"), (b"\xef\xbb\xbfcaf\xc3\xa9\r\n", "café"), (b"The doors", "The doors")],
+    [
+        slowly(b"caf\xc3\xa9\n", "café"),
+        (b"\xef\xbb\xbfcaf\xc3\xa9\r\n", "café"),
+        slowly(b"The doors", "The doors"),
+    ],
 )
 def test_a_text_from_a_pipe(given, read):
     code, out, err = finish(start("explain", "-", "--json", "-", stdin=subprocess.PIPE), given)
@@ -99,6 +109,7 @@ def test_a_text_from_a_pipe(given, read):
     assert "".join(json.loads(out)["word_texts"][1:]) == read
 
 
+@slow
 def test_an_argument_that_is_no_text():
     """Bytes that are no UTF-8, as a shell may pass them on."""
     process = start("explain", os.fsdecode(b"caf\xe9"))
@@ -146,6 +157,7 @@ lrpx.cli.main()
     assert written.count(b"\x1b[?25l") == written.count(b"\x1b[?25h") > 0, "the cursor is hidden as often as shown"
 
 
+@slow
 def test_interrupted_while_it_imports_a_model_the_cursor_comes_back():
     """Ctrl-C under the spinner, which has put a stream of its own in the place of standard error."""
     code = """

@@ -54,6 +54,7 @@ def test_only_a_folder_needs_the_extra(run, tmp_path, monkeypatch):
     assert err == "lrpx: to keep a run's rows in a folder needs pyarrow: pip install 'lrpx[benchmarks]'\n"
 
 
+@pytest.mark.slow
 def test_the_table_is_readable_in_80_columns(run):
     code, out, _ = run("coverage", "gpt2", "--mapping", "causal-lm")
     assert code == 0

@@ -76,6 +76,7 @@ def test_a_crash_is_one_class_that_failed():
     assert second.passed == CHECKS
 
 
+@pytest.mark.slow
 def test_no_process_is_left_when_a_sweep_is_left():
     found = sweep((*LLAMA, *choose(["gpt2", "mixtral"], "causal-lm")))
     next(found)
@@ -84,6 +85,7 @@ def test_no_process_is_left_when_a_sweep_is_left():
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.slow
 def test_a_script_that_cannot_be_imported_by_workers_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from lrpx.coverage import choose, sweep\nprint(*sweep(choose(['llama'], 'causal-lm')))\n")

@@ -1,8 +1,8 @@
 """Every operation of torch's own operator database under the engine, judged by what plain torch says of it.
 
 A program, for the database changes torch when it is imported, and an operation may end the process:
-``python -m tests.engine.op_db SAMPLES FIRST [LAST]`` writes a line of JSON for each operation of the slice, before and
-after it is judged. ``test_op_db.py`` starts it.
+``python -m tests.engine.op_db SAMPLES FIRST [NAME …]`` writes a line of JSON for each operation from the first on, or
+those of these names, before and after it is judged. ``test_op_db.py`` starts it.
 
 The judge shares nothing with the engine. It finds out what a function is by calling it: linear, piecewise linear
 through zero, element-wise, or a product of several; each of these has one right answer. What is none of these needs
@@ -434,9 +434,9 @@ def database() -> list[Any]:
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    count, first, *last = map(int, sys.argv[1:])
+    count, first, names = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     for i, op in enumerate(database()):
-        if first <= i < (last[0] if last else i + 1):
+        if i >= first and (not names or op.formatted_name in names):
             print(json.dumps({"op": op.formatted_name, "number": i}), flush=True)
             results = list(judge(op, count))
             print(json.dumps({"op": op.formatted_name, "results": results}), flush=True)

@@ -73,7 +73,7 @@ def saved_tensors_hooks_are_gone() -> bool:
     return y.grad_fn is not None and y.grad_fn._saved_self is x
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in NAMES if n != "llama")])
 def test_the_same_numbers(name: str) -> None:
     sample = SAMPLES[name]
     model = sample.build(**({"experts_implementation": "eager"} if name == "mixtral" else {}))

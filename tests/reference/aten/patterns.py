@@ -209,7 +209,7 @@ def _product(
     if node.name in QUOTIENTS and (scores := _written_softmax(a, b, first)) is not None:
         found.softmaxes[node.index] = (scores, node.outputs[0])
         return
-    if node.name in QUOTIENTS and _is_share(a, b, first):
+    if node.name in QUOTIENTS and _is_share(a, b, found.shares):
         found.shares.add(node.index)
         return
     _of_one(node, (a, b), found, of, values)
@@ -336,20 +336,21 @@ ADDS_UP = frozenset("sum mean add cumsum linalg_vector_norm clamp clamp_min".spl
 """What may add them up, beside a number or a bound; the 1-norm is a sum of what is not negative."""
 
 
-def _is_share(a: Value, total: Value, first: dict[int, int]) -> bool:
-    """Whether some of a softmax, or a sum of such, is divided by a sum of some of the same."""
-    softmax, is_sum = _sum_of_softmax(total)
-    return is_sum and softmax is not None and softmax is _sum_of_softmax(a)[0]
+def _is_share(a: Value, total: Value, shares: set[int]) -> bool:
+    """Whether some of a softmax, or a sum of such, is divided by a sum of some of the same; or of what such a division
+    has given (``shares``)."""
+    softmax, is_sum = _sum_of_softmax(total, shares)
+    return is_sum and softmax is not None and softmax is _sum_of_softmax(a, shares)[0]
 
 
-def _sum_of_softmax(value: Value) -> tuple[Value | None, bool]:
+def _sum_of_softmax(value: Value, shares: set[int]) -> tuple[Value | None, bool]:
     """The softmax of some of which a value is a sum, if it is of nothing else; and whether anything was added up."""
     found, is_sum, waiting = dict[int, Value](), False, [value]
     while waiting:
         value = waiting.pop()
         if value.node is None:
             return None, False
-        if value.node.name in SOFTMAXES:
+        if value.node.name in SOFTMAXES or value.node.index in shares:
             found[id(value)] = value
             continue
         made_of = [each for each in value.node.values if depends(each)]
