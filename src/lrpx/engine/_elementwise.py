@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _factors, _functions, _selections
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _selections, _steps
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTIAL,
@@ -134,7 +134,7 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
         if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
             _functions.divided(out, a, 1)
             return _functions.of_whole_numbers(run, out, a)
-        return run.computed(out, a, b)
+        return run.computed(_steps.keep(func, out, a, b), a, b)
     x, mask = (a, b) if a_carries else (b, a)
     if type(mask) is Tensor and mask.numel() == x.numel() and out is not x:
         root = _selections.masked_by_sign(run, x, mask)
@@ -408,7 +408,7 @@ def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, rest, settings = first(constants(args), constants(kwargs))
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
-        return run.computed(func(*detached, **settings), x)
+        return _steps.keep(func, run.computed(func(*detached, **settings), x), x, *rest, **settings)
     if func.__name__ in ("heaviside", "floor_divide", "__floordiv__"):
         raise run.refuse_rule("activation", func.__name__, "which has no derivative in torch")
     return run.apply("activation", lambda x: func(x, *rest, **settings), x)

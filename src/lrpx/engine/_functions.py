@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _biases, _exponentials, _factors, _moved, _renormalised
+from lrpx.engine import _biases, _exponentials, _factors, _moved, _renormalised, _steps
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
-    SIGN,
     SURE,
     WEAK,
     gate_strength,
@@ -482,6 +481,8 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             return out
     was = _before_a_shift(func, args)
     out = called(func, args, kwargs)
+    if any(hasattr(each, _steps.STEP) for each in args):
+        _steps.keep(func, out, *args, **kwargs)
     if len(args) == 2 and not kwargs and carries(out):
         a, b = args
         if not is_tensor(a) or (a.ndim == 0 and a.is_leaf and carries(a) and is_tensor(b)):
@@ -672,8 +673,7 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
     rows = x if x._base is None else x._base
     ids = getattr(rows, ONE_HOT, None)
     if ids is None:
-        if (sign := getattr(x, SIGN, None)) is not None:
-            setattr(out, SIGN, sign)
+        _steps.keep(partial(_cast, out.dtype), out, x)
         if out.is_floating_point():
             run.leaving_ids("a cast", x)
         else:
@@ -685,6 +685,10 @@ def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
         return out
     leaf: Tensor = run.source(rows, ids, rows.to(out), "one_hot")
     return leaf if x is rows else leaf.as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+def _cast(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return x.to(dtype)
 
 
 # ---------------------------------------------------------------------- exponentials, and quotients

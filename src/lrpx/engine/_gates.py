@@ -33,8 +33,6 @@ EXPONENTS = "_lrpx_exponents"
 """The attribute of what is made of exponentials: how (``engine/_exponentials.py``)."""
 KNOWN = "_lrpx_gate_is_known"
 """The attribute of a sum with a number, whose strength as a gate its numbers have told, and not what it was made of."""
-SIGN = "_lrpx_sign_of"
-"""The attribute of a comparison of ``x`` with 0, or of that as numbers: ``(x, its version)``, ``x`` held weakly."""
 OF_ONE_SIGN = frozenset(
     """sigmoid hardsigmoid softplus log_sigmoid softmax erfc cosh i0 special_expit special_erfc special_erfcx
     special_ndtr special_log_ndtr special_i0 special_i0e""".split()

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.nn import functional as F
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _functions, _inverses, _selections
+from lrpx.engine import _exponentials, _functions, _inverses, _selections, _steps
 from lrpx.engine._gates import EXPONENTS, gate_strength, keep_gate, move_gate, put_gate
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
 from lrpx.engine._tensors import CONSTANT, TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
@@ -90,10 +90,8 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def compared(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    """A comparison that may tell signs."""
-    out = without_gradient(run, func, args, kwargs)
-    _selections.note_signs(out, args)
-    return out
+    """A comparison that may tell signs, or a constant that may be compared."""
+    return _steps.keep(func, without_gradient(run, func, args, kwargs), *args, **kwargs)
 
 
 def leaving(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -441,7 +439,7 @@ SELECTS = (
 OTHERS = (
     _each(
         """zero_ affine_grid
-        requires_grad_ detach detach_
+        requires_grad_ detach_
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
@@ -470,25 +468,28 @@ OTHERS = (
     )
 )
 
-OTHER_COMPARISONS = "ne not_equal logical_and logical_or logical_xor logical_not"
-COMPARISONS = " ".join(("eq", OTHER_COMPARISONS, *sorted(_selections.SIGNS)))
+COMPARED = """gt ge lt le greater greater_equal less less_equal ne not_equal logical_and logical_or logical_xor
+logical_not"""
 
 WITHOUT_GRADIENT = (
     _each(
-        f"""{OTHER_COMPARISONS}
-    equal allclose isclose isnan isinf isfinite isneginf isposinf isreal signbit all any argmin
+        """equal allclose isclose isnan isinf isfinite isneginf isposinf isreal all any argmin
     argsort nonzero argwhere count_nonzero empty_like zeros_like ones_like full_like rand_like
     randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
     new_tensor""",
         handler=without_gradient,
         has_summands=False,
     )
-    + _each(" ".join(sorted(_selections.SIGNS)), handler=compared, has_summands=False)
+    + _each(
+        f"{COMPARED} signbit bitwise_not __invert__ bitwise_and __and__ bitwise_or __or__",
+        handler=compared,
+        has_summands=False,
+    )
     + _each("bucketize searchsorted", handler=searching, has_summands=False)
     + _each("argmax", handler=largest, has_summands=False)
     + [
         Operation(f"{name}_", (f"{name}_",), changes_in_place(without_gradient, getattr(Tensor, name)), "plain")
-        for name in COMPARISONS.split()
+        for name in ("eq", *COMPARED.split())
     ]
 )
 
@@ -498,6 +499,7 @@ ROWS = [
     Operation("one_hot", ("one_hot",), one_hot, "plain"),
     Operation("eq", ("eq", "__eq__"), equal, "plain", has_summands=False),
     Operation("attribute", ("__get__",), attribute, "plain"),
+    Operation("detach", ("detach",), compared, "plain", has_summands=False),
     Operation("hook", ("register_hook",), hook, "plain", has_summands=False),
     Operation("embedding", ("embedding", "embedding_bag"), embedding, "source"),
 ]  # fmt: skip

@@ -6,16 +6,15 @@ A ReLU is known by the signs of what it is of; it is a gate then, and a function
 from __future__ import annotations
 
 from typing import Any
-from weakref import ref
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _exponentials, _factors, _functions
-from lrpx.engine._exponentials import Note
+from lrpx.engine import _exponentials, _factors, _functions, _steps
 from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
-from lrpx.engine._gates import SIGN, mark_relu, put_gate, takes_all, weakest_gate
+from lrpx.engine._gates import mark_relu, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import kind
 from lrpx.engine._tensors import CONSTANT, arguments, carries, is_in_place
 
@@ -24,7 +23,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
     if kwargs.keys() <= {"condition", "input", "other"} and len(args) + len(kwargs) == 3:
         args, kwargs = (*args, *(kwargs[name] for name in ("condition", "input", "other") if name in kwargs)), {}
-    out = _functions.called(func, args, kwargs)
+    out = _steps.keep(func, _functions.called(func, args, kwargs), *args, **kwargs)
     if run.asks_for_gates:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
@@ -72,7 +71,7 @@ def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
     root = scalings[0].root
     if not all(is_zero) or any(f.root is not root or f.kind != LINEAR or not f.exact for f in scalings):
         return None
-    return root if root.shape == x.shape and _is_sign(where, root) else None
+    return root if root.shape == x.shape == where.shape and _tells_signs(where, root) else None
 
 
 def _finds_relus(run: Any) -> bool:
@@ -80,24 +79,22 @@ def _finds_relus(run: Any) -> bool:
     return takes_all(run.recipe) or run.recipe.activation is rules.identity
 
 
-SIGNS = frozenset("gt ge lt le greater greater_equal less less_equal".split())
-"""Comparisons that tell signs."""
-
-
-def note_signs(out: Any, args: Any) -> None:
-    """Note on ``out``, a comparison of ``args``, that it tells signs, if that is with 0."""
-    if len(args) == 2 and type(args[1]) in (int, float) and args[1] == 0 and type(args[0]) is Tensor:
-        setattr(out, SIGN, Note((ref(args[0]), args[0]._version)))
-
-
 def _tells_signs(mask: Any, x: Tensor) -> bool:
-    """Whether a mask was made by comparing ``x``, or a scaling of it, with 0."""
-    held, version = getattr(mask, SIGN, None) or (None, 0)
-    of = None if held is None else held()
-    if of is None or of._version != version:
+    """Whether a mask is one of the signs of ``x``, or of a scaling or a ReLU of it."""
+    if not hasattr(mask, _steps.STEP):
         return False
-    f = function_of(of)
-    return of is x or (f is not None and f.root is x and f.kind == LINEAR and f.exact)
+    root, again = _steps.step_of(mask)
+    if root is None or again is None:
+        return False
+    with _disable_current_modes():
+        probe = torch.tensor([-9.0, -1.0, -0.1, 0.1, 1.0, 9.0], dtype=x.dtype, device=x.device)
+        if root is not x:
+            f = function_of(root)
+            if f is None or f.root is not x or (f.op is None and not (f.kind == LINEAR and f.exact)):
+                return False
+            probe = probe if f.op is None else f.op(probe)
+        low, high = again(probe).chunk(2)
+        return bool((low == low[0]).all() and (high == high[0]).all() and low[0] != high[0])
 
 
 def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
@@ -120,16 +117,6 @@ def _has_both_signs(x: Tensor) -> bool:
     return bool((x < 0).any()) and bool((x > 0).any())
 
 
-def _is_sign(where: Tensor, x: Tensor) -> bool:
-    """Whether a mask says where a tensor is positive, or negative; by numbers, and so not of a single one, where it was
-    not compared with 0."""
-    if where.shape == x.shape and _tells_signs(where, x):
-        return True
-    if where.shape != x.shape or where.numel() < 2:
-        return False
-    return any(torch.equal(where, sign) for sign in (x > 0, x >= 0, x < 0, x <= 0))
-
-
 def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
     """What ``x`` is a scaling of, perhaps itself, if a mask that it is multiplied with, or filled with 0 by, is that of
     the signs of this: the result is a (leaky) ReLU then. A mask of numbers has two of them."""
@@ -143,17 +130,7 @@ def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
         return None
     f = function_of(x)
     root = f.root if f is not None and f.kind == LINEAR and f.exact and f.root.shape == x.shape else x
-    if _tells_signs(mask, root):
-        return root
-    if mask.dtype is not torch.bool:
-        if mask.is_complex() or not mask.numel():
-            return None
-        low, high = mask.aminmax()
-        is_high = mask == high
-        if low == high or not torch.equal(mask, torch.where(is_high, high, low)):
-            return None
-        mask = is_high
-    return root if _is_sign(mask, root.detach()) else None
+    return root if _tells_signs(mask, root) else None
 
 
 def written_zeros(run: Any, x: Tensor, mask: Any, *, in_place: bool) -> Tensor | None:
@@ -170,6 +147,8 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     root = written_zeros(run, x, mask, in_place=in_place) if is_zero else None
     before = _functions.to_be_filled(x, in_place=in_place)
     out = _functions.plain_of_exponentials(run, func, args, kwargs)
+    if not in_place:
+        _steps.keep(func, out, *args, **kwargs)
     _functions.filled(out, before, value, lambda x, value: torch.where(mask, value, x))
     return out if root is None else kinked(run, out, root, x, mask)
 
