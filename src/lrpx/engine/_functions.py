@@ -432,7 +432,7 @@ def _takes_value(run: Any) -> bool:
 
 
 def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
-    """``value = again(root)`` under the rule for activations."""
+    """``value = again(root)`` under the rule for activations; the root is kept for a function of it that may follow."""
     takes_value = _takes_value(run)
 
     def op(x: Tensor) -> Any:
@@ -442,6 +442,7 @@ def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Ten
     if rule is rules.identity and hasattr(again, _moved.MASKING):
         rule = partial(_where_it_counts, again)
     y = run.apply("activation", op, root, rule=rule)
+    run.keep_root(root)
     write_note(y, Function(root, kind, op=again))
     return mark_written(run.recipe, y, root, again)
 
