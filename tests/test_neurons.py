@@ -189,6 +189,18 @@ def test_an_encoders_and_a_decoders_tokens_are_told_apart():
         assert (row.position < 3) == ("encoder" in row.path.split(".")[1])
 
 
+def test_an_encoder_and_a_decoder_that_both_fill_the_context_are_refused():
+    model = tiny.bart()
+    limit = model.config.max_position_embeddings
+    ids = [5 + i % 20 for i in range(limit)]
+    explainer = lrpx.Explainer(model)
+    for ask in (explainer.neurons, explainer.flow, lambda *args, **kwargs: explainer(*args, method="rollout", **kwargs)):
+        with pytest.raises(InputError, match=f"{limit} alike.*shorten one text"):
+            ask(ids, 7, decoder=ids)
+    found = explainer.neurons(ids[1:], 7, decoder=ids, top=10)  # which leaves room for padding, but for none wider
+    assert len(found) == 10
+
+
 def test_an_image_has_units_at_places():
     model = SAMPLES["vit"].build()
     found = lrpx.Explainer(model).neurons(SAMPLES["vit"].batch()["pixel_values"][0], 1, top=10**6)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import Enum
 from functools import cached_property
 from importlib import resources
-from itertools import chain
+from itertools import chain, count
 from os import PathLike, fsdecode
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
@@ -367,6 +367,7 @@ class BoundModel(Named):
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
                 for one that takes no attention mask, or reads what it hides.
+            InputError: they are to be unequal in number, and fill the model's context.
         """
         takes_last = getattr(self.config, "summary_type", None) == "last"
         uneven = self.task.together is not None and any(len(set(row.lengths)) > 1 for row in questions.rows)
@@ -393,15 +394,24 @@ class BoundModel(Named):
             return batch
 
     def _apart(self, batch: Batch) -> tuple[int, ...]:
-        """How wide each of its arguments is to be so that none is as wide as another is, or as there are rows."""
+        """How wide each of its arguments is to be so that none is as wide as another is, or as there are rows.
+
+        Raises:
+            InputError: the model has no places for more padding.
+        """
         rows = batch.tokens // sum(batch.widths)
         taken = {rows} if rows > 1 and has_turned(self.module) and self.can_batch else set()
         found: list[int] = []
         for wide in reversed(batch.widths):  # a decoder's first
-            while wide in taken:
-                wide += 1
-            taken.add(wide)
-            found.append(wide)
+            free = next(each for each in count(wide) if each not in taken)
+            if self.limit is not None and wide <= self.limit < free:
+                raise InputError(
+                    f"an encoder's tokens, a decoder's or the rows of a batch are {self.limit} alike, as many as the "
+                    "model's context, and inside of the model nothing tells them apart; shorten one text, or pass "
+                    "fewer rows"
+                )
+            taken.add(free)
+            found.append(free)
         return tuple(reversed(found))
 
     def _turns_unseen(self, batch: Batch) -> bool:
