@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.activations import ACT2FN
 
+import lrpx
 from lrpx.engine import Trace, propagate
 from lrpx.errors import MethodError, TraceError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
@@ -706,6 +707,27 @@ def test_fixed_sinusoids_are_positions() -> None:
     ledger = closes_and_changes_nothing(model, ATTNLRP, input_ids=ids, decoder_input_ids=ids)
     paths = {"model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight"}
     assert set(entries(ledger, "positions")) == paths
+
+
+def test_a_sound_has_no_tokens_and_a_convolution_that_makes_positions_has_a_bias() -> None:
+    sizes = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24,
+        "conv_dim": [8, 8], "conv_kernel": [4, 3], "conv_stride": [3, 2], "num_feat_extract_layers": 2,
+        "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "num_labels": 3, "classifier_proj_size": 8,
+    }  # fmt: skip
+    model = build(tf.WavLMForSequenceClassification, tf.WavLMConfig(**sizes), "eager")
+    found = lrpx.Explainer(model)(SAMPLES["wav2vec2"].batch()["input_values"][0], method="lrp-chefer", ledger=True)
+    ledger = found.ledger
+    assert ledger is not None
+    assert ledger.closes(tolerance_of(model))
+    assert entries(ledger, "tokens") == {}
+    assert entries(ledger, "positions").keys() == {"wavlm.encoder.layers.0.attention.rel_attn_embed"}
+    assert "wavlm.encoder.pos_conv_embed.conv.bias" in entries(ledger, "biases")
+
+
+def test_a_table_of_a_model_without_tokens_is_none_of_tokens() -> None:
+    trace, _ = explained(models.tiny_bert(), LRP, input_ids=torch.tensor([[5, 9, 3]]))
+    assert "tokens" not in trace.ledger(()).by_kind()
 
 
 def test_the_tokens_are_told_apart_when_their_paths_are_given() -> None:

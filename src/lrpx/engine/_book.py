@@ -46,7 +46,7 @@ PLACES_OF_TOKENS = (
     ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
     (
         "positions",
-        re.compile(r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)"),
+        re.compile(r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)|rel_attn_embed"),
     ),
 )
 """How the kind of an embedding shows in its path."""
@@ -212,12 +212,19 @@ class Book(Tap):
         if self._run.replaying:
             return leaf
         is_parameter, name = self._name(named_by, operation)
-        kind = _kind(name, "biases" if is_parameter else "constants")
+        otherwise = "biases" if is_parameter else "constants"
+        kind = otherwise if is_parameter and self._has_weight(name) else _kind(name, otherwise)
         if constant.ndim == 3 and any(source.ids is None for source in self._sources):  # beside the tokens of an image
             kind = "class token" if operation in JOINS else kind
         self._leaves.append((self._line(kind, name), leaf))
         self._fresh.append(leaf)
         return leaf
+
+    def _has_weight(self, name: str) -> bool:
+        """Whether a parameter is the bias of a layer with a weight, as of a convolution that makes positions of what
+        it is given."""
+        path, _, last = name.rpartition(".")
+        return last == "bias" and hasattr(self._model.get_submodule(path), "weight")
 
     def added_to(self, out: Any) -> None:
         """The constants that were taken up since the last call went into ``out``.
@@ -353,7 +360,7 @@ class Book(Tap):
         explained: float,
         sources: Iterable[tuple[Source, Tensor]],
         gradients: Mapping[int, Tensor],
-        tokens: Collection[str],
+        tokens: Collection[str] | None,
         positions: Sequence[tuple[Line, Tensor]] = (),
     ) -> Ledger:
         """The ledger, entries of one kind and name summed, where the model first reached them.
@@ -364,7 +371,7 @@ class Book(Tap):
             explained: the explained value.
             sources: each source with its relevance.
             gradients: the gradient of each leaf, by ``id``.
-            tokens: the paths of the token embeddings, if known.
+            tokens: the paths of the token embeddings, if there are any; None where they are not known.
             positions: leaves that are positions.
         """
         lines = [
@@ -519,9 +526,9 @@ def _kind(path: str, otherwise: str) -> str:
     return next((kind for kind, shown in PLACES_OF_TOKENS if shown.search(path)), otherwise)
 
 
-def _kind_of_source(source: Source, tokens: Collection[str]) -> str:
-    if not set(tokens).isdisjoint(source.paths):
+def _kind_of_source(source: Source, tokens: Collection[str] | None) -> str:
+    if tokens is not None and not set(tokens).isdisjoint(source.paths):
         return "tokens"
     if source.ids is None:
         return "tokens" if "embeds" in source.paths[0] else "inputs"
-    return _kind(source.paths[0], "tokens" if not tokens else "inputs")
+    return _kind(source.paths[0], "tokens" if tokens is None else "inputs")

@@ -299,12 +299,12 @@ class Trace:
         """``∂x`` at a place, under the recipe; see :meth:`relevance`."""
         return self.gradient_of(self._find(path, of, call))
 
-    def ledger(self, tokens: Collection[str] = ()) -> Ledger:
+    def ledger(self, tokens: Collection[str] | None = None) -> Ledger:
         """Where every unit of the explained value went; in a batch, of the sum of its values.
 
         Args:
-            tokens: the paths of the token embeddings; without them every embedding that is not called one of
-                positions or token types is one of tokens.
+            tokens: the paths of the token embeddings, none where the model takes no tokens; without them every
+                embedding that is not called one of positions or token types is one of tokens.
 
         Raises:
             TraceError: nothing was explained yet, or the run was not asked for a ledger.
