@@ -436,6 +436,58 @@ def test_units_are_ranked_as_they_are_in_the_block(llama):
     assert any(row.relevance for row in found if (row.layer, row.unit) == (1, 4))
 
 
+def test_what_compiled_code_calls_is_changed_too(llama):
+    """Such code does not look at hooks, and what is compiled in a block would keep them."""
+
+    def compiled():
+        return torch.compile(lambda ids: llama(input_ids=ids).logits, backend="eager")
+
+    before, during = compiled(), compiled()
+    with torch.no_grad():
+        plain = before(IDS)
+        with lrpx.intervene(llama, {"model.layers.1": Add(VECTOR)}):
+            want = logits(llama)
+            with lrpx.intervene(llama, {"model.layers.0": 0.0}):
+                inner = before(IDS)
+            assert torch.equal(before(IDS), want)
+            assert torch.equal(during(IDS), want)
+        assert not torch.equal(inner, want)
+        assert torch.equal(during(IDS), plain)
+        assert torch.equal(before(IDS), plain)
+    assert torch.allclose(plain, logits(llama))
+    assert not torch.allclose(want, plain)
+
+
+def test_blocks_of_several_threads_leave_compiled_code_as_it_was(llama):
+    calls = []
+    counted = torch.compile(lambda x: x + 1, backend=lambda graph, _: calls.append(1) or graph.forward)
+    with record(llama, ["model.layers.0"]):
+        other = record(llama, ["model.layers.1"])
+        entered = threading.Thread(target=other.__enter__)
+        entered.start()
+        entered.join()
+        logits(llama)
+    counted(torch.ones(2))
+    assert not calls  # the other block is still there
+    with suppress(TraceError):
+        other.__exit__(None, None, None)
+    counted(torch.ones(2))
+    assert calls
+
+
+def test_a_static_cache_that_generate_compiles_is_changed_at_each_step(llama):
+    config = transformers.CompileConfig(mode="default", fullgraph=False, backend="eager")
+    config._compile_all_devices = True  # as a GPU has it
+    how = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(IDS)}
+    static = {"cache_implementation": "static", "compile_config": config}
+    plain = llama.generate(IDS, **how, **static)
+    with lrpx.intervene(llama, {"model.layers.0": Add(30 * VECTOR)}):
+        want = llama.generate(IDS, **how)
+        assert torch.equal(llama.generate(IDS, **how, **static), want)
+    assert not torch.equal(plain, want)
+    assert torch.equal(llama.generate(IDS, **how, **static), plain)
+
+
 def test_layers_that_run_again_and_compiled_code_are_refused(llama):
     with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 0.0}}):
         logits(llama)

@@ -1,9 +1,12 @@
-"""Hooks on the modules of a model, which are all taken off again."""
+"""Hooks on the modules of a model, which are all taken off again, and are seen while they are there."""
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,3 +67,28 @@ def hooks() -> Iterator[Hooks]:
         except BaseException:
             on.remove()
             raise
+
+
+_lock = threading.RLock()
+_plainly: dict[object, Any] = {}
+"""The blocks in which compiled code runs plainly; and in the first place how torch had it before."""
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """In the block, what ``torch.compile`` has compiled runs plainly, and nothing is compiled: compiled code does not
+    look at hooks that come later, and keeps those that were there. It holds for all threads, as torch has it."""
+    block = object()
+    try:
+        with _lock:
+            _plainly[block] = None
+            if len(_plainly) == 1:
+                _plainly[block] = torch.compiler.set_stance("force_eager")
+        yield
+    finally:
+        with _lock:
+            before = _plainly.pop(block, None)
+            if before is not None and _plainly:
+                _plainly[next(iter(_plainly))] = before
+            elif before is not None:
+                before.__exit__(None, None, None)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lrpx._hooks import hooks
+from lrpx._hooks import hooks, plainly
 from lrpx._modules import layers, named_modules
 from lrpx._padding import without_padding
 from lrpx.engine._book import storage_of
@@ -215,7 +215,8 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
 
     It holds for every call of the model, also inside ``model.generate`` with its cache, in batches, and under
     :class:`~lrpx.Explainer` or :func:`~lrpx.propagate`: then the model as it is in the block is explained. Blocks may
-    be nested: an inner one changes what the outer one leaves. Nothing of the model changes.
+    be nested: an inner one changes what the outer one leaves. Nothing of the model changes. What ``torch.compile`` has
+    made of a function that calls the model, as ``generate`` does for a static cache, runs plainly in the block.
 
     Args:
         model: the model that is called; it is run once on a few tokens to find its units, if names are to be found.
@@ -751,7 +752,7 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
 
         return mine(after)
 
-    with hooks() as on:
+    with plainly(), hooks() as on:
         try:
             here[id(tap)] = model
             scopes = _scopes(model, modules)
