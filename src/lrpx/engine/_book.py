@@ -46,7 +46,9 @@ PLACES_OF_TOKENS = (
     ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
     (
         "positions",
-        re.compile(r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)|rel_attn_embed"),
+        re.compile(
+            r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)|rel_attn_embed"
+        ),
     ),
 )
 """How the kind of an embedding shows in its path."""
