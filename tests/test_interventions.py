@@ -300,6 +300,55 @@ def hooks(model):
     return {p: (dict(m._forward_hooks), dict(m._forward_pre_hooks)) for p, m in model.named_modules()}
 
 
+def beside_an_image(ids):
+    torch.manual_seed(0)
+    pixels = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    return {
+        "input_ids": torch.tensor([ids]),
+        "attention_mask": torch.ones(1, len(ids), dtype=int),
+        "pixel_values": pixels,
+    }
+
+
+@pytest.mark.parametrize("length", [4, 5, 6])
+def test_an_images_places_have_no_positions_however_many_there_are(length):
+    """Of five, as the shortest, the middle or the longest text has tokens."""
+    model, given = tiny.clip(), beside_an_image([5, 6, 7, 8, 9, 2][-length:])
+    change = {"vision_model.encoder.layers.0": Set(0.0, positions=[1])}
+    with torch.no_grad():
+        plain = model(**given).logits_per_image
+        with pytest.raises(TraceError, match="nobody knows"), lrpx.intervene(model, change):
+            model(**given)
+        with pytest.raises(TraceError, match="nobody knows"), lrpx.intervene(model, change):
+            lrpx.Explainer(model)(given)
+        with lrpx.intervene(model, {"vision_model.encoder.layers.0": Scale(2.0)}):
+            assert not torch.equal(model(**given).logits_per_image, plain)
+        assert torch.equal(model(**given).logits_per_image, plain)
+
+
+def test_positions_of_a_text_beside_an_image():
+    model, given = tiny.llava(), beside_an_image([30, 30, 30, 30, 9])
+    path = "model.language_model.layers.0"
+
+    def second(x):
+        x[:, 1] *= 2
+        return x
+
+    want = by_hand(model, path, second, "output", given["input_ids"], pixel_values=given["pixel_values"])
+    change = {path: Scale(2.0, positions=[1])}
+    with torch.inference_mode(), lrpx.intervene(model, change):
+        assert torch.allclose(model(**given).logits, want, atol=1e-12)
+    with lrpx.intervene(model, change):
+        value = lrpx.Explainer(model)(given, 5).explained.value
+        how = {"max_new_tokens": 3, "do_sample": False}
+        cached = model.generate(**given, use_cache=True, **how)
+        assert torch.equal(cached, model.generate(**given, use_cache=False, **how))
+    assert value == pytest.approx(float(want[0, -1, 5]), abs=1e-9)
+    tower = {"model.vision_tower.encoder.layers.0": Scale(2.0, positions=[1])}
+    with pytest.raises(TraceError, match="nobody knows"), lrpx.intervene(model, tower):
+        model(**given)
+
+
 def test_nothing_is_left_behind_whatever_happens(llama):
     before, plain = hooks(llama), logits(llama)
     weights = {name: value.clone() for name, value in llama.state_dict().items()}

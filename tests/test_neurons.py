@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -194,11 +195,44 @@ def test_an_encoder_and_a_decoder_that_both_fill_the_context_are_refused():
     limit = model.config.max_position_embeddings
     ids = [5 + i % 20 for i in range(limit)]
     explainer = lrpx.Explainer(model)
-    for ask in (explainer.neurons, explainer.flow, lambda *args, **kwargs: explainer(*args, method="rollout", **kwargs)):
+    for ask in (explainer.neurons, explainer.flow, partial(explainer, method="rollout")):
         with pytest.raises(InputError, match=f"{limit} alike.*shorten one text"):
             ask(ids, 7, decoder=ids)
     found = explainer.neurons(ids[1:], 7, decoder=ids, top=10)  # which leaves room for padding, but for none wider
     assert len(found) == 10
+
+
+@pytest.mark.parametrize("length", [4, 5, 6])
+def test_an_images_places_are_no_tokens_however_many_there_are(length):
+    """An image of five places beside a text."""
+    torch.manual_seed(0)
+    given = {
+        "input_ids": torch.tensor([[5, 6, 7, 8, 9, 2][-length:]]),
+        "attention_mask": torch.ones(1, length, dtype=torch.long),
+        "pixel_values": torch.randn(1, 3, 8, 8, dtype=torch.float64),
+    }
+    explainer = lrpx.Explainer(tiny.clip())
+    layer = "vision_model.encoder.layers.0.self_attn"
+    for ask in (
+        partial(explainer.neurons, kind="residual"),
+        partial(explainer.neurons, kind="heads"),
+        explainer.flow,
+        partial(explainer.paths, kind="heads", layer=layer, units=[0]),
+    ):
+        with pytest.raises(MethodError, match="computed without the input's tokens"):
+            ask(given)
+    assert explainer.paths(given, kind="heads", layer="text_model.encoder.layers.0.self_attn", units=[0])
+
+
+@pytest.mark.parametrize("length", [7, 8, 9])
+def test_a_sounds_places_are_no_tokens_however_many_there_are(length):
+    """A sound of eight places and a decoder's tokens."""
+    torch.manual_seed(0)
+    sound = {"input_features": torch.randn(1, 32, 4, dtype=torch.float64)}
+    explainer = lrpx.Explainer(tiny.speech_to_text())
+    for ask in (explainer.neurons, explainer.flow):
+        with pytest.raises(MethodError, match="computed without the input's tokens"):
+            ask(sound, 7, decoder=[2, 5, 9, 4, 3, 6, 7, 8, 11][:length])
 
 
 def test_an_image_has_units_at_places():

@@ -126,3 +126,35 @@ def gpt2_classifier(**settings):
 def llama_classifier(**settings):
     config = tf.LlamaConfig(**SIZES | {"num_key_value_heads": 2, "pad_token_id": 0, "num_labels": 3} | settings)
     return build(tf.LlamaForSequenceClassification, config)
+
+
+PATCHES = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+"""A tower for an image of 8 × 8 pixels, of which it makes five places: four patches and a class token."""
+
+
+def clip():
+    sizes = SIZES | {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    vision = PATCHES | {"image_size": 8, "patch_size": 4}
+    config = tf.CLIPConfig(text_config=sizes, vision_config=vision, projection_dim=12)
+    return build(tf.CLIPModel, config)
+
+
+def llava():
+    """Four tokens of id 30 stand for an image."""
+    vision = tf.CLIPVisionConfig(**PATCHES, image_size=8, patch_size=4)
+    config = tf.LlavaConfig(
+        text_config=tf.LlamaConfig(**SIZES | {"num_key_value_heads": 2, "pad_token_id": 0}),
+        vision_config=vision, image_token_index=30, image_seq_length=4,
+    )  # fmt: skip
+    return build(tf.LlavaForConditionalGeneration, config)
+
+
+def speech_to_text():
+    """Of 32 frames of 4 numbers its encoder makes 8 places."""
+    config = tf.Speech2TextConfig(
+        vocab_size=31, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, input_feat_per_channel=4, conv_channels=8,
+        max_source_positions=64, max_target_positions=16, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+        decoder_start_token_id=2,
+    )  # fmt: skip
+    return build(tf.Speech2TextForConditionalGeneration, config, "eager")

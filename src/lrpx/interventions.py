@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from lrpx._encoded import EMBEDDED
 from lrpx._hooks import hooks, plainly
 from lrpx._modules import layers, named_modules
 from lrpx._padding import without_padding
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
-from lrpx.engine._running import interventions, with_other
+from lrpx.engine._running import CACHES, interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.units import (
     AGAIN,
@@ -42,6 +43,7 @@ from lrpx.units import (
     places,
     split_name,
     stack_of,
+    with_tokens,
 )
 
 if TYPE_CHECKING:
@@ -550,8 +552,8 @@ class Site:
                 return at.expand(before)
         raise TraceError(
             f"nobody knows at which tokens the {self.where.side} of {self.where.name}, {list(value.shape)}, stands, as "
-            "where the model was not called itself, or its cache does not count its tokens; leave the positions or the "
-            "cache out (use_cache=False)"
+            "where it is made of an image, the model was not called itself, or its cache does not count its tokens; "
+            "leave the positions or the cache out (use_cache=False)"
         )
 
 
@@ -580,6 +582,7 @@ class Writing(Called):
         for site in self.sites:
             self.places[site.where.path, site.where.side].append(site)
         self._positions = positions
+        self.needs_positions = any(site.needs_positions for site in self.sites)
         self.scopes: dict[str, Tensor | None] = {}
         self.begun = False
 
@@ -673,7 +676,7 @@ def _positions_of(kwargs: Mapping[str, Any]) -> Tensor | None:
     given = next((kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None), None)
     if given is None:
         given = next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
-    if not isinstance(given, Tensor) or given.ndim < 2:
+    if not isinstance(given, Tensor) or given.ndim not in (2, 3):  # as of an image
         return None
     if given.ndim == 3 and not given.is_floating_point():  # the choices of several questions
         given = given.flatten(0, 1)
@@ -691,6 +694,14 @@ def _positions_of(kwargs: Mapping[str, Any]) -> Tensor | None:
     before = real.cumsum(1) > 0
     padding = ~(before & (real.flip(1).cumsum(1) > 0).flip(1))[:, seen:]
     return torch.where(padding, -1, at - (~before).sum(1, keepdim=True))
+
+
+def _has_others(given: Mapping[str, Any]) -> bool:
+    """Whether a call is given numbers beside tokens, as an image's, of which the model may make places of their own."""
+    if all(given.get(name) is None for name in ("input_ids", "inputs_embeds")):
+        return False
+    others = [value for name, value in given.items() if name not in (*CACHES, *EMBEDDED) and "mask" not in name]
+    return any(first_tensor(value) is not None for value in others)
 
 
 def _seen(kwargs: Mapping[str, Any]) -> int | None:
@@ -724,6 +735,9 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = _by_name(module, args, kwargs)
             tap.enter(within, None if given is None else _positions_of(given))
+            if module is model and given is not None and tap.needs_positions and _has_others(given):
+                seen = with_tokens(model, given)
+                tap.scopes |= {path: None for path, side in tap.places if path in within and (path, side) not in seen}
             if given is not None and isinstance(states := given.get("encoder_hidden_states"), Tensor):
                 heard[0] = states
 

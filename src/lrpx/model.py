@@ -42,7 +42,7 @@ from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
 from lrpx.tasks import Task
-from lrpx.units import has_turned
+from lrpx.units import has_turned, with_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -540,6 +540,7 @@ class BoundModel(Named):
                 batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
                 batch = batch.changed(self.module, "inputs_embeds", [embeddings[i] for i in group])
+            self._know_tokens(batch)
             mine = sorted(i for row in group for i in asked[row])
             with ExitStack() as stack:
                 if taps is not None:
@@ -632,6 +633,7 @@ class BoundModel(Named):
             ModelError: the model cannot be compiled.
         """
         batch = self.batch(questions, apart=taps is not None)
+        self._know_tokens(batch)
         recompute = self.recompute and taps is None
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
         compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
@@ -670,6 +672,11 @@ class BoundModel(Named):
                     self._refuse_probabilities(seen)
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
             yield Pass(questions, batch, trace, answers, paths, packs)
+
+    def _know_tokens(self, batch: Batch) -> None:
+        """Look for the tokens' modules beside an image before a run in which an intervention may ask for them."""
+        if batch.arguments and batch.rows[0].arguments and intervened(self.module):
+            with_tokens(self.module, batch.inputs)
 
     def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
         inputs: Mapping[str, Any] = batch.inputs

@@ -20,7 +20,7 @@ from lrpx.errors import InputError, MethodError
 from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
 from lrpx.ranking import MeanUnit, Unit
-from lrpx.units import Reading, place_in, places
+from lrpx.units import Reading, place_in, places, with_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +58,7 @@ def relevance_of_units(
         MethodError: what a module takes or gives has not one vector for each token.
         TargetError, NonFiniteError, UnknownOperationError: as an explanation.
     """
+    _refuse_no_tokens(model, questions, chosen)
     readings: list[Reading] = []
 
     def taps(_: object) -> list[Reading]:
@@ -99,6 +100,23 @@ class Spots:
         value = value.transpose(0, 1) if self.turned else value.reshape(-1, self.wide, value.shape[-1])
         parts = [value[row, start:stop] for row, start, stop in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _refuse_no_tokens(model: BoundModel, questions: Questions, chosen: Sequence[Place]) -> None:
+    """Refuse places of what a model makes of an image beside a text, whose places may be as many as the tokens.
+
+    Raises:
+        MethodError: one of them is such a place.
+    """
+    if not (model.task.segments and questions.rows[0].arguments):
+        return
+    seen = with_tokens(model.module, model.batch(questions.about([0])).inputs)
+    other = next((place for place in chosen if (place.path, place.side) not in seen), None)
+    if other is not None:
+        raise MethodError(
+            f"the {other.side} of {other.name} is computed without the input's tokens, as of an image beside them, and "
+            "has no vector for each; ask for other units"
+        )
 
 
 def spots_of(batch: Batch, row: int, place: Place, shape: Sequence[int]) -> Spots:
@@ -292,6 +310,7 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
     count = sum(questions.rows[0].lengths)
     values: dict[str, Tensor] = {}
     reading = [place for each in found.values() for place in each]
+    _refuse_no_tokens(model, questions, reading)
     with _kept(model, questions, recipe, Reading(reading)) as (ran, read):
         tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
         for kind, chosen in found.items():
@@ -339,6 +358,7 @@ def paths(
         MethodError: there is no such layer or unit.
     """
     place = place_in(places_of(model, questions, kind), layer)
+    _refuse_no_tokens(model, questions, [place])
     with _kept(model, questions, recipe, Reading([place])) as (ran, read):
         sources = [source.value for source in ran.trace.sources]
         tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])

@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from lrpx import tasks
+from lrpx._hooks import hooks
 from lrpx._modules import layer_of, named_modules
 from lrpx.engine import Tap, propagate
+from lrpx.engine._observer import first_tensor
+from lrpx.engine._running import CACHES, is_running
 from lrpx.engine._tensors import carries
 from lrpx.errors import LRPxError, MethodError, ModelError, TraceError
 from lrpx.recipes import GRADIENT
@@ -180,6 +184,28 @@ def has_turned(model: Module) -> bool:
     """Whether some module of a model whose units were looked for takes or gives the tokens before the rows."""
     known = _known.get(model)
     return known is not None and bool(known.turned)
+
+
+def with_tokens(model: Module, inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
+    """The modules that take, or give, in every call what is computed from the tokens that a model is given: not what it
+    makes of an image or a sound before they meet, of which no shape tells how many places it has.
+
+    The model is run once on such inputs; what was found is kept with it. Where this thread runs a model under a recipe
+    it cannot be, and if nothing was found before there are none.
+
+    Raises:
+        ModelError: it has no input embeddings.
+    """
+    inputs = {name: value for name, value in inputs.items() if value is not None and name not in CACHES}
+    own = own_paths(model)
+    names = frozenset(name for name, value in inputs.items() if isinstance(value, (Tensor, list, tuple)))
+    known = _with_tokens.setdefault(model, {})
+    key = names, frozenset(own)
+    if key not in known:
+        if is_running():
+            return frozenset()
+        known[key] = _look_for_tokens(model, own, inputs)
+    return known[key]
 
 
 def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
@@ -348,6 +374,7 @@ class _Found:
 
 
 _known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
+_with_tokens: weakref.WeakKeyDictionary[Module, dict[object, frozenset[tuple[str, Side]]]] = weakref.WeakKeyDictionary()
 _looking = threading.local()
 
 
@@ -412,6 +439,78 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
                 "places(model, kind, inputs={…})"
             ) from error
     return _Found(modules, tuple(follower.found()), follower.inside, follower.calls, frozenset(follower.turned))
+
+
+def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
+    """The same, from one run, whose graph keeps no values."""
+    is_both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    tables = tasks.source_paths(model, tasks.Task.SEQ2SEQ if is_both else tasks.Task.CAUSAL)
+    begins: dict[Any, bool] = {}
+    sees: dict[tuple[str, Side], bool] = {}
+
+    def begin(value: Tensor) -> Tensor:
+        leaf = value.detach().requires_grad_()
+        begins[get_gradient_edge(leaf).node] = True
+        return leaf.clone()  # into which the model may write
+
+    def look(path: str, side: Side, value: Tensor | None) -> None:
+        if value is not None:
+            sees[path, side] = sees.get((path, side), True) and _comes_from(value, begins)
+
+    def entered(path: str) -> Callable[..., Any]:
+        return lambda _, args, kwargs: look(path, "input", first_tensor((*args, *kwargs.values())))
+
+    def left(path: str) -> Callable[..., Any]:
+        def after(_: Module, args: Any, output: Any) -> Any:
+            is_table = path in tables and args and not first_tensor(args) and isinstance(output, Tensor)
+            found = begin(output) if is_table else None
+            look(path, "output", first_tensor(output) if found is None else found)
+            return found
+
+        return after
+
+    with (
+        _now_looking(),
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        saved_tensors_hooks(lambda _: None, lambda kept: kept),
+        hooks() as on,
+    ):
+        for path, module in named_modules(model):
+            if own[path] == path:
+                on.before(module, entered(path), with_kwargs=True)
+                on.after(module, left(path))
+        given = {name: _plain(value) for name, value in inputs.items()}
+        if isinstance(given.get("inputs_embeds"), Tensor):
+            given["inputs_embeds"] = begin(given["inputs_embeds"])
+        if tasks.accepts(model, "use_cache"):
+            given["use_cache"] = False
+        model(**given)
+    return frozenset(place for place, is_seen in sees.items() if is_seen)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor that a graph can keep, which one made in inference mode is not."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def _comes_from(value: Tensor, known: dict[Any, bool]) -> bool:
+    """Whether a value is computed from what is known to be; what is found on the way is known from then on."""
+    if not value.requires_grad:
+        return False
+    start = get_gradient_edge(value).node
+    seen, waiting = set(), [start]
+    while waiting:
+        node = waiting.pop()
+        if known.get(node, False):
+            known[start] = True
+            return True
+        if node not in seen and node not in known:
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions if each is not None]
+    known.update(dict.fromkeys(seen, False))
+    return False
 
 
 @contextmanager

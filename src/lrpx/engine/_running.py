@@ -71,6 +71,11 @@ def intervened(model: Module) -> bool:
     return any(each is model for each in interventions().values())
 
 
+def is_running() -> bool:
+    """Whether this thread runs a model under a recipe."""
+    return bool(_running.__dict__.get("models"))
+
+
 @contextmanager
 def propagate(
     model: Module,
