@@ -9,11 +9,12 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch._dynamo import eval_frame
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 import lrpx
-from lrpx._hooks import Hooks
+from lrpx._hooks import Hooks, plainly
 from lrpx.engine._running import intervened
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, record
@@ -372,6 +373,7 @@ def test_nothing_is_left_behind_wherever_an_interrupt_falls(llama):
     """As where a run is stopped by hand while hooks are put on or taken off."""
     before = hooks(llama)
     moments = (Module.register_forward_pre_hook, Module.register_forward_hook, RemovableHandle.remove, Hooks.remove)
+    moments += (plainly.__wrapped__, eval_frame._set_stance)
     for at in range(10**4):
         with (
             suppress(KeyboardInterrupt),
@@ -381,6 +383,7 @@ def test_nothing_is_left_behind_wherever_an_interrupt_falls(llama):
             logits(llama)
         assert hooks(llama) == before
         assert not intervened(llama)
+        assert eval_frame._stance.stance == "default"
         if not interrupt.fell:
             break
     assert at > 20

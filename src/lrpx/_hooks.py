@@ -6,8 +6,6 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -71,24 +69,32 @@ def hooks() -> Iterator[Hooks]:
 
 _lock = threading.RLock()
 _plainly: dict[object, Any] = {}
-"""The blocks in which compiled code runs plainly; and in the first place how torch had it before."""
+"""The blocks in which compiled code runs plainly, and how torch ran it before the first of them."""
 
 
 @contextmanager
 def plainly() -> Iterator[None]:
     """In the block, what ``torch.compile`` has compiled runs plainly, and nothing is compiled: compiled code does not
     look at hooks that come later, and keeps those that were there. It holds for all threads, as torch has it."""
+    from torch._dynamo import eval_frame  # slow to load
+
     block = object()
+
+    def leave() -> None:
+        with _lock:
+            if len(_plainly) == 1 and block in _plainly:
+                eval_frame._set_stance(_plainly[block])
+            _plainly.pop(block, None)
+
     try:
         with _lock:
-            _plainly[block] = None
-            if len(_plainly) == 1:
-                _plainly[block] = torch.compiler.set_stance("force_eager")
+            # known before torch has it, as hooks are
+            _plainly[block] = next(iter(_plainly.values()), eval_frame._stance)
+            eval_frame._set_stance(eval_frame.DynamoStance("force_eager"))
         yield
     finally:
-        with _lock:
-            before = _plainly.pop(block, None)
-            if before is not None and _plainly:
-                _plainly[next(iter(_plainly))] = before
-            elif before is not None:
-                before.__exit__(None, None, None)
+        try:
+            leave()
+        except BaseException:
+            leave()
+            raise
