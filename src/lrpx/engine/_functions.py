@@ -13,6 +13,7 @@ hands on what it is given; a number that is added after the last of them is a co
 from __future__ import annotations
 
 from functools import partial
+from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ref
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
-from lrpx.engine import _biases, _exponentials, _factors, _moved, _renormalised, _steps
+from lrpx.engine import _biases, _exponentials, _factors, _moved, _nodes, _renormalised, _steps
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTS,
@@ -33,6 +34,7 @@ from lrpx.engine._gates import (
     mark_written,
     takes_all,
 )
+from lrpx.engine._nodes import SHAPES, SUMS
 from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
@@ -701,6 +703,12 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     if softmax is not None:
         return softmax
     is_own = run.recipe.activation not in PARTWISE
+    if is_own and _weighs_scores(run, x.grad_fn):  # weights, and no scale, which would hand nothing on
+        run.refuse(
+            "exp of a sum with a function of scores (multiply: sigmoid(s) * exp(...) for exp(logsigmoid(s) + ...))"
+        )
+        weights: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
+        return weights
     if is_own and run.has_logarithms and function_of(x) is None and _exponentials.has_logarithm(x):
         run.refuse("exp of a sum that logarithms are in (multiply, or sum up, what they are of)")
         y: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
@@ -709,6 +717,38 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     _factors.exponential(run, y)
     _exponentials.exponent(y, x, op)
     return y
+
+
+def _weighs_scores(run: Any, node: Any) -> bool:
+    """Whether a node adds something to a function of a product, as stick-breaking attention adds the logarithms of what
+    is left to the logsigmoid of its scores: the exponential is no decay then, but the weights of the values."""
+    node = _unmoved(node)
+    made_of = [child for child, _ in node.next_functions if child is not None and not _factors.is_entry(child)]
+    if _nodes.kind(node) not in SUMS or len(made_of) < 2:
+        return False
+    noted = (child.metadata.get(_nodes.FUNCTION) for child in map(_unmoved, made_of))
+    return any(f is not None and _is_log_sigmoid(f) and _factors.of_node(run, f[0][0]) > 1 for f in noted)
+
+
+def _is_log_sigmoid(noted: Any) -> bool:
+    """Whether what is noted at a node is ``log σ(x)``, or its negative: a softplus."""
+    (root, place), kind, _, op = noted
+    if kind == LINEAR or op is None:
+        return False
+    like = root._input_metadata[place]
+    x = torch.ones(like.shape, dtype=like.dtype, device=like.device)
+    down, middle, up = (op(x * way) for way in (-1, 0, 1))
+    return torch.allclose((up - down).abs(), x) and torch.allclose(middle.abs(), x * log(2))
+
+
+def _unmoved(node: Any) -> Any:
+    """What a node has given another shape, or filled with numbers."""
+    for _ in range(_factors.DEEPEST):
+        made_of = [child for child, _ in node.next_functions if child is not None and not _factors.is_entry(child)]
+        if len(made_of) != 1 or _nodes.kind(node) not in SHAPES | {"MaskedFill", "Where"}:
+            break
+        node = made_of[0]
+    return node
 
 
 def of_exponential(run: Any, op: Op, x: Tensor) -> Tensor | None:

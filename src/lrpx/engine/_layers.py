@@ -21,6 +21,7 @@ from lrpx import _kernels, rules
 from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _roles
 from lrpx.engine._elementwise import FACTORS, product
 from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
+from lrpx.engine._nodes import COPY, SHAPES, kind
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -223,14 +224,41 @@ def _by_a_diagonal(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
 
 
 def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
-    """The vector on the diagonal of a matrix that was made of it, or that is a gate and has nothing else."""
+    """The vector on the diagonal of a matrix that was made of it, or that is a gate and has nothing else: it was put
+    there, or masked, or the matrix is a constant."""
     made_of = _functions.on_diagonal(x)
     if made_of is not None or not (is_gate or gate_strength(x)) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
         return made_of
-    vector = x.diagonal(dim1=-2, dim2=-1)
-    # of what was made of a token and padding, such as attention, little else is left either
-    is_full = bool(vector.detach().all()) and torch.count_nonzero(x.detach()) == vector.numel()
-    return move_gate(vector, x) if is_full else None
+    mask = _put_there(x.grad_fn) if carries(x) else x
+    is_one = mask is not None and _is_diagonal(x if mask is True else mask)
+    return move_gate(x.diagonal(dim1=-2, dim2=-1), x) if is_one else None
+
+
+WRITES = frozenset("DiagonalScatter CopySlices Scatter IndexPut DiagEmbed SelectScatter SliceScatter".split()) | {COPY}
+"""Nodes that write some numbers among others."""
+MASKS = {"Mul": ("self", "other"), "Where": ("condition",), "MaskedFill": ("mask",)}
+"""Nodes that mask, and what they keep of the mask."""
+
+
+def _put_there(node: Any) -> Any:
+    """The mask by which a node has made a matrix, or True if something was written into one; None for any other: that a
+    function is 0 beside the diagonal is chance, and another text has other numbers."""
+    while kind(node) in SHAPES and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    if kind(node) in WRITES:
+        return True
+    kept = (getattr(node, f"_saved_{name}", None) for name in MASKS.get(kind(node), ()))
+    masks = [~each if kind(node) == "MaskedFill" else each for each in kept if each is not None and not carries(each)]
+    return masks[0] if len(masks) == 1 else None
+
+
+def _is_diagonal(x: Tensor) -> bool:
+    """Whether a matrix has numbers on its diagonal, and no others."""
+    if not (x.ndim > 1 and x.shape[-1] == x.shape[-2]):
+        return False
+    filled = x.detach() != 0
+    vector = filled.diagonal(dim1=-2, dim2=-1)
+    return bool(vector.any()) and torch.equal(torch.diag_embed(vector), filled)
 
 
 def _tensordot(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
