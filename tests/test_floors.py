@@ -20,7 +20,7 @@ FLOORS = {
     "modules": 0,
     "files": 1,
     "registry": 1,
-    "scripts": 1,
+    "scripts": 2,
     "rules": 1,
     "kinds": 1,
     "targets": 1,

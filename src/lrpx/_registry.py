@@ -62,6 +62,11 @@ class Registry(Mapping[str, T], Generic[T]):
             raise self._error(f"there is a {self._kind} {name!r} already; give yours another name")
         self._found[name], self._origins[name] = thing, origin
 
+    @property
+    def origins(self) -> Mapping[str, str]:
+        """The file, or the module where it has none, that has registered each thing; by the thing's name."""
+        return self._origins
+
     def __getitem__(self, name: str) -> T:
         self._load()
         try:

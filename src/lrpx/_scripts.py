@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import sys
+import sysconfig
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from lrpx._registry import Registry
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from importlib.machinery import ModuleSpec
 
     from lrpx.errors import LRPxError
 
@@ -20,6 +26,9 @@ PREFIX = "lrpx_script_"
 _digests: dict[int, tuple[object, str]] = {}
 """By ``id``: what scripts have registered, and the classes of it that are theirs, each with the script's digest. The
 thing is kept, so that no other gets its id."""
+_sources: dict[str, tuple[ModuleSpec, bytes]] = {}
+"""By the name of a module that scripts import: what it was loaded from, as it was when it was first seen loaded."""
+_INSTALLED = ("site-packages", "dist-packages")
 
 
 def is_script(given: str) -> bool:
@@ -32,7 +41,7 @@ def is_script(given: str) -> bool:
 
 
 def from_script(given: str, registry: Mapping[str, T], kind: str, error: type[LRPxError]) -> T:
-    """What a script registers; the script is run.
+    """What a script registers, or a module of the user's that it imports; the script is run.
 
     Args:
         given: the script, with the name behind a colon if it registers several of the kind.
@@ -48,11 +57,19 @@ def from_script(given: str, registry: Mapping[str, T], kind: str, error: type[LR
     if not path.is_file():
         raise error(f"there is no script {path}; name a Python file that registers a {kind}")
     before = dict(registry)
-    module, digest = _run(path, error)
-    mine = {known: thing for known, thing in registry.items() if thing is not before.get(known)}
+    module, source = _run(path, error)
+    imported = _imported(source, path)
+    files = {getattr(sys.modules.get(name), "__file__", None) for name in imported}
+    origins = registry.origins if isinstance(registry, Registry) else {}  # what is imported already registers nothing
+    mine = {
+        known: thing
+        for known, thing in registry.items()
+        if thing is not before.get(known) or origins.get(known, "") in files
+    }
+    digest = _digest(source, imported)
     for thing in mine.values():
         _digests[id(thing)] = thing, digest
-        if type(thing).__module__ == module:
+        if type(thing).__module__ in {module, *imported}:
             _digests[id(type(thing))] = type(thing), digest
     chosen = [known for known in mine if not name or known == name]
     if len(chosen) != 1:
@@ -69,8 +86,9 @@ def script_of(kind: type) -> str | None:
 
 
 def digest_of(thing: object) -> str | None:
-    """The SHA-256 of the script that has registered a thing, or its class, as the script was when it ran. None of what
-    is ours, a package's, or was defined in the session or in a module that was imported."""
+    """The SHA-256 of the script that has registered a thing, or its class, and of the user's own modules that it
+    imports, those beside it and below its folder, all as they were when they ran. None of what is ours, a package's, or
+    was defined in the session."""
     found = _digests.get(id(thing)) or _digests.get(id(type(thing)))
     return None if found is None else found[1]
 
@@ -89,8 +107,8 @@ def settings_of(kind: str, things: Mapping[str, object]) -> dict[str, str]:
     return {f"script of the {kind} {name}": digest for name, digest in digests.items() if digest is not None}
 
 
-def _run(path: Path, error: type[LRPxError]) -> tuple[str, str]:
-    """Run a script; the name of its module, and the digest of what ran."""
+def _run(path: Path, error: type[LRPxError]) -> tuple[str, bytes]:
+    """Run a script; the name of its module, and what ran."""
     name = f"{PREFIX}{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -102,4 +120,74 @@ def _run(path: Path, error: type[LRPxError]) -> tuple[str, str]:
     except (Exception, SystemExit) as wrong:
         reason = f"{type(wrong).__name__}: {wrong}"
         raise error(f"the script {path} cannot be run ({reason}); mend it, and try again") from wrong
-    return name, hashlib.sha256(source).hexdigest()
+    return name, source
+
+
+def _digest(source: bytes, imported: Mapping[str, bytes]) -> str:
+    """Of a script, and of the modules that it imports, by their names."""
+    found = hashlib.sha256(source)
+    for name in sorted(imported):
+        found.update(f"\n{name} {hashlib.sha256(imported[name]).hexdigest()}".encode())
+    return found.hexdigest()
+
+
+def _imported(source: bytes, path: Path) -> dict[str, bytes]:
+    """The source of each of the user's own modules that a script imports, or that one of these does, anywhere in it;
+    what is imported by a name that is computed is not seen."""
+    found: dict[str, bytes] = {}
+    folder = path.parent.resolve()
+    left = list(_names(source, ""))
+    while left:
+        name = left.pop()
+        spec = None if name in found else _spec(name)
+        if spec is None or not _is_own(spec, folder):
+            continue
+        held = _sources.get(name)
+        if held is None or held[0] is not spec:  # one that was loaded again has another
+            held = spec, Path(str(spec.origin)).read_bytes()
+        if name in sys.modules:
+            _sources[name] = held
+        found[name] = held[1]
+        if str(spec.origin).endswith(".py"):
+            left += _names(held[1], name if spec.submodule_search_locations is not None else name.rpartition(".")[0])
+    return found
+
+
+def _names(source: bytes, package: str) -> Iterator[str]:
+    """The modules that a source in a package imports, each after the packages that it is in; and what else it takes
+    from them, which may be modules."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level <= len(package.split(".")):
+            above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            whole = ".".join([*above, *([node.module] if node.module else [])])
+            names = [f"{whole}.{each.name}" for each in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            yield from (".".join(parts[:length]) for length in range(1, len(parts) + 1))
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    """Of a module that is loaded, or where it would be found; nothing is loaded for that."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__spec__", None)
+    parent = name.rpartition(".")[0]
+    within = getattr(_spec(parent), "submodule_search_locations", None) if parent else None
+    return None if parent and within is None else PathFinder.find_spec(name, within)
+
+
+def _is_own(spec: ModuleSpec, folder: Path) -> bool:
+    """Whether a module's file is below a folder, and none of Python's, of an installed package or of ours."""
+    if not spec.has_location or spec.name.partition(".")[0] == "lrpx":
+        return False
+    file = Path(str(spec.origin)).resolve()
+    python = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))
+    return (
+        file.is_file()
+        and file.is_relative_to(folder)
+        and not set(_INSTALLED) & set(file.parts)
+        and not any(file.is_relative_to(each) for each in python)
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,6 +111,65 @@ def test_a_recipe_that_a_script_registers(script):
     assert digest_of(find(script)) == digest_of(METHODS["mine"])
     assert digest_of(find(script)) == hashlib.sha256(script.read_bytes()).hexdigest()
     assert digest_of(METHODS["lrp"]) is None
+
+
+def test_a_module_of_ones_own_that_was_edited_is_another_method(script, run, tmp_path, monkeypatch):
+    """A script is known with the modules beside it that it imports, and with those that they import, as they ran."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "ramp_package").mkdir()
+    deep = tmp_path / "ramp_package" / "deep.py"
+    texts, found = tmp_path / "texts.txt", tmp_path / "found.jsonl"
+    texts.write_text("The doors of the house\nThe boy\n", encoding="utf-8")
+    (tmp_path / "ramp_package" / "__init__.py").write_text("from .deep import SCALE\n", encoding="utf-8")
+    deep.write_text("SCALE = 1.0\n", encoding="utf-8")
+    script.write_text(SCRIPT.replace("self.factor *", "SCALE *") + "from ramp_package import SCALE\n", encoding="utf-8")
+    explain = ("explain", "--texts", texts, "--method", script, "--json", found)
+
+    def loaded_anew():
+        for name in [name for name in sys.modules if name.startswith("ramp_package")]:
+            monkeypatch.delitem(sys.modules, name)
+
+    try:
+        assert run(*explain)[0] == 0
+        before = digest_of(find(script))
+        deep.write_text("SCALE = 22.0\n", encoding="utf-8")
+        assert digest_of(find(script)) == before  # what runs is still the old one
+        loaded_anew()
+        code, _, err = run(*explain)
+        assert code == 2
+        assert "holds something else than the results of this run, at line 1; name another file" in err
+        assert digest_of(find(script)) == digest_of(METHODS["ramp"]) != before
+    finally:
+        loaded_anew()
+
+
+def test_modules_that_a_script_imports_only_when_it_is_used(script, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lazy = tmp_path / "ramp_lazy.py"
+    lazy.write_text("SCALE = 1.0\n", encoding="utf-8")
+    script.write_text(f"{SCRIPT}\ndef scale():\n    from ramp_lazy import SCALE\n", encoding="utf-8")
+    before = digest_of(find(script))
+    lazy.write_text("SCALE = 2.0\n", encoding="utf-8")
+    assert digest_of(find(script)) != before
+    assert "ramp_lazy" not in sys.modules
+
+
+def test_methods_that_a_module_of_ones_own_registers(script, tmp_path, monkeypatch):
+    """The second time, too, when the module is imported already and registers nothing."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = "from lrpx import LRP\nfrom lrpx.methods import *\n" + "".join(
+        f"register(Backward('{name}', LRP))\n" for name in ("one of mine", "another of mine")
+    )
+    (tmp_path / "ramp_methods.py").write_text(lines, encoding="utf-8")
+    script.write_text("import ramp_methods\n", encoding="utf-8")
+    try:
+        for name in ("one of mine", "another of mine", "one of mine"):
+            assert find(f"{script}:{name}") is METHODS[name]
+            assert digest_of(METHODS[name]) is not None
+        with pytest.raises(MethodError, match="has these methods: one of mine, another of mine; name one of them"):
+            find(script)
+    finally:
+        sys.modules.pop("ramp_methods")
 
 
 def test_a_recipes_file_is_a_method(run, tmp_path):
