@@ -11,6 +11,7 @@ import transformers as tf
 from tokenizers import Tokenizer, processors
 
 from lrpx import Explainer
+from lrpx._encoded import read
 from lrpx.errors import InputError, TargetError
 from tests import tiny
 from tests.reference import models
@@ -417,3 +418,18 @@ def test_a_chat_is_saved_with_its_segments(causal, tmp_path):
     found.save(tmp_path / "a")
     assert type(found).load(tmp_path / "a") == found
     assert "template" in found.to_html()
+
+
+def test_what_processors_say_of_one_image():
+    """Of images there are few numbers, which are no tokens', also where as many; of tokens there is one for each."""
+    ids = torch.tensor([[5, 7, 9]])
+    of_images = {
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+        "image_sizes": torch.tensor([[24, 32]]),
+        "qformer_input_ids": torch.tensor([[3, 4, 5, 6]]),
+    }
+    found = read({"input_ids": ids, **of_images}, lambda name: True)
+    assert list(found.per_token) == ["input_ids"]
+    assert all(torch.equal(found.arguments[name], value) for name, value in of_images.items())
+    with pytest.raises(InputError, match=r"the token_type_ids are int64 of shape \[2\] for 3 tokens"):
+        read({"input_ids": ids, "token_type_ids": torch.tensor([[0, 1]])}, lambda name: True)

@@ -20,6 +20,10 @@ RANKS = {"pixel_values": 4, "input_features": 3, "input_values": 2}
 """How many dimensions a batch of images or sounds has."""
 NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
 """What a tokenizer may give that is not for the model's forward pass."""
+OF_IMAGES = ("_thw", "_sizes")
+"""How names end of what a processor says of each image, ``[images, …]``: few numbers, which are no tokens'."""
+OF_TOKENS = ("type_ids", "position_ids")
+"""How names end of what has a number for each token and nothing else."""
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
 """What stands in the place of token ids."""
 
@@ -102,11 +106,13 @@ def read(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Encoded:
             raise InputError("the attention_mask and the input_ids differ in shape; pass both as they were made")
         kept = _kept(kept, "attention_mask")
         for key in list(fields):
+            if key.endswith(OF_IMAGES) or key.startswith("qformer_"):  # of images, or of a text of its own
+                continue
             value = _flat(fields[key])
             if value.shape == ids.shape and not value.is_floating_point():
                 per_token[key] = [int(each) for each in value[kept]]
                 del fields[key]
-            elif value.ndim <= 1:
+            elif fields[key].ndim <= 1 or (value.ndim == 1 and key.endswith(OF_TOKENS)):
                 raise InputError(f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token")
             elif key not in RANKS and fields[key].shape[:2] == (1, len(ids)):
                 fields[key] = fields[key][:, kept]  # several numbers for each token, such as its place on the page
