@@ -15,6 +15,7 @@ ROOT = Path(lrpx.__file__).parent
 FLOORS = {
     "errors": 0,
     "hooks": 0,
+    "holding": 1,
     "kernels": 0,
     "ledger": 0,
     "modules": 0,

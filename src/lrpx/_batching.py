@@ -196,7 +196,7 @@ class Batch:
         if argument == "inputs_embeds":
             del inputs["input_ids"]
         elif not {"position_ids", *self.rows[0].arguments} & set(inputs) and tasks.accepts(model, "position_ids"):
-            # counted before the mask changes, from which some models count them; beside an image they count otherwise
+            # counted before the mask changes, from which some models count them; beside an image they are held
             inputs["position_ids"] = tasks.count_positions(model, self.real.to(torch.int64)).to(ids.device)
         kind = inputs[argument].dtype if argument in inputs else padded.dtype
         return replace(self, inputs=inputs | {argument: padded.to(ids.device, kind)})

@@ -24,6 +24,7 @@ from torch import Tensor
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._dropping import can_drop, can_tell, proven, without_hidden, worth
+from lrpx._holding import holding
 from lrpx._loading import is_sentence_transformer, load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
@@ -536,6 +537,7 @@ class BoundModel(Named):
         for group in self._groups(questions.rows, batch_size if self.can_batch else 1, exactly):
             some = questions.about(group)
             batch = self.batch(some, exactly=changed_in_place, apart=taps is not None)
+            whole = batch.inputs
             if attention_mask is not None:
                 batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
@@ -543,6 +545,8 @@ class BoundModel(Named):
             self._know_tokens(batch)
             mine = sorted(i for row in group for i in asked[row])
             with ExitStack() as stack:
+                if attention_mask is not None and batch.rows[0].arguments and "input_ids" in whole:
+                    stack.enter_context(holding(self.module, whole))  # beside an image they are counted otherwise
                 if taps is not None:
                     stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
                 if attention_mask is not None:

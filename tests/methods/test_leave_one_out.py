@@ -7,6 +7,9 @@ import torch
 import transformers
 
 from lrpx import Contrast, Explainer, LogProb, Span
+from lrpx.coverage._classes import every_class
+from lrpx.coverage._inputs import tiny_inputs
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError, ModelError, NonFiniteError, TargetError
 from lrpx.methods import METHODS, LeaveOneOut
 from tests import tiny
@@ -53,6 +56,56 @@ def test_a_model_that_counts_from_another_place():
     model = tiny.build(transformers.NystromformerForSequenceClassification, config, "eager")
     found = Explainer(model)(IDS, 1, method="leave-one-out")
     near(found.relevance, leave_one_out(model, IDS, lambda output: output.logits[0, 1]))
+
+
+@pytest.mark.parametrize(
+    "name", ["Blip2ForConditionalGeneration", "IdeficsForVisionText2Text", "Qwen2VLForConditionalGeneration"]
+)
+def test_beside_an_image_every_token_keeps_its_place(name):
+    """Where the model counts places by the mask, in whatever module; here each is given those of the whole input."""
+    chosen = next(each for each in every_class() if each.name == name)
+    model = tiny_model(chosen)
+    given = seen_by(model) if name.startswith("Qwen") else {**tiny_inputs(chosen, model), "use_cache": False}
+    given["attention_mask"] = torch.ones_like(given["input_ids"])
+    text = model.get_submodule({"B": "language_model", "I": "model", "Q": "model.language_model"}[name[0]])
+    places = []
+
+    def keep(module, args, named):
+        at = named.get("position_ids")
+        tokens = given["input_ids"].shape[1]
+        places.append(torch.arange(tokens)[None] if at is None else at)
+        return args, {**named, "position_ids": places[0]}
+
+    with torch.no_grad():
+        hook = text.register_forward_pre_hook(keep, with_kwargs=True)
+        whole = model(**given).logits[0, -1]
+        expected = []
+        for hidden in range(given["input_ids"].shape[1]):
+            mask = torch.ones_like(given["attention_mask"])
+            mask[0, hidden] = 0
+            at = {"position_ids": places[0]} if name.startswith("Qwen") else {}  # whose count fails on a hole
+            expected.append(whole[7] - model(**{**given, **at, "attention_mask": mask}).logits[0, -1, 7])
+        hook.remove()
+        assert torch.equal(model(**given).logits[0, -1], whole)
+    before = [dict(module._forward_pre_hooks) for module in model.modules()]
+    passed = {key: value for key, value in given.items() if key != "use_cache"}
+    found = Explainer(model)(passed, 7, method="leave-one-out")
+    torch.testing.assert_close(found.relevance.clone(), torch.stack(expected), rtol=0, atol=1e-5)
+    assert [dict(module._forward_pre_hooks) for module in model.modules()] == before
+
+
+def seen_by(model):
+    """A text with one image, as Qwen-VL's processor returns it."""
+    config, image = model.config, model.config.vision_config
+    ids = [11, 12, config.vision_start_token_id, *[config.image_token_id] * 4, config.vision_end_token_id, 14, 15]
+    wide = image.in_channels * image.temporal_patch_size * image.patch_size**2
+    ids = torch.tensor([ids])
+    return {
+        "input_ids": ids,
+        "mm_token_type_ids": (ids == config.image_token_id).long(),
+        "pixel_values": torch.randn(16, wide, generator=torch.Generator().manual_seed(0)),
+        "image_grid_thw": torch.tensor([[1, 4, 4]]),
+    }
 
 
 def test_the_answer_to_a_question():
