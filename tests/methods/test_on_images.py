@@ -149,7 +149,7 @@ def test_a_baseline_that_pixels_have_not():
         Explainer(build("vit"))(image(), method=IntegratedGradients(baseline="pad"))
 
 
-@pytest.mark.parametrize("name", ["vit", "dinov2", "clip", "siglip"])
+@pytest.mark.parametrize("name", ["vit", "dinov2", "registers", "clip", "siglip"])
 def test_fullgrad_has_what_the_ledger_has(name):
     """All that is added to tokens is theirs: inputs, positions, class tokens and biases, but for the head's."""
     model = build(name)
@@ -161,6 +161,18 @@ def test_fullgrad_has_what_the_ledger_has(name):
     for found in (explain(image(), CLASS, method="libragrad-fullgrad"), many[1]):
         total = sum(float(found.parts[part].values.sum()) for part in ("patches", "class token") if part in found.parts)
         assert total == pytest.approx(expected, abs=1e-9)
+
+
+def test_fullgrad_refuses_constants_at_some_of_the_tokens():
+    """Nothing tells where the patches are in a slice of the tokens."""
+    model = build("registers")
+
+    def sliced(module, args, output):
+        return torch.cat([output[:, :1], output[:, 1:] + output.new_ones(18, 1)], 1)
+
+    model.dinov2_with_registers.embeddings.register_forward_hook(sliced)
+    with pytest.raises(MethodError, match="adds a constant to 18 of its 19 tokens, and nothing tells where"):
+        Explainer(model)(image(), CLASS, method="libragrad-fullgrad")
 
 
 def test_fullgrad_by_hooks():

@@ -11,6 +11,7 @@ from torch import Tensor
 from lrpx import recipes, tasks
 from lrpx.engine import Tap
 from lrpx.engine._tensors import any_carries, arguments
+from lrpx.errors import MethodError
 from lrpx.methods._attention_maps import of_places
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._refusals import IMAGES, refuse_ledger, refuse_no_places
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from lrpx.model import BoundModel
     from lrpx.questions import Questions
     from lrpx.tasks import Task
+
+JOINS = ("cat", "concat", "concatenate")
+"""How torch calls what joins tokens."""
 
 
 @register
@@ -87,11 +91,15 @@ class _Constants(Tap):
         tokens: how many a model makes of one.
         grid: rows and columns of its patches.
         own: where they are among the tokens.
+
+    Before all learned tokens have come in there are fewer (registers come after the positions in DINOv2). How many
+    stand before the patches then is known by what was joined with them.
     """
 
     def __init__(self, rows: int, tokens: int, grid: tuple[int, int], own: slice) -> None:
         self._tokens, self._map, self._own = (rows, tokens), grid, own
         self._sums = torch.zeros(rows, tokens, dtype=torch.float64)
+        self._first = {own.stop - own.start: 0, tokens: own.start}  # before the patches, of so many tokens
         self._looked_up: list[Any] = []
 
     def taken(self) -> Tensor:
@@ -102,6 +110,7 @@ class _Constants(Tap):
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """One call of a torch function."""
         out = proceed(call.args, call.kwargs)
+        self._know_joined(call, out)
         if call.name == "embedding":  # of positions, for there are no other tokens
             self._looked_up.append(out)
             return out
@@ -112,15 +121,45 @@ class _Constants(Tap):
                 out.register_hook(lambda gradient: self._add(value, gradient))  # type: ignore[no-untyped-call]
         return out
 
+    def _know_joined(self, call: Call, out: Any) -> None:
+        """How many learned tokens stand before the patches, when they are joined with them."""
+        if call.name not in JOINS or not isinstance(out, Tensor) or out.ndim != 3:
+            return
+        before = 0
+        for part in call.args[0] if call.args else call.kwargs["tensors"]:
+            if part.shape[1] == self._own.stop - self._own.start and not self._is_constant(part):
+                self._first.setdefault(out.shape[1], before)
+            before += part.shape[1]
+
     def _fits(self, out: Tensor) -> bool:
-        is_map = out.ndim == 4 and len(out) == self._tokens[0] and out.shape[2:] == self._map
-        return is_map or (out.ndim == 3 and out.shape[:2] == self._tokens)
+        """Whether these are the tokens or a map of the patches.
+
+        Raises:
+            MethodError: they may be some of the tokens, and nothing tells which.
+        """
+        if out.ndim == 4:
+            return len(out) == self._tokens[0] and out.shape[2:] == self._map
+        if out.ndim != 3 or len(out) != self._tokens[0]:
+            return False
+        count, patches = out.shape[1], self._own.stop - self._own.start
+        if patches < count < self._tokens[1] and count not in self._first:
+            raise MethodError(
+                f"the model adds a constant to {count} of its {self._tokens[1]} tokens, and nothing tells where the "
+                f"{patches} patches are among them, so libragrad-fullgrad would leave it out; use libragrad"
+            )
+        return count in self._first
 
     def _add(self, constant: Tensor, gradient: Tensor) -> None:
         if gradient.ndim == 4:
             self._sums[:, self._own] += (constant.double() * gradient.double()).sum(1).flatten(1).cpu()
         else:
-            self._sums += (constant.double() * gradient.double()).sum(-1).cpu()
+            found = (constant.double() * gradient.double()).sum(-1).cpu()
+            first = self._first[found.shape[1]]
+            end = first + self._own.stop - self._own.start
+            after = self._sums.shape[1] - (found.shape[1] - end)
+            self._sums[:, :first] += found[:, :first]
+            self._sums[:, self._own] += found[:, first:end]
+            self._sums[:, after:] += found[:, end:]
 
     def _constant(self, call: Call) -> Tensor | None:
         """What a call adds to what depends on the input, so that it can be multiplied with the result."""
@@ -135,7 +174,7 @@ class _Constants(Tap):
         if name in ("add", "__add__", "__radd__", "add_", "__iadd__") and len(args) == 2:
             constants = [x for x in args if isinstance(x, Tensor) and self._is_constant(x)]
             return constants[0] if constants else None
-        if name in ("cat", "concat", "concatenate"):
+        if name in JOINS:
             parts, axis = args[0], (*args[1:], call.kwargs.get("dim", 0))[0]
             if axis in (1, -2) and all(x.ndim == 3 for x in parts):
                 return torch.cat([x if self._is_constant(x) else torch.zeros_like(x) for x in parts], 1)
