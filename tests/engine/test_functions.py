@@ -583,6 +583,33 @@ def in_their_place(p: Tensor, values: Tensor) -> Tensor:
     return shared(w, places, values)
 
 
+@pytest.mark.parametrize("observe", [(), ("*",)], ids=["nothing", "everything"])
+@every_family
+def test_what_a_layer_makes_twice_is_one_whether_anything_keeps_it(recipe: Recipe, observe: tuple[str, ...]) -> None:
+    """Before it meets another factor, and with a number that was added before the function."""
+
+    class Gated(nn.Module):
+        def __init__(self, *, twice: bool) -> None:
+            super().__init__()
+            self.twice = twice
+            self.gate, self.up = (nn.Linear(8, 8, dtype=torch.float64) for _ in range(2))
+            randomise(self, 0)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.twice:
+                return self.gate(x) * F.relu6(self.gate(x) + 3) / 6 * self.up(x)
+            h = self.gate(x)
+            return h * F.relu6(h + 3) / 6 * self.up(x)
+
+    found = []
+    for twice in (False, True):
+        model = Gated(twice=twice)
+        with propagate(model, recipe, observe=observe) as trace:
+            trace.explain((model(X) * WEIGHTS).sum())
+        found.append(trace.source_relevance(trace.sources[0]))
+    near(*found)
+
+
 def over(total: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
     """What is shared by the chosen over their sum, however that is written."""
     return lambda p, v: (lambda w, at: shared(w / total(w), at, v))(*p.topk(3))

@@ -80,6 +80,17 @@ RELUS: dict[str, Of] = {
     "a step": lambda a: a * torch.heaviside(a, torch.zeros((), dtype=a.dtype)),
     "in place": lambda a: a.clone().mul_(a > 0),
     "filled": lambda a: a.masked_fill(a < 0, 0),
+    "filled, turned round": lambda a: a.masked_fill(~(a > 0), 0),
+    "filled, not": lambda a: a.masked_fill(torch.logical_not(a > 0), 0.0),
+    "a mask of what is detached": lambda a: a * (a.detach() > 0),
+    "a comparison with zeros": lambda a: a * (a > torch.zeros_like(a)),
+    "a comparison by name": lambda a: a * torch.gt(input=a, other=0),
+    "half of a sign": lambda a: a * (torch.sign(a) + 1) / 2,
+    "one less": lambda a: a * (1 - (a < 0).to(a.dtype)),
+    "no sign bit": lambda a: a * ~torch.signbit(a),
+    "two masks": lambda a: a * ((a > 0) & (a > -1)),
+    "ones and zeros": lambda a: a * torch.where(a > 0, torch.ones_like(a), torch.zeros_like(a)),
+    "where it is left": lambda a: a * (F.relu(a) > 0),
     "filled in place": lambda a: a.clone().masked_fill_(a <= 0, 0),
     "written": filled,
     "maximum": lambda a: torch.maximum(a, torch.zeros_like(a)),
@@ -94,6 +105,8 @@ RELUS: dict[str, Of] = {
 }
 LEAKY: dict[str, Of] = {
     "two slopes": lambda a: a * torch.where(a > 0, 1.0, 0.125),
+    "a mask of slopes": lambda a: a * ((a > 0) * 0.875 + 0.125),
+    "filled slopes": lambda a: a * torch.ones_like(a).masked_fill(a < 0, 0.125),
     "maximum": lambda a: torch.maximum(a, 0.125 * a),
     "with its absolute": lambda a: 0.5625 * a + 0.4375 * a.abs(),
 }
@@ -628,6 +641,56 @@ def test_a_number_beside_an_exponential_is_a_sigmoids_from_some_size_on(recipe: 
         assert float((found - same).abs().max()) < 0.01
 
 
+OTHER_MASKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "a threshold": lambda a: torch.where(a > 0.05, a, 0.0),
+    "a threshold, filled": lambda a: a.masked_fill(a < 0.05, 0.0),
+    "a threshold, times": lambda a: a * (a > 0.05),
+    "more than the mean": lambda a: a * (a >= a.mean(-1, keepdim=True)),
+    "the largest two": lambda a: a * (a >= a.topk(2).values[..., -1:]),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", OTHER_MASKS)
+def test_a_mask_that_is_that_of_the_signs_by_chance_is_none(name: str, recipe: str) -> None:
+    """Of 24 texts some have no number between 0 and the threshold: alone they share as in a batch with one that has."""
+    mask = OTHER_MASKS[name]
+    up, gate = noise(4, 3, seed=31), noise(4, 3, seed=32)
+    for function in (lambda x: mask(x @ gate) * (x @ up), lambda x: torch.sigmoid(mask(x @ gate))):
+        for seed in range(24):
+            x = noise(3, 2, 4, seed=seed)
+            batch, alone = (of_first(function, given, recipe) for given in (x, x[:1]))
+            torch.testing.assert_close(batch, alone, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_padding_mask_is_no_relu(recipe: str) -> None:
+    """What the value does not depend on has nothing, whatever the signs of its scores."""
+    mask = torch.tensor([[True, True, False]])
+    for last in (1.0, -1.0):
+        x = torch.tensor([[[1.0], [0.5], [last]]], dtype=torch.float64)
+        found = of_first(lambda x: torch.sigmoid(x[..., 0] * mask), x, recipe)
+        assert found[:2].all()
+        assert not found[2].any()
+
+
+class Plain(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def of_first(function: Callable[[Tensor], Tensor], x: Tensor, recipe: str) -> Tensor:
+    """The relevance of the first row of the input for the sum of its outputs."""
+    model = Plain(function)
+    with lrpx.propagate(model, RECIPES[recipe]) as trace:
+        trace.explain(model(x)[0].sum())
+    return trace.relevance("x")[0]
+
+
 # ------------------------------------------------------------------------------------- diagonals
 
 
@@ -668,6 +731,24 @@ def test_what_padding_leaves_of_a_matrix_of_gates_is_no_diagonal(recipe: str) ->
         return attended(*(F.pad(each[:, :1], (0, 0, 0, 2)) for each in given))[:, :1].contiguous()
 
     agree(padded, lambda *given: attended(*(each[:, :1] for each in given)), recipe)
+
+
+def test_a_matrix_that_is_diagonal_by_chance_is_none() -> None:
+    """A kernel of tokens that are far from each other, alone and beside others."""
+    where, values = noise(3, seed=33), noise(3, 3, seed=34)
+
+    def kernel(x: Tensor) -> Tensor:
+        places = x @ where
+        return torch.relu(0.3 - (places[..., None] - places[..., None, :]).abs()) @ (x @ values)
+
+    def put(x: Tensor) -> Tensor:
+        return ((torch.eye(3, dtype=x.dtype) * torch.relu(x @ values)[..., None]) @ x[..., None])[..., 0]
+
+    for seed in range(24):
+        x = noise(3, 3, 3, seed=seed)
+        for function in (kernel, put):
+            batch, alone = (of_first(function, given, "lrp") for given in (x, x[:1]))
+            torch.testing.assert_close(batch, alone, rtol=1e-9, atol=1e-12)
 
 
 EINSUMS: dict[str, Of] = {
@@ -1004,6 +1085,20 @@ def test_a_softmax_beside_nothing_is_one(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_flash_attention_of_one_block_is_attention(recipe: str) -> None:
     agree(flash(1), lambda q, k, v: scores(q, k).softmax(-1) @ v, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("function", [F.logsigmoid, lambda s: -F.softplus(-s)], ids=["logsigmoid", "softplus"])
+def test_stick_breaking_attention_in_the_space_of_logarithms_is_refused(function: Of, recipe: str) -> None:
+    """Its weights are no decays (Tan et al. 2024); as a product they are known."""
+    before = torch.ones(LENGTH, LENGTH, dtype=torch.float64).tril(-1)
+
+    def left(s: Tensor) -> Tensor:
+        return torch.einsum("bij,jk->bik", F.logsigmoid(-s), before)
+
+    relevance(lambda q, k, v: (torch.sigmoid(s := scores(q, k)) * left(s).exp()) @ v, RECIPES[recipe])
+    with pytest.raises(UnknownOperationError, match="exp of a sum with a function of scores"):
+        relevance(lambda q, k, v: (function(s := scores(q, k)) + left(s)).exp() @ v, RECIPES[recipe])
 
 
 def test_flash_attention_of_blocks_that_are_normalised_is_refused() -> None:

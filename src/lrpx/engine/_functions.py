@@ -731,14 +731,14 @@ def _weighs_scores(run: Any, node: Any) -> bool:
 
 
 def _is_log_sigmoid(noted: Any) -> bool:
-    """Whether what is noted at a node is ``log σ(x)``, or its negative: a softplus."""
+    """Whether what is noted at a node is ``log σ(c x)``, or its negative: a softplus."""
     (root, place), kind, _, op = noted
     if kind == LINEAR or op is None:
         return False
     like = root._input_metadata[place]
     x = torch.ones(like.shape, dtype=like.dtype, device=like.device)
-    down, middle, up = (op(x * way) for way in (-1, 0, 1))
-    return torch.allclose((up - down).abs(), x) and torch.allclose(middle.abs(), x * log(2))
+    slopes = [(op(x * far) - op(x * -far)) / far for far in (1, 2)]
+    return torch.allclose(*slopes) and torch.allclose(op(x * 0).abs(), x * log(2)) and bool(slopes[0].any())
 
 
 def _unmoved(node: Any) -> Any:
