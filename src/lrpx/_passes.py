@@ -99,10 +99,10 @@ class Pass:
         """
         found: list[list[Source]] = []
         for source in self.trace.sources:
-            whole = self._embedding_of(source)
+            whole = source.among(self.paths)
             if whole is None:
                 continue
-            is_part = found and self._embedding_of(found[-1][0]) == whole
+            is_part = found and found[-1][0].among(self.paths) == whole
             if is_part and all(each.paths != source.paths and _are_same(each.ids, source.ids) for each in found[-1]):
                 found[-1].append(source)
             else:
@@ -116,13 +116,6 @@ class Pass:
                 "use lrpx.propagate(model, recipe) and read trace.sources"
             )
         return found
-
-    def _embedding_of(self, source: Source) -> str | None:
-        """The path of the token embedding that a source is, or is a part of."""
-        around = (
-            path for path in sorted(self.paths) for each in source.paths if each == path or each.startswith(path + ".")
-        )
-        return next(around, None)
 
     def by_token(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Scores of each of :attr:`sources` ``[B, W]`` in the shape of the ids that were given to the model, ``[B, W]``

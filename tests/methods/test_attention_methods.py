@@ -284,6 +284,43 @@ def test_attention_with_a_sink_cannot_be_turned_down():
     assert Explainer(model)(IDS, method="rollout").relevance.sum() > 0.5
 
 
+def seeing(more):
+    """A Qwen2-VL, and two images of 16 patches in a text of ``11 + more`` tokens that is read at its end."""
+    (kind,) = choose(["qwen2_vl"], "image-text-to-text")
+    model = tiny_model(kind).double()
+    model.set_attn_implementation("eager")
+    config, vision = model.config, model.config.vision_config
+    image = [config.vision_start_token_id, *[config.image_token_id] * 4, config.vision_end_token_id]
+    ids = torch.tensor([[11, *image, *image[:-1], *range(13, 13 + more - 1)]])
+    drawn = torch.Generator().manual_seed(1)
+    size = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+    return model, {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(32, size, generator=drawn).double(),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2),
+        "mm_token_type_ids": (ids == config.image_token_id).long(),
+    }
+
+
+@pytest.mark.parametrize("more", [4, 5, 6])
+@pytest.mark.parametrize("kernel", ["eager", "sdpa"])
+def test_an_image_of_as_many_patches_as_the_text_has_tokens(more, kernel):
+    """The attention of its tower is not the tokens'."""
+    model, inputs = seeing(more)
+    tokens = inputs["input_ids"].shape[1]
+    assert (tokens == 16) == (more == 5)
+    read = lambda out: out.logits[0, -1, 4]  # noqa: E731
+    layers = twins.attentions(model, read, **inputs)
+    with twins.only_in(model.model.language_model) as inside:
+        turned = twins.atman(model, read, (tokens,), 0.9, inside=inside, **inputs)
+    model.set_attn_implementation(kernel)
+    explain = Explainer(model)
+    for method, twin in TWINS.items():
+        near(explain(inputs, 4, method=method).relevance, twin(layers, (tokens,), [tokens - 1]), 1e-6)
+    near(explain(inputs, 4, method="atman").relevance, turned, 1e-6)
+
+
 class Masked(torch.nn.Module):
     """A language model of one layer, whose attention weights may be masked once more after the softmax."""
 

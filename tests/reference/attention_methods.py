@@ -120,13 +120,28 @@ def grad_cam(layers, lengths, read):
 
 
 @contextmanager
-def turned_down(factors, lengths):
+def only_in(module):
+    """Inside, a list that is empty but while the module runs."""
+    running = []
+    hooks = [
+        module.register_forward_pre_hook(lambda *_: running.append(True)),
+        module.register_forward_hook(lambda *_: running.clear()),
+    ]
+    try:
+        yield running
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def turned_down(factors, lengths, inside):
     """Inside, softmaxes of attention scores at the first segment's tokens have these multiplied by ``factors [T]``."""
     shapes = {(lengths[0], lengths[0])} | ({(lengths[1], lengths[0])} if len(lengths) > 1 else set())
     plain = torch.nn.functional.softmax
 
     def changed(scores, *args, **kwargs):
-        if tuple(scores.shape[-2:]) in shapes:
+        if scores.ndim == 4 and tuple(scores.shape[-2:]) in shapes and (inside is None or inside):
             scores = torch.where(scores < -5e3, scores, scores * torch.tensor(factors, dtype=scores.dtype))
         return plain(scores, *args, **kwargs)
 
@@ -134,8 +149,9 @@ def turned_down(factors, lengths):
         yield
 
 
-def atman(model, read, lengths, suppression, likeness=None, **inputs):
-    """``f(x) − f(x with token i turned down)``, one run for each token (Deb et al. 2023)."""
+def atman(model, read, lengths, suppression, likeness=None, inside=None, **inputs):
+    """``f(x) − f(x with token i turned down)``, one run for each token (Deb et al. 2023); ``inside``: of
+    :func:`only_in`, where not all attention is the tokens'."""
 
     def value():
         with torch.no_grad():
@@ -145,6 +161,6 @@ def atman(model, read, lengths, suppression, likeness=None, **inputs):
     found = np.zeros(sum(lengths))
     for i in range(lengths[0]):
         s = np.eye(lengths[0])[i] if likeness is None else likeness[i]
-        with turned_down([1 - suppression * s[k] for k in range(lengths[0])], lengths):
+        with turned_down([1 - suppression * s[k] for k in range(lengths[0])], lengths, inside):
             found[i] = whole - value()
     return found

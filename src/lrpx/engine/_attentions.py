@@ -16,13 +16,14 @@ from torch import Tensor
 
 from lrpx import rules
 from lrpx.engine._attention import NAMES
+from lrpx.engine._graph import descends
 from lrpx.engine._heads import FILLED, mark_of, with_mark
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import arguments, first
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from lrpx.engine._taps import Call, Running
 
@@ -74,10 +75,30 @@ class Attentions(Tap):
         factors: for some kinds of attention ``[B, K]``, what the scores of each key are multiplied with before the
             softmax, what is added to them (such as a relative bias) included; a score that a mask forbids stays as it
             is. The weights are then not kept.
+        embeddings: where the model is given something besides tokens, the paths of the token embeddings. The attention
+            of an image's tower may be as wide as a text's; that of the tokens multiplies values that come from these.
+            It takes a graph to know that.
+        known: where there is no graph, :attr:`of_tokens` of a run with one.
+
+    Attributes:
+        attended: the attention over the tokens, in the order of the forward pass.
+        of_tokens: of the modules whose attention is as wide as the tokens, whether it is the tokens'; empty where the
+            model is given nothing else.
     """
 
-    def __init__(self, batch: int, lengths: Sequence[int], factors: Mapping[Kind, Tensor] | None = None) -> None:
+    def __init__(
+        self,
+        batch: int,
+        lengths: Sequence[int],
+        factors: Mapping[Kind, Tensor] | None = None,
+        *,
+        embeddings: Collection[str] = (),
+        known: Mapping[str, bool] | None = None,
+    ) -> None:
         self._batch = batch
+        self._embeddings = embeddings
+        self._is_known = known is not None
+        self.of_tokens: dict[str, bool] = dict(known or {})
         self._kinds: dict[tuple[int, int], Kind] = {}
         if len(lengths) == 1:
             self._kinds = {(lengths[0], lengths[0]): "self"}
@@ -131,19 +152,36 @@ class Attentions(Tap):
         if name == "matmul" and isinstance(mark, _Softmax) and self._kind(call.args[0]) is not None:
             return self._eager(mark, call, proceed)
         out = proceed(call.args, call.kwargs)
+        if not isinstance(out, Tensor):
+            return out
         if name == "softmax":
             scores, _, _ = first(call.args, call.kwargs)
-            if scores.ndim < 3 or not isinstance(out, Tensor):
+            if scores.ndim < 3:
                 return out
             mark = _Softmax(self._run.where(), scores.detach() if self._factors else out.detach(), out.detach())
             if self._kind(out) is not None:
                 self._softmaxes.append(mark)
             return with_mark(out, mark)
         row = call.operation
-        if isinstance(mark, _Softmax) and isinstance(out, Tensor) and out is not call.args[0]:
+        if mark is not None and out is not call.args[0]:
             moves = row is not None and row.gate in ("moves", "stays")
             return with_mark(out, mark) if moves or name in FILLED else out
         return out
+
+    def _is_of_tokens(self, values: Tensor) -> bool:
+        """Whether the values that attention multiplies come from the tokens' embeddings."""
+        if not self._embeddings and not self._is_known:
+            return True
+        where = self._run.where()
+        if self._is_known or self._run.replaying:
+            return self.of_tokens.get(where, False)
+        sources = {id(source.value) for source in self._run.sources if source.among(self._embeddings) is not None}
+        found = descends(values.grad_fn, sources)
+        if self.of_tokens.setdefault(where, found) != found:
+            raise MethodError(
+                f"the attention in {where} is both that of the tokens and that of something else; use attnlrp or lrp"
+            )
+        return found
 
     def _kind(self, weights: Tensor) -> Kind | None:
         """Which attention weights ``[…, Q, K]`` are, if they are of the tokens of the input."""
@@ -169,6 +207,8 @@ class Attentions(Tap):
         kind = self._kind(weights)
         assert kind is not None
         mark.is_read = True
+        if not self._is_of_tokens(rest[0]):
+            return proceed(call.args, call.kwargs)
         self._kept(kind, weights)
         factor = self._factor(kind, weights)
         if factor is None:
@@ -187,6 +227,7 @@ class Attentions(Tap):
         """Attention that is one torch function, written out."""
         q, k, v, mask, dropout, causal, scale, _ = arguments(call.args, call.kwargs, *NAMES)
         kind = self._kinds.get((q.shape[-2], k.shape[-2])) if q.ndim == 4 and len(q) == self._batch else None
+        kind = kind if kind is None or self._is_of_tokens(v) else None
         if kind is None or (self._factors is not None and kind not in self._factors):
             if kind is not None:
                 self._found.add(kind)

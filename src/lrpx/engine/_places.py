@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from torch import Tensor
 
 Side = Literal["input", "output"]
@@ -22,6 +24,11 @@ class Source:
     paths: tuple[str, ...]
     value: Tensor
     ids: Tensor | None = None
+
+    def among(self, paths: Collection[str]) -> str | None:
+        """Which of these paths of embeddings it is, or is a part of."""
+        around = (path for path in sorted(paths) for each in self.paths if each == path or each.startswith(path + "."))
+        return next(around, None)
 
 
 def is_among(numbers: list[int], tokens: Tensor) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
+from lrpx.methods._attention_maps import attentions_of
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._embedded import embeddings_of
 from lrpx.methods._refusals import (
@@ -21,9 +22,10 @@ from lrpx.methods._refusals import (
     refuse_twice_given,
 )
 from lrpx.parts import Part
+from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
@@ -103,7 +105,8 @@ class AtMan(Method):
         for i in range(len(resolved)):
             lengths = resolved.row_of(i).lengths
             factors = 1 - self.suppression * self._likeness(model, resolved, i)
-            changed = self._values(model, resolved.alone([i] * lengths[0]), factors)
+            known = _of_tokens(model, resolved.alone([i]))
+            changed = self._values(model, resolved.alone([i] * lengths[0]), factors, known=known)
             lost = answers.values[i] - changed
             found.append(torch.cat([lost, lost.new_zeros(sum(lengths[1:]))]))
         return Found(answers, tuple(found))
@@ -134,9 +137,16 @@ class AtMan(Method):
         cosine = (wide @ wide.T).cpu()
         return torch.where(cosine >= self.threshold, cosine, 0.0).fill_diagonal_(1.0)
 
-    def _values(self, model: BoundModel, questions: Questions, factors: Tensor, tokens: int = 0) -> Tensor:
+    def _values(
+        self,
+        model: BoundModel,
+        questions: Questions,
+        factors: Tensor,
+        tokens: int = 0,
+        known: Mapping[str, bool] | None = None,
+    ) -> Tensor:
         """``[N]``: the values of the same row, with the scores of its keys multiplied by ``factors`` ``[N, T]``;
-        ``tokens``: how many a model makes of an image."""
+        ``tokens``: how many a model makes of an image; ``known``: which attention is the tokens', if not all."""
         used: list[Attentions] = []
 
         def taps(batch: Batch, rows: Sequence[int]) -> Sequence[Tap]:
@@ -147,9 +157,20 @@ class AtMan(Method):
                 start = 0 if tokens else int(batch.starts[0][at])
                 wide[at, start : start + factors.shape[1]] = factors[row]
             kinds: dict[Any, Tensor] = dict.fromkeys(("self", "encoder", "cross"), wide)
-            used.append(Attentions(len(rows), (tokens,) if tokens else batch.widths, kinds))
+            used.append(Attentions(len(rows), (tokens,) if tokens else batch.widths, kinds, known=known))
             return used[:]
 
         values = model.values(questions, taps=taps, batch_size=self.batch_size)
         used.pop().check()
         return values
+
+
+def _of_tokens(model: BoundModel, questions: Questions) -> Mapping[str, bool] | None:
+    """Which attention is that of the tokens, where a model is given something beside them (:class:`Attentions`), for
+    the changed inputs run without a graph; else None."""
+    if not questions.rows[0].arguments:
+        return None
+    with model.traced(questions, GRADIENT, plain=True, taps=lambda batch: [attentions_of(model, batch)]) as ran:
+        tap = ran.trace.tap(Attentions)
+        assert tap is not None
+        return tap.of_tokens

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from lrpx import tasks
 from lrpx._modules import layer_of, layers
 from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
@@ -20,6 +21,7 @@ from lrpx.recipes import GRADIENT
 if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
+    from lrpx._batching import Batch
     from lrpx._images import Patches
     from lrpx._passes import Pass
     from lrpx._patches import Places
@@ -115,7 +117,7 @@ class OfAttention(Method):
             questions,
             GRADIENT,
             plain=True,
-            taps=lambda batch: [Attentions(len(batch.rows), tuple(tokens) or batch.widths)],
+            taps=lambda batch: [attentions_of(model, batch, tuple(tokens))],
         ) as ran:
             tap = ran.trace.tap(Attentions)
             assert tap is not None
@@ -133,6 +135,14 @@ class OfAttention(Method):
             Found(answers, (torch.empty(0),) * len(mine), of_places(list(zip(mine, grids, strict=True))))
             for mine in found
         ]
+
+
+def attentions_of(model: BoundModel, batch: Batch, tokens: tuple[int, ...] = ()) -> Attentions:
+    """What finds the attention over the tokens of a batch in a run with a graph; ``tokens``: how many a model makes of
+    an image."""
+    is_beside = any(row.segments and row.arguments for row in batch.rows)
+    embeddings = tasks.source_paths(model.module, model.task) if is_beside else ()
+    return Attentions(len(batch.rows), tokens or batch.widths, embeddings=embeddings)
 
 
 def _refuse_hybrids(model: BoundModel, attended: Sequence[Attended]) -> None:
