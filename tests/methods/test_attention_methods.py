@@ -321,6 +321,25 @@ def test_an_image_of_as_many_patches_as_the_text_has_tokens(more, kernel):
     near(explain(inputs, 4, method="atman").relevance, turned, 1e-6)
 
 
+@pytest.mark.parametrize("tokens", [3, 4, 5])
+def test_as_many_experts_as_tokens(tokens):
+    """A router's softmax is no attention."""
+    (kind,) = choose(["switch_transformers"], "seq2seq-lm")
+    model = tiny_model(kind).double()
+    model.set_attn_implementation("eager")
+    assert model.config.num_experts == 4
+    ids, decoder = [5, 9, 3, 8, 6][:tokens], [7, 8, 9, 4, 3, 2, 6]
+    inputs = {"input_ids": torch.tensor([ids]), "decoder_input_ids": torch.tensor([decoder])}
+    read = lambda out: out.logits[0, -1, 4]  # noqa: E731
+    layers = twins.attentions(model, read, **inputs)
+    explain = Explainer(model)
+    for method, twin in TWINS.items():
+        found = explain(ids, 4, method=method, decoder=decoder).relevance
+        near(found, twin(layers, (tokens, 7), [6]), 1e-5)
+    found = explain(ids, 4, method="atman", decoder=decoder).relevance
+    near(found, twins.atman(model, read, (tokens, 7), 0.9, **inputs), 1e-5)
+
+
 class Masked(torch.nn.Module):
     """A language model of one layer, whose attention weights may be masked once more after the softmax."""
 
@@ -357,6 +376,25 @@ def test_weights_that_are_masked_after_the_softmax_are_what_they_were(method):
     in_place = Masked(lambda weights, later: weights.masked_fill_(later, 0.0)).eval()
     with pytest.raises(MethodError, match="do not multiply values as they are"):
         Explainer(in_place, task=Task.CAUSAL)(IDS, 4, method=method)
+
+
+def test_values_that_a_linear_layer_chooses():
+    """Nobody knows whether its outputs are for tokens or for experts, where there are as many."""
+
+    class Chosen(Masked):
+        def __init__(self):
+            super().__init__(lambda weights, _: weights)
+            self.router = torch.nn.Linear(8, 7)
+
+        def forward(self, input_ids):
+            x = self.embed(input_ids)
+            for _, _, value in self.layers:
+                x = x + self.router(x).float().softmax(-1) @ value(x)
+            return self.head(x)
+
+    for method in (*OF_MAPS, "atman"):
+        with pytest.raises(MethodError, match="whether that is attention or a choice of experts; use attnlrp or lrp"):
+            Explainer(Chosen().eval(), task=Task.CAUSAL)(IDS, 4, method=method)
 
 
 def test_hybrids_are_refused():

@@ -19,7 +19,7 @@ from lrpx.engine._attention import NAMES
 from lrpx.engine._graph import descends
 from lrpx.engine._heads import FILLED, mark_of, with_mark
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import arguments, first
+from lrpx.engine._tensors import arguments, first, is_parameter
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -54,12 +54,21 @@ class Attended:
 
 @dataclass(eq=False)
 class _Softmax:
-    """A softmax that may be attention's: what it was taken of, what it gave, and whether values were multiplied."""
+    """A softmax that may be attention's: what it was taken of, what it gave, whether that is what a linear layer gave,
+    as in a router of experts, and whether values were multiplied."""
 
     path: str
     scores: Tensor
     out: Tensor
+    is_routers: bool
     is_read: bool = False
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """What a linear layer gave, and how many outputs that has."""
+
+    width: int
 
 
 class Attentions(Tap):
@@ -154,12 +163,17 @@ class Attentions(Tap):
         out = proceed(call.args, call.kwargs)
         if not isinstance(out, Tensor):
             return out
+        if name in ("linear", "addmm") or (name == "matmul" and any(map(is_parameter, call.args[1:2]))):
+            return with_mark(out, _Linear(out.shape[-1]))
         if name == "softmax":
             scores, _, _ = first(call.args, call.kwargs)
             if scores.ndim < 3:
                 return out
-            mark = _Softmax(self._run.where(), scores.detach() if self._factors else out.detach(), out.detach())
-            if self._kind(out) is not None:
+            of = mark_of(scores)
+            is_routers = isinstance(of, _Linear) and of.width == out.shape[-1]
+            kept = scores.detach() if self._factors else out.detach()
+            mark = _Softmax(self._run.where(), kept, out.detach(), is_routers)
+            if self._kind(out) is not None and not is_routers:
                 self._softmaxes.append(mark)
             return with_mark(out, mark)
         row = call.operation
@@ -209,6 +223,11 @@ class Attentions(Tap):
         mark.is_read = True
         if not self._is_of_tokens(rest[0]):
             return proceed(call.args, call.kwargs)
+        if mark.is_routers:
+            raise MethodError(
+                f"in {mark.path} values are multiplied by a softmax of a linear layer, which has as many outputs as "
+                "there are tokens, so nobody knows whether that is attention or a choice of experts; use attnlrp or lrp"
+            )
         self._kept(kind, weights)
         factor = self._factor(kind, weights)
         if factor is None:
