@@ -347,3 +347,68 @@ def test_what_is_refused():
         pass
     with pytest.raises(MethodError, match="no heads in layer 3; there are in 0 to 2"):
         lrpx.Explainer(model).paths(IDS, 5, layer=3)
+
+
+def albert():
+    return SAMPLES["albert"].build()
+
+
+@pytest.mark.parametrize(
+    ("build", "layers"),
+    [
+        (albert, 0), (albert, slice(1, None)), (albert, range(1, 2)),
+        (lambda: untied_twice((0, 1)), 0), (lambda: untied_twice((0, 1)), slice(2, 4)),
+    ],
+)  # fmt: skip
+def test_rules_of_some_runs_are_refused(build, layers):
+    """A module has the same rules in all of them."""
+    with pytest.raises(MethodError, match="runs several times, and a module has the same rules in all of them"):
+        lrpx.Explainer(build())(IDS, 5, position=3, method=ATTNLRP.at(layers=layers, use=GRADIENT))
+
+
+@pytest.mark.parametrize("build", [albert, lambda: untied_twice((0, 1))])
+def test_rules_of_all_runs_hold(build):
+    how = {"target": 5, "position": 3}
+    explain = lrpx.Explainer(build())
+    wanted = explain(IDS, method=ATTNLRP.at("*layer*.[01]", use=GRADIENT), **how).relevance
+    for layers in (slice(None), range(12)):
+        recipe = ATTNLRP.at(layers=layers, use=GRADIENT)
+        for _ in range(2):  # runs are counted anew
+            assert torch.equal(explain(IDS, method=recipe, **how).relevance, wanted)
+    none = explain(IDS, method=ATTNLRP.at(layers=slice(12, None), use=GRADIENT), **how).relevance
+    assert torch.equal(none, explain(IDS, method=ATTNLRP, **how).relevance)
+    assert not torch.equal(none, wanted)
+
+
+class Again(nn.ModuleList):
+    """Layers, all of which run twice."""
+
+    def __iter__(self):
+        return iter([*super().__iter__()] * 2)
+
+    def __getitem__(self, index):
+        return [*self][index] if isinstance(index, slice) else super().__getitem__(index)
+
+
+def untied_twice(order):
+    model = untied(order)
+    model.model.layers = Again(model.model.layers)
+    model.config.num_hidden_layers = 2 * len(order)
+    return model
+
+
+def test_rules_of_one_place_of_a_shared_module():
+    mixed = ATTNLRP.at(layers=1, use=GRADIENT)
+    with pytest.raises(MethodError, match=r"model\.layers\.1 is one module with model\.layers\.0"):
+        lrpx.Explainer(tied((0, 0, 1)))(IDS, 5, method=mixed)
+    one = lrpx.Explainer(tied((0, 0, 1)))(IDS, 5, method=ATTNLRP.at(layers=[0, 1], use=GRADIENT)).relevance
+    other = lrpx.Explainer(untied((0, 0, 1)))(IDS, 5, method=ATTNLRP.at(layers=[0, 1], use=GRADIENT)).relevance
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+    # a part of two layers has the rules of the layer that runs it, unless it is named itself
+    model, wanted = untied((0, 1)), untied((0, 1))
+    model.model.layers[1].mlp = model.model.layers[0].mlp
+    wanted.model.layers[1].mlp = deepcopy(wanted.model.layers[0].mlp)
+    one, other = (lrpx.Explainer(each)(IDS, 5, method=mixed).relevance for each in (model, wanted))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+    with pytest.raises(MethodError, match=r"layers\.1\.mlp is one module with model\.layers\.0\.mlp"):
+        lrpx.Explainer(model)(IDS, 5, method=ATTNLRP.at("*.mlp", layers=1, use=GRADIENT))

@@ -198,6 +198,9 @@ class Recipe:
     ) -> Recipe:
         """The same recipe with other rules in some modules and all they contain.
 
+        A module has the same rules wherever it stands and whenever it runs. Where one runs as several layers, layers
+        that are some of these are refused when the model runs.
+
         Args:
             path: shell pattern on the module's path, ``"model.layers.3.mlp"`` or ``"*.mlp"``.
             layers: only in the layers of these indices: an int, a range, a slice or any container.

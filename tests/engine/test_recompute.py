@@ -79,6 +79,8 @@ def test_the_same_numbers(name: str) -> None:
     model = sample.build(**({"experts_implementation": "eager"} if name == "mixtral" else {}))
     before = snapshot(model)
     for recipe in RECIPES:
+        if name == "albert" and recipe is BY_LAYER:  # refused: its one layer runs twice
+            recipe = ATTNLRP.at(layers=slice(None), use=LRP)
         want = run(model, recipe, sample.batch(), observe=("*",), ledger=True)
         for inside in (True, False):
             assert_same(run(model, recipe, sample.batch(), inside, observe=("*",), ledger=True, recompute=True), want)

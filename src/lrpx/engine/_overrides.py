@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from lrpx._modules import layer_of
+from lrpx._modules import layer_of, layers
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from lrpx.recipes import Override, Recipe
 
@@ -51,3 +53,77 @@ def refuse_lost(recipe: Recipe, replayed: Sequence[str]) -> None:
                 f"the model's own gradient checkpointing would lose the rules of {override.description!r} when it runs "
                 "its layers again; disable it, and use lrpx.propagate(model, recipe, recompute=True)"
             )
+
+
+def refuse_shared(recipe: Recipe, paths: Sequence[str]) -> None:
+    """Refuse layers that are some of the places of one module, for it has the same rules at all of them.
+
+    Raises:
+        MethodError: names two of the places.
+    """
+    within = [path for path in paths if layer_of(path) is not None]
+    for override in recipe.overrides:
+        if override.layers is None or not any(begins(override, path) for path in within):
+            continue
+        one = next(path for path in within if covers(override, path))
+        other = next((path for path in within if not _covered(override, path)), None)
+        if other is not None:
+            raise MethodError(
+                f"{one} is one module with {other}, and has the same rules at both places, of which {override.where!r} "
+                "names one; name both or none"
+            )
+
+
+class Runs:
+    """Counts the calls of a model's layers in one forward pass, where overrides name layers by number: of layers that
+    run several times the number is that of the run, and a module has the same rules in all of them.
+
+    Args:
+        recipe: with the overrides.
+        paths: of the model's modules.
+    """
+
+    def __init__(self, recipe: Recipe, paths: Collection[str]) -> None:
+        self._overrides: dict[str, list[Override]] = {}
+        for override in recipe.overrides:
+            if override.layers is not None:
+                inside = {layer for path in paths if fnmatchcase(path, override.path) and (layer := layer_of(path))}
+                for layer in inside:
+                    self._overrides.setdefault(layer.path, []).append(override)
+        self._layers = frozenset(layers(paths) if self._overrides else ())
+        self.begin()
+
+    def begin(self) -> None:
+        """A forward pass begins."""
+        self._of_list: Counter[str] = Counter()
+        self._of_layer: Counter[str] = Counter()
+        self._again: set[str] = set()
+
+    def of(self, paths: Sequence[str]) -> Iterator[str]:
+        """The layers that a module is, by its paths."""
+        return (path for path in paths if path in self._layers)
+
+    def meet(self, places: Sequence[str]) -> None:
+        """A layer is called, which stands at these places.
+
+        Raises:
+            MethodError: an override would hold in some of its runs, and not in others.
+        """
+        path = places[0]
+        layer = layer_of(path)
+        assert layer is not None
+        of = path.rpartition(".")[0]
+        run = self._of_list[of]
+        self._of_list[of] += 1
+        self._of_layer[path] += 1
+        if self._of_layer[path] > len(places):
+            self._again.add(of)
+        if of not in self._again:
+            return
+        for override in self._overrides.get(path, ()):
+            assert override.layers is not None
+            if (run in override.layers) != (layer.number in override.layers):
+                raise MethodError(
+                    f"{override.where!r} names some runs of {path}, which runs several times, and a module has the "
+                    "same rules in all of them; leave the layers out, or name it by its path alone"
+                )

@@ -368,6 +368,7 @@ class _Seams:
         self.hooks = Hooks()
         self.layers: list[saved_tensors_hooks] = []
         self.newest: list[weakref.ref[Layer]] = []
+        self.runs = _overrides.Runs(recipe, modules)
 
     def install(self) -> None:
         """Put the mode and the hooks on, in this thread."""
@@ -451,10 +452,13 @@ class _Seams:
         for path, module in modules.items():
             shared.setdefault(module, []).append(path)
         for module, paths in shared.items():
+            if places := list(self.runs.of(paths)):
+                self._add(module, self._counted(places))
             if not set(self.recomputed).isdisjoint(paths):
                 self._add(module, *self._recompute())
             begins = [path for path in paths if any(_overrides.begins(override, path) for override in recipe.overrides)]
             if begins:
+                _overrides.refuse_shared(recipe, paths)
                 self._add(module, *self._override(_overrides.recipe_in(recipe, begins[0])))
             hooks = [
                 self._listener(tap, path)
@@ -499,6 +503,7 @@ class _Seams:
             args = tuple(self._source(name, value) for name, value in named)
             kwargs = {name: self._source(name, value) for name, value in kwargs.items()}
             self.run.begin()
+            self.runs.begin()
             return args, kwargs
 
         return before, lambda *_: self.run.end()
@@ -531,6 +536,13 @@ class _Seams:
         if has_own_rule:
             given.data.copy_(value)
         return given
+
+    def _counted(self, places: Sequence[str]) -> Callable[..., Any]:
+        def before(*_: Any) -> None:
+            if not self.run.replaying:
+                self.runs.meet(places)
+
+        return before
 
     def _override(self, recipe: Recipe) -> tuple[Callable[..., Any], ...]:
         return lambda *_: self.run.enter(recipe), lambda *_: self.run.leave()
