@@ -76,6 +76,8 @@ def test_every_layer_is_the_whole_recipe_where_only_layers_have_rules() -> None:
     model = models.tiny_llama()
     assert same(embeddings(model, ATTNLRP.at(layers=slice(None), use=LRP)), embeddings(model, LRP))
     assert same(embeddings(model, ATTNLRP.at(use=LRP)), embeddings(model, LRP))
+    for path in ("model.layers", "*.layers", "model.layers*"):  # a list, which is never called itself
+        assert same(embeddings(model, ATTNLRP.at(path, use=LRP)), embeddings(model, LRP))
     assert same(embeddings(model, ATTNLRP.at(layers=range(5, 9), use=LRP)), embeddings(model, ATTNLRP))
     assert not same(embeddings(model, ATTNLRP), embeddings(model, LRP))
 

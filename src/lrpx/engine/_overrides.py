@@ -22,15 +22,28 @@ def covers(override: Override, path: str) -> bool:
     return override.covers(path, None if layer is None else layer.number)
 
 
+def _around(path: str) -> list[str]:
+    """The modules around one, from the outermost, and itself."""
+    return ["", *(path[: match.start()] for match in re.finditer(r"\.", path)), path] if path else [path]
+
+
 def _covered(override: Override, path: str) -> list[str]:
     """The modules around one, from the outermost, and itself, as far as an override covers them."""
-    around = ["", *(path[: match.start()] for match in re.finditer(r"\.", path))] if path else []
-    return [place for place in (*around, path) if covers(override, place)]
+    return [place for place in _around(path) if covers(override, place)]
 
 
-def begins(override: Override, path: str) -> bool:
-    """Whether an override covers a module but none of the modules around it."""
-    return covers(override, path) and _covered(override, path) == [path]
+def begins(override: Override, path: str, lists: Collection[str]) -> bool:
+    """Whether an override covers a module, by itself or by a list around it, but no module around it that is called.
+
+    Args:
+        override: the override.
+        path: of the module.
+        lists: the paths of modules that are never called, such as ``torch.nn.ModuleList``.
+    """
+    covered = _covered(override, path)
+    if not covered or path in lists:
+        return False
+    return all(place in lists for place in _around(path)[:-1] if len(place) >= len(covered[0]))
 
 
 def recipe_in(recipe: Recipe, path: str) -> Recipe:
@@ -55,7 +68,7 @@ def refuse_lost(recipe: Recipe, replayed: Sequence[str]) -> None:
             )
 
 
-def refuse_shared(recipe: Recipe, paths: Sequence[str]) -> None:
+def refuse_shared(recipe: Recipe, paths: Sequence[str], lists: Collection[str]) -> None:
     """Refuse layers that are some of the places of one module, for it has the same rules at all of them.
 
     Raises:
@@ -63,9 +76,9 @@ def refuse_shared(recipe: Recipe, paths: Sequence[str]) -> None:
     """
     within = [path for path in paths if layer_of(path) is not None]
     for override in recipe.overrides:
-        if override.layers is None or not any(begins(override, path) for path in within):
+        if override.layers is None or not any(begins(override, path, lists) for path in within):
             continue
-        one = next(path for path in within if covers(override, path))
+        one = next(path for path in within if _covered(override, path))
         other = next((path for path in within if not _covered(override, path)), None)
         if other is not None:
             raise MethodError(

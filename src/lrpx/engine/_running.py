@@ -250,6 +250,11 @@ def _refuse_unused(recipe: Recipe, model: str, modules: dict[str, Module]) -> No
                 raise MethodError(f"{model} has none of {override.where}, which an override wants; it has {has}")
 
 
+def _is_list(module: Module) -> bool:
+    """Whether a module only holds others, and is never called."""
+    return getattr(type(module), "forward", None) is Module.forward and "forward" not in vars(module)
+
+
 def _where(error: BaseException, modules: dict[str, Module], model: Module) -> str:
     """The path of the innermost module of the model that an error was raised in, if it was in one."""
     paths = {id(module): path or type(model).__name__ for path, module in modules.items()}
@@ -448,6 +453,7 @@ class _Seams:
             for module in {module for module in modules.values() if type(module) in kinds and is_one_function(module)}:
                 self._add(module, *self._activation())
             return
+        lists = {path for path, module in modules.items() if _is_list(module)}
         shared: dict[Module, list[str]] = {}
         for path, module in modules.items():
             shared.setdefault(module, []).append(path)
@@ -456,9 +462,9 @@ class _Seams:
                 self._add(module, self._counted(places))
             if not set(self.recomputed).isdisjoint(paths):
                 self._add(module, *self._recompute())
-            begins = [path for path in paths if any(_overrides.begins(override, path) for override in recipe.overrides)]
+            begins = [path for path in paths if any(_overrides.begins(o, path, lists) for o in recipe.overrides)]
             if begins:
-                _overrides.refuse_shared(recipe, paths)
+                _overrides.refuse_shared(recipe, paths, lists)
                 self._add(module, *self._override(_overrides.recipe_in(recipe, begins[0])))
             hooks = [
                 self._listener(tap, path)
