@@ -657,6 +657,56 @@ def test_a_fingerprint_is_of_the_weights_the_buffers_and_the_config(tmp_path):
     assert bound.fingerprint() != before
 
 
+def test_a_fingerprint_of_a_tokenizer_is_of_what_it_reads(byte_tokenizer, tmp_path):
+    def fingerprint(tokenizer):
+        return BoundModel(models.tiny_gpt2(vocab_size=340), tokenizer).tokenizer_fingerprint()
+
+    same = fingerprint(byte_tokenizer)
+    byte_tokenizer.save_pretrained(tmp_path)
+    loaded = tf.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert fingerprint(loaded) == same  # whether it was saved, and where
+    loaded("The film was good", truncation=True, max_length=2)
+    loaded.padding_side = "left"
+    assert fingerprint(loaded) == same  # nothing is padded or cut by it
+    loaded.chat_template = "{{ messages }}"
+    with_template = fingerprint(loaded)
+    description = json.loads((tmp_path / "tokenizer.json").read_text())
+    description["normalizer"] = {"type": "Lowercase"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    lower = fingerprint(tf.PreTrainedTokenizerFast.from_pretrained(tmp_path))
+    assert len({same, with_template, lower, fingerprint(None)}) == 4
+
+
+def test_a_fingerprint_of_a_tokenizer_in_python_is_of_its_vocabulary_merges_and_fields(tmp_path):
+    def fingerprint(folder, merges, **more):
+        (tmp_path / folder).mkdir()
+        vocabulary, merged = tmp_path / folder / "vocab.json", tmp_path / folder / "merges.txt"
+        names = ["<unk>", "a@@", "b@@", "a", "b", "ab@@", "ab", "ba", "aab"]
+        vocabulary.write_text(json.dumps({name: i for i, name in enumerate(names)}))
+        merged.write_text("\n".join(["#version: 0.2", *merges, ""]))
+        tokenizer = tf.CTRLTokenizer(str(vocabulary), str(merged))
+        for name, value in more.items():
+            setattr(tokenizer, name, value)
+        tokenizer("ab")  # which is kept in its cache
+        return BoundModel(models.tiny_gpt2(vocab_size=340), tokenizer).tokenizer_fingerprint()
+
+    same = fingerprint("first", ["a b", "b a</w>"])
+    assert fingerprint("second", ["a b", "b a</w>"]) == same
+    others = fingerprint("third", ["b a</w>", "a b"]), fingerprint("fourth", ["a b", "b a</w>"], do_lower_case=True)
+    assert len({same, *others}) == 3
+
+
+def test_a_fingerprint_of_a_processor_is_of_what_it_holds(byte_tokenizer):
+    def fingerprint(resample, tokenizer=byte_tokenizer):
+        processor = tf.CLIPProcessor(tf.CLIPImageProcessorPil(resample=resample), tokenizer)
+        return BoundModel(models.tiny_gpt2(vocab_size=340), processor).tokenizer_fingerprint()
+
+    same = fingerprint(3)
+    assert fingerprint(3) == same != fingerprint(2)
+    byte_tokenizer.add_tokens(["film"])
+    assert fingerprint(3) != same
+
+
 CHANGED = {"hidden_act": "relu", "layer_norm_eps": 0.5, "id2label": {0: "a", 1: "b", 2: "c"}}
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import Enum
 from functools import cached_property
 from importlib import resources
 from itertools import chain, count
 from os import PathLike, fsdecode
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,6 +74,15 @@ NO_CONTENT = frozenset(
     | {"attn_implementation", "_attn_implementation", "_attn_implementation_internal", "_attn_implementation_autoset"}
 )
 """What of a configuration the fingerprint leaves out: where it is from, and how it runs."""
+
+OF_READERS = ("chat_template", "special_tokens_map", "model_input_names", "split_special_tokens")
+"""What changes the tokens of a text or a chat, beside a fast tokenizer's own description."""
+
+HELD = ("tokenizer", "image_processor", "feature_extractor")
+"""What a processor reads with."""
+
+NO_READING = ("_file", "_path", "_side", "_length", "verbose")
+"""How the fields of a tokenizer end that say where it is from, how it pads and cuts, and what it tells."""
 
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
@@ -311,6 +322,11 @@ class BoundModel(Named):
             some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
             digest.update(some.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def tokenizer_fingerprint(self) -> str:
+        """A digest of what its tokenizer makes of texts and chats, or its processor of images, wherever it was loaded
+        from; how it pads and cuts is left out, for nothing here does so with it."""
+        return hashlib.sha256(json.dumps(_reading(self.tokenizer), sort_keys=True).encode()).hexdigest()
 
     # -------------------------------------------------------------------------- batches
 
@@ -741,6 +757,29 @@ def _plain(config: Any) -> Any:
     if not isinstance(config, Tensor) and hasattr(config, "tolist"):  # numpy's
         return config.tolist()
     return config if config is None or isinstance(config, (str, int, float)) else type(config).__name__
+
+
+def _reading(reader: Any) -> dict[str, Any]:
+    """A tokenizer, processor or None as plain JSON values, without where it is from, how it pads and how it cuts."""
+    found: dict[str, Any] = {name: _plain(getattr(reader, name, None)) for name in OF_READERS}
+    found["held"] = [_reading(getattr(reader, name)) for name in HELD if getattr(reader, name, None) is not None]
+    backend = getattr(reader, "backend_tokenizer", None)
+    if backend is not None:
+        described: dict[str, Any] = json.loads(backend.to_str())
+        return found | described | {"padding": None, "truncation": None}
+    if hasattr(reader, "to_dict"):
+        found["config"] = _plain(reader.to_dict())
+    elif reader is not None:  # a tokenizer in Python: its class, its fields, its vocabulary, its files, as of merges
+        found["class"] = type(reader).__name__
+        fields = {name: each for name, each in vars(reader).items() if not name.endswith(NO_READING)}
+        found["fields"] = {name: each for name, each in fields.items() if isinstance(each, (int, float, str))}
+        found["vocabulary"] = reader.get_vocab() if hasattr(reader, "get_vocab") else None
+        if hasattr(reader, "save_vocabulary"):
+            with TemporaryDirectory() as folder, suppress(NotImplementedError):
+                reader.save_vocabulary(folder)
+                files = sorted(Path(folder).iterdir())
+                found["files"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    return found
 
 
 def _has_cases(tokenizer: Any) -> bool:

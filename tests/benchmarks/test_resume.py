@@ -283,6 +283,15 @@ def test_another_model_of_the_same_name_is_refused(again, explainer):
     assert again() == 0
 
 
+def test_another_tokenizer_is_refused(again, explainer, monkeypatch):
+    again()
+    with monkeypatch.context() as changed:
+        changed.setattr(explainer.tokenizer, "chat_template", "{{ messages }}")
+        with pytest.raises(ResultFileError, match="tokenizer was"):
+            again()
+    assert again() == 0
+
+
 def test_settings_may_change_until_there_are_rows(again, explainer, tmp_path):
     with keep(Run(Agreement([SENTENCES], limit=3), explainer.bound, ["alti"]), tmp_path):
         pass

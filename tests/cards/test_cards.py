@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import re
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from tokenizers import normalizers
 
 import lrpx
 from lrpx.cards import Collection, Lens, References, card, collect, explain_units, index_page, page, search
@@ -183,6 +185,10 @@ def test_cards_that_there_are_not(references, model, tmp_path):
     other = BoundModel(models.tiny_llama(vocab_size=340, seed=1), model.tokenizer)
     with pytest.raises(ModelError, match="with other weights, or another config, than"):
         card(references, 1, 0, other)
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
+    with pytest.raises(ModelError, match=r"another tokenizer than that of .* reads them"):
+        card(references, 1, 0, BoundModel(model.module, tokenizer))
     moved = tmp_path / "moved.txt"
     (tmp_path / "corpus.txt").rename(moved)
     with pytest.raises(DataError, match=r"cannot read .*; name the corpus with corpus="):

@@ -143,6 +143,31 @@ def test_results_of_another_run_are_left_as_they_are(run, texts, tmp_path, chang
     assert found.read_bytes() == before
 
 
+def test_results_of_another_chat_template_or_tokenizer_are_left_as_they_are(run, tmp_path):
+    explainer = lrpx.Explainer.from_pretrained()
+    explainer.tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
+    explainer.model.save_pretrained(tmp_path / "model")
+    explainer.tokenizer.save_pretrained(tmp_path / "model")
+    texts, found = tmp_path / "texts.jsonl", tmp_path / "found.jsonl"
+    texts.write_text('{"messages": [{"role": "user", "content": "Is it?"}]}\n{"text": "The doors"}\n')
+    command = ("explain", "--texts", texts, "--model", tmp_path / "model", "--json", found)
+    assert run(*command)[0] == 0
+    before = found.read_bytes()
+    assert run(*command)[0] == 0
+    changes = {
+        "chat_template.jinja": lambda text: text.replace(":", " says"),
+        "tokenizer.json": lambda text: json.dumps(json.loads(text) | {"post_processor": None}),
+    }
+    for name, change in changes.items():
+        path = tmp_path / "model" / name
+        was = path.read_text()
+        path.write_text(change(was))
+        code, _, err = run(*command)
+        assert (code, "holds something else than the results of this run" in err) == (2, True)
+        assert found.read_bytes() == before
+        path.write_text(was)
+
+
 def test_another_file_is_left_as_it_is(run, texts, tmp_path):
     found = tmp_path / "found.jsonl"
     for content in (b"notes", b"notes\n", b'{"line": 1}\n', b'{"line": 1, "run": [\nnotes\n', b"{\n"):

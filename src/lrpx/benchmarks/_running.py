@@ -124,6 +124,7 @@ class Run:
             {
                 "model": self.model.name,
                 "weights and config": self.model.fingerprint(),
+                "tokenizer": self.model.tokenizer_fingerprint(),
                 "task": self.model.task.title,
                 "dtype": self.model.dtype,
             }

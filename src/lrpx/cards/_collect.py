@@ -130,6 +130,7 @@ class Collection:
         return {
             "model": model.name,
             "weights and config": model.fingerprint(),
+            "tokenizer": model.tokenizer_fingerprint(),
             "dtype": model.dtype,
             "places": [[place.layer, place.name, place.width] for place in self.places],
             "corpus": _described(self.corpus),

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 KIND: Final = "neurons"
 """How the run of a folder is called."""
 REFERENCES: Final = "references.parquet"
-SETTINGS: Final = ("model", "weights and config", "places", "corpus", "text", "context", "measures", "every")
+SETTINGS: Final = (
+    *("model", "weights and config", "tokenizer", "places", "corpus", "text", "context", "measures", "every"),
+)
 NOTED: Final = ("spec", "corpus", "texts")
 """What is read of the record, and of the settings in it."""
 
@@ -180,12 +182,17 @@ class References:
         """The same model, when it is the one that the references are of.
 
         Raises:
-            ModelError: it has other weights, or another config.
+            ModelError: it has other weights, another config, or another tokenizer.
         """
         if model.fingerprint() != self.settings["weights and config"]:
             raise ModelError(
                 f"the references are of {self.settings['model']} with other weights, or another config, than "
                 f"{model.name} has; pass the model as it was, or collect them again"
+            )
+        if model.tokenizer_fingerprint() != self.settings["tokenizer"]:
+            raise ModelError(
+                f"the references are of texts as another tokenizer than that of {model.name} reads them; pass the "
+                "tokenizer as it was, or collect them again"
             )
         return model
 

@@ -246,7 +246,8 @@ def _settings(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) ->
     """All that the numbers of every text depend on."""
     bound = explainer.bound
     described = [(method.name, method.describe(), digest_of(method)) for method in chosen]
-    return repr((bound.name, bound.fingerprint(), bound.dtype, described, wanted.ledger, wanted.words, bound.pooling))
+    model = (bound.name, bound.fingerprint(), bound.tokenizer_fingerprint(), bound.dtype, bound.pooling)
+    return repr((model, described, wanted.ledger, wanted.words))
 
 
 def _digest(given: Given, about: str) -> str:
