@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import lrpx
 from lrpx import Explainer
 from lrpx.benchmarks import Run, find
 from lrpx.errors import DataError, InputError, MethodError, ResultFileError
-from lrpx.methods import METHODS, Backward, IntegratedGradients, Rollout, SmoothGrad
+from lrpx.methods import METHODS, Backward, IntegratedGradients, PositionAware, Rollout, SmoothGrad
 from lrpx.methods import find as find_method
 from lrpx.methods._method_files import write
 from lrpx.model import Spec
@@ -110,6 +111,26 @@ def test_gamma_of_a_recipe(model, texts, tmp_path):
         candidates(recipe, {"sigma": [1]})
 
 
+def test_a_method_of_positions_is_searched_and_saved_with_them(model, texts, tmp_path):
+    method = PositionAware("mine", lrpx.PA_LRP.at("*.mlp", linear=lrpx.Gamma(0.25)), sinks="absolute")
+    found = tune(model, benchmark(texts, last=2), method, {"gamma": [0.1]})
+    found.save(tmp_path / "best.json")
+    explain = Explainer(model.module, model.tokenizer)
+    tuned, loaded = (explain(TEXTS[0], method=each) for each in (found.best.method, str(tmp_path / "best.json")))
+    assert torch.equal(tuned.relevance, loaded.relevance)
+    assert torch.equal(tuned.parts["positions"].values, loaded.parts["positions"].values)
+    assert find_method(str(tmp_path / "best.json")).describe() == found.best.method.describe()
+
+
+def test_a_class_of_recipes_of_ones_own_is_not_written_as_the_recipe_alone(tmp_path):
+    class Own(Backward):
+        """Registered by no name."""
+
+    with pytest.raises(MethodError, match="mine cannot be saved: it is no registered method with fields"):
+        write(Own("mine", lrpx.LRP), tmp_path / "mine.json")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     "method",
     [
@@ -119,6 +140,8 @@ def test_gamma_of_a_recipe(model, texts, tmp_path):
         METHODS["random"],
         METHODS["alti-logit"],
         METHODS["lrp"],
+        PositionAware("mine", lrpx.PA_LRP.at("*.mlp", linear=lrpx.Gamma(0.25)), of="tokens", sinks="single"),
+        replace(METHODS["alti-logit"], name="mine", recipe=lrpx.LRP),
     ],
 )
 def test_a_file_is_the_method_that_was_written(method, tmp_path):
@@ -145,6 +168,8 @@ def test_a_file_is_the_method_that_was_written(method, tmp_path):
         ({"lrpx method": 1, "method": "random", "settings": {"seed": True}}, "is True; pass a number"),
         ({"lrpx method": 1, "method": "rollout", "name": "\x1b"}, "its name is"),
         ({"lrpx method": 1, "method": "lrp", "settings": {"recipe": "x"}}, "has no setting 'recipe'"),
+        ({"lrpx method": 1, "method": "pa-lrp", "settings": {"recipe": {}}}, 'it has no "lrpx recipe"'),
+        ({"lrpx method": 1, "method": "rollout", "settings": {"fusion": {}}}, "a setting is a list or an object"),
         (["no"], "is no recipe"),
     ],
 )

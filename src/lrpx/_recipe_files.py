@@ -77,7 +77,16 @@ def write(recipe: Recipe, path: str | Path) -> None:
         MethodError: a rule or the layers cannot be written, such as a lambda.
         ResultFileError: the folder is missing or cannot be written to.
     """
-    plain = {
+    write_text(path, json.dumps(written(recipe), ensure_ascii=False, indent=1) + "\n")
+
+
+def written(recipe: Recipe) -> dict[str, Any]:
+    """A recipe as the JSON object of its file, which :func:`made` takes.
+
+    Raises:
+        MethodError: a rule or the layers cannot be written, such as a lambda.
+    """
+    return {
         _FORMAT_KEY: FORMAT,
         "name": recipe.name,
         "rules": {
@@ -95,7 +104,6 @@ def write(recipe: Recipe, path: str | Path) -> None:
             for override in recipe.overrides
         ],
     }
-    write_text(path, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
 
 
 def _written_rule(kind: str, rule: Rule | None) -> str | dict[str, Any] | None:
@@ -190,6 +198,15 @@ def read(path: str | Path, own: Collection[Callable[..., Any]] = ()) -> Recipe:
     except (ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, MethodError) else f"no JSON ({type(error).__name__}: {error})"
         raise MethodError(f"{path} is no recipe: {why}") from error
+
+
+def made(found: Any) -> Recipe:
+    """The recipe of a JSON object that :func:`written` gave.
+
+    Raises:
+        MethodError: it is none, or it names a rule that is not LRPx's.
+    """
+    return _recipe(dict(found) if isinstance(found, dict) else found, BUILT_IN)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

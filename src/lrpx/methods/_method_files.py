@@ -4,7 +4,8 @@ A file holds the name of a registered method and the fields that differ from its
 
     {"lrpx method": 1, "method": "smoothgrad", "name": "smoothgrad sigma=0.1", "settings": {"sigma": 0.1}}
 
-A method that is a recipe is written as the recipe's file.
+A setting that is a recipe is the object of the recipe's file. A method that is a recipe, and no more, is written as the
+recipe's file.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from lrpx import _recipe_files
 from lrpx._files import write_text
 from lrpx.errors import MethodError
 from lrpx.methods._backward import Backward, value_times_gradient
@@ -29,19 +31,21 @@ def write(method: Method, path: str | Path) -> None:
     """Write a method as a JSON file, which :func:`read` reads.
 
     Raises:
-        MethodError: its class is registered by no name, or a field is no text or number.
+        MethodError: its class is registered by no name, or a field is no text, number or recipe.
         ResultFileError: the folder is missing or cannot be written to.
     """
-    if isinstance(method, Backward) and method.reduce is value_times_gradient:
+    if type(method) is Backward and method.reduce is value_times_gradient:
         method.recipe.save(path)
         return
     base = next((each for each in METHODS.values() if type(each) is type(method)), None)
-    if base is None or not is_dataclass(method) or isinstance(method, Backward):
+    if base is None or not is_dataclass(method) or type(method) is Backward:
         raise MethodError(f"{method.name} cannot be saved: it is no registered method with fields; pass a script of it")
     every = [each.name for each in fields(method) if each.init and each.name not in _OF_NAMES]
     settings = {name: getattr(method, name) for name in every if getattr(base, name) != getattr(method, name)}
     for name, value in settings.items():
-        if not _is_plain(value):
+        if isinstance(value, Recipe):
+            settings[name] = _recipe_files.written(value)
+        elif not _is_plain(value):
             raise MethodError(f"{method.name} cannot be saved: its {name} is {value!r}; pass a text or a number")
     plain = {_FORMAT_KEY: FORMAT, "method": base.name, "name": method.name, "settings": settings}
     write_text(path, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
@@ -112,9 +116,18 @@ def _method(found: dict[str, Any]) -> Method:
         raise MethodError(f"its name is {name!r}; write a text")
     if not isinstance(settings, dict):
         raise MethodError(f"its settings are {settings!r}; write an object of them")
-    if any(isinstance(value, dict | list) for value in settings.values()):
+    method = METHODS[given]
+    own = {each: _recipe_files.made(settings[each]) for each in settings if _is_recipe(method, each, settings)}
+    plain = {each: value for each, value in settings.items() if each not in own}
+    if any(isinstance(value, dict | list) for value in plain.values()):
         raise MethodError("a setting is a list or an object; write a text or a number")
-    return with_settings(METHODS[given], name, settings)
+    found_method: Method = replace(with_settings(method, name, plain), **own)  # type: ignore[type-var]
+    return found_method
+
+
+def _is_recipe(method: Method, name: str, settings: dict[str, Any]) -> bool:
+    """Whether a setting is the object of a recipe, for a field of the method that is one."""
+    return isinstance(settings[name], dict) and isinstance(getattr(method, name, None), Recipe)
 
 
 def _kind(value: Any) -> str:
