@@ -337,6 +337,54 @@ def test_sixteen_bits_are_read_as_eight(processed, tmp_path):
             processed(tmp_path / "odd.tiff", 1)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("converts", [False, True])
+def test_a_pil_image_of_any_mode_is_read_as_its_file_is(channels, converts, tmp_path):
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    config = tf.ViTConfig(**sizes, image_size=16, patch_size=4, num_channels=channels)
+    processor = tf.CLIPImageProcessorPil(
+        size={"height": 16, "width": 16}, do_center_crop=False, do_convert_rgb=converts and channels == 3,
+        image_mean=[0.5] * channels, image_std=[0.5] * channels,
+    )  # fmt: skip
+    explain = Explainer(tf.ViTForImageClassification(config).eval(), processor)
+    grey = np.random.default_rng(1).integers(0, 256, (16, 16), dtype=np.uint8)
+    palette = image.fromarray(255 - grey).convert("P")
+    palette.putpalette([255 - i for i in range(256) for _ in range(3)])
+    given = {
+        "P": palette,
+        "1": image.fromarray(grey > 128),
+        "I;16": image.fromarray(grey.astype(np.uint16) * 257),
+        "I": image.fromarray(grey.astype(np.int32)),
+        "F": image.fromarray(grey.astype(np.float32)),
+    }
+    for mode, each in given.items():
+        assert each.mode == mode
+        each.save(tmp_path / "same.tiff")
+        found = explain(each, 1)
+        assert found == explain(tmp_path / "same.tiff", 1)
+        shown = np.where(grey > 128, 255, 0) if mode == "1" else grey
+        assert np.array_equal(found.image[..., 0], shown), mode
+    for numbers in (grey.astype(np.int32) * 300, grey.astype(np.float32) / 255):
+        with pytest.raises(InputError, match=r"the image is of mode ., whose numbers are from .*, and nothing tells"):
+            explain(image.fromarray(numbers), 1)
+
+
+def test_an_array_of_more_than_eight_bits_is_refused(processed, photograph):
+    from PIL import Image
+
+    pixels = np.asarray(Image.open(photograph))
+    wide = pixels.astype(np.uint16) * 257
+    for given in (wide, torch.tensor(wide), wide.astype(np.int64), wide.astype(np.float32), pixels / 127.5 - 1):
+        with pytest.raises(InputError, match=r"takes 255 for white; pass whole numbers from 0 to 255, as image // 257"):
+            processed(given, 1)
+    assert processed(wide // 257, 1) == processed(pixels, 1)
+    own = copy.deepcopy(processed.tokenizer)
+    own.do_resize, own.rescale_factor = False, 1 / 65535
+    assert Explainer(processed.model, own)(wide[:16, :16], 1).image.float().std() > 0
+
+
 def test_colours_that_a_processor_would_read_as_others_are_refused(processed, photograph):
     from PIL import Image
 

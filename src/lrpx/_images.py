@@ -53,13 +53,21 @@ def open_image(path: str | os.PathLike[str], channels: int | None) -> Any:
         raise InputError(f"the image is {shown}, a file that holds {told[:200]}; {mend}") from None
 
 
-def upright(image: Any) -> Any:
-    """A PIL image turned as its camera says, as files are (and as pipelines of transformers do); any other as it is."""
+def as_of_a_file(image: Any, channels: int | None) -> Any:
+    """A PIL image as its file is read: turned as its camera says (as pipelines of transformers do), and in the colours
+    that the model takes where it holds others than its numbers say: palettes, bits, 16 bits, floats. All else as it is.
+
+    Raises:
+        InputError: nothing tells what its numbers are.
+    """
     if not hasattr(image, "getexif"):
         return image
     from PIL import ImageOps
 
-    return ImageOps.exif_transpose(image)
+    whole = ImageOps.exif_transpose(image)
+    if whole.mode.startswith(("P", "1", "I", "F")):
+        return _of_eight_bits(whole, f"of mode {whole.mode}").convert("L" if channels == 1 else "RGB")
+    return whole
 
 
 def _of_eight_bits(image: Any, shown: str) -> Any:

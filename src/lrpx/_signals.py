@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from lrpx._images import open_image, upright
+from lrpx._images import as_of_a_file, open_image
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,7 +55,9 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
         )
     _refuse_numbers(processor, given)
     try:
-        made = dict(processor(images=upright(given), return_tensors="pt"))
+        made = dict(processor(images=as_of_a_file(given, channels), return_tensors="pt"))
+    except InputError:
+        raise
     except (TypeError, ValueError, OSError) as error:
         told = " ".join(str(error).split())[:120]
         raise InputError(
@@ -74,10 +76,18 @@ def _refuse_numbers(processor: Any, given: Any) -> None:
             f"the image is {_told(given)}, and the processor reads red, green and blue; pass image.convert('RGB')"
         )
     kind = str(getattr(given, "dtype", "")).removeprefix("torch.")
-    if not getattr(processor, "do_rescale", False) or not kind.startswith(("float", "bool")):
+    if not getattr(processor, "do_rescale", False) or not kind or 0 in given.shape:
         return
-    highest = float(given.max()) if 0 not in given.shape else 0.0
-    if 0 < highest <= 1:
+    numbers = given.double() if isinstance(given, Tensor) else given
+    lowest, highest = float(numbers.min()), float(numbers.max())
+    white = max(255.0, 1 / (getattr(processor, "rescale_factor", None) or 1 / 255))
+    if lowest < 0 or highest > white * (1 + 1e-6):
+        raise InputError(
+            f"the image is {_told(given)} of {kind} from {lowest:g} to {highest:g}, and the processor takes {white:g} "
+            "for white; pass whole numbers from 0 to 255, as image // 257 makes of 16 bits, or pixel_values, a float "
+            "tensor [channels, rows, columns]"
+        )
+    if kind.startswith(("float", "bool")) and 0 < highest <= 1:
         raise InputError(
             f"the image is {_told(given)} of {kind} up to {highest:g}, and the processor divides by 255, as if it were "
             "nearly black; pass whole numbers from 0 to 255, or pixel_values, a float tensor [channels, rows, columns]"
