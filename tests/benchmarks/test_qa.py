@@ -15,7 +15,7 @@ from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForCo
 import lrpx
 from lrpx._data.squad import read_squad
 from lrpx.benchmarks import Run, keep
-from lrpx.benchmarks._qa import PROMPT, Answers, AnswersPerturbed
+from lrpx.benchmarks._qa import PROMPT, Answers, AnswersPerturbed, _places
 from lrpx.errors import DataError, InputError, ModelError
 from lrpx.metrics import ANSWERS
 from lrpx.model import BoundModel, Spec
@@ -251,6 +251,33 @@ def test_what_the_model_writes_is_explained_where_it_writes_the_answer(tmp_path:
     assert row["correct"] is True
     with pytest.raises(InputError, match="does not write in 1 tokens"):
         Answers(data=tmp_path / "a.json", write=1).samples(benchmark.read(), model)
+
+
+@pytest.mark.parametrize("answer", ["he", "in"])
+def test_an_answer_inside_other_words_is_not_written(answer: str, tmp_path: Any) -> None:
+    """The model writes " I am not going to be a man of the kind"."""
+    context = "Yesterday he sold the old house in 1994 for 19 coins."
+    content = squad(("Who sold it?", [(answer, context.index(answer))], False))
+    content["data"][0]["paragraphs"][0]["context"] = context
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    benchmark = Answers(data=tmp_path / "a.json", write=12)
+    with pytest.raises(InputError, match="does not write in 12 tokens"):
+        benchmark.samples(benchmark.read(), Spec().build())
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "places"),
+    [
+        ("he", "the man said he, and she", [13]),
+        ("19", "in 1994, 1.19, 1,190 and 19.5: 19. 19, 19", [31, 35, 39]),
+        ("$5", "US$5 or $5.5 or $5", [2, 16]),
+        ("東京", "首都は東京です", [3]),
+        ("cafe", "cafe\u0301 or cafe", [9]),
+        ("an an", "an an an", [0, 3]),
+    ],
+)
+def test_answers_are_found_in_whole_words(answer: str, text: str, places: list[int]) -> None:
+    assert _places(answer, text) == places
 
 
 def test_chat_and_writing_are_for_models_that_write(data: Any, piece_tokenizer: Any) -> None:

@@ -7,6 +7,7 @@ and only the context is perturbed.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path  # noqa: TC003 - the fields' types are read
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
@@ -16,7 +17,7 @@ import torch
 
 from lrpx._data.agreement import Dropped
 from lrpx._data.squad import Asked, read_squad
-from lrpx._tokens import decoder_ids
+from lrpx._tokens import decoder_ids, is_inside_word
 from lrpx.benchmarks._contract import Benchmark, Samples, Source, register
 from lrpx.benchmarks._faithfulness import FEWEST, Perturbed, too_few
 from lrpx.benchmarks._ground_truth import GroundTruth
@@ -226,7 +227,8 @@ class Squad(Benchmark[AnswerSample]):
         return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
 
     def _written(self, ids: Sequence[int], asked: Asked, model: BoundModel) -> list[int] | None:
-        """What the model writes, up to the first token of an answer and with it; None where it writes none."""
+        """What the model writes, up to the first token of an answer, in whole words, and with it; None where it writes
+        none."""
         given = torch.tensor([ids], device=model.device)
         how: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": self.write}
         pad = next(
@@ -237,8 +239,8 @@ class Squad(Benchmark[AnswerSample]):
         written: list[int] = made[0, len(ids) :].tolist()
         decode = model.reader.text_tokenizer.decode
         text = decode(written)
-        places = [text.find(asked.context[start:stop]) for start, stop in asked.answers]
-        at = min((place for place in places if place >= 0), default=None)
+        places = [place for start, stop in asked.answers for place in _places(asked.context[start:stop], text)]
+        at = min(places, default=None)
         if at is None:
             return None
         last = next(n for n in range(len(written)) if len(decode(written[: n + 1])) > at)
@@ -353,6 +355,12 @@ def _is_right(case: Case[AnswerSample]) -> bool:
     best = Span().resolved(int, _of_context(logits, case.sample.context))
     assert isinstance(best, Span)
     return (best.token, best.end) in case.sample.accepted
+
+
+def _places(answer: str, text: str) -> list[int]:
+    """Where an answer stands in a text in whole words."""
+    found = (match.start() for match in re.finditer(f"(?={re.escape(answer)})", text))
+    return [at for at in found if not (is_inside_word(text, at) or is_inside_word(text, at + len(answer)))]
 
 
 def _tokens_of(offsets: Sequence[tuple[int, int]], inside: Sequence[int], start: int, end: int) -> list[int]:
