@@ -131,6 +131,17 @@ def test_a_class_of_recipes_of_ones_own_is_not_written_as_the_recipe_alone(tmp_p
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("place", ["convolution", "first", "input_projection", "output_projection"])
+def test_gamma_of_every_rule_of_a_recipe(place):
+    """Also of the layers that have a rule by what they are to the model."""
+    recipe = replace(lrpx.ATTNLRP, **{place: lrpx.Gamma(0.25)}).at("*.mlp", **{place: lrpx.Gamma(0.5)})
+    for searched in (recipe, replace(recipe, overrides=()), replace(recipe, linear=lrpx.Gamma(0.25))):
+        ((_, made),) = candidates(searched, {"gamma": [1.0]})
+        assert made.recipe.rule(place) == lrpx.Gamma(1.0)
+        assert made.recipe.linear == (lrpx.Gamma(1.0) if searched.linear == lrpx.Gamma(0.25) else lrpx.ATTNLRP.linear)
+        assert all(dict(each.rules) == {place: lrpx.Gamma(1.0)} for each in made.recipe.overrides)
+
+
 @pytest.mark.parametrize(
     "method",
     [

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow.parquet as pq
 
+from lrpx._kinds import KINDS, PLACES
 from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks._faithfulness import Faithfulness
 from lrpx.errors import InputError, MethodError
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from lrpx.benchmarks import Benchmark
     from lrpx.methods import Method
     from lrpx.model import BoundModel
-    from lrpx.recipes import Recipe
 
 __all__ = ["GRIDS", "Tried", "Tuned", "candidates", "tune"]
 
@@ -247,25 +247,15 @@ def _with_gamma(method: Backward, name: str, settings: Mapping[str, Any]) -> Met
     if set(settings) != {"gamma"}:
         wrong = next(each for each in settings if each != "gamma")
         raise MethodError(f"of a recipe only gamma can be searched, not {wrong!r}; write a recipe for each")
-    new = Gamma(settings["gamma"])
-    recipe = method.recipe
+    recipe, new = method.recipe, Gamma(settings["gamma"])
+    kinds = tuple((kind, new) for kind in (*KINDS, *PLACES) if isinstance(recipe.rule(kind), Gamma))
     overrides = tuple(
         replace(each, rules=tuple((kind, new if isinstance(rule, Gamma) else rule) for kind, rule in each.rules))
         for each in recipe.overrides
     )
-    changed: Recipe = replace(recipe, overrides=overrides, **_gammas(recipe, new))
-    if changed == recipe and not _has_gamma(recipe):
+    if not kinds and not any(isinstance(rule, Gamma) for each in recipe.overrides for _, rule in each.rules):
         raise MethodError(
             f"{method.name} has no γ rule to search; save a recipe with one, such as "
             "lrpx.ATTNLRP.at('*.mlp', linear=lrpx.Gamma(0.25)), and name its file"
         )
-    return replace(method, name=name, recipe=replace(changed, name=name), label="")
-
-
-def _gammas(recipe: Recipe, new: Gamma) -> dict[str, Any]:
-    return {kind: new for kind in ("linear", "convolution") if isinstance(recipe.rule(kind), Gamma)}
-
-
-def _has_gamma(recipe: Recipe) -> bool:
-    inside = any(isinstance(rule, Gamma) for each in recipe.overrides for _, rule in each.rules)
-    return inside or any(isinstance(recipe.rule(kind), Gamma) for kind in ("linear", "convolution"))
+    return replace(method, name=name, recipe=replace(recipe, name=name, overrides=overrides, **dict(kinds)), label="")
