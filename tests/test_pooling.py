@@ -116,10 +116,11 @@ def test_sentence_transformers_gives_the_same_similarity(minilm, tmp_path, kind)
 @pytest.mark.parametrize("kind", ["cls", "mean"])
 def test_a_model_of_sentence_transformers_is_taken_apart(encoder, piece_tokenizer, tmp_path, kind):
     package = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
     folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "lasttoken"})  # which it does not ask
-    transformer = package.models.Transformer(str(folder), model_kwargs={"dtype": torch.float64})
+    transformer = models.Transformer(str(folder), model_kwargs={"dtype": torch.float64})
     model = package.SentenceTransformer(
-        modules=[transformer, package.models.Pooling(encoder.config.hidden_size, kind), package.models.Normalize()],
+        modules=[transformer, models.Pooling(encoder.config.hidden_size, kind), models.Normalize()],
         device="cpu",
     )
     a, b = model.encode(list(PAIR), convert_to_tensor=True)
@@ -134,9 +135,51 @@ def test_a_model_of_sentence_transformers_is_taken_apart(encoder, piece_tokenize
     model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
     with pytest.raises(ModelError, match="puts a prompt before each text, 'query'"):
         Explainer(model)
-    dense = package.models.Dense(encoder.config.hidden_size, 3)
+    dense = models.Dense(encoder.config.hidden_size, 3)
     with pytest.raises(ModelError, match="makes its embeddings by a Dense too; pass pooling='mean'"):
         Explainer(package.SentenceTransformer(modules=[*list(model)[:2], dense], device="cpu"))
+
+
+def test_the_first_numbers_of_an_embedding_are_compared_where_the_rest_is_cut_off(encoder, piece_tokenizer, tmp_path):
+    package = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
+    transformer = models.Transformer(str(folder), model_kwargs={"dtype": torch.float64})
+    modules = [transformer, models.Pooling(encoder.config.hidden_size, "cls"), models.Normalize()]
+    model = package.SentenceTransformer(modules=modules, device="cpu", truncate_dim=5)
+    a, b = model.encode(list(PAIR), convert_to_tensor=True)
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"truncate_dim": 5}))
+    for explain in (Explainer(model), Explainer.from_pretrained(folder)):
+        found = explain(PAIR)
+        assert found.explained.value == pytest.approx(float(a @ b / (a.norm() * b.norm())), abs=1e-6)
+        assert found.explained.description == "similarity of the two texts (first token, its first 5 numbers)"
+    many = Explainer.from_pretrained(folder)([PAIR, PAIR])[1]
+    torch.testing.assert_close(found.relevance.clone(), many.relevance.clone(), rtol=0, atol=1e-12)
+    assert Explainer(model, pooling="cls")(PAIR).explained.value != pytest.approx(found.explained.value, abs=1e-3)
+
+
+@pytest.mark.parametrize("compares", ["dot", "euclidean", "manhattan"])
+def test_embeddings_that_are_compared_by_no_cosine_are_refused(encoder, piece_tokenizer, tmp_path, compares):
+    package = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"}, ("Transformer", "Pooling"))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"similarity_fn_name": compares}))
+    with pytest.raises(ModelError, match=rf"compares embeddings by '{compares}', says its .*; pass pooling='cls' to"):
+        Explainer.from_pretrained(folder)
+    cosine_of = Explainer.from_pretrained(folder, pooling="cls")(PAIR).explained.value
+    modules = [models.Transformer(str(folder)), models.Pooling(encoder.config.hidden_size, "cls")]
+    model = package.SentenceTransformer(modules=modules, device="cpu", similarity_fn_name=compares)
+    with pytest.raises(ModelError, match=rf"compares embeddings by '{compares}', .*; set its similarity_fn_name to 'c"):
+        Explainer(model)
+    modules.append(models.Normalize())
+    model = package.SentenceTransformer(modules=modules, device="cpu", similarity_fn_name=compares)
+    if compares == "dot":  # of embeddings of length 1 it is the cosine
+        assert Explainer(model)(PAIR).explained.value == pytest.approx(cosine_of, abs=1e-6)
+        model.truncate_dim = 5
+    with pytest.raises(ModelError, match="compares embeddings by"):
+        Explainer(model)
+    model.similarity_fn_name = "cosine"
+    assert Explainer(model)(PAIR).explained.value
 
 
 def test_a_text_that_sentence_transformers_would_cut_is_refused(encoder, piece_tokenizer, tmp_path):

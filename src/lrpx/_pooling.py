@@ -39,21 +39,26 @@ class Pooling:
     Args:
         kind: of :data:`TITLES`.
         is_assumed: whether nobody has said so.
+        dims: how many numbers of an embedding are kept, the first ones; None for all.
         most: the most tokens of a text, where its files say so: sentence-transformers cuts the rest off, and a longer
             text has another embedding there.
         lowers: whether its files say that texts are put into lower case, whatever the tokenizer does.
 
     >>> str(Pooling("cls")), str(Pooling(is_assumed=True))
     ('first token', 'mean of the tokens, as nothing else is said')
+    >>> str(Pooling(dims=64))
+    'mean of the tokens, its first 64 numbers'
     """
 
     kind: Kind = "mean"
     is_assumed: bool = False
+    dims: int | None = None
     most: int | None = field(default=None, compare=False, repr=False)
     lowers: bool = field(default=False, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return TITLES[self.kind] + (", as nothing else is said" if self.is_assumed else "")
+        kept = "" if self.dims is None else f", its first {self.dims} numbers"
+        return TITLES[self.kind] + kept + (", as nothing else is said" if self.is_assumed else "")
 
     def weights(self, mask: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """``[B, T]``: how much of each token's hidden state the embedding is, from a mask of 1 and 0.
@@ -97,7 +102,8 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
         said = _kinds(config)
     except (TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{name} has a modules.json that is none of sentence-transformers; {MEND}") from error
-    prompt = (_json(name, "config_sentence_transformers.json", options) or {}).get("default_prompt_name")
+    asked = _json(name, "config_sentence_transformers.json", options) or {}
+    prompt = asked.get("default_prompt_name")
     if prompt is not None:
         raise ModelError(
             f"{name} puts a prompt before each text, {prompt!r}, says its config_sentence_transformers.json, which is "
@@ -106,7 +112,14 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
         )
     about = _json(name, "sentence_bert_config.json", options) or {}
     found = _known(name, said, about.get("max_seq_length"), ", say its files")
-    return replace(found, lowers=bool(about.get("do_lower_case")))
+    found = replace(found, lowers=bool(about.get("do_lower_case")), dims=asked.get("truncate_dim"))
+    if not _is_cosine(asked.get("similarity_fn_name"), found, kinds):
+        raise ModelError(
+            f"{name} compares embeddings by {asked['similarity_fn_name']!r}, says its "
+            "config_sentence_transformers.json, and the cosine is explained here; pass "
+            f"pooling={found.kind!r} to explain that"
+        )
+    return found
 
 
 def pooling_in(encoder: Any) -> Pooling:
@@ -126,7 +139,20 @@ def pooling_in(encoder: Any) -> Pooling:
             f"the {name} puts a prompt before each text, {prompt!r}, which is no part of the text that is explained; "
             "set its default_prompt_name to None, and write the prompt into the texts"
         )
-    return _known(f"the {name}", _kinds(parts["Pooling"].get_config_dict()), encoder.max_seq_length, "")
+    found = _known(f"the {name}", _kinds(parts["Pooling"].get_config_dict()), encoder.max_seq_length, "")
+    found = replace(found, dims=getattr(encoder, "truncate_dim", None))
+    compares = getattr(encoder, "_similarity_fn_name", None)  # the property of that name would set it
+    if not _is_cosine(compares, found, parts):
+        raise ModelError(
+            f"the {name} compares embeddings by {compares!r}, and the cosine is explained here; set its "
+            "similarity_fn_name to 'cosine' to explain that"
+        )
+    return found
+
+
+def _is_cosine(compares: Any, pooling: Pooling, kinds: Iterable[str]) -> bool:
+    """Whether embeddings are compared by their cosine, which the product of two whole ones of length 1 is, too."""
+    return compares in (None, "cosine") or (compares == "dot" and "Normalize" in kinds and pooling.dims is None)
 
 
 def _refuse_others(name: Any, kinds: Iterable[str], where: str) -> None:

@@ -591,7 +591,7 @@ def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task, pooli
         raise ModelError(_other_output(hidden, model, task, "hidden states [B, T, d]"))
     kept = torch.ones(hidden.shape[:2], device=hidden.device) if mask is None else mask
     weights = pooling.weights(kept, hidden.dtype)
-    pooled = torch.einsum("bt,btd->bd", weights, hidden)
+    pooled = torch.einsum("bt,btd->bd", weights, hidden)[:, : pooling.dims]
     return pooled.reshape(len(hidden) // 2, 1, -1)
 
 

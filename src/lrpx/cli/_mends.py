@@ -38,6 +38,7 @@ MENDS: Final = (
     (r"pass \w+\(…\), or no target", "leave --target out"),
     (r"pass a text, token ids or chat messages", "pass a text, or token ids with --ids"),
     (r"pass pooling=.*, or use (lrpx\.propagate)", rf"{IN_PYTHON} pass pooling='mean', say, or use \1"),
+    (r"pass pooling='(\w+)' to explain that", rf"{IN_PYTHON} pooling='\1' explains that"),
     (
         r"load it yourself with the class that the files are of, and pass it to (lrpx.Explainer\(model, tokenizer\))",
         rf"{IN_PYTHON} load the class that the files are of, and use \1",
