@@ -247,6 +247,44 @@ def test_a_pipeline_is_taken_apart(name, piece_tokenizer):
     assert Explainer(pipeline, other).tokenizer is other
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "told"),
+    [
+        ("text-classification", tf.BertForSequenceClassification, {"truncation": True, "max_length": 5}),
+        ("text-classification", tf.BertForSequenceClassification, {"max_length": 5}),
+        ("fill-mask", tf.BertForMaskedLM, {"tokenizer_kwargs": {"truncation": "only_first", "max_length": 5}}),
+        ("text-classification", tf.BertForSequenceClassification, {"truncation": True}),
+    ],
+)
+def test_a_text_that_a_pipeline_would_cut_is_refused(name, kind, told, piece_tokenizer):
+    model, text = bert(kind), "the [MASK] is small"
+    piece_tokenizer.model_max_length = 5
+    read = []  # how many tokens the model is given
+    pipeline = tf.pipeline(name, model=model, tokenizer=piece_tokenizer, **told)
+    hook = model.register_forward_pre_hook(
+        lambda _, __, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    pipeline(text)
+    hook.remove()
+    assert read == [5]
+    assert len(piece_tokenizer(text)["input_ids"]) > 5
+    explain = Explainer(pipeline)
+    with says(InputError, "tokens, the model's context is 5, where the pipeline cuts it; shorten it"):
+        explain(text)
+    assert len(explain("the [MASK]")) <= 5
+    assert len(Explainer(model, piece_tokenizer)(text)) > 5
+
+
+@pytest.mark.parametrize("told", [{"truncation": False, "max_length": 5}, {"padding": "max_length", "max_length": 5}, {}])
+def test_a_pipeline_that_cuts_nothing(told, piece_tokenizer):
+    model, text = bert(tf.BertForSequenceClassification), "the key is small"
+    pipeline = tf.pipeline("text-classification", model=model, tokenizer=piece_tokenizer, **told)
+    (said,) = pipeline(text)
+    found = Explainer(pipeline)(text)
+    assert len(found) > 5
+    assert said["score"] == pytest.approx(found.prediction.probability)
+
+
 def test_a_pipeline_for_images_gives_what_reads_them():
     pytest.importorskip("PIL", reason="Pillow is not installed")
     config = tf.ViTConfig(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,

@@ -11,6 +11,7 @@ import torch
 
 from lrpx import tasks
 from lrpx.errors import InputError, ModelError
+from lrpx.targets import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,6 +115,21 @@ def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     )
     found = next((reader for reader in readers if reader is not None), None)
     return model.model, found if tokenizer is None else tokenizer
+
+
+def cut_by_pipeline(model: Any) -> int | None:
+    """At how many tokens a pipeline of transformers cuts texts off, as it was told when it was made; None where it was
+    not, and of what is none."""
+    if not _is_one("Pipeline", "transformers", model):
+        return None
+    given = dict(getattr(model, "_preprocess_params", {}))
+    for name in ("tokenizer_kwargs", "tokenizer_encode_kwargs"):  # of masked models, of those that write
+        given |= given.get(name) or {}
+    most, how = given.get("max_length"), given.get("truncation")
+    is_told_by_length = how is None and most is not None and not given.get("padding")  # as tokenizers take it
+    if not is_told_by_length and how in (None, False, "do_not_truncate"):
+        return None
+    return whole_number(getattr(model.tokenizer, "model_max_length", None) if most is None else most)
 
 
 def is_sentence_transformer(model: Any) -> bool:

@@ -105,13 +105,15 @@ class Reader:
         model: the user's module.
         tokenizer: its tokenizer or processor, or None.
         task: what it predicts.
-        most: the most tokens that the model's files allow, or None for as many as it has positions for.
+        most: the most tokens that the model's files or its pipeline allow, or None for as many as it has positions for.
+        cutter: what would cut longer texts off.
     """
 
     model: Module
     tokenizer: Any
     task: Task
     most: int | None = None
+    cutter: str = ""
 
     @property
     def text_tokenizer(self) -> Any:
@@ -371,7 +373,7 @@ class Reader:
                 "pass the model's own tokenizer"
             )
         if self.limit is not None and len(ids) > self.limit:
-            cut = ", where sentence-transformers cuts it" if self.limit == self.most else ""
+            cut = f", where {self.cutter} cuts it" if self.limit == self.most else ""
             raise InputError(f"the {name} has {len(ids)} tokens, the model's context is {self.limit}{cut}; shorten it")
         others = {
             each: tuple(values)

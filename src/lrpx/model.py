@@ -27,7 +27,7 @@ from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._dropping import can_drop, can_tell, proven, without_hidden, worth
 from lrpx._holding import holding
-from lrpx._loading import is_sentence_transformer, load_pretrained, short_name, taken_apart
+from lrpx._loading import cut_by_pipeline, is_sentence_transformer, load_pretrained, short_name, taken_apart
 from lrpx._modules import named_modules
 from lrpx._naming import Named
 from lrpx._padding import hiding
@@ -195,6 +195,7 @@ class BoundModel(Named):
         spec: Spec | None = None,
     ) -> None:
         pooled = pooling_in(module) if is_sentence_transformer(module) and pooling is None else None
+        cut = cut_by_pipeline(module)
         module, tokenizer = taken_apart(module, tokenizer)
         if not isinstance(module, torch.nn.Module):
             raise ModelError(
@@ -210,7 +211,9 @@ class BoundModel(Named):
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
         self.pooling = pooled or self._pooling(pooling, spec)
-        self.reader = Reader(module, tokenizer, self.task, self.pooling.most)
+        cuts = ((self.pooling.most, "sentence-transformers"), (cut, "the pipeline"))
+        most, cutter = min(((most, cutter) for most, cutter in cuts if most is not None), default=(None, ""))
+        self.reader = Reader(module, tokenizer, self.task, most, cutter)
         if self.task.segments:
             _refuse_no_tokenizer(self.reader.text_tokenizer, "convert_ids_to_tokens")
         if self.task.segments:
