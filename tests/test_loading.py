@@ -275,7 +275,9 @@ def test_a_text_that_a_pipeline_would_cut_is_refused(name, kind, told, piece_tok
     assert len(Explainer(model, piece_tokenizer)(text)) > 5
 
 
-@pytest.mark.parametrize("told", [{"truncation": False, "max_length": 5}, {"padding": "max_length", "max_length": 5}, {}])
+@pytest.mark.parametrize(
+    "told", [{"truncation": False, "max_length": 5}, {"padding": "max_length", "max_length": 5}, {}]
+)
 def test_a_pipeline_that_cuts_nothing(told, piece_tokenizer):
     model, text = bert(tf.BertForSequenceClassification), "the key is small"
     pipeline = tf.pipeline("text-classification", model=model, tokenizer=piece_tokenizer, **told)

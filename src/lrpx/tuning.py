@@ -248,7 +248,7 @@ def _with_gamma(method: Backward, name: str, settings: Mapping[str, Any]) -> Met
         wrong = next(each for each in settings if each != "gamma")
         raise MethodError(f"of a recipe only gamma can be searched, not {wrong!r}; write a recipe for each")
     recipe, new = method.recipe, Gamma(settings["gamma"])
-    kinds = tuple((kind, new) for kind in (*KINDS, *PLACES) if isinstance(recipe.rule(kind), Gamma))
+    kinds: dict[str, Any] = {kind: new for kind in (*KINDS, *PLACES) if isinstance(recipe.rule(kind), Gamma)}
     overrides = tuple(
         replace(each, rules=tuple((kind, new if isinstance(rule, Gamma) else rule) for kind, rule in each.rules))
         for each in recipe.overrides
@@ -258,4 +258,4 @@ def _with_gamma(method: Backward, name: str, settings: Mapping[str, Any]) -> Met
             f"{method.name} has no γ rule to search; save a recipe with one, such as "
             "lrpx.ATTNLRP.at('*.mlp', linear=lrpx.Gamma(0.25)), and name its file"
         )
-    return replace(method, name=name, recipe=replace(recipe, name=name, overrides=overrides, **dict(kinds)), label="")
+    return replace(method, name=name, recipe=replace(recipe, name=name, overrides=overrides, **kinds), label="")
