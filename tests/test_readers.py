@@ -505,6 +505,40 @@ def test_speech_to_text():
         explain("a text")
 
 
+def test_image_to_text():
+    """As TrOCR and Donut: an encoder of an image, and a decoder that writes."""
+    torch.manual_seed(0)
+    reads = tf.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=8, patch_size=4
+    )
+    writes = tf.TrOCRConfig(
+        vocab_size=50, d_model=16, decoder_layers=2, decoder_attention_heads=2, decoder_ffn_dim=24, pad_token_id=1,
+        decoder_start_token_id=2, max_position_embeddings=32,
+    )  # fmt: skip
+    config = tf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(reads, writes)
+    config.decoder_start_token_id, config.pad_token_id = 2, 1
+    model = tf.VisionEncoderDecoderModel(config).eval().double()
+    explain = Explainer(model)
+    assert explain.task is Task.SPEECH
+    image, written = torch.rand(3, 8, 8).double(), [2, 5, 9]
+    found = explain(image, 7, method="gradient-x-input", decoder=written)
+    pixels, table = image[None].clone().requires_grad_(), model.decoder.get_input_embeddings()
+    embedded = table(torch.tensor([written])).detach().requires_grad_()
+    logit = model(pixel_values=pixels, decoder_inputs_embeds=embedded).logits[0, -1, 7]
+    logit.backward()
+    assert found.explained.value == pytest.approx(float(logit.detach()), abs=1e-12)
+    assert found.ids == tuple(written)
+    of_pixels = (pixels * pixels.grad)[0].detach()
+    torch.testing.assert_close(found.parts["pixels"].values.clone(), of_pixels, rtol=0, atol=1e-10)
+    for given, decoder in (
+        ({"pixel_values": image[None]}, written),
+        ({"pixel_values": image[None], "decoder_input_ids": torch.tensor([written])}, None),
+    ):
+        assert explain(given, 7, method="gradient-x-input", decoder=decoder) == found
+    with pytest.raises(InputError, match="no such file; pass pixel_values, a PIL image, or the path"):
+        explain("a text")
+
+
 @pytest.mark.parametrize("given", ["a text", [5, 7], torch.zeros(8, 8), 7, None])
 def test_what_is_no_image(given):
     with pytest.raises(InputError, match=r"the image is .*; pass pixel_values"):

@@ -237,7 +237,8 @@ class Reader:
             return self._processed(given, name)
         if self.task.arguments[0] != "input_ids":
             argument = tasks.signal_argument(self.model, self.task)
-            return (), signal(self.model, self.tokenizer, given, argument, is_image=self.task.pictures)
+            is_image = self.task.pictures or argument == "pixel_values"
+            return (), signal(self.model, self.tokenizer, given, argument, is_image=is_image)
         if self.task is Task.IMAGE_TEXT:
             return self._image_and_text(given, name)
         return (self._plain(given, name),), {}

@@ -114,7 +114,7 @@ class Task(_Facts, Enum):
         (), ("input_values",),
     )  # fmt: skip
     SPEECH = (
-        "speech recognition model", ("SPEECH_SEQ_2_SEQ",), None, "position", "last", "tokens",
+        "speech or text recognition model", ("SPEECH_SEQ_2_SEQ",), None, "position", "last", "tokens",
         ("decoder",), ("decoder_input_ids",),
     )  # fmt: skip
     MASKED = ("masked language model", ("MASKED_LM",), "ForMaskedLM", "position", "mask", "tokens")
@@ -136,7 +136,9 @@ def task_of(model: Module) -> Task:
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     if task is Task.SEQ2SEQ and not (is_pair or has_decoder):
         return Task.CAUSAL  # Voxtral and others that hear, whose decoder alone takes the text
-    return Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and has_decoder else task
+    task = Task.SEQ2SEQ if task is Task.CAUSAL and is_pair and has_decoder else task
+    reads_text = getattr(model, "main_input_name", "input_ids") == "input_ids" or accepts(model, "input_ids")
+    return task if task is not Task.SEQ2SEQ or reads_text else Task.SPEECH  # TrOCR and others that read images alone
 
 
 def _refuse_wrapped(model: Module) -> None:
