@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -37,6 +37,15 @@ __all__ = ["Task"]
 
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The argument that says which tokens of another are none."""
+GREEDY: Final[Mapping[str, Any]] = {
+    "do_sample": False, "num_beams": 1, "num_return_sequences": 1, "penalty_alpha": None, "dola_layers": None,
+    "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": None, "bad_words_ids": None,
+    "sequence_bias": None, "suppress_tokens": None, "begin_suppress_tokens": None, "guidance_scale": None,
+    "exponential_decay_length_penalty": None, "watermarking_config": None,
+}  # fmt: skip
+"""What ``generate`` is told to write the token of the largest logit each time, whatever penalties the model's own
+generation config has; a token that must come first or last there still does, such as that of a language."""
 
 
 @dataclass(frozen=True)

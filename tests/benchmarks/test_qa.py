@@ -236,6 +236,8 @@ def test_what_the_model_writes_is_explained_where_it_writes_the_answer(tmp_path:
     greedy = list(ids)
     for _ in range(8):
         greedy.append(int(model.module(torch.tensor([greedy])).logits[0, -1].argmax()))
+    penalties = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": greedy[len(ids) :]}
+    model.module.generation_config.update(**penalties)  # which a largest logit knows nothing of
     words = [model.tokenizer.decode([each]).strip() for each in greedy[len(ids) + 1 :]]
     word = next(each for each in words if len(each) > 1 and each in CONTEXT)
     content = squad((question, [(word, CONTEXT.index(word))], False))

@@ -126,6 +126,25 @@ def test_turn(command):
     assert code == 0
 
 
+def test_turn_writes_the_largest_logit_each_time(command, tmp_path):
+    """Whatever penalties the generation config of the model's files has."""
+    explainer, text = lrpx.Explainer.from_pretrained(), "The dog and the dog and the dog"
+    model, tokenizer = explainer.model, explainer.tokenizer
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    count = ids.shape[1]
+    for _ in range(8):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(-1)], 1)
+    written = tokenizer.decode(ids[0, count:], skip_special_tokens=True)
+    given = {"repetition_penalty": 5.0, "no_repeat_ngram_size": 1, "suppress_tokens": ids[0, count:].tolist()}
+    model.generation_config.update(**given, num_return_sequences=2, do_sample=True, temperature=3.0)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    code, out, err = command("turn", text, "--scale", "1:3=1", "--generate", 8, "--model", tmp_path)
+    assert (code, "makes no difference" in err) == (0, True)
+    assert " ".join(written.split()) in " ".join(out.split())
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart"])
 def test_turn_writes_no_further_than_the_models_context(command, tmp_path, piece_tokenizer, name):
     """The last token that is written is read by none; a table of positions has an end, angles have none."""

@@ -26,7 +26,7 @@ from lrpx.errors import InputError, ModelError
 from lrpx.metrics import ANSWERS
 from lrpx.questions import Question, Questions
 from lrpx.targets import Logit, Span
-from lrpx.tasks import Task
+from lrpx.tasks import GREEDY, Task
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -230,7 +230,7 @@ class Squad(Benchmark[AnswerSample]):
         """What the model writes, up to the first token of an answer, in whole words, and with it; None where it writes
         none."""
         given = torch.tensor([ids], device=model.device)
-        how: dict[str, Any] = {"do_sample": False, "num_beams": 1, "max_new_tokens": self.write}
+        how: dict[str, Any] = {**GREEDY, "max_new_tokens": self.write}
         pad = next(
             (each for each in (model.tokenizer.pad_token_id, model.tokenizer.eos_token_id) if each is not None), 0
         )

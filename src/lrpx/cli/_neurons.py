@@ -377,7 +377,7 @@ def _written(explainer: Explainer, text: str, count: int) -> list[str]:
         )
     ids = torch.tensor([row.segments[0].tokens.ids], device=tasks.input_device(model))
     pad = explainer.bound.pad_id
-    how = {"max_new_tokens": count, "do_sample": False, "num_beams": 1, "pad_token_id": 0 if pad is None else pad}
+    how: dict[str, Any] = {**tasks.GREEDY, "max_new_tokens": count, "pad_token_id": 0 if pad is None else pad}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), **how)[0]
     new = out if explainer.task is tasks.Task.SEQ2SEQ else out[ids.shape[1] :]
     return [explainer.tokenizer.decode(new, skip_special_tokens=True)]
