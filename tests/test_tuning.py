@@ -235,6 +235,48 @@ def test_the_command(run, texts, tmp_path, monkeypatch):
     assert "found holds a run with another setting: methods was" in err
 
 
+OWN = """
+from dataclasses import dataclass
+import torch
+from lrpx.methods import Found, Method, register
+
+@register
+@dataclass(frozen=True)
+class Mine(Method):
+    name: str = "mine"
+    label: str = "Mine"
+    power: float = 1.0
+    has_ledger = False
+
+    def attribute(self, model, questions, *, ledger=False):
+        rows = [questions.row_of(i) for i in range(len(questions))]
+        values = [torch.arange(len(row.tokens.ids)).add(1.0) ** self.power for row in rows]
+        return Found(model.ask(questions), tuple(values))
+"""
+
+
+def test_the_best_of_a_scripts_own_method_is_told(run, texts, tmp_path, monkeypatch):
+    """A file cannot name what only a script knows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(METHODS, "_found", dict(METHODS))  # what a test registers is not there for others
+    monkeypatch.setattr(METHODS, "_origins", dict(METHODS._origins))
+    (tmp_path / "own.py").write_text(OWN)
+    how = ["--data", str(texts), "--last", "2", "--context", "6", "--grid", "power=1.0,-1.0"]
+    code, out, err = run("tune", "--method", "own.py", *how, "--out", "found")
+    assert code == 2
+    assert "power=1.0" in out
+    assert "searched on 2 of the last 2 texts" in out
+    assert "it is of a script, and nothing that a file names is run; register it in the script, with power=" in err
+    assert not (tmp_path / "found" / "best.json").exists()
+
+
+def test_a_file_has_all_settings(tmp_path):
+    """So that it is the same method when defaults are others."""
+    write(SmoothGrad("mine", sigma=0.3), tmp_path / "mine.json")
+    settings = json.loads((tmp_path / "mine.json").read_text())["settings"]
+    assert settings.items() >= {"sigma": 0.3, "score": SmoothGrad().score}.items()
+
+
 def test_a_search_that_is_stopped_goes_on(model, texts, tmp_path):
     grid = {"discard": [0.0, 0.9]}
     whole = tune(model, benchmark(texts), "rollout", grid, part=1)

@@ -100,13 +100,13 @@ def tune(search: Search, options: dict[str, Any]) -> None:
         )  # fmt: skip
     best = found.best
     path = search.out / BEST
-    found.save(path)
     table = Table("settings", METRIC, "± standard error")
     for each in sorted(found.tried, key=lambda each: -each.mean):
         told = ", ".join(f"{name}={value}" for name, value in each.settings.items())
         table.add_row(Text(told), f"{each.mean:.4f}", f"{each.error:.4f}", style="bold" if each is best else "")
     Console().print(table)
     print(f"searched on {len(found.ids)} of the last {options['last']} texts")
+    found.save(path)
     if found.others:
         print(f"measure it on the others: lrpx benchmark faithfulness --limit {found.others} --methods {path} …")
     else:

@@ -1,6 +1,6 @@
 """Methods with settings of one's own as JSON files, for ``--method file.json``; nothing that a file names is imported.
 
-A file holds the name of a registered method and the fields that differ from its own::
+A file holds the name of a registered method and its fields; what is left out is as the method has it::
 
     {"lrpx method": 1, "method": "smoothgrad", "name": "smoothgrad sigma=0.1", "settings": {"sigma": 0.1}}
 
@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from lrpx import _recipe_files
 from lrpx._files import write_text
+from lrpx._scripts import digest_of
 from lrpx.errors import MethodError
 from lrpx.methods._backward import Backward, value_times_gradient
 from lrpx.methods._contract import METHODS, Method
@@ -31,7 +32,8 @@ def write(method: Method, path: str | Path) -> None:
     """Write a method as a JSON file, which :func:`read` reads.
 
     Raises:
-        MethodError: its class is registered by no name, or a field is no text, number or recipe.
+        MethodError: its class is registered by no name, or is of a script, which no file names; or a field is no text,
+            number or recipe.
         ResultFileError: the folder is missing or cannot be written to.
     """
     if type(method) is Backward and method.reduce is value_times_gradient:
@@ -40,13 +42,21 @@ def write(method: Method, path: str | Path) -> None:
     base = next((each for each in METHODS.values() if type(each) is type(method)), None)
     if base is None or not is_dataclass(method) or type(method) is Backward:
         raise MethodError(f"{method.name} cannot be saved: it is no registered method with fields; pass a script of it")
-    every = [each.name for each in fields(method) if each.init and each.name not in _OF_NAMES]
-    settings = {name: getattr(method, name) for name in every if getattr(base, name) != getattr(method, name)}
-    for name, value in settings.items():
+    settings = {}
+    for name in (each.name for each in fields(method) if each.init and each.name not in _OF_NAMES):
+        value = getattr(method, name)
         if isinstance(value, Recipe):
             settings[name] = _recipe_files.written(value)
-        elif not _is_plain(value):
+        elif _is_plain(value):
+            settings[name] = value
+        elif value != getattr(base, name):
             raise MethodError(f"{method.name} cannot be saved: its {name} is {value!r}; pass a text or a number")
+    if digest_of(type(method)) is not None:
+        told = ", ".join(f"{name}={value!r}" for name, value in settings.items() if _is_plain(value))
+        raise MethodError(
+            f"{method.name} cannot be saved: it is of a script, and nothing that a file names is run; register it in "
+            f"the script, with {told or 'a name of its own'}"
+        )
     plain = {_FORMAT_KEY: FORMAT, "method": base.name, "name": method.name, "settings": settings}
     write_text(path, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
 
