@@ -106,7 +106,11 @@ def tune(search: Search, options: dict[str, Any]) -> None:
         table.add_row(Text(told), f"{each.mean:.4f}", f"{each.error:.4f}", style="bold" if each is best else "")
     Console().print(table)
     print(f"searched on {len(found.ids)} of the last {options['last']} texts")
-    found.save(path)
+    try:
+        found.save(path)
+    except MethodError as error:  # the search is done, and what was best is told
+        console.print(Text(str(error)))
+        return
     if found.others:
         print(f"measure it on the others: lrpx benchmark faithfulness --limit {found.others} --methods {path} …")
     else:
