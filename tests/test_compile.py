@@ -143,6 +143,7 @@ def test_a_ledger_is_kept_by_the_plain_pass(compiled_llama):
     assert compiled_llama(ROWS[0], ledger=True).ledger.closes(1e-9)
 
 
+@slow
 def test_new_weights_are_seen_and_none_is_copied():
     model = llama()
     compiled = Explainer(model, compile=True)
@@ -167,6 +168,7 @@ def test_other_settings_of_the_model_are_seen():
     assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
 
 
+@slow
 def test_nothing_of_the_model_changes():
     model = llama().requires_grad_(True)
     tensors = {name: (tensor, tensor._version) for name, tensor in model.state_dict(keep_vars=True).items()}

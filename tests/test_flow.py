@@ -200,3 +200,12 @@ def test_what_is_refused(bundled):
         bundled.flow("The doors", method="ifr")
     with pytest.raises(MethodError, match="pass the path of one of them"):
         lrpx.Explainer(tiny.bart()).paths([4, 8, 2], layer=1, decoder=[2])
+
+
+def test_paths_of_a_decoder_beside_a_sound():
+    """Whose encoder is given numbers where another looks tokens up."""
+    sample = SAMPLES["whisper"]
+    model, batch = sample.build(), dict(sample.batch())
+    found = lrpx.Explainer(model).paths(batch, 7, layer=1, kind="neurons", units=2)
+    assert float(found.relevance.abs().sum()) > 0
+    assert torch.isfinite(found.relevance.clone()).all()

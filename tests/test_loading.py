@@ -83,6 +83,7 @@ def test_weights_of_other_shapes_than_the_config_says(tmp_path):
         Explainer.from_pretrained(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_unknown_name_shows_one_line_and_no_warnings():
     code = (
         "import lrpx\n"

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 import yaml
 from markdown_it import MarkdownIt
 
@@ -41,6 +42,7 @@ def test_the_tested_set_holds_every_tool_of_the_tests():
     assert wanted | set(alone.split()) <= pinned
 
 
+@pytest.mark.slow
 def test_a_report_for_other_tools_can_be_written(tmp_path):
     """``pytest --junitxml``, with what a test records."""
     report = tmp_path / "report.xml"

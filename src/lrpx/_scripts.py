@@ -156,7 +156,11 @@ def _imported(source: bytes, path: Path) -> dict[str, bytes]:
 def _names(source: bytes, package: str) -> Iterator[str]:
     """The modules that a source in a package imports, each after the packages that it is in; and what else it takes
     from them, which may be modules."""
-    for node in ast.walk(ast.parse(source)):
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):  # of a file that is never run, or whose error is the script's own affair
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [each.name for each in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level <= len(package.split(".")):

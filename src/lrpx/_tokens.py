@@ -34,6 +34,8 @@ _CJK = re.compile(
     "[\u2e80-\u2fdf\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f"
     "\U0001b000-\U0001b16f\U00020000-\U000323af]"
 )
+_UNSPACED = re.compile(f"{_CJK.pattern}|[\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\uac00-\ud7a3]")
+"""Characters of scripts without spaces between words, Thai, Lao, Tibetan, Burmese and Khmer too, and of Korean."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +241,8 @@ def _by_speaker(
 
 
 def is_inside_word(text: str, at: int) -> bool:
-    """Whether a place of a text is inside a word or a number; between two characters of a script without spaces, it is
-    not.
+    """Whether a place of a text is inside a word or a number; between two characters of a script without spaces, or of
+    Korean, whose particles stand at the word, it is not.
 
     >>> [at for at in range(9) if is_inside_word("the 1,99", at)]
     [1, 2, 5, 6, 7]
@@ -250,9 +252,17 @@ def is_inside_word(text: str, at: int) -> bool:
     before, after = text[at - 1], text[at]
     if before in ".," or after in ".,":
         return re.fullmatch("[0-9][.,][0-9]", text[at - 2 if before in ".," else at - 1 :][:3]) is not None
-    if _CJK.match(before) or _CJK.match(after):
+    if _is_mark(after):
+        return True
+    before = next((each for each in reversed(text[:at]) if not _is_mark(each)), "")
+    if _UNSPACED.match(before) or _UNSPACED.match(after):
         return False
-    return unicodedata.combining(after) > 0 or (re.match(r"\w\w", before + after) is not None)
+    return re.match(r"\w\w", before + after) is not None
+
+
+def _is_mark(character: str) -> bool:
+    """Whether a character belongs to the one before it: a vowel's sign, an accent."""
+    return unicodedata.category(character)[0] == "M"
 
 
 def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = "", *, decoder: bool = False) -> int:

@@ -462,7 +462,7 @@ def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str,
 
     def left(path: str) -> Callable[..., Any]:
         def after(_: Module, args: Any, output: Any) -> Any:
-            is_table = path in tables and args and not first_tensor(args) and isinstance(output, Tensor)
+            is_table = path in tables and args and first_tensor(args) is None and isinstance(output, Tensor)
             found = begin(output) if is_table else None
             look(path, "output", first_tensor(output) if found is None else found)
             return found

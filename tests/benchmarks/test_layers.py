@@ -50,6 +50,7 @@ def test_every_place_of_every_sweep_is_a_mix_with_its_rules(of: int) -> None:
             assert recipe_in(method.recipe, "lm_head").softmax is ATTNLRP.softmax
 
 
+@pytest.mark.slow
 def test_a_run_measures_every_mix_and_draws_it(bundled: BoundModel, data: Any, tmp_path: Any) -> None:
     benchmark = Layers(data=data)
     run = Run(benchmark, bundled, metrics=["LOO Pearson", "AOPC Δ"])

@@ -154,6 +154,7 @@ def test_circuits_hold_the_best_edges_of_other_pairs(
     assert f"{area:.3f}" in text
 
 
+@pytest.mark.slow
 def test_circuits_are_the_same_whatever_ran_before_on_the_model(tmp_path: Any) -> None:
     """Other answers, another seed and other weights give other scores of the same pairs."""
     pairs = [(f"The {one} in the house", f"The {one}s in the house") for one in ("boy", "girl", "dog")]

@@ -276,6 +276,9 @@ def test_an_answer_inside_other_words_is_not_written(answer: str, tmp_path: Any)
         ("東京", "首都は東京です", [3]),
         ("cafe", "cafe\u0301 or cafe", [9]),
         ("an an", "an an an", [0, 3]),
+        ("\u092e\u0928", "\u092e\u0928\u0941 \u0914\u0930 \u092e\u0928", [7]),  # a vowel's sign goes on with the word
+        ("กรุงเทพ", "คำตอบคือกรุงเทพครับ", [8]),
+        ("서울", "서울에서", [0]),
     ],
 )
 def test_answers_are_found_in_whole_words(answer: str, text: str, places: list[int]) -> None:

@@ -80,6 +80,7 @@ def first(relevance, truth):
 """
 
 
+@pytest.mark.slow
 def test_what_a_script_brings_is_found_by_another_process(tmp_path, monkeypatch):
     for registry in (BENCHMARKS, METRICS):
         monkeypatch.setattr(registry, "_found", dict(registry))

@@ -231,6 +231,7 @@ def test_no_memory_is_told_with_what_to_do(run, monkeypatch):
     assert (code, err) == (2, "lrpx: there is not enough memory for this text; shorten it, or use --recompute\n")
 
 
+@pytest.mark.slow
 def test_a_warning_is_one_line(tmp_path):
     """As one of a method's own."""
     script = tmp_path / "warns.py"

@@ -392,6 +392,7 @@ def test_a_device_is_no_file_to_go_on_with(run, texts):
     assert "cannot write /dev/full: No space left" in err
 
 
+@pytest.mark.slow
 def test_where_there_is_no_room_the_file_is_named_and_the_run_goes_on_later(run, texts, tmp_path):
     found = tmp_path / "found.jsonl"
     arguments = ("explain", "--texts", texts, "--json", found)

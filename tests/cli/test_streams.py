@@ -44,6 +44,7 @@ def test_nobody_reads_standard_output_any_more(arguments):
     assert err == ""
 
 
+@slow
 def test_only_the_first_lines_of_many_are_read(tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("The doors of the house\n" * 500)
@@ -87,6 +88,7 @@ def test_a_terminal_of_any_encoding(encoding):
         assert "\\xfc" in out.decode(encoding)  # what nothing looks like
 
 
+@slow
 @pytest.mark.parametrize("encoding", ["ascii", slowly("utf-8")])
 def test_json_is_utf_8_whatever_the_terminal_has(encoding):
     process = start(*DOORS, "--json", "-", env={"PYTHONIOENCODING": encoding, "LC_ALL": "C"})

@@ -44,6 +44,7 @@ def test_no_worker_is_refused(run):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_only_a_folder_needs_the_extra(run, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("lrpx.runs", "lrpx.coverage._parts"))]:
         monkeypatch.delitem(sys.modules, name)

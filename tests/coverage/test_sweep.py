@@ -68,6 +68,7 @@ def test_a_class_that_takes_too_long_failed():
     assert row.reasons == dict.fromkeys(CHECKS, "took longer than 0.01 s")
 
 
+@pytest.mark.slow
 def test_a_crash_is_one_class_that_failed():
     killing = Killing("causal-lm", "LlamaForCausalLM", "llama", ("llama",))
     first, second = sweep([killing, *choose(["mixtral"], "causal-lm")])
@@ -94,6 +95,7 @@ def test_a_script_that_cannot_be_imported_by_workers_is_refused(tmp_path):
     assert "no worker can be started; in a script, call sweep() below: if __name__" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_where_it_ended(tmp_path, monkeypatch):
     classes = choose(["llama", "gpt2"], "causal-lm")
     kept = list(sweep(classes[:1], tmp_path)) + list(sweep(classes[1:], tmp_path))

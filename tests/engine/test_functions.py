@@ -1039,6 +1039,44 @@ def test_scores_that_are_the_values_are_pooled(recipe: Recipe) -> None:
     agree(lambda x: soft_pool(x @ UP) @ UP[:4], lambda x: by_softmax(x @ UP) @ UP[:4], recipe)
 
 
+@every_family
+@pytest.mark.parametrize("sharpness", [2.0, -1.0])
+def test_smooth_maxima_and_minima_are_weighted_means(sharpness: float, recipe: Recipe) -> None:
+    """And so they are of what is masked."""
+
+    def pooled(e: Tensor, x: Tensor) -> Tensor:
+        return (x * e).sum(1, keepdim=True) / e.sum(1, keepdim=True) + 0 * x
+
+    def by_softmax(s: Tensor, x: Tensor) -> Tensor:
+        return (s.softmax(1) * x).sum(1, keepdim=True) + 0 * x
+
+    seen = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)[:, None]
+    agree(lambda x: pooled((sharpness * x).exp(), x), lambda x: by_softmax(sharpness * x, x), recipe)
+    agree(
+        lambda x: pooled((sharpness * x).exp() * seen, x),
+        lambda x: by_softmax((sharpness * x).masked_fill(seen == 0, -math.inf), x),
+        recipe,
+    )
+
+
+@every_family
+def test_attention_by_blocks_whose_state_begins_with_zeros(recipe: Recipe) -> None:
+    """As FlashAttention's does, and RWKV's."""
+
+    def by_blocks(x: Tensor) -> Tensor:
+        q, k, v = x @ UP, x @ UP.mT, x @ DOWN
+        out, total = torch.zeros_like(v), torch.zeros_like(v[..., :1])
+        largest = torch.full_like(total, -math.inf)
+        for block in (slice(2), slice(2, 4), slice(4, None)):
+            s = q @ k[:, block].mT / 9
+            new = torch.maximum(largest, s.amax(-1, keepdim=True))
+            e, decay = (s - new).exp(), (largest - new).exp()
+            out, total, largest = out * decay + e @ v[:, block], total * decay + e.sum(-1, keepdim=True), new
+        return out / total
+
+    agree(by_blocks, lambda x: ((x @ UP) @ (x @ UP.mT).mT / 9).softmax(-1) @ (x @ DOWN), recipe)
+
+
 def test_what_is_divided_by_no_sum_of_its_exponentials_is_no_softmax() -> None:
     decayed = relevance(lambda x: torch.exp((x @ UP) / 9) * (x @ DOWN) / torch.exp((x @ DOWN) / 9), ATTNLRP)[1]
     wanted = relevance(

@@ -189,6 +189,7 @@ def test_an_unseen_function_is_counted_once():
     assert [(ran.operation, ran.count) for ran in trace.operations if ran.rule == "unknown"] == [("Sqrt", 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_trace():
     model = models.tiny_gpt2()

@@ -207,3 +207,12 @@ def test_a_layer_that_there_is_not_is_refused_by_name(layers: Any) -> None:
     for layers in ([1, 9], range(5, 9)):
         with propagate(model, ATTNLRP.at(layers=layers, use=LRP)):
             pass
+
+
+@pytest.mark.parametrize("path", ["model.layers", "model", "lm_head", "model.layers.0.mlp"])
+def test_a_path_that_is_in_none_of_the_layers_named_beside_it_is_refused(path: str) -> None:
+    with (
+        pytest.raises(MethodError, match=r"is nothing in LlamaForCausalLM: what '.*' names is in none of these layers"),
+        propagate(models.tiny_llama(), ATTNLRP.at(path, layers=[1], use=LRP)),
+    ):
+        pass

@@ -147,7 +147,7 @@ def peak_memory(layers: int, **options: Any) -> int:
     return memory.peak
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["inside", "after"])
 @pytest.mark.parametrize("ledger", [True, False], ids=["ledger", "no ledger"])
 def test_the_memory_is_that_of_one_layer(ledger: bool, inside: bool) -> None:
     options = {"ledger": ledger, "inside": inside}
@@ -378,7 +378,7 @@ def test_a_custom_function_that_is_known_by_its_input_is_refused_in_a_checkpoint
 
 
 @pytest.mark.parametrize("name", sorted(TRAINED.keys() - {"recurrent gemma"}))
-@pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
+@pytest.mark.parametrize("inside", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["inside", "after"])
 def test_the_models_own_checkpoints(name: str, inside: bool) -> None:
     model = TRAINED[name]().train()
     batch = {"input_ids": IDS} | ({"decoder_input_ids": IDS} if name == "t5" else {})
@@ -470,7 +470,9 @@ class Sprung:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 @pytest.mark.parametrize("call", [1, 2], ids=["forward", "backward"])
 @pytest.mark.parametrize("inside", [True, False], ids=["inside", "after"])
-@pytest.mark.parametrize("ending", [".h.1", ".h.1.mlp", ".h.1.mlp.act"])
+@pytest.mark.parametrize(
+    "ending", [".h.1.mlp", *(pytest.param(each, marks=pytest.mark.slow) for each in (".h.1", ".h.1.mlp.act"))]
+)
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours first", "theirs first"])
 def test_everything_is_as_before_after_an_exception(
     error: type[BaseException], call: int, inside: bool, ending: str, ours_first: bool

@@ -683,6 +683,40 @@ class Plain(nn.Module):
         return self.function(x)
 
 
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_relu_by_a_mask_of_what_was_scaled_by_a_tensor(rows: int, recipe: str) -> None:
+    up, value, x = noise(4, 4, seed=35), noise(4, 4, seed=36), noise(3, 5, 4, seed=37)
+    mask = torch.ones(3, 5, 1, dtype=x.dtype)
+    mask[1:, 3:] = 0
+
+    def gated(scale: Tensor, relu: Of) -> Tensor:
+        def function(x: Tensor) -> Tensor:
+            a = x @ up
+            return relu(a * scale) * (x @ value)
+
+        return of_first(function, x[:rows], recipe)
+
+    for scale in (torch.linspace(0.5, 2, 4, dtype=x.dtype), mask[:rows]):
+        for relu in (lambda b: b * (b > 0), lambda b: torch.where(b > 0, b, 0.0), lambda b: b.masked_fill(b < 0, 0)):
+            torch.testing.assert_close(gated(scale, relu), gated(scale, torch.relu), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_mask_of_signs_and_padding_is_alone_what_it_is_in_a_batch(recipe: str) -> None:
+    up, value, x = noise(4, 4, seed=38), noise(4, 4, seed=39), noise(1, 5, 4, seed=40)
+    seen = torch.tensor([True] * 5 + [False] * 2)[None, :, None]
+    masks: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda a, seen: torch.where((a > 0) & seen, a, 0.0),
+        lambda a, seen: a * ((a > 0).to(a.dtype) * seen.to(a.dtype)),
+        lambda a, seen: a.masked_fill((a < 0) | ~seen, 0.0),
+    ]
+    for mask in masks:
+        alone = of_first(lambda x, mask=mask: mask(x @ up, seen[:, :5]) * (x @ value), x, recipe)
+        padded = of_first(lambda x, mask=mask: mask(x @ up, seen) * (x @ value), F.pad(x, (0, 0, 0, 2)), recipe)
+        torch.testing.assert_close(padded[:5], alone, rtol=1e-9, atol=1e-12)
+
+
 def of_first(function: Callable[[Tensor], Tensor], x: Tensor, recipe: str) -> Tensor:
     """The relevance of the first row of the input for the sum of its outputs."""
     model = Plain(function)
@@ -744,9 +778,15 @@ def test_a_matrix_that_is_diagonal_by_chance_is_none() -> None:
     def put(x: Tensor) -> Tensor:
         return ((torch.eye(3, dtype=x.dtype) * torch.relu(x @ values)[..., None]) @ x[..., None])[..., 0]
 
+    masks = torch.stack([torch.eye(3), torch.ones(3, 3), torch.ones(3, 3)]).to(values.dtype)
+
+    def masked(x: Tensor) -> Tensor:
+        """A graph whose nodes have only themselves, beside others."""
+        return (torch.sigmoid(x @ values @ x.mT) * masks[: len(x)]) @ x
+
     for seed in range(24):
         x = noise(3, 3, 3, seed=seed)
-        for function in (kernel, put):
+        for function in (kernel, put, masked):
             batch, alone = (of_first(function, given, "lrp") for given in (x, x[:1]))
             torch.testing.assert_close(batch, alone, rtol=1e-9, atol=1e-12)
 

@@ -82,7 +82,7 @@ FUSED = [(name, "sdpa") for name in DECODERS + ENCODERS if name not in EAGER_ONL
 
 
 @pytest.mark.parametrize(("name", "implementation"), EAGER + FUSED)
-@pytest.mark.parametrize("contrast", [None, 1])
+@pytest.mark.parametrize("contrast", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_unit_of_the_value_has_its_place(name, implementation, contrast):
     model = build(name, implementation)
     with everything_wide():

@@ -303,7 +303,7 @@ def seeing(more):
     }
 
 
-@pytest.mark.parametrize("more", [4, 5, 6])
+@pytest.mark.parametrize("more", [5, *(pytest.param(more, marks=pytest.mark.slow) for more in (4, 6))])
 @pytest.mark.parametrize("kernel", ["eager", "sdpa"])
 def test_an_image_of_as_many_patches_as_the_text_has_tokens(more, kernel):
     """The attention of its tower is not the tokens'."""

@@ -82,6 +82,7 @@ def test_integrated_gradients(case, batch_size):
     near(explain(IntegratedGradients("own", 12, batch_size=batch_size)), expected, 1e-6)  # its weights are float32
 
 
+@pytest.mark.slow
 def test_integrated_gradients_sum_to_the_difference(case):
     """Where the path is smooth: an RMSNorm is not near an embedding of 0, so that it takes more steps."""
     explain, model, read, x = case

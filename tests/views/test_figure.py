@@ -142,7 +142,7 @@ def test_new_lines_break_the_line():
     assert places["is"] > places["⏎⏎"] > places["the"]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(st.lists(st.text(max_size=12) | st.sampled_from([*HOSTILE, *MATHS]), max_size=6), st.text(max_size=30))
 def test_no_text_breaks_a_picture(tokens, description):
     a = attribution(tokens, [float(i - 2) for i in range(len(tokens))], description=description, predicted=description)

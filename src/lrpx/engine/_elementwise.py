@@ -60,7 +60,7 @@ def product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return _scaling(run, func, a, b, a_carries, b_carries)
     if a is b:
         return _square(run, func, a)
-    is_weighed = run.has_scales and (_exponentials.weighs(a, b) or _exponentials.weighs(b, a))
+    is_weighed = run.has_scales and (_functions.is_weight(a, b) or _functions.is_weight(b, a))
     if func.__name__ in ELEMENTWISE and not is_weighed and (whole := _functions.of_one(run, func, a, b)) is not None:
         _functions.keep_logistic(whole, a, b)
         return keep_gate(run.recipe, whole, min(a, b, key=gate_strength)) if run.asks_for_gates else whole

@@ -50,6 +50,10 @@ ADDING = frozenset("add __add__ __radd__ add_ __iadd__".split())
 _numbers = count()
 
 
+WITH_VALUES, OTHERS = frozenset({"with values"}), frozenset({"others"})
+"""Terms of a sum: exponentials that were multiplied with values, and other ones."""
+
+
 class Made:
     """How a tensor was made: a call, and what its tensors were made of.
 
@@ -57,17 +61,16 @@ class Made:
         call: what makes the tensor, of its ``inputs`` remade.
         inputs: what it is made of.
         number: is larger than those of its inputs.
-        has_values: whether values that depend on the input are in it.
-        is_mixed: whether what has such values was added to exponentials that have none.
+        terms: of what it is a sum: of exponentials with values that depend on the input, or of others; of nothing, if
+            these were multiplied with zeros.
         plain: the tensor remade, and for how many factors of the values.
     """
 
-    __slots__ = ("call", "has_values", "inputs", "is_mixed", "number", "plain")
+    __slots__ = ("call", "inputs", "number", "plain", "terms")
 
     def __init__(self, call: Op, *inputs: Made) -> None:
         self.call, self.inputs, self.number = call, inputs, next(_numbers)
-        self.has_values: bool = any(each.has_values for each in inputs)
-        self.is_mixed: bool = any(each.is_mixed for each in inputs)
+        self.terms: frozenset[str] = frozenset().union(*(each.terms for each in inputs))
         self.plain: tuple[int, Any] | None = None
 
 
@@ -84,7 +87,7 @@ class Leaf(Made):
     def __init__(self, tensor: Tensor, *, is_value: bool = False) -> None:
         super().__init__(lambda: tensor)
         self.tensor, self.version, self.is_value = tensor, tensor._version, is_value
-        self.has_values = is_value
+        self.terms = WITH_VALUES if is_value else OTHERS
 
 
 def _ways(made: Made, known: Callable[[Made], bool]) -> list[Made]:
@@ -227,7 +230,6 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     made, state = Made(again, *(each for each, _ in found)), max(states)
     if len(found) > 1 and name in ADDING:
         state = max(state, SUMMED)
-        made.is_mixed = made.is_mixed or len({each.has_values for each, _ in found}) > 1
     elif len(found) > 1 and "sub" in name and state != WEIGHTED:
         return
     elif name in SUMMING or (name.removesuffix("_") in BY_INDEX and _sums_by_index(name, args, kwargs)):
@@ -274,10 +276,14 @@ def exponent_of(y: Tensor) -> tuple[Tensor, Op] | None:
     return (leaf.tensor, found[0].call) if isinstance(leaf, Leaf) and is_same else None
 
 
-def weighs(y: Tensor, x: Tensor) -> bool:
-    """Whether ``y`` is the exponential of ``x`` itself, which may be pooled with it for a weight (SoftPool)."""
-    found = exponent_of(y)
-    return found is not None and found[0] is x
+def weighs(y: Tensor, x: Tensor, is_scaling: Callable[[Tensor, Tensor], bool]) -> bool:
+    """Whether ``y`` is the exponential of ``x`` itself or a scaling of it, masked perhaps, by which ``x`` may be pooled
+    as by a weight (SoftPool, smooth maxima). ``is_scaling(z, x)`` says whether ``z`` is one."""
+    found = noted(y)
+    if found is None or found[1] != PART:
+        return False
+    leaves = _leaves(found[0])
+    return len(leaves) == 1 and _unchanged(leaves) and (leaves[0].tensor is x or is_scaling(leaves[0].tensor, x))
 
 
 def _rises(made: Made, x: Tensor) -> bool:
@@ -403,7 +409,9 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
     if max(states) > WEIGHTED or states.count(WEIGHTED) == 2:
         return out
     if one is not None and other is not None:
-        note(out, Made(op, one[0], other[0]), max(states))
+        made = Made(op, one[0], other[0])
+        made.terms = _terms_of_product(one[0], other[0])
+        note(out, made, max(states))
         return out
     x, found = (a, one) if one is not None else (b, other)
     value = b if one is not None else a
@@ -414,6 +422,8 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
     if not carries(value):
         constant = value.detach() if isinstance(value, Tensor) else value
         made = Made((lambda x: op(x, constant)) if one is not None else (lambda x: op(constant, x)), found[0])
+        if _is_nothing(constant):
+            made.terms = frozenset()
         is_same = isinstance(constant, Tensor) and constant.numel() and bool((constant == constant.flatten()[0]).all())
         if found[1] == PART and is_same:
             state = SUMMED
@@ -422,10 +432,28 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
     else:
         leaf = Leaf(value, is_value=True)
         made = Made(op, *((found[0], leaf) if one is not None else (leaf, found[0])))
+        made.terms = _terms_of_product(found[0], leaf)
     note(out, made, state)
     if again is not None and found[1] == PART and one is not None:
         setattr(out, DIRECT, Note((out._version, x, x._version, again)))
     return out
+
+
+def multiplied_by_constant(out: Tensor, constant: Any) -> None:
+    """``out`` is what was made of exponentials, times a constant: nothing, if that is zeros, as a state begins with."""
+    if (found := noted(out)) is not None and _is_nothing(constant):
+        found[0].terms = frozenset()
+
+
+def _is_nothing(constant: Any) -> bool:
+    return isinstance(constant, Tensor) and not constant.any()
+
+
+def _terms_of_product(one: Made, other: Made) -> frozenset[str]:
+    """Of what the product of two is a sum, one of which may be exponentials alone, or a value."""
+    if not (one.terms and other.terms):
+        return frozenset()
+    return one.terms if other.terms == OTHERS else other.terms if one.terms <= OTHERS else one.terms | other.terms
 
 
 DIRECT = "_lrpx_weighted"
@@ -477,10 +505,10 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
             if softmax is not None and above[1] == SUMMED:
                 _factors.mark_merging(run, softmax)
             return refused(run, UNKNOWN, op, a, b) if softmax is None else softmax
-        if above[0].is_mixed:
+        if len(above[0].terms) > 1:
             return refused(run, UNKNOWN, op, a, b, under_constant=True)
         if run.recipe.softmax is rules.constant:  # values take all, if there are any
-            return None if above[0].has_values else _under_softmax(run, op(a.detach(), b.detach()), made)
+            return None if above[0].terms == WITH_VALUES else _under_softmax(run, op(a.detach(), b.detach()), made)
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None

@@ -152,7 +152,9 @@ def scaled_by(run: Any, out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any
         run.keep_root(x)
     if out is x or hasattr(x, EXPONENTS):
         if not is_normaliser(constant):
-            return scaled(out, x, op)
+            scaled(out, x, op)
+            _exponentials.multiplied_by_constant(out, constant)
+            return out
         _exponentials.keep(out, x, _moved.callable_of(op))
     elif not is_normaliser(constant):
         linked(out, x, op)
@@ -717,6 +719,16 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     _factors.exponential(run, y)
     _exponentials.exponent(y, x, op)
     return y
+
+
+def is_weight(y: Tensor, x: Tensor) -> bool:
+    """Whether ``y`` is an exponential by which ``x`` may be pooled, of which it is made itself."""
+    return _exponentials.weighs(y, x, _is_scaling)
+
+
+def _is_scaling(z: Tensor, x: Tensor) -> bool:
+    f = function_of(z)
+    return f is not None and f.root is x and f.kind == LINEAR and f.exact
 
 
 def _weighs_scores(run: Any, node: Any) -> bool:

@@ -242,14 +242,15 @@ MASKS = {"Mul": ("self", "other"), "Where": ("condition",), "MaskedFill": ("mask
 
 def _put_there(node: Any) -> Any:
     """The mask by which a node has made a matrix, or True if something was written into one; None for any other: that a
-    function is 0 beside the diagonal is chance, and another text has other numbers."""
+    function is 0 beside the diagonal is chance, and another text has other numbers; and other masks, so that it must be
+    one matrix for all rows."""
     while kind(node) in SHAPES and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
     if kind(node) in WRITES:
         return True
     kept = (getattr(node, f"_saved_{name}", None) for name in MASKS.get(kind(node), ()))
     masks = [~each if kind(node) == "MaskedFill" else each for each in kept if each is not None and not carries(each)]
-    return masks[0] if len(masks) == 1 else None
+    return masks[0] if len(masks) == 1 and masks[0].ndim == 2 else None
 
 
 def _is_diagonal(x: Tensor) -> bool:

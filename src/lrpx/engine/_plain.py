@@ -89,6 +89,11 @@ def without_gradient(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*(each.detach() if isinstance(each, Tensor) else each for each in args), **constants(kwargs))
 
 
+def uniform(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A new tensor of one number."""
+    return _steps.uniform(without_gradient(run, func, args, kwargs))
+
+
 def compared(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A comparison that may tell signs, or a constant that may be compared."""
     return _steps.keep(func, without_gradient(run, func, args, kwargs), *args, **kwargs)
@@ -474,12 +479,13 @@ logical_not"""
 WITHOUT_GRADIENT = (
     _each(
         """equal allclose isclose isnan isinf isfinite isneginf isposinf isreal all any argmin
-    argsort nonzero argwhere count_nonzero empty_like zeros_like ones_like full_like rand_like
-    randn_like randint_like new_empty new_empty_strided new_zeros new_ones new_full
+    argsort nonzero argwhere count_nonzero empty_like rand_like
+    randn_like randint_like new_empty new_empty_strided
     new_tensor""",
         handler=without_gradient,
         has_summands=False,
     )
+    + _each("zeros_like ones_like full_like new_zeros new_ones new_full", handler=uniform, has_summands=False)
     + _each(
         f"{COMPARED} signbit bitwise_not __invert__ bitwise_and __and__ bitwise_or __or__",
         handler=compared,

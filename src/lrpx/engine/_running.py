@@ -235,19 +235,29 @@ def _refuse_unused(recipe: Recipe, model: str, modules: dict[str, Module]) -> No
     """Refuse an override of what a model does not have. A range of layers may begin behind the last.
 
     Raises:
-        MethodError: it has no such path, or none of such layers, which were named one by one.
+        MethodError: it has no such path, none of such layers, which were named one by one, or nothing of the path in
+            its layers.
     """
     for override in recipe.overrides:
-        if not any(fnmatchcase(path, override.path) for path in modules):
+        paths = [path for path in modules if fnmatchcase(path, override.path)]
+        if not paths:
             raise MethodError(
                 f"no module of {model} has a path like {override.path!r}, which an override wants; "
                 "compare it with the paths of model.named_modules()"
             )
-        if isinstance(override.layers, tuple):
-            numbers = {layer.number for path in modules if (layer := layer_of(path)) is not None}
-            if numbers.isdisjoint(override.layers):
-                has = f"layers {min(numbers)} to {max(numbers)}" if numbers else "no list of layers"
-                raise MethodError(f"{model} has none of {override.where}, which an override wants; it has {has}")
+        if override.layers is None:
+            continue
+        numbers, of_path = (
+            {layer.number for path in among if (layer := layer_of(path)) is not None} for among in (modules, paths)
+        )
+        if isinstance(override.layers, tuple) and numbers.isdisjoint(override.layers):
+            has = f"layers {min(numbers)} to {max(numbers)}" if numbers else "no list of layers"
+            raise MethodError(f"{model} has none of {override.where}, which an override wants; it has {has}")
+        if numbers and (not of_path or (isinstance(override.layers, tuple) and of_path.isdisjoint(override.layers))):
+            raise MethodError(
+                f"{override.where!r} is nothing in {model}: what {override.path!r} names is in none of these layers; "
+                f"leave one of the two out, or name what is in the layers, as {override.path + '.*'!r}"
+            )
 
 
 def _is_list(module: Module) -> bool:

@@ -86,15 +86,25 @@ def _tells_signs(mask: Any, x: Tensor) -> bool:
     root, again = _steps.step_of(mask)
     if root is None or again is None:
         return False
+    f = Function(x) if root is x else function_of(root)
+    if f is None or f.root is not x:
+        return False
     with _disable_current_modes():
-        probe = torch.tensor([-9.0, -1.0, -0.1, 0.1, 1.0, 9.0], dtype=x.dtype, device=x.device)
-        if root is not x:
-            f = function_of(root)
-            if f is None or f.root is not x or (f.op is None and not (f.kind == LINEAR and f.exact)):
+        if f.kind == LINEAR and f.exact:
+            steps = again(torch.tensor(SIGNS, dtype=x.dtype, device=x.device)).tolist()
+        elif f.op is None:
+            return False
+        else:  # which may have tensors in it, of the shape of ``x``
+            made = [again(f.op(torch.full_like(x.detach(), number))) for number in SIGNS]
+            if not all(bool((step == step.flatten()[0]).all()) for step in made if step.numel()):
                 return False
-            probe = probe if f.op is None else f.op(probe)
-        low, high = again(probe).chunk(2)
-        return bool((low == low[0]).all() and (high == high[0]).all() and low[0] != high[0])
+            steps = [step.flatten()[0].item() for step in made if step.numel()]
+    low, high = steps[: len(steps) // 2], steps[len(steps) // 2 :]
+    return len({*low}) == len({*high}) == 1 and low[0] != high[0]
+
+
+SIGNS = (-9.0, -1.0, -0.1, 0.1, 1.0, 9.0)
+"""Numbers by which it is told whether a step is one of signs."""
 
 
 def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: Tensor | None = None) -> Tensor:

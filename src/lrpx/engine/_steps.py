@@ -22,6 +22,17 @@ STEP = "_lrpx_step"
 """The attribute of a step: ``(its version, the tensor, held weakly, that one's version, the function)``."""
 
 
+UNIFORM = "_lrpx_uniform"
+"""The attribute of a tensor that was made of one number, zeros or ones: its version."""
+
+
+def uniform(out: Any) -> Any:
+    """``out``, a new tensor of one number."""
+    if type(out) is Tensor:
+        setattr(out, UNIFORM, out._version)
+    return out
+
+
 def keep(func: Any, out: Any, *given: Any, **settings: Any) -> Any:
     """``out = func(*given, **settings)``, perhaps a step of a tensor that depends on the input, and of nothing else but
     numbers: noted, so that what is masked by it is known for a ReLU. By what the model has written, and not by the
@@ -57,8 +68,9 @@ def step_of(value: Any) -> tuple[Tensor | None, Callable[[Tensor], Any] | None]:
         return (root, again) if is_there else (None, None)
     if carries(value):
         return value, lambda x: x
-    number = value.detach().flatten()[:1]
-    if not number.numel() or value.is_complex() or not bool((value == number).all()):
+    # of others, such as a padding mask, a text alone would not tell whether they are one number in a batch, too
+    is_one = (value.ndim < 2 and value.numel() == 1) or getattr(value, UNIFORM, None) == value._version
+    if not is_one or not value.numel() or value.is_complex():
         return None, None
-    dtype, of_number = value.dtype, number.item()
-    return None, lambda x: torch.full_like(x, of_number, dtype=dtype)
+    dtype, number = value.dtype, value.detach().flatten()[0].item()
+    return None, lambda x: torch.full_like(x, number, dtype=dtype)
