@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tf
+from tokenizers import AddedToken
 
 from lrpx import LRP, Explainer, Logit, LogProb, propagate
 from lrpx.errors import InputError, ModelError, TargetError
@@ -728,6 +729,22 @@ def test_a_fingerprint_of_a_tokenizer_in_python_is_of_its_vocabulary_merges_and_
     assert fingerprint("second", ["a b", "b a</w>"]) == same
     others = fingerprint("third", ["b a</w>", "a b"]), fingerprint("fourth", ["a b", "b a</w>"], do_lower_case=True)
     assert len({same, *others}) == 3
+
+
+def test_a_fingerprint_of_a_tokenizer_in_python_is_of_its_settings_and_not_of_what_it_has_counted(tmp_path):
+    def fingerprint(tokenizer):
+        return BoundModel(models.tiny_gpt2(vocab_size=340), tokenizer).tokenizer_fingerprint()
+
+    whole, part = tf.ByT5Tokenizer(), tf.ByT5Tokenizer()
+    for tokenizer, single in ((whole, True), (part, False)):
+        tokenizer.add_tokens([AddedToken("abc", single_word=single)])
+    assert fingerprint(whole) != fingerprint(part)
+    same = fingerprint(whole)
+    assert len(whole) > 0
+    whole.total_vocab_size = 0  # counted when it is asked for
+    assert fingerprint(whole) == same
+    (tmp_path / "e.txt").write_text("\n".join(["<cls>", "<pad>", "<eos>", "<unk>", "L", "A", "G", "<mask>"]))
+    assert fingerprint(tf.EsmTokenizer(str(tmp_path / "e.txt")))  # which asks for a prefix to save its files with
 
 
 def test_a_fingerprint_of_a_processor_is_of_what_it_holds(byte_tokenizer):

@@ -81,8 +81,10 @@ OF_READERS = ("chat_template", "special_tokens_map", "model_input_names", "split
 HELD = ("tokenizer", "image_processor", "feature_extractor")
 """What a processor reads with."""
 
-NO_READING = ("_file", "_path", "_side", "_length", "verbose")
-"""How the fields of a tokenizer end that say where it is from, how it pads and cuts, and what it tells."""
+NO_READING = ("_file", "_path", "_side", "_length", "verbose", "total_vocab_size", "init_kwargs")
+"""How the fields of a tokenizer end that say where it is from, how it pads and cuts, what it tells and has counted."""
+SETTINGS = ("_kwargs", "never_split", "_added_tokens_decoder")
+"""How the fields of a tokenizer end that hold several settings; others may be caches."""
 
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
@@ -776,13 +778,25 @@ def _reading(reader: Any) -> dict[str, Any]:
         found["class"] = type(reader).__name__
         fields = {name: each for name, each in vars(reader).items() if not name.endswith(NO_READING)}
         found["fields"] = {name: each for name, each in fields.items() if isinstance(each, (int, float, str))}
+        found["settings"] = {name: _setting(each) for name, each in fields.items() if name.endswith(SETTINGS)}
         found["vocabulary"] = reader.get_vocab() if hasattr(reader, "get_vocab") else None
         if hasattr(reader, "save_vocabulary"):
             with TemporaryDirectory() as folder, suppress(NotImplementedError):
-                reader.save_vocabulary(folder)
+                reader.save_vocabulary(folder, filename_prefix=None)
                 files = sorted(Path(folder).iterdir())
                 found["files"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
     return found
+
+
+def _setting(value: Any) -> Any:
+    """A tokenizer's setting as plain JSON values; of an added token all that it says of itself."""
+    if isinstance(value, dict):
+        return {str(name): _setting(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple, set)):
+        return [_setting(each) for each in (sorted(value) if isinstance(value, set) else value)]
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    return repr(value) if type(value).__name__ == "AddedToken" else type(value).__name__
 
 
 def _has_cases(tokenizer: Any) -> bool:
