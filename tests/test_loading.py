@@ -255,6 +255,7 @@ def test_a_pipeline_is_taken_apart(name, piece_tokenizer):
         ("text-classification", tf.BertForSequenceClassification, {"max_length": 5}),
         ("fill-mask", tf.BertForMaskedLM, {"tokenizer_kwargs": {"truncation": "only_first", "max_length": 5}}),
         ("text-classification", tf.BertForSequenceClassification, {"truncation": True}),
+        ("token-classification", tf.BertForTokenClassification, {}),
     ],
 )
 def test_a_text_that_a_pipeline_would_cut_is_refused(name, kind, told, piece_tokenizer):
@@ -270,10 +271,11 @@ def test_a_text_that_a_pipeline_would_cut_is_refused(name, kind, told, piece_tok
     assert read == [5]
     assert len(piece_tokenizer(text)["input_ids"]) > 5
     explain = Explainer(pipeline)
+    asked = {"position": 1} if kind is tf.BertForTokenClassification else {}
     with says(InputError, "tokens, the model's context is 5, where the pipeline cuts it; shorten it"):
-        explain(text)
-    assert len(explain("the [MASK]")) <= 5
-    assert len(Explainer(model, piece_tokenizer)(text)) > 5
+        explain(text, **asked)
+    assert len(explain("the [MASK]", **asked)) <= 5
+    assert len(Explainer(model, piece_tokenizer)(text, **asked)) > 5
 
 
 @pytest.mark.parametrize(

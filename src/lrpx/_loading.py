@@ -117,9 +117,13 @@ def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:
     return model.model, found if tokenizer is None else tokenizer
 
 
+CUTTING = ("TokenClassificationPipeline", "ZeroShotClassificationPipeline")
+"""Pipelines that cut where their tokenizer says, without being told."""
+
+
 def cut_by_pipeline(model: Any) -> int | None:
-    """At how many tokens a pipeline of transformers cuts texts off, as it was told when it was made; None where it was
-    not, and of what is none."""
+    """At how many tokens a pipeline of transformers cuts texts off, as it was told when it was made or as its kind does;
+    None where it does not, and of what is none."""
     if not _is_one("Pipeline", "transformers", model):
         return None
     given = dict(getattr(model, "_preprocess_params", {}))
@@ -127,7 +131,8 @@ def cut_by_pipeline(model: Any) -> int | None:
         given |= given.get(name) or {}
     most, how = given.get("max_length"), given.get("truncation")
     is_told_by_length = how is None and most is not None and not given.get("padding")  # as tokenizers take it
-    if not is_told_by_length and how in (None, False, "do_not_truncate"):
+    is_kind = any(_is_one(kind, "transformers", model) for kind in CUTTING)
+    if not (is_told_by_length or is_kind) and how in (None, False, "do_not_truncate"):
         return None
     return whole_number(getattr(model.tokenizer, "model_max_length", None) if most is None else most)
 

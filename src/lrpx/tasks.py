@@ -42,7 +42,7 @@ GREEDY: Final[Mapping[str, Any]] = {
     "repetition_penalty": 1.0, "encoder_repetition_penalty": 1.0, "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0, "min_length": 0, "min_new_tokens": None, "bad_words_ids": None,
     "sequence_bias": None, "suppress_tokens": None, "begin_suppress_tokens": None, "guidance_scale": None,
-    "exponential_decay_length_penalty": None, "watermarking_config": None,
+    "exponential_decay_length_penalty": None, "watermarking_config": None, "return_dict_in_generate": False,
 }  # fmt: skip
 """What ``generate`` is told to write the token of the largest logit each time, whatever penalties the model's own
 generation config has; a token that must come first or last there still does, such as that of a language."""
