@@ -122,7 +122,7 @@ CUTTING = ("TokenClassificationPipeline", "ZeroShotClassificationPipeline")
 
 
 def cut_by_pipeline(model: Any) -> int | None:
-    """At how many tokens a pipeline of transformers cuts texts off, as it was told when it was made or as its kind does;
+    """At how many tokens a pipeline of transformers cuts texts off, as it was told when it was made or as its kind is;
     None where it does not, and of what is none."""
     if not _is_one("Pipeline", "transformers", model):
         return None
