@@ -36,6 +36,23 @@ CHAT_TEMPLATE = (
 )
 
 
+MANY, EVERY = 8, 4
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test with more than ``MANY`` sets of parameters the fast suite has every ``EVERY``-th, and the slow one the
+    others: what one of them finds, its like finds mostly, too."""
+    families = {}
+    for item in items:
+        if "[" in item.name:
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in families.values():
+        for i, item in enumerate(family if len(family) > MANY else ()):
+            if i % EVERY:
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish():
     """What collecting leaves (the tests, torch, transformers) stays to the end: nobody need look for garbage in it."""
     gc.collect()

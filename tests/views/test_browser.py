@@ -81,6 +81,7 @@ def opened(browser: Chrome, tmp_path: Path) -> Opened:
         file.write_text(html, encoding="utf-8")
         browser.get_log("browser")
         browser.get(file.as_uri())
+        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")  # it is drawn
         whole = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True})
         file.with_suffix(".png").write_bytes(base64.b64decode(whole["data"]))
         return browser

@@ -818,14 +818,9 @@ def times_reciprocal(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
         if (found := _reciprocal(one_over)) is not None:
             total, inverse = found
             return _renormalised.chosen(
-                run, lambda x, total, by=product, inverse=inverse: by(x, inverse(total)), x, total, _root_of(total)
+                run, lambda x, total, by=product, inverse=inverse: by(x, inverse(total)), x, total
             )
     return None
-
-
-def _root_of(x: Tensor) -> Tensor:
-    f = function_of(x)
-    return x if f is None else f.root
 
 
 def _is_reciprocal(x: Tensor, op: Op) -> bool:
@@ -898,7 +893,7 @@ def quotient(run: Any, op: Op, a: Any, b: Tensor) -> Tensor | None:
     if whole is None:
         f = function_of(a) if is_curved(a) else None
         function = None if f is None or f.op is None else (f.root, f.op)
-        whole = _renormalised.chosen(run, op, a, b, _root_of(b), function)
+        whole = _renormalised.chosen(run, op, a, b, function)
     if whole is not None or not run.has_scales or is_logistic(b):
         return whole
     return _exponentials.quotient(run, op, a, b)

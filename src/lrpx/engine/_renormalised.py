@@ -39,9 +39,7 @@ ADDS_UP = frozenset("Sum Nansum Mean Cumsum Add LinalgVectorNorm".split()) | fro
 """Nodes of sums; the 1-norm is one of what is not negative (DBRX's router)."""
 
 
-def chosen(
-    run: Any, op: Op, a: Tensor, b: Tensor, root: Tensor, power: tuple[Tensor, Op] | None = None
-) -> Tensor | None:
+def chosen(run: Any, op: Op, a: Tensor, b: Tensor, power: tuple[Tensor, Op] | None = None) -> Tensor | None:
     """``op(a, b) = a / b``, some of a softmax over their own sum, as a router shares among the experts it has chosen:
     the softmax of what was chosen, of whose gradient those that were not have no part. A softmax to a power over its
     sum is the softmax of the scores times that power. What was multiplied with such weights before the division,
@@ -52,7 +50,6 @@ def chosen(
         op: the quotient.
         a: what is divided.
         b: what divides.
-        root: what that was before numbers were added, or bounds set.
         power: ``(p, function)``, if ``a`` is a function of ``p``: perhaps a softmax to a power.
     """
     if not _is_plain(run.recipe.softmax) or run.recipe.norm is rules.unmodified:
