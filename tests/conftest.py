@@ -36,7 +36,7 @@ CHAT_TEMPLATE = (
 )
 
 
-MANY, EVERY = 8, 4
+MANY, EVERY = 4, 5
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -107,7 +107,7 @@ def test_a_list_in_a_notebook_shows_its_pictures(notebook):
 @pytest.mark.parametrize(
     ("option", "shown"),
     [
-        ("", False),
+        pytest.param("", False, marks=SLOW),
         pytest.param(", progress=False", False, marks=SLOW),
         pytest.param(", progress=True", True, marks=SLOW),
     ],
@@ -120,6 +120,7 @@ def test_a_pipe_gets_progress_only_where_it_is_asked_for(option, shown):
     assert (b"6/6" in ran.stderr) == (b"Explaining" in ran.stderr) == shown
 
 
+@SLOW
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_terminal_says_once_what_the_compiler_is_waited_for(compiled, monkeypatch):
     stderr = Terminal()

@@ -64,6 +64,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
     return made
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(made=recipes())
 def test_a_saved_recipe_loads_as_it_was(tmp_path: Path, made: Recipe) -> None:

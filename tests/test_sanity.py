@@ -155,6 +155,7 @@ def test_every_step_is_told(bundled: BoundModel) -> None:
     assert sum(told) == sanity.steps(bundled, ["lrp", Ramp()])
 
 
+@pytest.mark.slow
 def test_one_seed_is_one_result_and_another_another(bundled: BoundModel) -> None:
     one, same, other = (sanity.check(bundled, TEXTS[:1], ["lrp"], seed=seed) for seed in (1, 1, 2))
     assert one == same

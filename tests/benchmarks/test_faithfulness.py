@@ -589,6 +589,7 @@ def copier(piece_tokenizer):
     return BoundModel(tiny.build(transformers.T5ForConditionalGeneration, config), piece_tokenizer)
 
 
+@pytest.mark.slow
 def test_an_encoder_and_a_decoder_are_asked_for_the_next_token(copier, tmp_path):
     """The encoder's tokens are hidden, and what the decoder has written so far is read."""
     data = tmp_path / "asked.jsonl"

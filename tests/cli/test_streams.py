@@ -23,7 +23,7 @@ def slowly(*given):
     return pytest.param(*given, marks=slow)
 
 
-@pytest.mark.parametrize("arguments", [DOORS, slowly([*DOORS, "--json", "-"]), ["--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [slowly(DOORS), slowly([*DOORS, "--json", "-"]), ["--help"], ["--version"]])
 def test_a_full_disk_behind_standard_output(arguments):
     if not FULL.exists():
         pytest.skip("no /dev/full here")
@@ -33,7 +33,7 @@ def test_a_full_disk_behind_standard_output(arguments):
     assert err == "lrpx: cannot use standard output: No space left on device; choose another file, or make room\n"
 
 
-@pytest.mark.parametrize("arguments", [DOORS, slowly([*DOORS, "--json", "-"]), ["explain", "--help"]])
+@pytest.mark.parametrize("arguments", [slowly(DOORS), slowly([*DOORS, "--json", "-"]), ["explain", "--help"]])
 def test_nobody_reads_standard_output_any_more(arguments):
     read, write = os.pipe()
     os.close(read)

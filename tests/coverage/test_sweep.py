@@ -36,6 +36,7 @@ def test_the_quick_form_passes_every_check(record_property):
     assert all(0.0 <= missing <= 1e-6 for row in rows for missing in row.missing.values())
 
 
+@pytest.mark.slow
 def test_what_fails_is_named_and_the_sweep_goes_on():
     wrong, right = sweep((NO_CLASS, *LLAMA))
     assert wrong.passed == ()

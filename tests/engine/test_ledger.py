@@ -853,6 +853,7 @@ RECIPES_BY_LAYER = RECIPES | {
 }
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     family=st.sampled_from([models.tiny_llama, models.tiny_gpt2, models.tiny_bert, models.tiny_t5]),

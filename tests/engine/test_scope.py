@@ -178,7 +178,7 @@ def interrupted(moments: Callable[..., Any], functions: list[Any], model: nn.Mod
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one fell where a generator is closed
 @pytest.mark.parametrize(
-    "how", [{}, *(pytest.param(how, marks=pytest.mark.slow) for how in ({"observe": ()}, {"recompute": True}))], ids=str
+    "how", [pytest.param(how, marks=pytest.mark.slow) for how in ({}, {"observe": ()}, {"recompute": True})], ids=str
 )
 def test_an_interrupt_among_what_is_put_on_and_taken_off(how: dict[str, Any]) -> None:
     model = Small()

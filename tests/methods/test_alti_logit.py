@@ -261,6 +261,7 @@ def test_a_single_token_has_it_all():
     near(Explainer(models.tiny_gpt2())([9], method="alti").relevance, [1.0])
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     groups=st.integers(1, 3),
