@@ -199,6 +199,14 @@ SPELLED: dict[str, tuple[Function, dict[str, Function]]] = {
     "elu": (F.elu, {
         "exp": lambda x: torch.where(x > 0, x, torch.exp(x) - 1), "expm1": lambda x: torch.where(x > 0, x, x.expm1()),
     }),
+    "elu, as a sum": (F.elu, {
+        "masks": lambda x: x * (x > 0) + (x.exp() - 1) * (x <= 0),
+        "masks of numbers": lambda x: x * (x > 0).float() + (1 - (x > 0).float()) * (x.exp() - 1),
+        "its own sign": lambda x: F.relu(x) + (lambda y: y * (y < 0))(x.exp() - 1),
+        "where": lambda x: F.relu(x) + torch.where(x > 0, 0.0, x.exp() - 1),
+        "zeros": lambda x: F.relu(x) + torch.where(x <= 0, x.exp() - 1, torch.zeros_like(x)),
+        "filled": lambda x: F.relu(x) + (x.exp() - 1).masked_fill(x > 0, 0),
+    }),
     "relu²": (lambda x: F.relu(x).square(), {
         "** 2": lambda x: F.relu(x) ** 2, "x relu": lambda x: x * F.relu(x),
         "a product": lambda x: F.relu(x) * F.relu(x),
@@ -215,7 +223,7 @@ PAIRS = [(name, spelling) for name, (_, spellings) in SPELLED.items() for spelli
 @pytest.mark.parametrize(("name", "spelling"), PAIRS)
 def test_an_activation_written_out(name: str, spelling: str, recipe: Recipe) -> None:
     built_in, spellings = SPELLED[name]
-    if recipe is RECIPES["own"] and name in ("relu", "tanhshrink"):
+    if recipe is RECIPES["own"] and name in ("relu", "tanhshrink", "elu, as a sum"):
         return  # a sum and a selection have no rule of their own
     if recipe is GRADIENT and spelling in ("mul_", "sigmoid_", "in place"):
         return  # torch itself has no gradient

@@ -117,6 +117,10 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
             return shared
     if (a_carries or b_carries) and (shared := _functions.times_reciprocal(run, func, a, b)) is not None:
         return shared
+    if a_carries or b_carries:
+        x, constant, op = (a, b, func) if a_carries else (b, a, lambda x, constant: func(constant, x))
+        if (whole := _selections.piece(run, op, x, constant)) is not None:
+            return whole
     out = func(a, b)
     if run.asks_for_weights and (a_carries or b_carries):
         _biases.scaled(out, a if a_carries else b, (lambda x: func(x, b)) if a_carries else lambda x: func(a, x))

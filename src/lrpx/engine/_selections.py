@@ -5,7 +5,7 @@ A ReLU is known by the signs of what it is of; it is a gate then, and a function
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from lrpx.engine._gates import mark_relu, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import kind
 from lrpx.engine._tensors import CONSTANT, arguments, carries, is_in_place
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A selection between two; of functions of one tensor, a function in pieces."""
@@ -28,6 +31,8 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         put_gate(run.recipe, out, weakest_gate((*args, *kwargs.values())))
     if not any(isinstance(each, Tensor) for each in args[1:]) and args[1:] == (1, 0):
         return _functions.of_whole_numbers(run, out, args[0])
+    if len(args) == 3 and (whole := _piece_or_zero(run, *args)) is not None:
+        return whole
     run.computed(out, *args, *kwargs.values())
     if run.has_scales:
         _exponentials.keep_exponents(func, out, args, kwargs)
@@ -143,6 +148,42 @@ def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
     return root if _tells_signs(mask, root) else None
 
 
+def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
+    """``op(x, mask)``, what a number was added to after a function of a tensor, masked by a step of that tensor: one
+    piece of a function of it, ``(exp(a) - 1) * (a <= 0)``, to which the number belongs."""
+    if not hasattr(mask, _steps.STEP) or run.recipe.activation in PARTWISE or not _functions.is_shifted(x):
+        return None
+    f, (of, again) = function_of(x), _steps.step_of(mask)
+    if f is None or f.op is None or again is None or not (of is x or of is f.root):
+        return None
+    before, value = f.op, op(x.detach(), mask)
+    if not _functions.fits(value, f.root):
+        return None
+
+    def whole(root: Tensor) -> Any:
+        y = before(root)
+        return op(y, again(y if of is x else root))
+
+    return _functions.as_whole(run, f.root, value, whole, max(CURVED, f.kind))
+
+
+def _piece_or_zero(run: Any, where: Any, a: Any, b: Any) -> Tensor | None:
+    """The same, where one of two is chosen and the other is 0."""
+    if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
+        where, a = a, where
+    if not hasattr(where, _steps.STEP):  # nearly always
+        return None
+    if _is_zero(b):
+        return piece(run, lambda x, mask: torch.where(mask, x, 0.0), a, where)
+    return piece(run, lambda x, mask: torch.where(mask, 0.0, x), b, where) if _is_zero(a) else None
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether a value is 0, or zeros by what the model has written."""
+    of, number = _steps.step_of(value)
+    return of is None and number is not None and not number(torch.zeros(()))
+
+
 def written_zeros(run: Any, x: Tensor, mask: Any, *, in_place: bool) -> Tensor | None:
     """The same, of what zeros will be written into; a copy of ``x``, if it is changed."""
     root = masked_by_sign(run, x, mask)
@@ -154,6 +195,10 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, mask, value = arguments(args, kwargs, "input", "mask", "value")
     is_zero = type(value) in (int, float) and value == 0
     in_place = is_in_place(func.__name__)
+    if is_zero and not in_place:
+        whole = piece(run, lambda x, mask: x.masked_fill(mask, 0.0), x, mask)
+        if whole is not None:
+            return whole
     root = written_zeros(run, x, mask, in_place=in_place) if is_zero else None
     before = _functions.to_be_filled(x, in_place=in_place)
     out = _functions.plain_of_exponentials(run, func, args, kwargs)
