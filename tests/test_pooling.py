@@ -213,6 +213,36 @@ def test_texts_that_sentence_transformers_changes_first(encoder, piece_tokenizer
     assert Explainer.from_pretrained(folder, pooling="cls")(PAIR).relevance.equal(whole.relevance)
 
 
+def test_texts_that_sentence_transformers_reads_by_a_chat_template(encoder, piece_tokenizer, tmp_path):
+    package = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    kinds = "text", "message"
+    piece_tokenizer.chat_template = "{% for each in messages %}key {{ each['content'] }} key {% endfor %}"
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
+    transformer = models.Transformer(str(folder), model_kwargs={"dtype": torch.float64})
+    if "message" not in getattr(transformer, "modality_config", ()):
+        pytest.skip("this sentence-transformers knows no chat templates")
+    model = package.SentenceTransformer(
+        modules=[transformer, models.Pooling(encoder.config.hidden_size, "cls"), models.Normalize()], device="cpu"
+    )
+    a, b = model.encode(list(PAIR), convert_to_tensor=True)
+    plain = Explainer.from_pretrained(folder)(PAIR)
+    assert plain.explained.value != pytest.approx(float(a @ b), abs=1e-3)
+    with pytest.raises(
+        ModelError, match=r"reads each text as a chat's message, by a chat template; pass pooling='mean'"
+    ):
+        Explainer(model)
+    assert Explainer(model, pooling="cls")(PAIR).relevance.equal(plain.relevance)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"modality_config": dict.fromkeys(kinds, {})}))
+    with pytest.raises(ModelError, match=r"a chat's message, by a chat template, says its sentence_bert_config.json; "):
+        Explainer.from_pretrained(folder)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"modality_config": {"text": {}}}))
+    assert Explainer.from_pretrained(folder)(PAIR) == plain
+    del transformer.modality_config["message"]
+    a, b = model.encode(list(PAIR), convert_to_tensor=True)
+    assert Explainer(model)(PAIR).explained.value == pytest.approx(float(a @ b), abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("pooling", "modules", "said"),
     [

@@ -84,7 +84,8 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
 
     Raises:
         InputError: there is no such kind.
-        ModelError: the files cannot be read, or say that embeddings are made in a way that is not known here.
+        ModelError: the files cannot be read, or say that embeddings are made in a way that is not known here, or of
+            texts with something around them.
     """
     if given is not None:
         if given not in TITLES:
@@ -111,6 +112,7 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
             "pass pooling='mean', or what its files say"
         )
     about = _json(name, "sentence_bert_config.json", options) or {}
+    _refuse_chats(name, about.get("modality_config"), ", says its sentence_bert_config.json")
     found = _known(name, said, about.get("max_seq_length"), ", say its files")
     found = replace(found, lowers=bool(about.get("do_lower_case")), dims=asked.get("truncate_dim"))
     if not _is_cosine(asked.get("similarity_fn_name"), found, kinds):
@@ -126,7 +128,7 @@ def pooling_in(encoder: Any) -> Pooling:
     """How a model of sentence-transformers itself makes embeddings.
 
     Raises:
-        ModelError: in a way that is not known here, or of texts with a prompt before them.
+        ModelError: in a way that is not known here, or of texts with a prompt before them or in a chat template.
     """
     name = type(encoder).__name__
     parts = {type(part).__name__: part for part in encoder}
@@ -139,6 +141,7 @@ def pooling_in(encoder: Any) -> Pooling:
             f"the {name} puts a prompt before each text, {prompt!r}, which is no part of the text that is explained; "
             "set its default_prompt_name to None, and write the prompt into the texts"
         )
+    _refuse_chats(f"the {name}", getattr(parts["Transformer"], "modality_config", None), "")
     found = _known(f"the {name}", _kinds(parts["Pooling"].get_config_dict()), encoder.max_seq_length, "")
     found = replace(found, dims=getattr(encoder, "truncate_dim", None))
     compares = getattr(encoder, "_similarity_fn_name", None)  # the property of that name would set it
@@ -159,6 +162,12 @@ def _refuse_others(name: Any, kinds: Iterable[str], where: str) -> None:
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if others:
         raise ModelError(f"{name} makes its embeddings by a {others[0]} too{where}; {MEND}")
+
+
+def _refuse_chats(name: Any, kinds: Any, where: str) -> None:
+    """Refuse what reads texts as messages: whatever else it reads, it does so where it can."""
+    if "message" in (kinds or ()):
+        raise ModelError(f"{name} reads each text as a chat's message, by a chat template{where}; {MEND}")
 
 
 def _known(name: Any, said: list[str], longest: Any, where: str) -> Pooling:
