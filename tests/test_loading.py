@@ -290,6 +290,36 @@ def test_a_pipeline_that_cuts_nothing(told, piece_tokenizer):
     assert said["score"] == pytest.approx(found.prediction.probability)
 
 
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"add_special_tokens": False}, "reads texts without special tokens"),
+        ({"tokenizer_encode_kwargs": {"add_special_tokens": False}}, "reads texts without special tokens"),
+        ({"prefix": "the key "}, "puts 'the key ' before each text"),
+    ],
+)
+def test_a_pipeline_that_reads_texts_otherwise_than_its_tokenizer_is_refused(told, said, piece_tokenizer):
+    model, text = bert(tf.BertLMHeadModel, is_decoder=True), "the key is small"
+    read = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, kwargs: read.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    pipeline = tf.pipeline("text-generation", model=model, tokenizer=piece_tokenizer, **told)
+    pipeline(text, max_new_tokens=1)
+    hook.remove()
+    assert read[0] != piece_tokenizer(text)["input_ids"]
+    with says(ModelError, f"the pipeline {said}, which its tokenizer does not; pass its model and its tokenizer"):
+        Explainer(pipeline)
+    assert list(Explainer(pipeline.model, pipeline.tokenizer)(text).ids) == piece_tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("told", [{"add_special_tokens": True}, {"add_special_tokens": False}, {"prefix": ""}, {}])
+def test_a_pipeline_that_reads_texts_as_its_tokenizer_does(told, byte_tokenizer):
+    model = models.tiny_gpt2(vocab_size=len(byte_tokenizer))
+    pipeline = tf.pipeline("text-generation", model=model, tokenizer=byte_tokenizer, **told)
+    assert list(Explainer(pipeline)("The key").ids) == byte_tokenizer("The key")["input_ids"]
+
+
 def test_a_pipeline_for_images_gives_what_reads_them():
     pytest.importorskip("PIL", reason="Pillow is not installed")
     config = tf.ViTConfig(image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,

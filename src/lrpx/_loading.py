@@ -137,6 +137,28 @@ def cut_by_pipeline(model: Any) -> int | None:
     return whole_number(getattr(model.tokenizer, "model_max_length", None) if most is None else most)
 
 
+def refuse_other_reading(model: Any) -> None:
+    """Refuse a pipeline of transformers that gives its model other tokens of a text than its tokenizer makes.
+
+    Raises:
+        ModelError: it does, as it was told when it was made or by the model's config.
+    """
+    if not _is_one("Pipeline", "transformers", model):
+        return
+    given = dict(getattr(model, "_preprocess_params", {}))
+    for name in ("tokenizer_kwargs", "tokenizer_encode_kwargs"):
+        given |= given.get(name) or {}
+    adds = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", lambda: 0)()
+    does = f"puts {given['prefix'][:60]!r} before each text" if given.get("prefix") else ""
+    if given.get("add_special_tokens") is False and adds:
+        does = "reads texts without special tokens"
+    if does:
+        raise ModelError(
+            f"the pipeline {does}, which its tokenizer does not; pass its model and its tokenizer, and texts or token "
+            "ids as you mean them"
+        )
+
+
 def is_sentence_transformer(model: Any) -> bool:
     """Whether it is a model of sentence-transformers, which holds one of transformers."""
     return _is_one("SentenceTransformer", "sentence_transformers", model)

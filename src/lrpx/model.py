@@ -27,7 +27,14 @@ from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._dropping import can_drop, can_tell, proven, without_hidden, worth
 from lrpx._holding import holding
-from lrpx._loading import cut_by_pipeline, is_sentence_transformer, load_pretrained, short_name, taken_apart
+from lrpx._loading import (
+    cut_by_pipeline,
+    is_sentence_transformer,
+    load_pretrained,
+    refuse_other_reading,
+    short_name,
+    taken_apart,
+)
 from lrpx._modules import named_modules
 from lrpx._naming import Named
 from lrpx._padding import hiding
@@ -180,7 +187,8 @@ class BoundModel(Named):
         spec: what it was built from, if it was.
 
     Raises:
-        ModelError: the module is of a kind that has no task, or has no input embeddings.
+        ModelError: the module is of a kind that has no task, or has no input embeddings; or a pipeline that reads texts
+            otherwise than its tokenizer.
         InputError: an option of the wrong kind, or two that exclude each other.
     """
 
@@ -197,6 +205,7 @@ class BoundModel(Named):
         spec: Spec | None = None,
     ) -> None:
         pooled = pooling_in(module) if is_sentence_transformer(module) and pooling is None else None
+        refuse_other_reading(module)
         cut = cut_by_pipeline(module)
         module, tokenizer = taken_apart(module, tokenizer)
         if not isinstance(module, torch.nn.Module):
