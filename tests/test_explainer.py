@@ -330,6 +330,32 @@ def test_a_decoder_text_follows_the_start_token(byte_tokenizer):
     assert [name for name, _, _ in a.words().segments] == ["encoder", "decoder"]
 
 
+def test_a_decoder_text_follows_the_token_that_must_come_first(byte_tokenizer):
+    model = models.tiny_t5(vocab_size=len(byte_tokenizer), decoder_start_token_id=0)
+    model.generation_config.forced_bos_token_id = 9  # as of BART, or of the language of a translation
+    given = byte_tokenizer(TEXT, return_tensors="pt")
+    made = model.generate(**given, max_new_tokens=3, do_sample=False)[0].tolist()
+    assert made[:2] == [0, 9]
+    explain = Explainer(model, byte_tokenizer)
+    written = byte_tokenizer("The key")["input_ids"]
+    ids = [0, 9, *written]
+    a = explain(TEXT, decoder="The key", target=" is")
+    assert a.ids == (*byte_tokenizer(TEXT)["input_ids"], *ids)
+    assert a == explain(TEXT, decoder=ids, target=" is")
+    assert explain(TEXT).ids[-1] == 0
+    assert explain(TEXT, decoder=[0, *written]).ids[-len(written) - 1] == 0
+
+
+def test_the_start_token_of_the_generation_config_comes_before_a_texts_first():
+    model = tiny.bart(bos_token_id=0, decoder_start_token_id=None)
+    assert Explainer(model)(IDS).ids == (*IDS, 0)
+    model.generation_config.decoder_start_token_id = 9
+    assert model.generate(torch.tensor([IDS]), max_new_tokens=1)[0, 0] == 9
+    assert Explainer(model)(IDS).ids == (*IDS, 9)
+    model.config.decoder_start_token_id = 7
+    assert Explainer(model)(IDS).ids == (*IDS, 7)
+
+
 # ------------------------------------------------------------------------ kinds of input
 
 

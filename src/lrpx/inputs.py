@@ -439,11 +439,12 @@ class Reader:
             return None
         if decoder is not None and not isinstance(decoder, str):
             return list(self._plain(decoder, "decoder").tokens.ids)
+        configs = [getattr(self.model, name, None) for name in ("config", "generation_config")]
         start = next(
             (
                 found
-                for config in (getattr(self.model, "config", None), getattr(self.model, "generation_config", None))
                 for name in ("decoder_start_token_id", "bos_token_id")
+                for config in configs
                 if (found := getattr(config, name, None)) is not None
             ),
             None,
@@ -454,7 +455,8 @@ class Reader:
             return [start]
         if self.tokenizer is None:
             raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
-        return [start, *_tokens.decoder_ids(self.text_tokenizer, decoder)]
+        first = whole_number(getattr(configs[1], "forced_bos_token_id", None))  # what it must write before all else
+        return [start, *([] if first is None else [first]), *_tokens.decoder_ids(self.text_tokenizer, decoder)]
 
     def _position(self, row: Row, position: Any) -> int | None:
         if self.task.reads != "position":
