@@ -233,7 +233,7 @@ def test_texts_that_sentence_transformers_reads_by_a_chat_template(encoder, piec
     ):
         Explainer(model)
     assert Explainer(model, pooling="cls")(PAIR).relevance.equal(plain.relevance)
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"modality_config": dict.fromkeys(kinds, {})}))
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"modality_config": {kind: {} for kind in kinds}}))
     with pytest.raises(ModelError, match=r"a chat's message, by a chat template, says its sentence_bert_config.json; "):
         Explainer.from_pretrained(folder)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"modality_config": {"text": {}}}))
