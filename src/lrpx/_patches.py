@@ -48,12 +48,10 @@ class Places:
     Args:
         count: how many there are.
         first: which of them is the first patch; the others follow it in reading order.
-        entering: ``[count, d]``, what enters the layers of the first attention.
     """
 
     count: int
     first: int
-    entering: Tensor
 
 
 def places_of(model: Module, inputs: Mapping[str, Any], argument: str, patches: Patches) -> Places | None:
@@ -74,29 +72,45 @@ def places_of(model: Module, inputs: Mapping[str, Any], argument: str, patches: 
     place = patches.places(*pixels.shape[-2:]).to(pixels.device)
     for row, number in ((1, 0), (2, len(patches) - 1)):
         changed[row, :, place == number] += 1
-    tap = _Entering()
-    with suppress(_Met), torch.no_grad(), propagate(model, GRADIENT, (), taps=[tap]), torch.no_grad():
-        model(**{**inputs, argument: changed})
-    x = tap.entering
+    x = entering(model, {**inputs, argument: changed}, len(changed))
     if x is None:
         return None
     first, last = ((x[0] != each).any(-1).nonzero().flatten().tolist() for each in x[1:])
     if len(first) != 1 or len(last) != 1 or last[0] - first[0] != len(patches) - 1:
         return None
-    return Places(x.shape[1], first[0], x[0].detach().cpu())
+    return Places(x.shape[1], first[0])
+
+
+def entering(model: Module, inputs: Mapping[str, Any], rows: int = 1) -> Tensor | None:
+    """``[B, T, d]``: what enters the layers of a model's first attention; None where that is no row for each token.
+
+    Args:
+        model: the model.
+        inputs: of some images.
+        rows: how many they are.
+    """
+    tap = _Entering(rows)
+    with suppress(_Met), torch.no_grad(), propagate(model, GRADIENT, (), taps=[tap]), torch.no_grad():
+        model(**inputs)
+    return None if tap.entering is None else tap.entering.detach()
 
 
 class _Entering(Tap):
-    """Stops a run at its first attention, with what entered the last linear layer before it, ``[3, T, d]``."""
+    """Stops a run at its first attention, with what entered the last linear layer before it, ``[B, T, d]``.
 
-    def __init__(self) -> None:
+    Args:
+        rows: how many run together.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
         self.entering: Tensor | None = None
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """One call of a torch function."""
         if call.name == "linear":
             (x,) = arguments(call.args[:1], call.kwargs, "input")
-            self.entering = x if x.ndim == 3 and len(x) == 3 else None
+            self.entering = x if x.ndim == 3 and len(x) == self._rows else None
         if call.operation is not None and call.operation.name in ("attention", "softmax"):
             raise _Met
         return proceed(call.args, call.kwargs)

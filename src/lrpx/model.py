@@ -39,7 +39,7 @@ from lrpx._modules import named_modules
 from lrpx._naming import Named
 from lrpx._padding import hiding
 from lrpx._passes import Pass
-from lrpx._patches import patches_of, places_of
+from lrpx._patches import entering, patches_of, places_of
 from lrpx._pooling import Pooling, pooling_in, pooling_of
 from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
@@ -484,6 +484,13 @@ class BoundModel(Named):
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
             self._places[shape] = places_of(self.module, batch.inputs, name, patches)
         return self._places[shape]
+
+    def entering(self, row: Row) -> Tensor | None:
+        """``[T, d]``: what enters the model's first attention of the image of a row; None where that is no row for each
+        token."""
+        batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
+        found = entering(self.module, batch.inputs)
+        return None if found is None else found[0].cpu()
 
     # -------------------------------------------------------------------------- running
 

@@ -95,6 +95,15 @@ def test_atman(name, monkeypatch):
     np.testing.assert_allclose(found.relevance.numpy(), expected[offset:], rtol=0, atol=1e-9)
 
 
+def test_patches_are_alike_by_their_own_image_whichever_was_explained_before():
+    explain, method = Explainer(build("vit")), AtMan(suppression=0.7, threshold=0.2)
+    explain(image(1), CLASS, method=method)
+    found = explain(image(), CLASS, method=method)
+    assert torch.equal(found.relevance, Explainer(build("vit"))(image(), CLASS, method=method).relevance)
+    many = explain([image(1), image()], CLASS, method=method)
+    torch.testing.assert_close(many[1].relevance, found.relevance, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("name", ["swin", "convnext", "resnet"])
 def test_attention_over_windows_or_none_is_refused(name):
     for method in ("rollout", "gradient-rollout", "grad-cam", "atman", "libragrad-fullgrad"):

@@ -115,11 +115,14 @@ class AtMan(Method):
         """The same for images, where the tokens are those that the model makes of the patches."""
         parts = []
         for i in range(len(questions)):
-            grid, places = refuse_no_places(self, model, questions.row_of(i))
+            row = questions.row_of(i)
+            grid, places = refuse_no_places(self, model, row)
             own = slice(places.first, places.first + len(grid))
             likeness = torch.eye(places.count, dtype=torch.float64)
             if self.threshold is not None:
-                wide = torch.nn.functional.normalize(places.entering.double(), dim=-1)
+                entered = model.entering(row)
+                assert entered is not None  # or there were no places
+                wide = torch.nn.functional.normalize(entered.double(), dim=-1)
                 likeness = torch.where(wide @ wide.T >= self.threshold, wide @ wide.T, 0.0).fill_diagonal_(1.0)
             factors = (1 - self.suppression * likeness)[own]
             changed = self._values(model, questions.alone([i] * len(grid)), factors, places.count)
