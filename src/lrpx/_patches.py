@@ -58,8 +58,8 @@ def places_of(model: Module, inputs: Mapping[str, Any], argument: str, patches: 
     """Where the patches are among a model's tokens; None where its first attention does not go over all of them, as
     where it goes over windows, or where they are not in reading order.
 
-    The model is run with the image, and with its first and its last patch changed: what is changed before the first
-    attention are their tokens.
+    The model is run up to its first attention with the image, and for each bit of a number with those patches changed
+    whose number, from 1, has it, and with the others: a token is changed by the patch of one number, or by none.
 
     Args:
         model: the model.
@@ -68,49 +68,50 @@ def places_of(model: Module, inputs: Mapping[str, Any], argument: str, patches: 
         patches: into which it cuts the image.
     """
     pixels: Tensor = inputs[argument]
-    changed = pixels.repeat(3, 1, 1, 1)
-    place = patches.places(*pixels.shape[-2:]).to(pixels.device)
-    for row, number in ((1, 0), (2, len(patches) - 1)):
-        changed[row, :, place == number] += 1
-    x = entering(model, {**inputs, argument: changed}, len(changed))
+    place = 1 + patches.places(*pixels.shape[-2:]).to(pixels.device)
+    x = entering(model, inputs)
     if x is None:
         return None
-    first, last = ((x[0] != each).any(-1).nonzero().flatten().tolist() for each in x[1:])
-    if len(first) != 1 or len(last) != 1 or last[0] - first[0] != len(patches) - 1:
+    number, other = torch.zeros(2, x.shape[1], dtype=torch.int64)
+    for bit in range(len(patches).bit_length()):
+        has = (place >> bit) % 2 == 1
+        for found, chosen in ((number, has), (other, ~has & (place > 0))):
+            changed = entering(model, {**inputs, argument: torch.where(chosen, pixels + 1, pixels)})
+            if changed is None or changed.shape != x.shape:
+                return None
+            found += (changed != x)[0].any(-1).cpu().long() << bit
+    (of_patches,) = (number + other).nonzero(as_tuple=True)
+    every = torch.arange(1, len(patches) + 1)
+    if not torch.equal(number[of_patches], every) or bool((number & other).any()):
         return None
-    return Places(x.shape[1], first[0])
+    first = int(of_patches[0])
+    return Places(x.shape[1], first) if int(of_patches[-1]) - first == len(patches) - 1 else None
 
 
-def entering(model: Module, inputs: Mapping[str, Any], rows: int = 1) -> Tensor | None:
-    """``[B, T, d]``: what enters the layers of a model's first attention; None where that is no row for each token.
+def entering(model: Module, inputs: Mapping[str, Any]) -> Tensor | None:
+    """``[1, T, d]``: what enters the layers of a model's first attention; None where that is no row for each token.
 
     Args:
         model: the model.
-        inputs: of some images.
-        rows: how many they are.
+        inputs: of one image.
     """
-    tap = _Entering(rows)
+    tap = _Entering()
     with suppress(_Met), torch.no_grad(), propagate(model, GRADIENT, (), taps=[tap]), torch.no_grad():
         model(**inputs)
     return None if tap.entering is None else tap.entering.detach()
 
 
 class _Entering(Tap):
-    """Stops a run at its first attention, with what entered the last linear layer before it, ``[B, T, d]``.
+    """Stops a run at its first attention, with what entered the last linear layer before it, ``[1, T, d]``."""
 
-    Args:
-        rows: how many run together.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self) -> None:
         self.entering: Tensor | None = None
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """One call of a torch function."""
         if call.name == "linear":
             (x,) = arguments(call.args[:1], call.kwargs, "input")
-            self.entering = x if x.ndim == 3 and len(x) == self._rows else None
+            self.entering = x if x.ndim == 3 and len(x) == 1 else None
         if call.operation is not None and call.operation.name in ("attention", "softmax"):
             raise _Met
         return proceed(call.args, call.kwargs)

@@ -116,10 +116,37 @@ def test_patches_in_another_order_are_refused():
         def patches(self, x):
             return super().patches(x).flip(1)
 
+    class ByColumn(OwnViT):
+        """The first and the last are where they would be."""
+
+        def patches(self, x):
+            return self.embed(x).transpose(2, 3).flatten(2).transpose(1, 2)
+
     from lrpx import Task
 
-    with pytest.raises(MethodError, match="rollout needs attention over all patches"):
-        Explainer(Turned().eval().double(), task=Task.IMAGE_CLASSIFICATION)(image(), method="rollout")
+    for model in (Turned(), ByColumn("conv")):
+        with pytest.raises(MethodError, match="rollout needs attention over all patches"):
+            Explainer(model.eval().double(), task=Task.IMAGE_CLASSIFICATION)(image(), method="rollout")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+def test_patches_are_found_however_many(rows):
+    from lrpx import Task
+
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.q, self.head = torch.nn.Conv2d(3, 8, 4, 4), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+            self.learned = torch.nn.Parameter(torch.randn(1, 2, 8))
+
+        def forward(self, x):
+            patches = self.embed(x).flatten(2).transpose(1, 2)
+            h = self.q(torch.cat([self.learned.expand(len(x), -1, -1), patches], 1))[:, None]
+            return self.head(torch.nn.functional.scaled_dot_product_attention(h, h, h)[:, 0, 0])
+
+    bound = Explainer(Own().eval().double(), task=Task.IMAGE_CLASSIFICATION).bound
+    found = bound.places(bound.reader.row(torch.randn(3, 4 * rows, 12, dtype=torch.float64)))
+    assert (found.count, found.first) == (2 + 3 * rows, 2)
 
 
 @pytest.mark.parametrize("name", ["vit", "resnet"])
