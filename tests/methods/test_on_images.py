@@ -211,6 +211,54 @@ def test_fullgrad_refuses_constants_at_some_of_the_tokens():
         Explainer(model)(image(), CLASS, method="libragrad-fullgrad")
 
 
+class Staged(OwnViT):
+    """Whose second block has other tokens than the first."""
+
+    def __init__(self, between, learned):
+        super().__init__("conv")
+        self.between, self.learned = between, learned
+
+    def forward(self, x):
+        h = self.patches(x) + self.where[:, 1:]
+        h = torch.cat([self.first.expand(len(x), -1, -1), h], 1) if self.learned else h
+        for i, block in enumerate(self.blocks):
+            h = self.between(self, h) if i else h
+            q, k, v = block["qkv"](block["n1"](h)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            h = h + block["o"](((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+            h = h + block["m"](block["n2"](h))
+        return self.head(h.mean(1))
+
+
+STAGES = {
+    "a class token behind the first": (lambda self, h: torch.cat([self.first.expand(len(h), -1, -1), h], 1), False),
+    "all but the last": (lambda self, h: h[:, :-1], True),
+    "all but the last, copied": (lambda self, h: h[:, torch.arange(16)], True),
+    "the class token at the end": (lambda self, h: torch.cat([h[:, 1:], h[:, :1]], 1), True),
+}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_fullgrad_refuses_a_stage_of_other_tokens(name):
+    """As many as there are patches need not be the patches."""
+    from lrpx import Task
+
+    model = Staged(*STAGES[name]).eval().double()
+    with pytest.raises(MethodError, match=r"libragrad-fullgrad would .*; use libragrad"):
+        Explainer(model, task=Task.IMAGE_CLASSIFICATION)(image(), CLASS, method="libragrad-fullgrad")
+
+
+def test_fullgrad_has_a_stage_of_the_patches_alone():
+    from lrpx import Task
+
+    explain = Explainer(Staged(lambda self, h: h[:, 1:], True).eval().double(), task=Task.IMAGE_CLASSIFICATION)
+    found = explain(image(), CLASS, method="libragrad-fullgrad")
+    ledger = explain(image(), CLASS, method="libragrad", ledger=True).ledger
+    kinds = ("inputs", "positions", "class token", "biases")
+    expected = sum(e.value for e in ledger.entries if e.kind in kinds and e.name != "head.bias")
+    total = sum(float(found.parts[part].values.sum()) for part in ("patches", "class token"))
+    assert total == pytest.approx(expected, abs=1e-9)
+
+
 def test_fullgrad_by_hooks():
     """Biases at each token, read off where the modules of transformers add them."""
     from lrpx import propagate

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 JOINS = ("cat", "concat", "concatenate")
 """How torch calls what joins tokens."""
+CHOOSES = ("__getitem__", "index_select", "gather", "take_along_dim")
+"""How it calls what may take some of them, not as a view."""
 
 
 @register
@@ -93,13 +95,15 @@ class _Constants(Tap):
         own: where they are among the tokens.
 
     Before all learned tokens have come in there are fewer (registers come after the positions in DINOv2). How many
-    stand before the patches then is known by what was joined with them.
+    stand before the patches then is known by what was joined with them. Where as many are joined or taken otherwise
+    later, the number tells no more, and constants that are added then are refused.
     """
 
     def __init__(self, rows: int, tokens: int, grid: tuple[int, int], own: slice) -> None:
         self._tokens, self._map, self._own = (rows, tokens), grid, own
         self._sums = torch.zeros(rows, tokens, dtype=torch.float64)
         self._first = {own.stop - own.start: 0, tokens: own.start}  # before the patches, of so many tokens
+        self._unclear: set[int] = set()  # of so many tokens
         self._looked_up: list[Any] = []
 
     def taken(self) -> Tensor:
@@ -111,6 +115,7 @@ class _Constants(Tap):
         """One call of a torch function."""
         out = proceed(call.args, call.kwargs)
         self._know_joined(call, out)
+        self._know_taken(call, out)
         if call.name == "embedding":  # of positions, for there are no other tokens
             self._looked_up.append(out)
             return out
@@ -125,11 +130,28 @@ class _Constants(Tap):
         """How many learned tokens stand before the patches, when they are joined with them."""
         if call.name not in JOINS or not isinstance(out, Tensor) or out.ndim != 3:
             return
-        before = 0
+        before, patches, count = 0, self._own.stop - self._own.start, out.shape[1]
         for part in call.args[0] if call.args else call.kwargs["tensors"]:
-            if part.shape[1] == self._own.stop - self._own.start and not self._is_constant(part):
-                self._first.setdefault(out.shape[1], before)
+            is_patches = part.shape[1] == patches < count and not self._is_constant(part)
+            if is_patches and (count > self._tokens[1] or self._first.setdefault(count, before) != before):
+                self._unclear.add(count)
             before += part.shape[1]
+
+    def _know_taken(self, call: Call, out: Any) -> None:
+        """That some of the tokens, when they are taken, are others than as many were before."""
+        x = call.args[0] if call.args else None
+        if not isinstance(x, Tensor) or x.ndim != 3 or x.shape[1] not in self._first:
+            return
+        for each in out if isinstance(out, (tuple, list)) else [out]:
+            if not isinstance(each, Tensor) or each.ndim != 3 or each.shape[1] == x.shape[1]:
+                continue
+            is_view = each._base is not None and each.stride(1) == x.stride(1)
+            if is_view and each.shape[0] == x.shape[0] and each.shape[1] in self._first:
+                start = (each.storage_offset() - x.storage_offset()) // x.stride(1)
+                if start + self._first[each.shape[1]] != self._first[x.shape[1]]:
+                    self._unclear.add(each.shape[1])
+            elif each._base is None and call.name in CHOOSES:
+                self._unclear.add(each.shape[1])
 
     def _fits(self, out: Tensor) -> bool:
         """Whether these are the tokens or a map of the patches.
@@ -142,6 +164,11 @@ class _Constants(Tap):
         if out.ndim != 3 or len(out) != self._tokens[0]:
             return False
         count, patches = out.shape[1], self._own.stop - self._own.start
+        if count in self._unclear and count >= patches:
+            raise MethodError(
+                f"the model adds a constant to {count} tokens that are not those of before, and nothing tells where "
+                f"the {patches} patches are among them, so libragrad-fullgrad would give it to others; use libragrad"
+            )
         if patches < count < self._tokens[1] and count not in self._first:
             raise MethodError(
                 f"the model adds a constant to {count} of its {self._tokens[1]} tokens, and nothing tells where the "
