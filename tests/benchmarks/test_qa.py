@@ -15,6 +15,7 @@ from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForCo
 import lrpx
 from lrpx._data.squad import read_squad
 from lrpx.benchmarks import Run, keep
+from lrpx.benchmarks._heatmaps import choose
 from lrpx.benchmarks._qa import PROMPT, Answers, AnswersPerturbed, _places
 from lrpx.errors import DataError, InputError, ModelError
 from lrpx.metrics import ANSWERS
@@ -171,6 +172,29 @@ def test_a_run_writes_its_reports(data: Any, piece_tokenizer: Any, tmp_path: Any
                 benchmark.report(kept.store)
     again = Run.from_spec(json.loads(json.dumps(run.spec)), model=model)
     assert again.part(0).equals(run.part(0))
+
+
+def test_a_negative_logit_is_shown_as_one(
+    data: Any, piece_tokenizer: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a GPT-2 are, all of them; and the largest is the nearest to zero."""
+    model = extractive(piece_tokenizer)
+    model.module.qa_outputs.bias.data -= 30  # type: ignore[operator]
+    monkeypatch.setattr("lrpx.benchmarks._qa._is_right", lambda case: True)
+    benchmark = Answers(data=data)
+    run = Run(benchmark, model, ["lrp"])
+    with keep(run, tmp_path / "out") as kept:
+        kept.explain()
+        benchmark.report(kept.store)
+    rows = sorted(run.part(0).to_pylist(), key=lambda row: -row["explained"])
+    assert len(rows) > 1
+    largest, _ = choose(benchmark, kept.store, ["lrp"], ANSWERS["IoU"])
+    assert [heatmap.value for heatmap in largest.heatmaps] == [row["explained"] for row in rows[:5]]
+    told = f"{rows[0]['explained']:.2f}"
+    assert told.startswith("-")
+    assert f"= {told.replace('-', '−')}<" in (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    said = rf"\ensuremath{{=}} {told.replace('-', chr(92) + 'ensuremath{-}')};"
+    assert said in (tmp_path / "out/heatmaps.tex").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

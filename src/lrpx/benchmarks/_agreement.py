@@ -171,6 +171,10 @@ class Agreement(GroundTruth[TokenSample]):
         preferred, other = (row["right"], row["wrong"]) if row["correct"] else (row["wrong"], row["right"])
         return f"logit of “{preferred}” − logit of “{other}”"
 
+    def value_of(self, row: Mapping[str, Any]) -> float:
+        """The difference of the form that the model prefers, which is positive."""
+        return abs(super().value_of(row))
+
     def _ids(self) -> frozenset[str] | None:
         """The ids of the samples to take."""
         if self.only is None:

@@ -73,6 +73,10 @@ class GroundTruth(Benchmark[S]):
     def told(self, row: Mapping[str, Any]) -> str:
         """What was explained in a row, in words: "logit of “are” − logit of “is”"."""
 
+    def value_of(self, row: Mapping[str, Any]) -> float:
+        """The value of what was explained in a row."""
+        return float(row[self.words.value[0]])
+
     def columns(self, methods: Sequence[str], metrics: Sequence[Metric]) -> pa.Schema:
         """See the class.
 

@@ -91,7 +91,7 @@ def choose(
     rows = select(store, ["id", "correct", column, *(f"{metric.name}/{method}" for method in methods)])
     check_shown(show, rows["id"].to_list(), store.folder)
     mean = pl.mean_horizontal([f"{metric.name}/{method}" for method in methods])
-    right = rows.filter("correct").with_columns(mean.alias("mean"), pl.col(column).abs().alias("value"))
+    right = rows.filter("correct").with_columns(mean.alias("mean"), pl.col(column).alias("value"))
     worst = "lowest" if metric.better == "higher" else "highest"
     kinds = [
         ("Asked for", "By their ids", list(dict.fromkeys(show))),
@@ -120,7 +120,7 @@ def _heatmap(benchmark: Reported, row: Mapping[str, Any], methods: Sequence[str]
     return Heatmap(
         id=row["id"],
         told=benchmark.told(row),
-        value=abs(row[benchmark.words.value[0]]),
+        value=benchmark.value_of(row),
         correct=row["correct"],
         group=None if benchmark.group is None else row[benchmark.group.column],
         truth=frozenset(row["ground_truth"]),

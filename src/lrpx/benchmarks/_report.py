@@ -214,7 +214,7 @@ _FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "figure": figure,
     "p_value": p_value,
     "one_line": one_line,
-    "digits": lambda value: f"{value:.2f}",
+    "digits": lambda value: f"{value:.2f}".replace("-", "−"),
     "mille": lambda value, ends: round(1000 * (value - ends[0]) / (ends[1] - ends[0])),
     "plain": number,
     "ranked": _ranked,

@@ -38,7 +38,7 @@ class Words:
         about: what was measured: "Subject-verb agreement".
         truth: what should be found: "the subject".
         right: what a model does whose prediction is right: "prefers the right form of the verb".
-        value: the column whose absolute value is the explained value, and its name in words.
+        value: the column of the explained value, and its name in words.
         toward: what red speaks for: "the preferred form".
         paper: what it is taken from, if it is.
     """
@@ -73,3 +73,6 @@ class Reported(Protocol):
 
     def told(self, row: Mapping[str, Any]) -> str:
         """What was explained in a row."""
+
+    def value_of(self, row: Mapping[str, Any]) -> float:
+        """Its value."""
