@@ -22,6 +22,13 @@ def test_what_scrolls_can_be_scrolled_by_the_keyboard(path):
         assert re.search(r'tabindex="0" role="region" aria-label="[^"]+"', attributes)
 
 
+def test_a_hyphen_in_a_title_stays_one():
+    """It is a token of its own, and no minus sign."""
+    table = ROWS._replace(title="logit of ' well-known' = -1.5")
+    for shown in (page([table]), fragment([table])):
+        assert re.findall(r'class="lrpx-title"[^>]*>([^<]*)<', shown) == ["logit of &#39; well-known&#39; = -1.5"]
+
+
 def test_a_page_of_tables_has_one_first_heading():
     assert re.findall(r'class="lrpx-title" role="heading" aria-level="(\d)"', page([ROWS, ROWS])) == ["1", "2"]
     assert 'role="heading"' not in fragment([ROWS])  # a notebook has headings of its own
