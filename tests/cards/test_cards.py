@@ -252,6 +252,13 @@ def test_the_index_has_every_neuron(references, model):
     assert {data["words"][i].strip() for i in peaks} == wanted
 
 
+def test_an_index_of_units_that_were_ranked_by_something_else_is_refused(model, tmp_path):
+    found = collect(Collection(model, corpus(tmp_path), ("relevance",), k=4), tmp_path / "run")
+    with pytest.raises(InputError, match=r"ranked by relevance, not by activation; collect them again"):
+        index_page(found, model)
+    assert "units" in index_page(found, model, measure="relevance")
+
+
 def test_in_the_terminal(references, model):
     console = Console(width=100, file=io.StringIO())
     console.print(card(references, 1, 7, model, passages=2))

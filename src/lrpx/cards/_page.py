@@ -86,7 +86,9 @@ def index_page(
 
     Raises:
         ModelError: the model has no vocabulary to read neurons with, or other weights than the one that was collected.
+        InputError: the units were not ranked by that.
     """
+    references.check_measure(measure)
     bound = references.model() if model is None else references.check(model)
     found = places(bound.module, "neurons")
     lens = Lens.of(bound, found)

@@ -132,8 +132,10 @@ def card(
     from lrpx.cards._corpus import texts_of
 
     references = References.read(folder)
+    if index is not None:
+        references.check_measure(MEASURES[0])  # before a model is loaded, as all here
     if which is not None:
-        references.row(*which)  # before a model is loaded
+        references.row(*which)
         next(texts_of(references, corpus), None)
     bound = _loaded(references, device)
     if which is not None:
