@@ -140,6 +140,24 @@ def test_a_layer_is_its_output_also_where_its_units_are_in_one_place(layer, kind
     assert torch.equal(turned(model, {around: {5: Scale(3)}}), expected)
 
 
+def test_a_block_of_experts_is_no_mlp_and_one_beside_them_is():
+    """The neurons of an expert that all tokens go to do not stand for the others."""
+    sizes = {"num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
+    config = transformers.Qwen2MoeConfig(**tiny.SIZES | sizes, shared_expert_intermediate_size=8)
+    model = transformers.Qwen2MoeForCausalLM(config).eval()
+    path = "model.layers.1.mlp"
+    first = torch.tensor([3])
+    for changes, side, of in (
+        ({path: 0.0}, "output", torch.zeros_like),
+        ({f"{path}.shared_expert": {3: 0.0}}, "input", lambda x: x.index_fill(-1, first, 0.0)),
+    ):
+        module = path if side == "output" else f"{path}.shared_expert.down_proj"
+        wanted = by_hand(model, module, of, side)
+        assert not torch.equal(wanted, logits(model))
+        with lrpx.intervene(model, changes):
+            assert torch.equal(logits(model), wanted)
+
+
 def test_a_layer_of_a_model_whose_units_nobody_can_look_for():
     model, layer = (
         tiny.build(transformers.BertForMultipleChoice, transformers.BertConfig(**tiny.SIZES)),

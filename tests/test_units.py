@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Llama4TextConfig, Qwen2MoeConfig
 
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError
@@ -187,6 +189,34 @@ def test_what_is_computed_inside_a_module_is_refused_by_its_name():
         places(Own().eval(), "neurons")
     with pytest.raises(MethodError, match=r"Mixtral.* computes its neurons inside model\.layers\.0\.mlp\.experts"):
         places(SAMPLES["mixtral"].build(torch.float32), "neurons")
+
+
+FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
+LOW = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+DEEP = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+FOUR = {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 4, "intermediate_size_mlp": 24}
+MIXED = {
+    "beside": (
+        Qwen2MoeConfig(**tiny.SIZES | FEW, num_key_value_heads=2, num_experts=4, shared_expert_intermediate_size=8),
+        "model.layers.0.mlp.experts",
+    ),
+    "later": (DeepseekV3Config(**tiny.SIZES | FEW | LOW | DEEP), "model.layers.1.mlp.experts"),
+    "all at once": (Llama4TextConfig(**tiny.SIZES | FOUR), "model.layers.0.feed_forward.experts"),
+}
+"""Experts in one tensor, and others that are MLPs of their own: of one layer, or of another."""
+
+
+@pytest.mark.parametrize("experts", ["eager", "grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("name", MIXED)
+def test_experts_are_not_left_out_where_there_are_other_neurons(name, experts):
+    config, inside = MIXED[name]
+    model = AutoModelForCausalLM.from_config(config).eval()
+    if name != "all at once":
+        model.set_experts_implementation(experts)
+    for kind in ("neurons", "mlp"):
+        with pytest.raises(MethodError, match=rf"computes some of its \w+ inside {re.escape(inside)}, where"):
+            places(model, kind)
+    assert len(places(model, "heads")) == 2
 
 
 def test_what_there_is_not():

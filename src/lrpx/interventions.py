@@ -39,8 +39,8 @@ from lrpx.units import (
     calls_of,
     is_looking,
     is_turned,
+    neurons_or_heads,
     own_paths,
-    places,
     split_name,
     stack_of,
     with_tokens,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
     from lrpx.engine import Running
     from lrpx.engine._places import Side
-    from lrpx.units import Kind
 
 __all__ = ["Add", "Along", "Change", "Clamp", "Patch", "Scale", "Set", "intervene", "record"]
 
@@ -383,16 +382,7 @@ def _of_units(model: Module, path: str, call: int | None) -> _Where | None:
     Raises:
         MethodError: a call is named of a module that calls the one with the units several times.
     """
-    kinds: tuple[Kind, ...] = ("neurons", "heads")
-    inside: dict[str, Place] = {}
-    for kind in kinds:
-        try:
-            found = places(model, kind)
-        except MethodError:  # there are none of these
-            continue
-        for each in found:
-            if each.path == path or each.path.startswith(f"{path}."):
-                inside.setdefault(each.path, each)
+    inside = neurons_or_heads(model, path)
     if len(inside) != 1:
         return None
     (place,) = inside.values()

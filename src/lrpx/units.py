@@ -24,14 +24,15 @@ from lrpx import tasks
 from lrpx._hooks import hooks
 from lrpx._modules import layer_of, named_modules
 from lrpx.engine import Tap, propagate
+from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import CACHES, is_running
-from lrpx.engine._tensors import carries
+from lrpx.engine._tensors import any_carries, carries
 from lrpx.errors import LRPxError, MethodError, ModelError, TraceError
 from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from torch.nn import Module
 
@@ -219,8 +220,8 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
         inputs: an example of what its forward pass takes; a few tokens by default, or an empty image.
 
     Raises:
-        MethodError: there are none, or the model computes them inside a module (experts in one tensor), where nothing
-            can be read or written.
+        MethodError: there are none, or the model computes some of them inside a module (experts in one tensor), where
+            nothing can be read or written.
         ModelError: it is in training mode, or nobody knows what it takes.
 
     >>> from lrpx.model import Spec
@@ -232,6 +233,13 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
         raise MethodError(f"there are no units called {kind!r}; pass one of {', '.join(KINDS)}")
     found = _found(model, inputs)
     chosen = tuple(place for place in found.places if place.kind == kind)
+    if chosen and kind in ("neurons", "mlp") and found.experts:
+        raise MethodError(
+            f"{type(model).__name__} computes some of its {TITLES[kind]} inside {found.experts[0]}, where no module "
+            "takes or gives them for all tokens, as with experts whose weights are one tensor, and others elsewhere; "
+            f"ask for other units, or for those alone that {chosen[0].path} is given: trace.relevance(path, "
+            'of="input"), lrpx.intervene of (path, "input")'
+        )
     if not chosen:
         inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)
         name = type(model).__name__
@@ -245,6 +253,27 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
             "other units"
         )
     return chosen
+
+
+def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
+    """The modules at a path, or in the module there, at which latent neurons or heads are; none where some of these are
+    computed inside of it (experts), and are at no module.
+
+    Raises:
+        ModelError: as :func:`places`.
+    """
+    found = _found(model, None)
+
+    def is_there(other: str) -> bool:
+        return f"{other}.".startswith(f"{path}.")
+
+    if any(map(is_there, found.experts)):
+        return {}
+    there = (place for place in found.places if place.kind in ("neurons", "heads") and is_there(place.path))
+    inside: dict[str, Place] = {}
+    for each in there:
+        inside.setdefault(each.path, each)
+    return inside
 
 
 def place_in(found: Sequence[Place], layer: int | str) -> Place:
@@ -369,6 +398,7 @@ class _Found:
     modules: tuple[str, ...]
     places: tuple[Place, ...]
     inside: dict[str, str]
+    experts: tuple[str, ...]
     calls: Mapping[str, int]
     turned: frozenset[tuple[str, Side]]
 
@@ -426,7 +456,7 @@ def example(model: Module) -> dict[str, Any]:
 
 
 def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) -> _Found:
-    follower = _Follower(own_paths(model))
+    follower = _Follower(own_paths(model), map(storage_of, model.parameters()))
     with _now_looking(), torch.random.fork_rng(devices=[]), propagate(model, GRADIENT, (), taps=[follower]):
         try:
             model(**inputs)
@@ -438,7 +468,9 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
                 f"{type(model).__name__} cannot be run to find its units ({first}); pass an example of what it takes, "
                 "places(model, kind, inputs={…})"
             ) from error
-    return _Found(modules, tuple(follower.found()), follower.inside, follower.calls, frozenset(follower.turned))
+    found = tuple(follower.found())
+    experts = follower.experts({place.path for place in found})
+    return _Found(modules, found, follower.inside, experts, follower.calls, frozenset(follower.turned))
 
 
 def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
@@ -540,6 +572,8 @@ class _Mark:
 
 
 ATTRIBUTE = "_lrpx_unit"
+LEARNED = "_lrpx_learned"
+"""The attribute of a tensor that was chosen of a weight."""
 
 
 def _mark_of(x: Any) -> _Mark | None:
@@ -564,8 +598,9 @@ class _Follower(Tap):
 
     patterns = ("*",)
 
-    def __init__(self, own: Mapping[str, str]) -> None:
+    def __init__(self, own: Mapping[str, str], weights: Iterable[int]) -> None:
         self._own = own
+        self._weights = set(weights) - {0}  # where they lie
         self._run: Running
         self.calls: Counter[str] = Counter()
         self._entered: dict[str, Tensor] = {}
@@ -576,6 +611,7 @@ class _Follower(Tap):
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self.inside: dict[str, str] = {}
+        self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
 
     def begin(self, run: Running) -> None:
@@ -618,6 +654,8 @@ class _Follower(Tap):
         out = proceed(args, call.kwargs)
         if row is None or not args:
             return out
+        if isinstance(out, Tensor) and (row.gate == "moves" or call.name in REARRANGES) and self._is_learned(args[0]):
+            setattr(out, LEARNED, True)
         if name == "attention":
             return self._attention(args, call.kwargs, out)
         if not isinstance(out, Tensor):
@@ -671,9 +709,12 @@ class _Follower(Tap):
     def _product(self, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
         """A product of two that depend on the input: scores, or what attention reads."""
         left, right = marks
-        if not all(map(carries, args)):
-            if left is not None and left.kind == "neurons":  # the weights of all experts in one tensor
-                self.inside.setdefault("neurons", self._run.where())
+        if not all(map(any_carries, args)):
+            for mark, other, dim in zip(marks, reversed(args), (-1, -2), strict=True):
+                if mark is not None and mark.kind == "neurons":  # the weights of all experts in one tensor
+                    self.inside.setdefault("neurons", self._run.where())
+                    if self._is_learned(other) and out.ndim > 1:
+                        self._inside.append((self._run.where(), out.shape[dim]))
             return out
         if left is not None and left.kind == "weights" and out.ndim > 2:
             for kind, mark in zip(READS, (*left.made_of, right), strict=True):
@@ -685,6 +726,10 @@ class _Follower(Tap):
         if left is not None and right is not None and {left.kind, right.kind} == {"linear"}:
             return _with(out, _Mark("scores", _along(out, -1), made_of=(left, right)))
         return out
+
+    def _is_learned(self, x: Any) -> bool:
+        """Whether a tensor is a weight of the model, or was chosen of one."""
+        return isinstance(x, Tensor) and (LEARNED in vars(x) or storage_of(x) in self._weights)
 
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
         path = self._own.get(where := self._run.where(), where)
@@ -706,6 +751,7 @@ class _Follower(Tap):
             first = torch.arange(len(first), device=index.device) // size  # one head after another
         if entered is None or not _is_same(x, entered):
             self.inside.setdefault(kind, path)
+            self._inside += [(path, out.shape[-1])] if kind == "neurons" else []
         elif torch.equal(index, first.expand_as(index)):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
@@ -789,6 +835,7 @@ class _Follower(Tap):
                 continue
             if rows and rows != shape.numel() // shape[-1]:  # as of an expert, which is given some of the tokens
                 self.inside.setdefault(place.kind, place.path)
+                self._inside += [(place.path, wide)] if place.kind == "neurons" else []
                 continue
             if place.side == "output" and place.kind != "residual" and place.path not in self._gives:
                 self.inside.setdefault(place.kind, place.path)
@@ -801,6 +848,12 @@ class _Follower(Tap):
                 if one not in done:  # keys that several heads read
                     done.add(one)
                     yield one
+
+    def experts(self, known: Collection[str]) -> tuple[str, ...]:
+        """Where neurons are computed that no module takes or gives for all tokens, and what they give is as wide as
+        their layer; but for paths at which others are known."""
+        widths = {shape[-1] for shape in self._rows.values()}
+        return tuple({path: None for path, wide in self._inside if wide in widths and path not in known})
 
     def _numbers(self) -> dict[tuple[str, int], int]:
         """The number of each layer's call: the layer's own; of a list whose layers run several times, of the run."""
