@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.testing import assert_allclose
+from torch import nn
 
 from lrpx import rules
 from lrpx._modules import layer_of
@@ -20,7 +21,7 @@ from tests.reference import models
 from tests.reference import rules as twins
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 TOKENS = torch.tensor([[5, 9, 3, 12, 7, 20]])
 SOURCE = torch.tensor([[8, 4, 11, 6]])
@@ -216,3 +217,49 @@ def test_a_path_that_is_in_none_of_the_layers_named_beside_it_is_refused(path: s
         propagate(models.tiny_llama(), ATTNLRP.at(path, layers=[1], use=LRP)),
     ):
         pass
+
+
+class ByName(nn.Module):
+    """A model that runs its blocks by their ``forward``, and what is in them as modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(31, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block.forward(x)
+        return x.mean(1)
+
+
+@pytest.mark.parametrize("path", ["blocks.1", "blocks", "*"])
+def test_rules_of_what_is_never_called_are_refused(path: str) -> None:
+    recipe = ATTNLRP.at(path, layers=1, linear=Gamma(0.5)) if path == "*" else ATTNLRP.at(path, linear=Gamma(0.5))
+    model = ByName()
+    with (
+        pytest.raises(MethodError, match=r"begins at blocks.*does not call, while it calls blocks\.\d\.0"),
+        propagate(model, recipe),
+    ):
+        model(TOKENS)
+
+
+def test_rules_of_what_is_called_in_it_are_held() -> None:
+    model, found = ByName().double(), []
+    for recipe in (ATTNLRP.at("blocks.*.*", linear=Gamma(0.5)), replace(ATTNLRP, linear=Gamma(0.5))):
+        with propagate(model, recipe, observe=()) as trace:
+            trace.explain(model(TOKENS)[0, 1])
+        found.append(trace.source_relevance(trace.sources[0]))
+    assert torch.equal(*found)
+
+
+def test_rules_of_what_does_not_run_are_no_matter() -> None:
+    class Half(ByName):
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.blocks[0](self.embed(ids)).mean(1)
+
+    model = Half()
+    with propagate(model, ATTNLRP.at("blocks.*", linear=Gamma(0.5))) as trace:
+        trace.explain(model(TOKENS)[0, 1])

@@ -140,3 +140,48 @@ class Runs:
                     f"{override.where!r} names some runs of {path}, which runs several times, and a module has the "
                     "same rules in all of them; leave the layers out, or name it by its path alone"
                 )
+
+
+class Passed:
+    """Finds the modules whose rules would be nothing, for they are never called in a forward pass where something in
+    them is: the model runs them by their ``forward``, or by another method, which no hook sees.
+
+    Args:
+        begins: the paths of the modules where an override begins.
+    """
+
+    def __init__(self, begins: Collection[str]) -> None:
+        self._begins = begins
+        self.begin()
+
+    def begin(self) -> None:
+        """A forward pass begins."""
+        self._called: set[str] = set()
+        self._inside: set[str] = set()
+
+    def concerns(self, paths: Sequence[str]) -> bool:
+        """Whether a module's calls matter, by its paths."""
+        return any(place in self._begins for path in paths for place in _around(path))
+
+    def meet(self, paths: Sequence[str]) -> None:
+        """A module is called, which stands at these paths. One of several may be called for another place's sake."""
+        self._called.update(paths)
+        if len(paths) == 1:
+            self._inside.update(paths)
+
+    def refuse(self) -> None:
+        """The forward pass is over.
+
+        Raises:
+            MethodError: names the first such module.
+        """
+        for path in self._begins:
+            if path in self._called:
+                continue
+            inside = next((each for each in sorted(self._inside) if each.startswith(f"{path}.")), None)
+            if inside is not None:
+                raise MethodError(
+                    f"an override begins at {path}, which the model does not call, while it calls {inside}: it runs "
+                    f"{path} by its forward(), or by another method, where no rules can be changed; write {path}(...) "
+                    "in the model, or name modules in it that are called"
+                )

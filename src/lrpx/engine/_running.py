@@ -111,8 +111,8 @@ def propagate(
     Raises:
         TraceError: this thread already runs the same model, or a part of it, under a recipe; or it is compiled by
             torch.compile.
-        MethodError: the path of an override matches no module of the model, it has no layers to recompute, or its
-            weights were made in inference mode.
+        MethodError: the path of an override matches no module of the model, or one that it runs without calling it; it
+            has no layers to recompute, or its weights were made in inference mode.
         UnknownOperationError: the model calls an operation that a strict recipe has no rule for.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4, bias=False), torch.nn.Tanh(),
@@ -384,6 +384,7 @@ class _Seams:
         self.layers: list[saved_tensors_hooks] = []
         self.newest: list[weakref.ref[Layer]] = []
         self.runs = _overrides.Runs(recipe, modules)
+        self.passed = _overrides.Passed(())
 
     def install(self) -> None:
         """Put the mode and the hooks on, in this thread."""
@@ -467,12 +468,16 @@ class _Seams:
         shared: dict[Module, list[str]] = {}
         for path, module in modules.items():
             shared.setdefault(module, []).append(path)
+        begun = [path for path in modules if any(_overrides.begins(o, path, lists) for o in recipe.overrides)]
+        self.passed = _overrides.Passed(begun)
         for module, paths in shared.items():
+            if self.passed.concerns(paths):
+                self._add(module, self._met(paths))
             if places := list(self.runs.of(paths)):
                 self._add(module, self._counted(places))
             if not set(self.recomputed).isdisjoint(paths):
                 self._add(module, *self._recompute())
-            begins = [path for path in paths if any(_overrides.begins(o, path, lists) for o in recipe.overrides)]
+            begins = [path for path in paths if path in begun]
             if begins:
                 _overrides.refuse_shared(recipe, paths, lists)
                 self._add(module, *self._override(_overrides.recipe_in(recipe, begins[0])))
@@ -520,9 +525,15 @@ class _Seams:
             kwargs = {name: self._source(name, value) for name, value in kwargs.items()}
             self.run.begin()
             self.runs.begin()
+            self.passed.begin()
             return args, kwargs
 
-        return before, lambda *_: self.run.end()
+        def after(_: Module, __: Any, ___: Any, output: Any) -> None:
+            self.run.end()
+            if output is not None:  # the model has not failed
+                self.passed.refuse()
+
+        return before, after
 
     def _source(self, name: str, value: Any) -> Any:
         """A floating-point input of the model as a leaf of the graph, also one in a list or a dictionary; masks are no
@@ -557,6 +568,13 @@ class _Seams:
         def before(*_: Any) -> None:
             if not self.run.replaying:
                 self.runs.meet(places)
+
+        return before
+
+    def _met(self, paths: Sequence[str]) -> Callable[..., Any]:
+        def before(*_: Any) -> None:
+            if not self.run.replaying:
+                self.passed.meet(paths)
 
         return before
 
