@@ -767,6 +767,24 @@ def test_what_padding_leaves_of_a_matrix_of_gates_is_no_diagonal(recipe: str) ->
     agree(padded, lambda *given: attended(*(each[:, :1] for each in given)), recipe)
 
 
+SELF = torch.eye(5, dtype=torch.bool)
+LOOPS: dict[str, tuple[Of, Of]] = {
+    "on the diagonal": (lambda g: torch.where(SELF, 1.0, g), lambda g: g.masked_fill(SELF, 1.0)),
+    "elsewhere": (lambda g: g.masked_fill(~SELF, 0.5), lambda g: torch.where(~SELF, 0.5, g)),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_matrix_of_gates_and_a_constant_is_no_diagonal(name: str, recipe: str) -> None:
+    """A graph that is learned, with an edge from each node to itself."""
+
+    def graph(fill: Of) -> Of:
+        return lambda a, b, c: fill((a @ b.mT).sigmoid()) @ c
+
+    agree(*map(graph, LOOPS[name]), recipe, ledger=True)
+
+
 def test_a_matrix_that_is_diagonal_by_chance_is_none() -> None:
     """A kernel of tokens that are far from each other, alone and beside others."""
     where, values = noise(3, seed=33), noise(3, 3, seed=34)

@@ -229,9 +229,12 @@ def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
     made_of = _functions.on_diagonal(x)
     if made_of is not None or not (is_gate or gate_strength(x)) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
         return made_of
-    mask = _put_there(x.grad_fn) if carries(x) else x
-    is_one = mask is not None and _is_diagonal(x if mask is True else mask)
-    return move_gate(x.diagonal(dim1=-2, dim2=-1), x) if is_one else None
+    node = _put_there(x.grad_fn) if carries(x) else None
+    if (node is None and carries(x)) or not _is_diagonal(x):
+        return None
+    if node is not None and kind(node) in MASKS and ((mask := _mask(node)) is None or not _is_diagonal(mask)):
+        return None
+    return move_gate(x.diagonal(dim1=-2, dim2=-1), x)
 
 
 WRITES = frozenset("DiagonalScatter CopySlices Scatter IndexPut DiagEmbed SelectScatter SliceScatter".split()) | {COPY}
@@ -241,15 +244,18 @@ MASKS = {"Mul": ("self", "other"), "Where": ("condition",), "MaskedFill": ("mask
 
 
 def _put_there(node: Any) -> Any:
-    """The mask by which a node has made a matrix, or True if something was written into one; None for any other: that a
-    function is 0 beside the diagonal is chance, and another text has other numbers; and other masks, so that it must be
-    one matrix for all rows."""
+    """The node that has written numbers into a matrix, or masked them; None for any other: that a function is 0 beside
+    the diagonal is chance, and another text has other numbers."""
     while kind(node) in SHAPES and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
-    if kind(node) in WRITES:
-        return True
-    kept = (getattr(node, f"_saved_{name}", None) for name in MASKS.get(kind(node), ()))
-    masks = [~each if kind(node) == "MaskedFill" else each for each in kept if each is not None and not carries(each)]
+    return node if kind(node) in WRITES or kind(node) in MASKS else None
+
+
+def _mask(node: Any) -> Tensor | None:
+    """Where a node that masks leaves what it is given, if one matrix says so for all rows."""
+    is_other = kind(node) == "MaskedFill" or (kind(node) == "Where" and node.next_functions[0][0] is None)
+    kept = (getattr(node, f"_saved_{name}", None) for name in MASKS[kind(node)])
+    masks = [~each if is_other else each for each in kept if each is not None and not carries(each)]
     return masks[0] if len(masks) == 1 and masks[0].ndim == 2 else None
 
 
