@@ -232,6 +232,68 @@ class Chain(nn.Module):
         return x
 
 
+class Attended(nn.Module):
+    """A layer of two inputs, whose keys may be its queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(4, 2, batch_first=True).double()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x * torch.sigmoid(y) + self.attention(x, y, y)[0]
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP, GRADIENT], ids=lambda recipe: recipe.name)
+def test_a_tensor_that_a_layer_is_given_twice_is_one_again(recipe: Recipe) -> None:
+    class Twice(Chain):
+        def forward(self, input_ids: Tensor) -> Tensor:
+            x = self.embed(input_ids)
+            for layer in self.layers:
+                x = layer(x, y=x)
+            return x
+
+    torch.manual_seed(0)
+    model = Twice(Attended(), Attended())
+    found = []
+    for recompute in (False, True):
+        with propagate(model, recipe, observe=(), recompute=recompute) as trace:
+            trace.explain(model(IDS)[..., 1].sum())
+        found.append(trace.source_relevance(trace.sources[0]))
+    assert torch.equal(*found)
+
+
+class Sigmoids(nn.Module):
+    """Attention of sigmoids under a mask."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.query, self.value, self.mask = nn.Linear(4, 4).double(), nn.Linear(4, 4).double(), mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.query(x) @ x.mT).sigmoid() * self.mask @ self.value(x)
+
+
+def test_a_mask_is_not_asked_for_where_it_is_forgotten() -> None:
+    torch.manual_seed(0)
+    ones = torch.ones(5, 5, dtype=torch.float64)
+    model = Chain(Sigmoids(ones.tril()), Sigmoids(ones.tril()))
+    found = []
+    for recompute in (False, True):
+        with propagate(model, LRP, observe=(), recompute=recompute) as trace:
+            trace.explain(model(IDS)[..., 1].sum())
+        found.append(trace.source_relevance(trace.sources[0]))
+    assert torch.equal(*found)
+
+
+def test_a_diagonal_that_a_forgotten_mask_has_made_is_refused() -> None:
+    model = Chain(Sigmoids(torch.eye(5, dtype=torch.float64)))
+    with (
+        pytest.raises(UnknownOperationError, match=r"whether what Mul has made is a diagonal.*leave recompute out"),
+        propagate(model, LRP, recompute=True),
+    ):
+        model(IDS)
+
+
 def test_a_layer_that_changes_its_input_is_refused() -> None:
     model = Chain(InPlace(), InPlace())
     with propagate(model, ATTNLRP, recompute=True) as trace:

@@ -21,7 +21,7 @@ from lrpx import _kernels, rules
 from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _roles
 from lrpx.engine._elementwise import FACTORS, product
 from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
-from lrpx.engine._nodes import COPY, SHAPES, kind
+from lrpx.engine._nodes import COPY, SHAPES, kind, saved
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError
@@ -254,7 +254,7 @@ def _put_there(node: Any) -> Any:
 def _mask(node: Any) -> Tensor | None:
     """Where a node that masks leaves what it is given, if one matrix says so for all rows."""
     is_other = kind(node) == "MaskedFill" or (kind(node) == "Where" and node.next_functions[0][0] is None)
-    kept = (getattr(node, f"_saved_{name}", None) for name in MASKS[kind(node)])
+    kept = (saved(node, name) for name in MASKS[kind(node)])
     masks = [~each if is_other else each for each in kept if each is not None and not carries(each)]
     return masks[0] if len(masks) == 1 and masks[0].ndim == 2 else None
 

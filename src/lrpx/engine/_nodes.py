@@ -5,6 +5,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
+
+from lrpx.errors import UnknownOperationError
+
 _OF_TYPE: dict[type, str] = {}
 """What the nodes compute that have a type of their own in torch: sooner looked up than a name is made."""
 
@@ -25,6 +29,20 @@ def _named(node: Any) -> str:
 @cache
 def _kind(name: str) -> str:
     return name.split("::")[-1].rstrip("0123456789").removesuffix("Backward")
+
+
+def saved(node: Any, name: str) -> Any:
+    """What a node has saved for its backward pass by this name, or None.
+
+    Raises:
+        UnknownOperationError: a checkpoint is on its way, and would have to run again to tell.
+    """
+    if hooks_of_saved(False) is not None and f"_saved_{name}" in dir(node):
+        raise UnknownOperationError(
+            f"whether what {kind(node)} has made is a diagonal, or a sum, its constant factor or mask tells, which is "
+            "not kept in a checkpoint; switch gradient checkpointing off, or leave recompute out"
+        )
+    return getattr(node, f"_saved_{name}", None)
 
 
 SHAPES = frozenset(

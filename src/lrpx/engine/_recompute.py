@@ -98,7 +98,7 @@ class Layer:
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
             with torch._C.DisableTorchFunction():  # the mode may be on by now, and knows no such leaves
-                args, kwargs = _cut(self._args), _cut(self._kwargs)
+                args, kwargs = _cut((self._args, self._kwargs), {})
             stack.enter_context(self._again())
             stack.enter_context(torch.random.fork_rng(devices))
             torch.set_rng_state(cpu)
@@ -120,16 +120,23 @@ def _versions(args: Any, kwargs: Any) -> list[int]:
     return [x._version for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
 
 
-def _cut(value: Any) -> Any:
-    """The same arguments, cut off from the graph they came from; constants as they are, and as taps know them."""
+def _cut(value: Any, leaves: dict[int, Tensor]) -> Any:
+    """The same arguments, cut off from the graph they came from; constants as they are, and as taps know them.
+
+    Args:
+        value: an argument, or several.
+        leaves: those made so far, by what each stands for, so that a tensor that is given twice is one again.
+    """
     if isinstance(value, Tensor):
         if not value.requires_grad:
             return value
-        leaf = value.detach().requires_grad_()
-        # as a leaf it would be a constant; a view would have other strides where a dimension is of size 1
-        return leaf if value.is_leaf else torch.ops.aten.alias(leaf)
+        if id(value) not in leaves:
+            leaf = value.detach().requires_grad_()
+            # as a leaf it would be a constant; a view would have other strides where a dimension is of size 1
+            leaves[id(value)] = leaf if value.is_leaf else torch.ops.aten.alias(leaf)
+        return leaves[id(value)]
     if type(value) in (tuple, list):
-        return type(value)(map(_cut, value))
+        return type(value)(_cut(each, leaves) for each in value)
     if type(value) is dict:
-        return {key: _cut(each) for key, each in value.items()}
+        return {key: _cut(each, leaves) for key, each in value.items()}
     return value

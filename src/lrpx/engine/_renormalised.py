@@ -24,7 +24,7 @@ from lrpx.engine._exponentials import (
     refused,
 )
 from lrpx.engine._gates import mark_gate
-from lrpx.engine._nodes import FUNCTION, LINEAR, SCALES, SHAPES, kind
+from lrpx.engine._nodes import FUNCTION, LINEAR, SCALES, SHAPES, kind, saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +103,7 @@ def _adds(node: Any, count: int) -> bool:
     if name in SCALES:
         return count == 1
     if name in MATRICES:
-        return count == 1 and all(_is_of_ones(getattr(node, f"_saved_{each}")) for each in MATRICES[name])
+        return count == 1 and all(_is_of_ones(saved(node, each)) for each in MATRICES[name])
     if name == "LinalgVectorNorm":
         return bool(node._saved_ord == 1)
     return name in LINEAR
