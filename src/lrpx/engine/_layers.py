@@ -234,7 +234,8 @@ def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
         return None
     if node is not None and kind(node) in MASKS and ((mask := _mask(node)) is None or not _is_diagonal(mask)):
         return None
-    return move_gate(x.diagonal(dim1=-2, dim2=-1), x)
+    vector: Tensor = move_gate(x.diagonal(dim1=-2, dim2=-1), x)
+    return vector
 
 
 WRITES = frozenset("DiagonalScatter CopySlices Scatter IndexPut DiagEmbed SelectScatter SliceScatter".split()) | {COPY}
