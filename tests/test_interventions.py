@@ -506,6 +506,7 @@ def test_units_are_ranked_as_they_are_in_the_block(llama):
     assert any(row.relevance for row in found if (row.layer, row.unit) == (1, 4))
 
 
+@pytest.mark.slow
 def test_what_compiled_code_calls_is_changed_too(llama):
     """Such code does not look at hooks, and what is compiled in a block would keep them."""
 

@@ -332,7 +332,7 @@ def _doubled(made):
         return Part(made.name, made.values * 2, made.axes)
 
 
-@pytest.mark.parametrize("processes", [multiprocessing, torch.multiprocessing])
+@pytest.mark.parametrize("processes", [multiprocessing, pytest.param(torch.multiprocessing, marks=pytest.mark.slow)])
 def test_parts_travel_between_processes(processes):
     with processes.get_context("spawn").Pool(1) as pool:
         assert pool.map(_doubled, [part()]) == [part([2.0, -4.0, 6.0])]

@@ -278,6 +278,7 @@ def test_a_file_has_all_settings(tmp_path):
     assert settings.items() >= {"sigma": 0.3, "score": SmoothGrad().score}.items()
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_goes_on(model, texts, tmp_path):
     grid = {"discard": [0.0, 0.9]}
     whole = tune(model, benchmark(texts), "rollout", grid, part=1)

@@ -138,6 +138,7 @@ def test_a_classifiers_rows_are_those_of_the_twins(classifier, tmp_path):
     check(rows, classifier.module, lambda row: ids[row["id"]], lambda logits, row: logits, True, 100)
 
 
+@pytest.mark.slow
 def test_a_language_models_rows_are_those_of_the_twins(byte_tokenizer, tmp_path):
     sizes = tiny.SIZES | {"vocab_size": len(byte_tokenizer), "num_key_value_heads": 2}
     model = BoundModel(tiny.build(transformers.LlamaForCausalLM, transformers.LlamaConfig(**sizes)), byte_tokenizer)

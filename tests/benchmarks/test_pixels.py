@@ -171,6 +171,7 @@ def test_a_mosaic_has_its_images_where_it_says(model, tmp_path):
             assert float(corner) == pytest.approx((colours[label] / 255 - 0.5) / 0.5, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_rows(model, arrays, tmp_path):
     benchmark = find("pixels")(data=arrays)
     run = Run(benchmark, model, METHODS, ["ΔA"], part=2)

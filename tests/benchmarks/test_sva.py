@@ -125,7 +125,7 @@ def test_a_masked_model_reads_the_whole_sentence(bert, tmp_path):
     assert all(len(found[f"relevance/{method}"]) == len(found["tokens"]) for method in METHODS)
 
 
-@pytest.mark.parametrize(("side", "batch_size"), [("right", 1), ("left", 5)])
+@pytest.mark.parametrize(("side", "batch_size"), [pytest.param("right", 1, marks=pytest.mark.slow), ("left", 5)])
 def test_batches_change_nothing_but_rounding(explainer, frame, tmp_path, side, batch_size):
     other = lrpx.Explainer(explainer.model, explainer.tokenizer, padding_side=side)
     alone = explained(other, tmp_path, batch_size=batch_size)
@@ -137,7 +137,7 @@ def test_batches_change_nothing_but_rounding(explainer, frame, tmp_path, side, b
             assert alone[column].to_list() == frame[column].to_list()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_precisions(frame, tmp_path, dtype):
     explainer = lrpx.Explainer.from_pretrained(dtype=dtype)
     found = explained(explainer, tmp_path)

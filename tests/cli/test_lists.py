@@ -97,7 +97,13 @@ def test_a_line_may_say_what_is_asked_of_it(run, tmp_path):
         assert row["parts"]["tokens"]["values"] == pytest.approx(wanted.relevance.tolist(), rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("several", [(), ("--method", "lrp", "--method", "attnlrp")], ids=["one method", "two"])
+@pytest.mark.parametrize(
+    "several",
+    [
+        pytest.param((), id="one method", marks=pytest.mark.slow),
+        pytest.param(("--method", "lrp", "--method", "attnlrp"), id="two"),
+    ],
+)
 def test_stopped_anywhere_it_goes_on_to_the_same_file(run, texts, tmp_path, several):
     whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     arguments = ("explain", "--texts", texts, *ASKED, *several)
@@ -143,6 +149,7 @@ def test_results_of_another_run_are_left_as_they_are(run, texts, tmp_path, chang
     assert found.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_results_of_another_chat_template_or_tokenizer_are_left_as_they_are(run, tmp_path):
     explainer = lrpx.Explainer.from_pretrained()
     explainer.tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% endfor %}"
@@ -264,6 +271,7 @@ def refuses(run, path, said):
     assert right["tokens"][1:] == ["The", " doors"]
 
 
+@pytest.mark.slow
 def test_a_run_with_a_malformed_line_goes_on_where_it_was_stopped(run, tmp_path):
     path, found = tmp_path / "texts.jsonl", tmp_path / "found.jsonl"
     path.write_bytes(b'"The doors"\n{"text": \n"caf\xe9"\n"The key"\n')

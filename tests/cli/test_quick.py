@@ -193,6 +193,7 @@ def test_the_names_and_options_that_help_knows_are_those_that_there_are():
             assert {option: getattr(made, option) for option in face.defaults} == dict(face.defaults)
 
 
+@pytest.mark.slow
 def test_lrpx_imports_what_is_asked_for_when_it_is_asked_for():
     code = (
         "import sys, lrpx; assert 'torch' not in sys.modules; lrpx.__version__; dir(lrpx); "

@@ -189,7 +189,7 @@ def test_a_sure_difference_has_the_smallest_p_value_there_is():
     assert paired_test(values + 0.5, values) == 1 / (FLIPS + 1)
 
 
-@pytest.mark.parametrize("size", [10, 60])
+@pytest.mark.parametrize("size", [10, pytest.param(60, marks=pytest.mark.slow)])
 def test_p_values_are_uniform_if_there_is_no_difference(size):
     generator = np.random.default_rng(17)
     p = [paired_test(*generator.random((2, size)), seed=seed) for seed in range(400)]
