@@ -18,6 +18,7 @@ from lrpx import ATTNLRP, LRP, Attribution, Cell, Epsilon, Explainer, Gamma, Tas
 from lrpx._images import Patches, as_shown
 from lrpx.errors import InputError, MethodError, ModelError, ResultError, TargetError
 from lrpx.recipes import ATTNLRP_VIT, LRP_VIT
+from tests import tiny
 from tests.families.without_torchvision import imported
 from tests.pictures import BUILT, OwnViT, build, image
 
@@ -534,6 +535,25 @@ def test_an_image_and_a_text(kind):
     assert [len(each.tokens) for each in many] == [4, 3]
     with pytest.raises(InputError, match=r"compares an image with a text; pass them as a tuple: \(image, text\)"):
         explain(image())
+
+
+@pytest.mark.parametrize("is_trained", [False, True])
+@pytest.mark.parametrize("length", [3, 5])  # of the image there are five places, too
+def test_positions_beside_a_text_are_the_images(length, is_trained):
+    model = tiny.clip()
+    given = {"pixel_values": image(size=8)[None], "input_ids": torch.tensor([[5, 7, 9, 11, 2][-length:]])}
+    table = model.vision_model.embeddings.position_embedding.weight.requires_grad_()
+    out = model(**given)
+    similarity = torch.nn.functional.cosine_similarity(out.image_embeds, out.text_embeds).sum()
+    (gradient,) = torch.autograd.grad(similarity, table)
+    for tower in (model.vision_model, model.text_model):
+        tower.embeddings.position_embedding.weight.requires_grad_(is_trained)
+    found = Explainer(model)(given, method="gradient-x-input", ledger=True)
+    near(found.parts["positions"].values, (table * gradient).sum(-1).detach())
+    assert [each.name.split(".")[0] for each in found.ledger.entries if each.kind == "positions"] == [
+        "vision_model", "text_model"
+    ]  # fmt: skip
+    assert found.ledger.closes(1e-9)
 
 
 def test_a_text_beside_an_image_is_padded_where_the_model_reads_padding():

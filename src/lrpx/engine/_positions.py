@@ -8,7 +8,7 @@ layer by layer (Bakish et al. 2025). No module's name is asked for:
 - *What is computed from places* is known by what it was made of (:mod:`lrpx.engine._numbers`).
 - *A table* is a parameter, a buffer or another tensor of the model itself with a row for each token of a sequence that
   it is added to or multiplied with; or whatever constant is added to the rows ``[B, N, d]`` or the map ``[B, R, C, d]``
-  of an image and has a row for each of its places.
+  of an image, which come from no tokens, and has a row for each of its places.
 
 Under a recipe that takes positions for constants, the last alone are leaves: they are sources as pixels are.
 """
@@ -30,6 +30,7 @@ from lrpx._kinds import rule_name
 from lrpx._modules import layer_of
 from lrpx.engine._book import Book, Line, relevance, storage_of
 from lrpx.engine._gates import EXPONENTS
+from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, pairs
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place
@@ -433,10 +434,18 @@ class Positions(Tap):
             return None
         if x.shape[1:-1].numel() == 1 or c.shape[1 - x.ndim :] != x.shape[1:] or not c.is_floating_point():
             return None
+        of_tokens = [each for each in self._run.sources if each.ids is not None]
+        if not self._run.replaying and self._of_which([x], of_tokens):  # a text beside the image, or a stream of both
+            return None
         is_first = self._made.get(x) == FIRST
         if self._made.get(x) not in (FIRST, LAST):  # nobody saw where its channels are
             is_first = x.shape[-3] != x.shape[-2] == x.shape[-1]
         return _Axis((-2, -1) if x.ndim == 4 and is_first else tuple(range(1 - x.ndim, -1)))
+
+    def _of_which(self, given: Sequence[Any], sources: Sequence[Source]) -> list[Source]:
+        """The sources that any of the tensors was computed from; a replay has no graph to tell."""
+        every = [each for each in given if _is_tensor(each)]
+        return [source for source in sources if any(descends(each.grad_fn, {id(source.value)}) for each in every)]
 
     def _is_constant(self, value: Any) -> bool:
         """Whether a summand is a constant, or was looked up for all rows alike, as an image's positions may be."""
