@@ -238,3 +238,12 @@ def test_positions_of_pixels_and_of_latents_have_no_sum() -> None:
     explainer = lrpx.Explainer(model)
     with pytest.raises(MethodError, match=r"meets the positions of \d+ places and of \d+.*use attnlrp"):
         explainer(torch.ones(3, 32, 32), method="pa-lrp")
+
+
+@pytest.mark.parametrize("length", [5, 7])
+def test_positions_of_an_image_are_no_tokens_however_many_there_are(length: int) -> None:
+    """Of the image there are five places."""
+    ids = torch.tensor([[30, 30, 30, 30, 3, 4, 5][:length]])
+    given = {"input_ids": ids, "pixel_values": torch.ones(1, 3, 8, 8, dtype=torch.float64)}
+    with pytest.raises(MethodError, match="it has positions for 5 places, which are none of the tokens"):
+        lrpx.Explainer(tiny.llava())(given, 1, method="pa-lrp")

@@ -291,7 +291,7 @@ class Positions(Tap):
             return self._summed(call)
         if name == ATTENTION:
             q, k, _, mask = arguments(args[:4], kwargs, "query", "key", "value", "attn_mask")
-            added = self._added(mask, (*q.shape[:-1], k.shape[-2]), q.dtype, is_scores=True)
+            added = self._added(mask, [k], (*q.shape[:-1], k.shape[-2]), q.dtype, is_scores=True)
             if added is mask:
                 return args, kwargs
             return ((*args[:3], added, *args[4:]), kwargs) if len(args) > 3 else (args, kwargs | {"attn_mask": added})
@@ -301,12 +301,12 @@ class Positions(Tap):
             is_scores = not name.startswith("addc") and all(map(any_carries, factors))
             shape = _shape_of_sum(name, args[0], factors)
             dtype = next(each.dtype for each in (*args, *kwargs.values()) if any_carries(each))
-            return (self._added(args[0], shape, dtype, is_scores=is_scores), *args[1:]), kwargs
+            return (self._added(args[0], factors, shape, dtype, is_scores=is_scores), *args[1:]), kwargs
         if name in BESIDE and args and type(args[0]) in (tuple, list):
             dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
             made = [
                 # what is learned and joined are tokens, as registers are, and no table
-                self._added(each, each.shape, dtype) if _is_tensor(each) and self._numbers.mark(each) else each
+                self._added(each, args[0], each.shape, dtype) if _is_tensor(each) and self._numbers.mark(each) else each
                 for each in args[0]
             ]
             return (made, *args[1:]), kwargs
@@ -334,7 +334,7 @@ class Positions(Tap):
     def _of_keys(self, scores: Tensor) -> Tensor:
         """Scores that are products with distances, half of them that of the position of each key."""
         ones = scores.new_ones(*(1,) * (scores.ndim - 1), scores.shape[-1])
-        leaf = self._sink(ones, scores.shape, scores.dtype, _Axis((-1,), is_scores=True))
+        leaf = self._sink(ones, [scores], scores.shape, scores.dtype, _Axis((-1,), is_scores=True))
         shared: Tensor = self._run.apply("position", lambda position, signal: signal * position, leaf, scores)
         return shared
 
@@ -414,7 +414,7 @@ class Positions(Tap):
                 args[at] = self._added_to(x, value, shape)
             elif self._is_constant(value) and (axis := self._axis(value, shape)) is not None:
                 # what is written into becomes what depends on the input
-                value.copy_(self._sink(value.clone(), shape, x.dtype, axis, is_added=len(shape) == 4))
+                value.copy_(self._sink(value.clone(), [x], shape, x.dtype, axis, is_added=len(shape) == 4))
         kwargs |= {key: self._added_to(x, value, shape) for key, value in kwargs.items() if self._is_constant(value)}
         return tuple(args), kwargs
 
@@ -424,7 +424,7 @@ class Positions(Tap):
         axis = self._axis_of_rows(value, x) if self._made.get(x) in (FIRST, LAST) else None
         axis = self._axis(value, shape) if axis is None and self._is_everywhere else axis
         axis = self._axis_of_rows(value, x) if axis is None else axis
-        return value if axis is None else self._sink(value, shape, x.dtype, axis, is_added=len(shape) == 4)
+        return value if axis is None else self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4)
 
     def _axis_of_rows(self, c: Tensor, x: Tensor) -> _Axis | None:
         """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
@@ -454,11 +454,14 @@ class Positions(Tap):
         is_for_all = isinstance(value, Tensor) and value.ndim > 1 and (value.ndim == 2 or len(value) == 1)
         return is_for_all and any(value is each for each in self._looked_up)
 
-    def _added(self, value: Any, shape: Sequence[int], dtype: torch.dtype, *, is_scores: bool = False) -> Any:
-        """A constant that is added to what has this shape and dtype: as a leaf, if it is positions."""
+    def _added(
+        self, value: Any, met: Sequence[Any], shape: Sequence[int], dtype: torch.dtype, *, is_scores: bool = False
+    ) -> Any:
+        """A constant that is added to what was made of some tensors, and has this shape and dtype: as a leaf, if it is
+        positions."""
         axis = self._axis(value, shape, is_scores=is_scores) if _is_constant(value) else None
         is_added = is_scores or len(shape) == 4
-        return value if axis is None else self._sink(value, shape, dtype, axis, is_added=is_added)
+        return value if axis is None else self._sink(value, met, shape, dtype, axis, is_added=is_added)
 
     def product(self, func: Callable[..., Any], a: Any, b: Any) -> Any:
         """``func(a, b)`` under the recipe's rule for positions, if one depends on the input and the other is positions,
@@ -470,7 +473,7 @@ class Positions(Tap):
         axis = self._axis(constant, shape)
         if axis is None:
             return None
-        leaf = self._sink(constant, shape, x.dtype, axis)
+        leaf = self._sink(constant, [x], shape, x.dtype, axis)
         op = func if constant is a else lambda position, signal: func(signal, position)
         return self._run.apply("position", op, leaf, x)
 
@@ -488,10 +491,17 @@ class Positions(Tap):
             raise self._refusal("positions are a factor of a matrix product, whose rows are no tokens'")
 
     def _sink(
-        self, value: Tensor, shape: Sequence[int], dtype: torch.dtype, axis: _Axis, *, is_added: bool = False
+        self,
+        value: Tensor,
+        met: Sequence[Any],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        axis: _Axis,
+        *,
+        is_added: bool = False,
     ) -> Tensor:
-        """Positions as a leaf, with one for each row of the batch, and for each head if that was asked; ``is_added``:
-        to what may be the scores of attention."""
+        """Positions as a leaf, with one for each row of the batch, and for each head if that was asked; ``met``: what
+        they meet; ``is_added``: to what may be the scores of attention."""
         run = self._run
         is_looked_up = value.requires_grad and not isinstance(value, Parameter)
         named = value
@@ -499,7 +509,9 @@ class Positions(Tap):
             value = value.detach() if value.is_floating_point() or value.is_complex() else value.to(dtype)
         of_tokens = [each for each in run.sources if each.ids is not None] if self._is_everywhere else []
         count = math.prod(value.shape[dim] for dim in axis.dims)
-        source = next((each for each in reversed(of_tokens) if self._shape_of_ids(each)[-1] == count), None)
+        # an image may have as many places as there are tokens
+        possible = self._of_which(met, of_tokens) if self._is_of_image() and not run.replaying else of_tokens
+        source = next((each for each in reversed(possible) if self._shape_of_ids(each)[-1] == count), None)
         if source is None and of_tokens:
             raise self._refusal(f"it has positions for {count} places, which are none of the tokens")
         rows = self._rows()
