@@ -321,6 +321,20 @@ def test_an_image_of_as_many_patches_as_the_text_has_tokens(more, kernel):
     near(explain(inputs, 4, method="atman").relevance, turned, 1e-6)
 
 
+@pytest.mark.parametrize("objects", [len(IDS), len(IDS) + 2])
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_an_image_that_looks_at_the_text_is_refused(method, objects):
+    """LXMERT's text then looks at what the image has become, so tokens are mixed outside of their own attention."""
+    config = tf.LxmertConfig(
+        vocab_size=31, hidden_size=16, num_attention_heads=2, intermediate_size=24, l_layers=1, x_layers=1, r_layers=1,
+        visual_feat_dim=8, num_qa_labels=3, max_position_embeddings=20, num_object_labels=3, num_attr_labels=3,
+    )  # fmt: skip
+    model = tf.LxmertForQuestionAnswering(config).double().eval()
+    image = {"visual_feats": torch.ones(1, objects, 8).double(), "visual_pos": torch.ones(1, objects, 4).double()}
+    with pytest.raises(MethodError, match=r"visual_attention\.att (mixes what comes from|is both that of) the tokens"):
+        Explainer(model, task=Task.CLASSIFICATION)({"input_ids": IDS, **image}, 1, method=method)
+
+
 @pytest.mark.parametrize("tokens", [3, 4, 5])
 def test_as_many_experts_as_tokens(tokens):
     """A router's softmax is no attention."""

@@ -158,8 +158,11 @@ class Attentions(Tap):
         if name == "conv1d" and arguments(call.args, call.kwargs, "input", "weight")[1].shape[-1] > 1:
             raise MethodError(f"{self._run.where()} mixes positions by a convolution, besides attention; use attnlrp")
         mark = mark_of(call.args[0]) if call.args else None
-        if name == "matmul" and isinstance(mark, _Softmax) and self._kind(call.args[0]) is not None:
-            return self._eager(mark, call, proceed)
+        if name == "matmul" and isinstance(mark, _Softmax):
+            if self._kind(call.args[0]) is not None:
+                return self._eager(mark, call, proceed)
+            if not mark.is_routers:
+                self._refuse_mixture(call.args[1])
         out = proceed(call.args, call.kwargs)
         if not isinstance(out, Tensor):
             return out
@@ -189,13 +192,29 @@ class Attentions(Tap):
         where = self._run.where()
         if self._is_known or self._run.replaying:
             return self.of_tokens.get(where, False)
-        sources = {id(source.value) for source in self._run.sources if source.among(self._embeddings) is not None}
-        found = descends(values.grad_fn, sources)
+        found = self._comes_from_tokens(values)
         if self.of_tokens.setdefault(where, found) != found:
             raise MethodError(
                 f"the attention in {where} is both that of the tokens and that of something else; use attnlrp or lrp"
             )
         return found
+
+    def _comes_from_tokens(self, values: Tensor) -> bool:
+        sources = {id(source.value) for source in self._run.sources if source.among(self._embeddings) is not None}
+        return descends(values.grad_fn, sources)
+
+    def _refuse_mixture(self, values: Tensor) -> None:
+        """Refuse values that come from the tokens in attention that is not over these alone, as where an image looks at
+        a text that then looks at it.
+
+        Raises:
+            MethodError: says where.
+        """
+        if self._embeddings and not self._run.replaying and self._comes_from_tokens(values):
+            raise MethodError(
+                f"the attention in {self._run.where()} mixes what comes from the tokens with something else, such as "
+                "an image, which maps of the tokens' own attention leave out; use attnlrp or lrp"
+            )
 
     def _kind(self, weights: Tensor) -> Kind | None:
         """Which attention weights ``[…, Q, K]`` are, if they are of the tokens of the input."""
@@ -246,6 +265,8 @@ class Attentions(Tap):
         """Attention that is one torch function, written out."""
         q, k, v, mask, dropout, causal, scale, _ = arguments(call.args, call.kwargs, *NAMES)
         kind = self._kinds.get((q.shape[-2], k.shape[-2])) if q.ndim == 4 and len(q) == self._batch else None
+        if kind is None:
+            self._refuse_mixture(v)
         kind = kind if kind is None or self._is_of_tokens(v) else None
         if kind is None or (self._factors is not None and kind not in self._factors):
             if kind is not None:
