@@ -64,6 +64,12 @@ def test_it_says_what_was_explained():
     assert "system: " in chat().to_latex()
 
 
+@pytest.mark.parametrize("sample", [sentence, methods, translation])
+def test_the_title_is_a_paragraph_of_its_own(sample):
+    """After the title and its value comes an empty line; without one TeX sets the facts, or the tokens, on its line."""
+    assert re.search(r"\\textbf\{[^\n]*\}[^\n]*\n\n", sample().to_latex())
+
+
 def test_several_stand_below_each_other():
     text = methods().to_latex()
     assert len(BLOCK.findall(text)) == 3 * len(sentence()) + len(sink())
