@@ -146,6 +146,8 @@ def test_an_image_has_positions_by_place() -> None:
         one = explainer({"pixel_values": pixels[row : row + 1]}, method="pa-lrp").parts["positions"]
         assert_allclose(part.values.numpy(), one.values.numpy(), rtol=0, atol=1e-6)
         assert np.abs(part.values.numpy()).max() > 1e-6
+    with pytest.raises(MethodError, match=r'pa-lrp-positions is of the positions of tokens.*whose part "positions"'):
+        explainer({"pixel_values": pixels}, method="pa-lrp-positions")
 
 
 @pytest.mark.parametrize("method", ["pa-lrp", "pa-lrp-tokens"])

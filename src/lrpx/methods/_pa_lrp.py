@@ -44,6 +44,9 @@ class PositionAware(Backward):
     have in each head; its sum over the heads is ``"positions"``. Where queries and keys have other numbers of heads, or
     layers have, heads are labelled ``"2 of 9"``, and what is met outside of heads ``"no head"``.
 
+    Positions of an image (or a sound) are those of its places, class token and all, and stand in that part alone: the
+    relevance of its patches and pixels is their own, whatever ``sinks`` is, and ``of="positions"`` is refused.
+
     Args:
         name: how results call it.
         recipe: the rules; they give positions relevance.
@@ -90,13 +93,19 @@ class PositionAware(Backward):
         """See :meth:`Backward.read <lrpx.methods._backward.Backward.read>`.
 
         Raises:
-            MethodError: the model has no positions, or meets none in heads that are to be told apart.
+            MethodError: the model has no positions, or meets none in heads that are to be told apart; or positions
+                alone are asked for, of an image.
         """
         own = of_tokens(ran, chosen, self.reduce)
         positions = _of_positions(ran, chosen)
         parts = {"positions": positions}
         if self.by_head:
             parts["positions by head"] = _by_head(ran, chosen)
+        if not ran.batch.arguments and self.of == "positions":
+            raise MethodError(
+                f"{self.name} is of the positions of tokens, and those here are of places, which no patch, pixel or "
+                'sample has; use pa-lrp, whose part "positions" has them'
+            )
         if not ran.batch.arguments:
             return own, parts
         kept = [SINKS[self.sinks](part.values).to(mine.dtype) for part, mine in zip(positions, own, strict=True)]
