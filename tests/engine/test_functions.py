@@ -138,6 +138,11 @@ def test_what_a_function_has_no_number_for_is_filled(name: str, recipe: Recipe) 
     agree(inside(WITHIN[name]), afterwards, recipe)
 
 
+def written(x: Tensor, where: Tensor) -> Tensor:
+    x[where] = 0
+    return x
+
+
 SPELLED: dict[str, tuple[Function, dict[str, Function]]] = {
     "gelu": (F.gelu, {
         "ESM": modeling_esm.gelu,
@@ -206,6 +211,9 @@ SPELLED: dict[str, tuple[Function, dict[str, Function]]] = {
         "where": lambda x: F.relu(x) + torch.where(x > 0, 0.0, x.exp() - 1),
         "zeros": lambda x: F.relu(x) + torch.where(x <= 0, x.exp() - 1, torch.zeros_like(x)),
         "filled": lambda x: F.relu(x) + (x.exp() - 1).masked_fill(x > 0, 0),
+        "filled in place": lambda x: F.relu(x) + (x.exp() - 1).masked_fill_(x > 0, 0),
+        "written": lambda x: F.relu(x) + written(x.exp() - 1, x > 0),
+        "its own sign, in place": lambda x: F.relu(x) - (lambda y: y.masked_fill_(y < 0, 0))(1 - x.exp()),
     }),
     "relu²": (lambda x: F.relu(x).square(), {
         "** 2": lambda x: F.relu(x) ** 2, "x relu": lambda x: x * F.relu(x),

@@ -336,6 +336,10 @@ def put(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         and ids.shape == x.shape[:-1] and not x.any()
     )  # fmt: skip
     is_zero = type(value) in (int, float) and value == 0
+    if is_zero and type(at) is Tensor and at.dtype is torch.bool and at.shape == x.shape:  # x[mask] = 0
+        whole = _selections.zeroed(run, x, at)
+        if whole is not None:
+            return write(run, x, whole)
     root = _selections.written_zeros(run, x, at, in_place=is_in_place(func.__name__)) if is_zero else None
     system = _inverses.before_a_row(x, at)
     out = plain(run, func, args, kwargs)

@@ -16,6 +16,7 @@ from lrpx.engine import _exponentials, _factors, _functions, _steps
 from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
 from lrpx.engine._gates import mark_relu, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import kind
+from lrpx.engine._operation import write
 from lrpx.engine._tensors import CONSTANT, arguments, carries, is_in_place
 
 if TYPE_CHECKING:
@@ -167,6 +168,11 @@ def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
     return _functions.as_whole(run, f.root, value, whole, max(CURVED, f.kind))
 
 
+def zeroed(run: Any, x: Any, mask: Any) -> Tensor | None:
+    """The same, with zeros where the mask says so; a new tensor."""
+    return piece(run, lambda x, mask: x.masked_fill(mask, 0.0), x, mask)
+
+
 def _piece_or_zero(run: Any, where: Any, a: Any, b: Any) -> Tensor | None:
     """The same, where one of two is chosen and the other is 0."""
     if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
@@ -195,10 +201,8 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     x, mask, value = arguments(args, kwargs, "input", "mask", "value")
     is_zero = type(value) in (int, float) and value == 0
     in_place = is_in_place(func.__name__)
-    if is_zero and not in_place:
-        whole = piece(run, lambda x, mask: x.masked_fill(mask, 0.0), x, mask)
-        if whole is not None:
-            return whole
+    if is_zero and (whole := zeroed(run, x, mask)) is not None:
+        return write(run, x, whole) if in_place else whole
     root = written_zeros(run, x, mask, in_place=in_place) if is_zero else None
     before = _functions.to_be_filled(x, in_place=in_place)
     out = _functions.plain_of_exponentials(run, func, args, kwargs)
