@@ -182,6 +182,6 @@ class Passed:
             if inside is not None:
                 raise MethodError(
                     f"an override begins at {path}, which the model does not call, while it calls {inside}: it runs "
-                    f"{path} by its forward(), or by another method, where no rules can be changed; write {path}(...) "
-                    "in the model, or name modules in it that are called"
+                    f"{path} by its forward() or another method, or part by part, where no rules can be changed; name "
+                    f"what is called in it, {path}.*, or write {path}(...) in the model"
                 )
