@@ -423,8 +423,13 @@ def looks_back(model: Module) -> bool:
         return False
     if not all(isinstance(each, Tensor) and each.ndim == 3 for each in (alone, followed)):
         return False
-    largest, lost = alone.abs().max().item(), torch.finfo(weight.dtype).eps ** 0.5
-    return alone.shape[1] == 4 and torch.allclose(alone, followed[:, :4], rtol=0, atol=lost * largest)
+    return alone.shape[1] == 4 and _is_close(alone, followed[:, :4], weight.dtype)
+
+
+def _is_close(alone: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether outputs are the same, but for rounding beside the largest finite number of them."""
+    largest, lost = alone.nan_to_num(0, 0, 0).abs().max().item(), torch.finfo(dtype).eps ** 0.5
+    return torch.allclose(alone, other, rtol=0, atol=lost * largest, equal_nan=True)
 
 
 def hides(model: Module, task: Task) -> bool:
@@ -489,8 +494,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     padded = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
     if alone.shape != padded.shape:
         return True
-    largest, lost = alone.abs().max().item(), torch.finfo(weight.dtype).eps ** 0.5
-    return torch.allclose(alone, padded, rtol=0, atol=lost * largest, equal_nan=True)
+    return _is_close(alone, padded, weight.dtype)
 
 
 @contextmanager
