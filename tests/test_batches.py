@@ -18,7 +18,7 @@ from lrpx._batching import BATCH_COST, TOKENS_PER_ROW, batches
 from lrpx._tokens import Tokens
 from lrpx.coverage import choose
 from lrpx.coverage._tiny import tiny_model
-from lrpx.errors import InputError, ModelError
+from lrpx.errors import InputError, ModelError, NonFiniteError
 from lrpx.inputs import Row, Segment
 from lrpx.methods import Backward
 from lrpx.methods._backward import value_times_gradient
@@ -496,14 +496,18 @@ def test_a_translator_whose_parts_do_not_tell_their_embeddings():
         assert bool(many.relevance[len(ids) :].any())
 
 
-def test_no_trial_changes_what_a_model_attends_to():
-    """BigBird takes full attention for good where a text is short."""
+def bigbird():
     config = tf.BigBirdConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, block_size=4,
         num_random_blocks=1, max_position_embeddings=128, initializer_range=0.5, pad_token_id=0,
     )  # fmt: skip
     torch.manual_seed(0)
-    model = tf.BigBirdForSequenceClassification(config).double().eval()
+    return tf.BigBirdForSequenceClassification(config).double().eval()
+
+
+def test_no_trial_changes_what_a_model_attends_to():
+    """BigBird takes full attention for good where a text is short."""
+    model = bigbird()
     rows = [torch.randint(3, 60, (length,)).tolist() for length in (64, 57)]
     explain = Explainer(model)
     many = explain(rows, target=0)
@@ -511,3 +515,43 @@ def test_no_trial_changes_what_a_model_attends_to():
     for row, found in zip(rows, many, strict=True):
         torch.testing.assert_close(found.relevance, explain(row, target=0).relevance, rtol=0, atol=1e-12)
     assert model.bert.attention_type == "block_sparse"
+
+
+@pytest.mark.parametrize("how", ["short", "beside", "asked", "hidden", "units"])
+def test_nor_does_a_short_text(how):
+    model = bigbird()
+    inside, long, short = list(model.modules()), torch.randint(3, 60, (64,)).tolist(), [5, 6, 7]
+    with torch.no_grad():
+        value = model(input_ids=torch.tensor([long])).logits[0, 0]
+    explain = Explainer(model)
+    state = torch.get_rng_state()
+    found = None
+    if how == "short":
+        explain(short, target=0)
+    elif how == "beside":
+        _, found = explain([short, long], target=0)
+    elif how == "asked":
+        explain(short)
+    elif how == "hidden":
+        explain(short, target=0, method="leave-one-out")
+    else:
+        explain.neurons(long, target=0)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(a is b for a, b in zip(model.modules(), inside, strict=True))
+    found = explain(long, target=0) if found is None else found
+    torch.testing.assert_close(torch.tensor(found.explained.value), torch.tensor(float(value)), rtol=0, atol=1e-6)
+
+
+def test_numbers_that_are_none_are_refused_in_a_list_of_texts_too():
+    model = tiny.bert_classifier()
+    model.classifier.weight.data[0, 0] = torch.nan
+    for ids in (ROWS[0], ROWS):
+        with pytest.raises(NonFiniteError, match=r"NaN or infinity in the logits, first in the output of classifier"):
+            Explainer(model)(ids)
+
+
+def test_infinite_logits_hide_no_padding_that_is_read():
+    """A vocabulary that is masked leaves the other logits to be compared."""
+    model = convbert()
+    model.get_output_embeddings().bias.data[3] = -torch.inf
+    assert not Explainer(model).bound.can_batch

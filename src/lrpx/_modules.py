@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,6 +40,23 @@ def _add_inside(found: list[tuple[str, Module]], prefix: str, module: Module, ar
         elif child not in around:
             found.append((prefix + name, child))
             _add_inside(found, f"{prefix}{name}.", child, (*around, child))
+
+
+@contextmanager
+def attending_as_before(model: Module) -> Iterator[None]:
+    """Undo at the end what a run has changed for good: BigBird, given a short text, puts full attention in the place of
+    its block-sparse one, and what it says of a long text is another from then on."""
+    found = (each for _, each in named_modules(model) if "attention_type" in vars(each))
+    before = [(each, each.attention_type, dict(each._modules)) for each in found]
+    state: Any = torch.get_rng_state() if before else None
+    try:
+        yield
+    finally:
+        for each, kind, inside in before:
+            if each.attention_type != kind:
+                each.attention_type = kind
+                each._modules.update(inside)
+                torch.set_rng_state(state)  # it began with random weights
 
 
 class Layer(NamedTuple):

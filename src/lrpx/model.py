@@ -35,7 +35,7 @@ from lrpx._loading import (
     short_name,
     taken_apart,
 )
-from lrpx._modules import named_modules
+from lrpx._modules import attending_as_before, named_modules
 from lrpx._naming import Named
 from lrpx._padding import hiding
 from lrpx._passes import Pass
@@ -502,7 +502,8 @@ class BoundModel(Named):
             NonFiniteError: NaN or infinity in the logits.
         """
         batch = self.batch(questions)
-        with torch.no_grad(), self._reading(batch, batch.positions(questions)) as read:
+        reading = self._reading(batch, batch.positions(questions))
+        with torch.no_grad(), attending_as_before(self.module), reading as read:
             answers = self._answers(questions, read(self.module(**batch.inputs)))
         _refuse_non_finite(answers.logits)
         return answers.detached()
@@ -582,6 +583,7 @@ class BoundModel(Named):
             self._know_tokens(batch)
             mine = sorted(i for row in group for i in asked[row])
             with ExitStack() as stack:
+                stack.enter_context(attending_as_before(self.module))
                 if attention_mask is not None and batch.rows[0].arguments and "input_ids" in whole:
                     stack.enter_context(holding(self.module, whole))  # beside an image they are counted otherwise
                 if taps is not None:
@@ -704,7 +706,7 @@ class BoundModel(Named):
             run = forward(given)
         else:
             run = self.compiler.run(self.module, forward, given, paths, recipe)
-        with run as (trace, logits):
+        with attending_as_before(self.module), run as (trace, logits):
             with torch._C.DisableTorchFunction():  # no part of the model
                 seen = logits.detach()
                 if not is_finite(seen):

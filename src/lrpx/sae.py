@@ -23,7 +23,7 @@ from torch import Tensor
 from lrpx._features import Feature, FeatureRelevance
 from lrpx._files import write_whole
 from lrpx._hooks import hooks
-from lrpx._modules import named_modules
+from lrpx._modules import attending_as_before, named_modules
 from lrpx._results import attribution_of
 from lrpx.attribution import Explained
 from lrpx.errors import MethodError, ModelError
@@ -301,7 +301,7 @@ def _behind(place: Place, model: BoundModel) -> str:
     def hook(path: str) -> Any:
         return lambda _, args, output: follow(path, args, output)
 
-    with hooks() as on, torch.no_grad():
+    with hooks() as on, torch.no_grad(), attending_as_before(model.module):
         for path, each in named_modules(model.module):
             on.after(each, hook(path))
         model.module(**example(model.module))
@@ -323,7 +323,7 @@ def _ignores_mean(path: str, model: BoundModel) -> bool:
             value[..., ::2] += other - one
             return value if isinstance(given, Tensor) else (value, *given[1:])
 
-        with hooks() as on, torch.no_grad():
+        with hooks() as on, torch.no_grad(), attending_as_before(model.module):
             on.after(module, hook)
             made = model.module(**example(model.module))
         found: Tensor = made if isinstance(made, Tensor) else made[0]

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from lrpx import tasks
 from lrpx._hooks import hooks
-from lrpx._modules import layer_of, named_modules
+from lrpx._modules import attending_as_before, layer_of, named_modules
 from lrpx.engine import Tap, propagate
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
@@ -457,7 +457,12 @@ def example(model: Module) -> dict[str, Any]:
 
 def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) -> _Found:
     follower = _Follower(own_paths(model), map(storage_of, model.parameters()))
-    with _now_looking(), torch.random.fork_rng(devices=[]), propagate(model, GRADIENT, (), taps=[follower]):
+    with (
+        _now_looking(),
+        torch.random.fork_rng(devices=[]),
+        attending_as_before(model),
+        propagate(model, GRADIENT, (), taps=[follower]),
+    ):
         try:
             model(**inputs)
         except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
@@ -504,6 +509,7 @@ def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str,
     with (
         _now_looking(),
         torch.random.fork_rng(devices=[]),
+        attending_as_before(model),
         torch.inference_mode(False),
         torch.enable_grad(),
         saved_tensors_hooks(lambda _: None, lambda kept: kept),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lrpx import tasks
-from lrpx._modules import layers, named_modules
+from lrpx._modules import attending_as_before, layers, named_modules
 from lrpx.engine import Tap, propagate
 from lrpx.errors import ModelError
 from lrpx.recipes import GRADIENT
@@ -81,7 +81,7 @@ class Lens:
         seen = _Seen(modules, path, [place.path for place in places])
         weight = tasks.first_weight(model.module)
         ids = torch.arange(3, device=tasks.input_device(model.module))[None] % weight.shape[0]
-        with propagate(model.module, GRADIENT, (), taps=[seen]), torch.no_grad():
+        with attending_as_before(model.module), propagate(model.module, GRADIENT, (), taps=[seen]), torch.no_grad():
             model.module(input_ids=ids)
         before = next((norm for norm, value in seen.gave.items() if _is_same(value, seen.head)), None)
         if before is None or not any(_is_same(seen.took[before], value) for value in seen.layers.values()):
