@@ -429,6 +429,15 @@ def test_segments_follow_the_grouping():
     assert both.spans([(1, 3)]).segments == (("encoder", 0, 2), ("decoder", 2, 3))
 
 
+def test_a_word_ends_where_its_segment_does():
+    whole = {"word_spans": ((0, 1), (1, 4)), "word_texts": ("a", "word")}
+    made = attribution(segments=(("user", 0, 3), ("assistant", 3, 4)), **whole)
+    words = made.words()
+    assert words.tokens[1:] == ("".join(made.tokens[1:3]), made.tokens[3])
+    assert words.by_segment().tokens == made.by_segment().tokens == ("user", "assistant")
+    assert words.by_segment().relevance.tolist() == pytest.approx(made.by_segment().relevance.tolist())
+
+
 def test_a_group_is_special_when_all_of_it_is():
     made = attribution(special=(True, True, False, True))
     assert made.spans([(0, 2), (2, 4)]).special == (True, False)

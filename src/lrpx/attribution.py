@@ -6,6 +6,7 @@ import math
 import operator
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -242,7 +243,7 @@ class Attribution(Pictures):
     def words(self) -> Attribution:
         """The same relevance, summed over the tokens of each word.
 
-        A token that is in no word stays alone.
+        A token that is in no word stays alone, and a word ends where its segment does.
 
         Raises:
             InputError: the attribution was made without words, or with words that overlap.
@@ -250,7 +251,9 @@ class Attribution(Pictures):
         if not self.word_spans:
             raise InputError("this attribution has no word_spans; pass the ranges to spans() instead")
         words = dict(zip(self.word_spans, self.word_texts, strict=True))
-        whole = self._whole(self.word_spans)
+        borders = sorted({at for _, start, end in self.segments for at in (start, end)})
+        edges = ([a, *(at for at in borders if a < at < b), b] for a, b in self.word_spans)
+        whole = self._whole([part for each in edges for part in pairwise(each)])
         return self._grouped(whole, [words.get(span, "".join(self.tokens[slice(*span)])) for span in whole])
 
     def by_segment(self) -> Attribution:
