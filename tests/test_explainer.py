@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoTokenizer, BertForMaskedLM, BertForSeque
 
 import lrpx
 from lrpx import Contrast, Explainer, Logit, LogProb, Margin
-from lrpx.errors import MethodError
+from lrpx.errors import InputError, MethodError
 from lrpx.methods import METHODS, Backward
 from lrpx.methods._gradients import l1
 from lrpx.tasks import Task
@@ -353,7 +353,22 @@ def test_the_start_token_of_the_generation_config_comes_before_a_texts_first():
     assert model.generate(torch.tensor([IDS]), max_new_tokens=1)[0, 0] == 9
     assert Explainer(model)(IDS).ids == (*IDS, 9)
     model.config.decoder_start_token_id = 7
-    assert Explainer(model)(IDS).ids == (*IDS, 7)
+    with pytest.raises(InputError, match="config names 7 as decoder_start_token_id, its generation config 9"):
+        Explainer(model)(IDS)
+    assert Explainer(model)(IDS, decoder=[9]).ids == (*IDS, 9)
+
+
+def test_a_decoder_text_without_the_language_that_must_come_first_is_refused(byte_tokenizer):
+    model = models.tiny_t5(vocab_size=len(byte_tokenizer), decoder_start_token_id=0)
+    (language,) = byte_tokenizer("!")["input_ids"]
+    model.generation_config.lang_to_id = {"<|en|>": language}  # as Whisper has it
+    explain = Explainer(model, byte_tokenizer)
+    with pytest.raises(InputError, match=r"begins with no language; write them, as <\|en\|><\|transcribe\|>"):
+        explain(TEXT, decoder="The key")
+    written = byte_tokenizer("The key")["input_ids"]
+    assert explain(TEXT, decoder="!The key").ids[-len(written) - 2 :] == (0, language, *written)
+    assert explain(TEXT, decoder=[0, *written]).ids[-len(written) - 1] == 0
+    assert explain(TEXT).ids[-1] == 0
 
 
 # ------------------------------------------------------------------------ kinds of input

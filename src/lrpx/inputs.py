@@ -440,15 +440,14 @@ class Reader:
         if decoder is not None and not isinstance(decoder, str):
             return list(self._plain(decoder, "decoder").tokens.ids)
         configs = [getattr(self.model, name, None) for name in ("config", "generation_config")]
-        start = next(
-            (
-                found
-                for name in ("decoder_start_token_id", "bos_token_id")
-                for config in configs
-                if (found := getattr(config, name, None)) is not None
-            ),
-            None,
-        )
+        names = ("decoder_start_token_id", "bos_token_id")
+        starts, others = ([getattr(each, name, None) for each in configs] for name in names)
+        if None not in starts and starts[0] != starts[1]:
+            raise InputError(
+                f"the model's config names {starts[0]} as decoder_start_token_id, its generation config {starts[1]}; "
+                "make them one, or pass decoder ids that begin with the one that is meant"
+            )
+        start = next((each for each in (*starts, *others) if each is not None), None)
         if start is None:
             raise InputError("the model's config names no decoder_start_token_id; pass decoder ids that begin with one")
         if decoder is None:
@@ -456,7 +455,15 @@ class Reader:
         if self.tokenizer is None:
             raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
         first = whole_number(getattr(configs[1], "forced_bos_token_id", None))  # what it must write before all else
-        return [start, *([] if first is None else [first]), *_tokens.decoder_ids(self.text_tokenizer, decoder)]
+        ids = _tokens.decoder_ids(self.text_tokenizer, decoder)
+        languages = getattr(configs[1], "lang_to_id", None) or {}  # Whisper writes one before all else, then its task
+        if languages and (not ids or ids[0] not in languages.values()):
+            shown = next(iter(languages))
+            raise InputError(
+                f"{type(self.model).__name__} writes a language and a task before a text, and the decoder's text "
+                f"begins with no language; write them, as {shown}<|transcribe|><|notimestamps|>, or pass decoder ids"
+            )
+        return [start, *([] if first is None else [first]), *ids]
 
     def _position(self, row: Row, position: Any) -> int | None:
         if self.task.reads != "position":
