@@ -527,6 +527,28 @@ def test_texts_that_are_too_short_or_too_long(classifier, bundled, tmp_path):
         Run(Faithfulness(plain(tmp_path, ["x"])), bundled, ["lrp"]).samples  # noqa: B018
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("before", [None, {"max_length": 9, "direction": "left", "stride": 0}])
+def test_a_context_is_the_first_tokens_whichever_side_the_tokenizer_cuts(
+    classifier, bundled, tmp_path, monkeypatch, side, before
+):
+    for model in (classifier, bundled):
+        tokenizer = model.reader.text_tokenizer
+        whole = tokenizer(TEXTS[2])["input_ids"]
+        monkeypatch.setattr(tokenizer, "truncation_side", side)
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation() if before is None else backend.enable_truncation(**before)
+        was = backend.truncation
+        benchmark = Faithfulness(table(tmp_path), context=6)
+        ids, _ = benchmark._ids(TEXTS[2], model)
+        wanted = [*whole[:5], whole[-1]] if model is classifier else whole[:7]
+        assert ids == wanted
+        with pytest.raises((TypeError, ValueError)):
+            benchmark._ids(b"no text", model)
+        assert (tokenizer.truncation_side, backend.truncation) == (side, was)
+        backend.no_truncation()
+
+
 def test_models_and_metrics_that_do_not_fit(classifier, bundled, tmp_path):
     with pytest.raises(InputError, match="has no mask token"):
         Run(Faithfulness(plain(tmp_path), perturbation="mask-token"), bundled, ["lrp"])

@@ -10,6 +10,7 @@ that read other data.
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path  # noqa: TC003 - the fields' types are read
@@ -33,7 +34,7 @@ from lrpx.targets import Logit
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
     from rich.console import RenderableType
@@ -467,8 +468,12 @@ class Faithfulness(Perturbed[TextSample]):
     def _ids(self, text: str, model: BoundModel) -> tuple[list[int], dict[str, list[int]]]:
         """The ids of a text, cut to the context where one is given, and what else the tokenizer says of each."""
         most = None if self.context is None else self.context + (model.task is Task.CAUSAL)
-        cut = {} if most is None else {"truncation": True, "max_length": most}
-        found = model.reader.text_tokenizer(text, **cut)
+        tokenizer = model.reader.text_tokenizer
+        if most is None:
+            found = tokenizer(text)
+        else:
+            with cutting_at_the_end(tokenizer):
+                found = tokenizer(text, truncation=True, max_length=most)
         count = len(found["input_ids"])
         limit = None if model.limit is None else model.limit + (model.task is Task.CAUSAL)
         if limit is not None and count > limit:
@@ -530,6 +535,25 @@ class LeaveOneOutAgreement(Faithfulness):
     def usual(self) -> list[str]:
         """Those of You et al. 2025, Table 2."""
         return ["LOO Pearson", "LOO Spearman", "AOPC LeRF", "AOPC MoRF", "AOPC Δ"]
+
+
+@contextmanager
+def cutting_at_the_end(tokenizer: Any) -> Iterator[None]:
+    """In the block, what a tokenizer cuts off a text is its end, whichever side it cuts; it is left as it was."""
+    side = getattr(tokenizer, "truncation_side", "right")
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    before: Any = getattr(backend, "truncation", None)
+    try:
+        if side != "right":
+            tokenizer.truncation_side = "right"
+        yield
+    finally:
+        if side != "right":
+            tokenizer.truncation_side = side
+        if backend is not None and before is None:  # else it would be saved as one that cuts
+            backend.no_truncation()
+        elif backend is not None:
+            backend.enable_truncation(**before)
 
 
 def listed(names: str, what: str) -> list[str]:
