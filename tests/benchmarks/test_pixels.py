@@ -92,6 +92,7 @@ def test_rows_are_what_a_loop_over_covered_images_gives(model, arrays, cells, fi
 
         reads = {
             "": lambda hidden, said=said, at=explained: float(said(hidden)[at]),
+            "logit": lambda hidden, said=said, at=explained: float(said(hidden)[at]),
             "probability": lambda hidden, said=said, at=explained: float(said(hidden).softmax(0)[at]),
             "first": lambda hidden, said=said, at=explained: float(said(hidden).argmax() == at),
         }
@@ -107,6 +108,21 @@ def test_rows_are_what_a_loop_over_covered_images_gives(model, arrays, cells, fi
                     continue
                 value = reads[IMAGE_METRICS[name].reads]
                 assert row[f"{name}/{method}"] == pytest.approx(twin(relevance, value), abs=1e-5), name
+
+
+def test_completeness_is_of_the_logit_whatever_areas_are_under(model, arrays):
+    """The relevance adds up to a logit, so no loss of a probability is what it should be."""
+    names = ["completeness error", "ΔA"]
+    rows = {
+        read_out: Run(find("pixels")(data=arrays, read_out=read_out), model, METHODS, names).part(0).to_pylist()
+        for read_out in ("logit", "probability", "log-probability")
+    }
+    for method in METHODS:
+        column = f"completeness error/{method}"
+        wanted = [row[column] for row in rows["logit"]]
+        for read_out in ("probability", "log-probability"):
+            assert [row[column] for row in rows[read_out]] == pytest.approx(wanted, abs=1e-9)
+            assert rows[read_out][0][f"ΔA/{method}"] != pytest.approx(rows["logit"][0][f"ΔA/{method}"], abs=1e-9)
 
 
 def test_the_ledger_of_each_image_is_kept_where_a_method_has_one(model, arrays, monkeypatch):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from lrpx._covering import CELLS, FILLS, FIRST, by_pixel, cells_of, outputs, pixels_of
+from lrpx._covering import CELLS, FILLS, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register
@@ -336,7 +336,8 @@ class Pixels(Pictured[ImageSample]):
             NonFiniteError: NaN or infinity in an output.
         """
         together, answers = joined(cases)
-        reads = list(dict.fromkeys([self.read_out, "probability", FIRST]))
+        own = [each.reads for each in metrics if isinstance(each, PerturbationMetric) and each.reads]
+        reads = list(dict.fromkeys([self.read_out, *own]))
         cells, rows, maps = [], [], []
         for case in cases:
             (image,) = case.questions.rows

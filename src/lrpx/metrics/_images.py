@@ -176,8 +176,8 @@ _add(
 )  # fmt: skip
 _add(
     "completeness error",
-    "how far the relevance is from adding up to what the value loses when all {cells} are covered.",
-    everything, completeness_error, "lower", range=(0.0, 1.0),
+    "how far the relevance is from adding up to what the logit loses when all {cells} are covered.",
+    everything, completeness_error, "lower", reads="logit", range=(0.0, 1.0),
 )  # fmt: skip
 
 
