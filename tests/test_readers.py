@@ -506,6 +506,45 @@ def test_speech_to_text():
         explain("a text")
 
 
+@pytest.mark.parametrize("languages", [True, False])
+def test_a_decoder_text_without_the_token_for_no_times_or_a_time_is_refused(languages, byte_tokenizer):
+    starts = ["<|start|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>", "<|0.00|>"]  # in Whisper's order
+    byte_tokenizer.add_special_tokens({"additional_special_tokens": starts})
+    start, language, task, no_times, time = byte_tokenizer.convert_tokens_to_ids(starts)
+    config = tf.WhisperConfig(
+        vocab_size=len(byte_tokenizer), d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, num_mel_bins=4, max_source_positions=16,
+        max_target_positions=32, decoder_start_token_id=start, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = tf.WhisperForConditionalGeneration(config).eval()
+    settings = {"no_timestamps_token_id": no_times, "is_multilingual": languages, "suppress_tokens": []}
+    if languages:
+        settings |= {"lang_to_id": {"<|en|>": language}, "task_to_id": {"transcribe": task}}
+    for name, value in (settings | {"begin_suppress_tokens": []}).items():
+        setattr(model.generation_config, name, value)
+    read, sound = [], torch.randn(1, 4, 32)
+    hook = model.model.decoder.register_forward_pre_hook(
+        lambda _, __, kwargs: read.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    model.generate(sound, max_new_tokens=1, **({"language": "<|en|>"} if languages else {}))
+    hook.remove()
+    first = [start, language, task] if languages else [start]
+    assert read[0] == [*first, no_times]
+    explain, before = Explainer(model, byte_tokenizer), "<|en|><|transcribe|>" if languages else ""
+    written = byte_tokenizer("The key")["input_ids"]
+
+    def ids(decoder):
+        return list(explain({"input_features": sound}, 5, method="gradient-x-input", decoder=decoder).ids)
+
+    for text in ("<|en|>The key", f"{before}The key") if languages else ("The key",):
+        with pytest.raises(InputError, match=r"has neither; write it, as .*<\|notimestamps\|>, or pass decoder ids"):
+            ids(text)
+    assert ids(f"{before}<|notimestamps|>The key") == [*first, no_times, *written]
+    assert ids(f"{before}<|0.00|>The key") == [*first, time, *written]
+    assert ids([start, *written]) == [start, *written]
+    assert ids(before or None) == first
+
+
 def test_image_to_text():
     """As TrOCR and Donut: an encoder of an image, and a decoder that writes."""
     torch.manual_seed(0)

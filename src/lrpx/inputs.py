@@ -463,6 +463,15 @@ class Reader:
                 f"{type(self.model).__name__} writes a language and a task before a text, and the decoder's text "
                 f"begins with no language; write them, as {shown}<|transcribe|><|notimestamps|>, or pass decoder ids"
             )
+        tasks = getattr(configs[1], "task_to_id", None) or {}
+        no_times = whole_number(getattr(configs[1], "no_timestamps_token_id", None))  # Whisper's times come after it
+        begins = next((each for each in ids if each not in {*languages.values(), *tasks.values()}), None)
+        if no_times is not None and begins is not None and begins < no_times:
+            raise InputError(
+                f"{type(self.model).__name__} writes <|notimestamps|> or a time before a text, and the decoder's text "
+                f"has neither; write it, as {'<|en|><|transcribe|>' if languages else ''}<|notimestamps|>, or pass "
+                "decoder ids"
+            )
         return [start, *([] if first is None else [first]), *ids]
 
     def _position(self, row: Row, position: Any) -> int | None:
