@@ -344,6 +344,10 @@ def test_a_decoder_text_follows_the_token_that_must_come_first(byte_tokenizer):
     assert a == explain(TEXT, decoder=ids, target=" is")
     assert explain(TEXT).ids[-1] == 0
     assert explain(TEXT, decoder=[0, *written]).ids[-len(written) - 1] == 0
+    model.generation_config.forced_bos_token_id = byte_tokenizer.bos_token_id
+    own = explain(TEXT, decoder="<s>The key")  # it has the token itself
+    assert own == explain(TEXT, decoder="The key")
+    assert own.ids[-len(written) - 2 :] == (0, byte_tokenizer.bos_token_id, *written)
 
 
 def test_the_start_token_of_the_generation_config_comes_before_a_texts_first():

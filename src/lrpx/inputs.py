@@ -472,7 +472,7 @@ class Reader:
                 f"has neither; write it, as {'<|en|><|transcribe|>' if languages else ''}<|notimestamps|>, or pass "
                 "decoder ids"
             )
-        return [start, *([] if first is None else [first]), *ids]
+        return [start, *([] if first is None or ids[:1] == [first] else [first]), *ids]
 
     def _position(self, row: Row, position: Any) -> int | None:
         if self.task.reads != "position":
