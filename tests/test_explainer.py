@@ -367,7 +367,7 @@ def test_a_decoder_text_without_the_language_that_must_come_first_is_refused(byt
     (language,) = byte_tokenizer("!")["input_ids"]
     model.generation_config.lang_to_id = {"<|en|>": language}  # as Whisper has it
     explain = Explainer(model, byte_tokenizer)
-    with pytest.raises(InputError, match=r"begins with no language; write them, as <\|en\|><\|transcribe\|>"):
+    with pytest.raises(InputError, match=r"text has none; write <\|en\|><\|transcribe\|>"):
         explain(TEXT, decoder="The key")
     written = byte_tokenizer("The key")["input_ids"]
     assert explain(TEXT, decoder="!The key").ids[-len(written) - 2 :] == (0, language, *written)

@@ -192,6 +192,9 @@ def test_a_text_that_sentence_transformers_would_cut_is_refused(encoder, piece_t
     with pytest.raises(InputError, match=f"context is {longest - 1}, where sentence-transformers cuts it; shorten it"):
         Explainer.from_pretrained(folder)(PAIR)
     assert Explainer.from_pretrained(folder, pooling="cls")(PAIR).relevance.equal(whole(PAIR).relevance)
+    (folder / "sentence_bert_config.json").rename(folder / "sentence_xlm-roberta_config.json")  # as older versions do
+    with pytest.raises(InputError, match=f"context is {longest - 1}, where sentence-transformers cuts it; shorten it"):
+        Explainer.from_pretrained(folder)(PAIR)
 
 
 def test_texts_that_sentence_transformers_changes_first(encoder, piece_tokenizer, tmp_path):

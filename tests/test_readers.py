@@ -537,7 +537,7 @@ def test_a_decoder_text_without_the_token_for_no_times_or_a_time_is_refused(lang
         return list(explain({"input_features": sound}, 5, method="gradient-x-input", decoder=decoder).ids)
 
     for text in ("<|en|>The key", f"{before}The key") if languages else ("The key",):
-        with pytest.raises(InputError, match=r"has neither; write it, as .*<\|notimestamps\|>, or pass decoder ids"):
+        with pytest.raises(InputError, match=r"has neither; write .*<\|notimestamps\|> before it, or pass decoder ids"):
             ids(text)
     assert ids(f"{before}<|notimestamps|>The key") == [*first, no_times, *written]
     assert ids(f"{before}<|0.00|>The key") == [*first, time, *written]

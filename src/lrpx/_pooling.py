@@ -111,8 +111,8 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
             "no part of the text that is explained; write it into the texts, and "
             "pass pooling='mean', or what its files say"
         )
-    about = _json(name, "sentence_bert_config.json", options) or {}
-    _refuse_chats(name, about.get("modality_config"), ", says its sentence_bert_config.json")
+    reading, about = _reading(name, options)
+    _refuse_chats(name, about.get("modality_config"), f", says its {reading}")
     found = _known(name, said, about.get("max_seq_length"), ", say its files")
     found = replace(found, lowers=bool(about.get("do_lower_case")), dims=asked.get("truncate_dim"))
     if not _is_cosine(asked.get("similarity_fn_name"), found, kinds):
@@ -162,6 +162,16 @@ def _refuse_others(name: Any, kinds: Iterable[str], where: str) -> None:
     others = [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]
     if others:
         raise ModelError(f"{name} makes its embeddings by a {others[0]} too{where}; {MEND}")
+
+
+def _reading(name: Any, options: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    """The file that says how texts are read, and what it says; older versions called it after the model's type."""
+    files = (f"sentence_{kind}_config.json" for kind in TYPES)
+    return next(((file, said) for file in files if (said := _json(name, file, options))), ("files", {}))
+
+
+TYPES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+"""Of models, after which sentence-transformers calls a file; the first that is there holds."""
 
 
 def _refuse_chats(name: Any, kinds: Any, where: str) -> None:

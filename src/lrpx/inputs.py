@@ -456,22 +456,7 @@ class Reader:
             raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
         first = whole_number(getattr(configs[1], "forced_bos_token_id", None))  # what it must write before all else
         ids = _tokens.decoder_ids(self.text_tokenizer, decoder)
-        languages = getattr(configs[1], "lang_to_id", None) or {}  # Whisper writes one before all else, then its task
-        if languages and (not ids or ids[0] not in languages.values()):
-            shown = next(iter(languages))
-            raise InputError(
-                f"{type(self.model).__name__} writes a language and a task before a text, and the decoder's text "
-                f"begins with no language; write them, as {shown}<|transcribe|><|notimestamps|>, or pass decoder ids"
-            )
-        tasks = getattr(configs[1], "task_to_id", None) or {}
-        no_times = whole_number(getattr(configs[1], "no_timestamps_token_id", None))  # Whisper's times come after it
-        begins = next((each for each in ids if each not in {*languages.values(), *tasks.values()}), None)
-        if no_times is not None and begins is not None and begins < no_times:
-            raise InputError(
-                f"{type(self.model).__name__} writes <|notimestamps|> or a time before a text, and the decoder's text "
-                f"has neither; write it, as {'<|en|><|transcribe|>' if languages else ''}<|notimestamps|>, or pass "
-                "decoder ids"
-            )
+        _refuse_without_times(type(self.model).__name__, configs[1], ids)
         return [start, *([] if first is None or ids[:1] == [first] else [first]), *ids]
 
     def _position(self, row: Row, position: Any) -> int | None:
@@ -504,6 +489,26 @@ class Reader:
                 "put exactly one in the text, or pass position"
             )
         return found[0]
+
+
+def _refuse_without_times(model: str, config: Any, ids: Sequence[int]) -> None:
+    """Refuse the text of a Whisper's decoder that begins otherwise than it writes: with a language and a task, if it
+    knows several languages, and with the token for no times, or a time.
+
+    Raises:
+        InputError: it does.
+    """
+    languages, tasks = (getattr(config, name, None) or {} for name in ("lang_to_id", "task_to_id"))
+    no_times = whole_number(getattr(config, "no_timestamps_token_id", None))  # times come after it
+    before = f"{next(iter(languages))}<|transcribe|>" if languages else ""
+    mend = f"write {before}<|notimestamps|> before it, or pass decoder ids"
+    if languages and (not ids or ids[0] not in languages.values()):
+        raise InputError(f"{model} writes a language and a task before a text, and the decoder's text has none; {mend}")
+    begins = next((each for each in ids if each not in {*languages.values(), *tasks.values()}), None)
+    if no_times is not None and begins is not None and begins < no_times:
+        raise InputError(
+            f"{model} writes <|notimestamps|> or a time before a text, and the decoder's text has neither; {mend}"
+        )
 
 
 def is_many(inputs: Any) -> bool:
