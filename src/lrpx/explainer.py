@@ -217,7 +217,9 @@ class Explainer:
             position: the token whose logits are explained, negative from the end; by default the last
                 token (of the decoder, for an encoder-decoder model), or the mask of a masked model. Lists as for the
                 target.
-            decoder: what an encoder-decoder model has written so far: a text, or ids with the start token.
+            decoder: what an encoder-decoder model has written so far: a text, or ids with the start token. A text
+                follows that token and what the generation config says must be written first; a language that is an
+                argument of ``generate`` alone (NLLB, M2M100) belongs into the text.
             ledger: also measure where the rest of the value went, which biases, constants and rules kept for
                 themselves (:class:`~lrpx.ledger.Ledger`). A bias's share cannot be told apart by rows, so a list then
                 runs row by row.
