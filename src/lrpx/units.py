@@ -236,9 +236,9 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
     if chosen and kind in ("neurons", "mlp") and found.experts:
         raise MethodError(
             f"{type(model).__name__} computes some of its {TITLES[kind]} inside {found.experts[0]}, where no module "
-            "takes or gives them for all tokens, as with experts whose weights are one tensor or a second stream, and others elsewhere; "
-            f"ask for other units, or for those alone that {chosen[0].path} is given: trace.relevance(path, "
-            'of="input"), lrpx.intervene of (path, "input")'
+            "takes or gives them for all tokens, as with experts whose weights are one tensor or a second stream, and "
+            f"others elsewhere; ask for other units, or for those alone that {chosen[0].path} is given: "
+            'trace.relevance(path, of="input"), lrpx.intervene of (path, "input")'
         )
     if not chosen:
         inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)
