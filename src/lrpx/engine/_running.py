@@ -468,7 +468,7 @@ class _Seams:
         shared: dict[Module, list[str]] = {}
         for path, module in modules.items():
             shared.setdefault(module, []).append(path)
-        begun = [path for path in modules if any(_overrides.begins(o, path, lists) for o in recipe.overrides)]
+        begun = dict.fromkeys(p for p in modules if any(_overrides.begins(o, p, lists) for o in recipe.overrides))
         self.passed = _overrides.Passed(begun)
         for module, paths in shared.items():
             if self.passed.concerns(paths):

@@ -53,10 +53,14 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return out
 
 
+def _condition_first(where: Any, a: Any) -> tuple[Any, Any]:
+    """The condition of a selection and the first of the two; the method has the condition second."""
+    return (a, where) if isinstance(where, Tensor) and where.dtype is not torch.bool else (where, a)
+
+
 def _fills(out: Tensor, where: Any, a: Any, b: Any) -> bool:
     """Whether one of the two that ``out`` is chosen from is a constant: noted, as what is filled with it is."""
-    if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
-        where, a = a, where
+    where, a = _condition_first(where, a)
     is_own, is_other = (carries(each) and not hasattr(each, CONSTANT) for each in (a, b))
     if is_own and not is_other:
         _functions.filled(out, _functions.to_be_filled(a, in_place=False), b, lambda x, c: torch.where(where, x, c))
@@ -67,8 +71,7 @@ def _fills(out: Tensor, where: Any, a: Any, b: Any) -> bool:
 
 def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
     """The tensor by whose sign one of two scalings of it, or one and 0, is selected: a leaky ReLU, or ReLU."""
-    if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
-        where, a = a, where
+    where, a = _condition_first(where, a)
     if type(where) is not Tensor or where.dtype is not torch.bool or not (carries(a) or carries(b)):
         return None  # a compiler's tensors have no numbers
     x = a if carries(a) else b
@@ -175,8 +178,7 @@ def zeroed(run: Any, x: Any, mask: Any) -> Tensor | None:
 
 def _piece_or_zero(run: Any, where: Any, a: Any, b: Any) -> Tensor | None:
     """The same, where one of two is chosen and the other is 0."""
-    if isinstance(where, Tensor) and where.dtype is not torch.bool:  # the method has the condition second
-        where, a = a, where
+    where, a = _condition_first(where, a)
     if not hasattr(where, _steps.STEP):  # nearly always
         return None
     if _is_zero(b):

@@ -101,13 +101,13 @@ class PositionAware(Backward):
         parts = {"positions": positions}
         if self.by_head:
             parts["positions by head"] = _by_head(ran, chosen)
-        if not ran.batch.arguments and self.of == "positions":
+        if not ran.batch.arguments:
+            if self.of != "positions":
+                return own, parts
             raise MethodError(
                 f"{self.name} is of the positions of tokens, and those here are of places, which no patch, pixel or "
                 'sample has; use pa-lrp, whose part "positions" has them'
             )
-        if not ran.batch.arguments:
-            return own, parts
         kept = [SINKS[self.sinks](part.values).to(mine.dtype) for part, mine in zip(positions, own, strict=True)]
         if self.of == "both":
             own = [mine + each for mine, each in zip(own, kept, strict=True)]
