@@ -121,14 +121,20 @@ CUTTING = ("TokenClassificationPipeline", "ZeroShotClassificationPipeline")
 """Pipelines that cut where their tokenizer says, without being told."""
 
 
+def _told(pipeline: Any) -> dict[str, Any]:
+    """How a pipeline of transformers reads texts, as it was told when it was made."""
+    given = dict(getattr(pipeline, "_preprocess_params", {}))
+    for name in ("tokenizer_kwargs", "tokenizer_encode_kwargs"):  # of masked models, of those that write
+        given |= given.get(name) or {}
+    return given
+
+
 def cut_by_pipeline(model: Any) -> int | None:
     """At how many tokens a pipeline of transformers cuts texts off, as it was told when it was made or as its kind is;
     None where it does not, and of what is none."""
     if not _is_one("Pipeline", "transformers", model):
         return None
-    given = dict(getattr(model, "_preprocess_params", {}))
-    for name in ("tokenizer_kwargs", "tokenizer_encode_kwargs"):  # of masked models, of those that write
-        given |= given.get(name) or {}
+    given = _told(model)
     most, how = given.get("max_length"), given.get("truncation")
     is_told_by_length = how is None and most is not None and not given.get("padding")  # as tokenizers take it
     is_kind = any(_is_one(kind, "transformers", model) for kind in CUTTING)
@@ -145,9 +151,7 @@ def refuse_other_reading(model: Any) -> None:
     """
     if not _is_one("Pipeline", "transformers", model):
         return
-    given = dict(getattr(model, "_preprocess_params", {}))
-    for name in ("tokenizer_kwargs", "tokenizer_encode_kwargs"):
-        given |= given.get(name) or {}
+    given = _told(model)
     adds = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", lambda: 0)()
     does = f"puts {given['prefix'][:60]!r} before each text" if given.get("prefix") else ""
     if given.get("add_special_tokens") is False and adds:
