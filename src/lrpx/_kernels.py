@@ -7,7 +7,7 @@ the model gets which rule, and when a kernel stands for one, is the engine's.
 from __future__ import annotations
 
 import platform
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -79,9 +79,10 @@ def _on_entry(y: Tensor, factor: float) -> Tensor:
 
 def ratio(y: Tensor, x: Tensor) -> Tensor:
     """``y / x``, in float32 at least, and 0 where ``x = 0``."""
-    wide = torch.promote_types(x.dtype, torch.float32)
+    if x.dtype is not torch.float32:
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
     # by the reciprocal, whose only infinity is at 0: on a CPU a comparison costs more than all of this
-    return torch.reciprocal(x.to(wide)).nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0).mul_(y)
+    return torch.reciprocal(x).nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0).mul_(y)
 
 
 # -------------------------------------------- products that leave out what is zero, or are oneDNN's
@@ -96,7 +97,8 @@ def for_sparse_gradients(op: Operation, transposed: bool = False) -> Operation:
         op: the operation.
         transposed: whether its weight is ``[inputs, outputs]``, not ``[outputs, inputs]``.
     """
-    return _with_backward_product(_Product(op, transposed, _sparse_product, torch.ops.lrpx.sparse_matmul))
+    sparse = partial(_of_rows, _sparse_product), partial(_of_rows, torch.ops.lrpx.sparse_matmul)
+    return _with_backward_product(_Product(op, transposed, *sparse))
 
 
 def by_onednn(op: Operation, transposed: bool = False) -> Operation:
@@ -106,8 +108,11 @@ def by_onednn(op: Operation, transposed: bool = False) -> Operation:
 
 @cache
 def prefers_onednn() -> bool:
-    """Whether oneDNN's products of float32 matrices are quicker than MKL's, torch's own choice: on AMD's processors."""
+    """Whether oneDNN's products of float32 matrices are quicker than MKL's, torch's own choice: on AMD's processors
+    with AVX-512."""
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
+        return False
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         return False
     try:
         told = Path("/proc/cpuinfo").read_text()
@@ -145,11 +150,15 @@ class _WithBackwardProduct(Function):
             weight = weight.T
         if weight.dtype != dy.dtype:  # under autocast
             weight = weight.to(dy.dtype)
-        rows = dy.reshape(-1, dy.shape[-1])
-        is_plain = type(rows) is Tensor and not is_legacy_batchedtensor(rows)
-        product = ctx.by.product if is_plain else ctx.by.of_batched
-        dx = product(rows, weight).view(*dy.shape[:-1], weight.shape[-1])
-        return None, dx, None, rows.sum(0) if ctx.needs_input_grad[3] else None
+        is_plain = type(dy) is Tensor and not is_legacy_batchedtensor(dy)
+        dx = (ctx.by.product if is_plain else ctx.by.of_batched)(dy, weight)
+        return None, dx, None, dy.reshape(-1, dy.shape[-1]).sum(0) if ctx.needs_input_grad[3] else None
+
+
+def _of_rows(product: Operation, a: Tensor, b: Tensor) -> Tensor:
+    """``product(a, b)`` of a matrix ``b`` and all rows of ``a``, whatever its dimensions."""
+    rows: Tensor = product(a.reshape(-1, a.shape[-1]), b)
+    return rows.view(*a.shape[:-1], b.shape[-1])
 
 
 def _sparse_product(a: Tensor, b: Tensor) -> Tensor:
@@ -182,8 +191,7 @@ def _(a: Tensor, b: Tensor) -> Tensor:
 
 @torch.library.custom_op("lrpx::onednn_matmul", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
 def _onednn_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``a @ b`` of two matrices by oneDNN, without a copy of either. Torch's own choice for float32 is MKL, which takes
-    longer on an AMD processor."""
+    """``a @ b`` of two matrices by oneDNN, without a copy of either."""
     return _product_by_onednn(a, b)
 
 

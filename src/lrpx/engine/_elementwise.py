@@ -111,46 +111,48 @@ def _of_two(run: Run, func: Any, a: Tensor, b: Tensor) -> Any:
 
 def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bool) -> Any:
     """``a · b``, of which one at most depends on the input."""
-    if run.positions is not None and (a_carries or b_carries):
-        shared = run.positions.product(func, a, b)
+    if not (a_carries or b_carries):
+        return _of_constants(run, func, a, b)
+    x, constant = (a, b) if a_carries else (b, a)
+    if run.positions is not None and (shared := run.positions.product(func, a, b)) is not None:
+        return shared
+    if hasattr(constant, _functions.RECIPROCAL):
+        shared = _functions.times_reciprocal(run, func, a, b)
         if shared is not None:
             return shared
-    if (a_carries or b_carries) and (shared := _functions.times_reciprocal(run, func, a, b)) is not None:
-        return shared
-    if a_carries or b_carries:
-        x, constant, op = (a, b, func) if a_carries else (b, a, lambda x, constant: func(constant, x))
+    is_step = hasattr(constant, _steps.STEP)
+    if is_step:
+        op = func if a_carries else lambda x, constant: func(constant, x)
         if (whole := _selections.piece(run, op, x, constant)) is not None:
             return whole
     out = func(a, b)
-    if run.asks_for_weights and (a_carries or b_carries):
-        _biases.scaled(out, a if a_carries else b, (lambda x: func(x, b)) if a_carries else lambda x: func(a, x))
-    if run.has_scales and (a_carries or b_carries):
+    if run.asks_for_weights:
+        _biases.scaled(out, x, (lambda x: func(x, b)) if a_carries else lambda x: func(a, x))
+    if run.has_scales:
         if run.has_logarithms:
-            _note_nothing(out, *((a, b) if a_carries else (b, a)))
-        _exponentials.divided(run, out, b if a_carries else a)
-    if a_carries:
-        _functions.scaled_by(run, out, a, b, (func, b, True))
-    elif b_carries:
-        _functions.scaled_by(run, out, b, a, (func, a, False))
-    else:
-        if run.has_scales:
-            _exponentials.keep_exponents(func, out, (a, b), {})
-        if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
-            _functions.divided(out, a, 1)
-            return _functions.of_whole_numbers(run, out, a)
-        return run.computed(_steps.keep(func, out, a, b), a, b)
-    x, mask = (a, b) if a_carries else (b, a)
-    if type(mask) is Tensor and mask.numel() == x.numel() and out is not x:
-        root = _selections.masked_by_sign(run, x, mask)
+            _note_nothing(out, x, constant)
+        _exponentials.divided(run, out, constant)
+    _functions.scaled_by(run, out, x, constant, (func, constant, a_carries))
+    if is_step and constant.numel() == x.numel() and out is not x:
+        root = _selections.masked_by_sign(run, x, constant)
         if root is not None:
-            _selections.kinked(run, out, root, x, mask)
+            _selections.kinked(run, out, root, x, constant)
             if takes_all(run.recipe):
                 return out
-    if not run.asks_for_gates:
-        return out
-    if getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
+    if not run.asks_for_gates or getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
         return out
     return keep_gate(run.recipe, out, a, b)
+
+
+def _of_constants(run: Run, func: Any, a: Any, b: Any) -> Any:
+    """``a · b``, neither of which depends on the input."""
+    out = func(a, b)
+    if run.has_scales:
+        _exponentials.keep_exponents(func, out, (a, b), {})
+    if type(b) in (int, float) and b == 1 and isinstance(a, Tensor):
+        _functions.divided(out, a, 1)
+        return _functions.of_whole_numbers(run, out, a)
+    return run.computed(_steps.keep(func, out, a, b), a, b)
 
 
 def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -278,7 +280,8 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, rest, settings = first(constants(args), constants(kwargs))
+    is_plain = len(args) == 1 and type(args[0]) is Tensor and (not kwargs or kwargs == NOT_IN_PLACE)  # nearly always
+    x, rest, settings = first(args, {}) if is_plain else first(constants(args), constants(kwargs))
     if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if is_tensor(v)]):
         if any_carries(others):
             why = f"{func.__name__} of several tensors that depend on the input"
@@ -292,19 +295,24 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         rest = tuple(value for value in rest if value is not True)
         return changes_in_place(activation, func)(run, func, (x, *rest), settings)
     op = func if not (rest or settings) else lambda x: func(x, *rest, **settings)
-    if func.__name__ in EXPONENTIALS:
+    name = func.__name__
+    if name in EXPONENTIALS:
         return _functions.exponential(run, op, x)
-    if func.__name__ == "sqrt" and run.has_scales and (root := _functions.of_exponential(run, op, x)) is not None:
+    if name == "sqrt" and run.has_scales and (root := _functions.of_exponential(run, op, x)) is not None:
         return root
-    y = mark_gate(run.recipe, func.__name__, _functions.activation(run, op, x))
-    if run.has_logarithms and func.__name__ in SIGMOIDS:
+    y = mark_gate(run.recipe, name, _functions.activation(run, op, x))
+    if run.has_logarithms and name in SIGMOIDS:
         _exponentials.mark_merging(run, y, x, least=2)
-    if func.__name__ in LOGARITHMS:
+    if name in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
-    if func.__name__ not in KEEPING:
+    if name not in KEEPING:
         return y
     _functions.keep_logistic(y, x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
+
+
+NOT_IN_PLACE = {"inplace": False}
+"""What torch's own functional forms are called with beside the tensor."""
 
 
 def _broadcast(x: Tensor, *others: Tensor) -> Tensor:

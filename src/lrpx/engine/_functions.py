@@ -137,10 +137,10 @@ def normaliser(value: Tensor, like: Iterable[Any] = ()) -> Tensor:
 
 def is_normaliser(constant: Any) -> bool:
     """Whether a constant is what divides, or a part of it or it in another shape."""
-    if not is_tensor(constant):
-        return False
-    base = constant._base
-    return hasattr(constant, NORMALISER) or (base is not None and hasattr(base, NORMALISER))
+    if hasattr(constant, NORMALISER):
+        return True
+    base = constant._base if is_tensor(constant) else None
+    return base is not None and hasattr(base, NORMALISER)
 
 
 def scaled_by(run: Any, out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any, bool]) -> Tensor:
@@ -812,8 +812,6 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
 def times_reciprocal(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b) = a · b``, one of which is one over the sum of some of a softmax, that a rule has made a constant: if
     these are in the other, a softmax."""
-    if not (hasattr(a, RECIPROCAL) or hasattr(b, RECIPROCAL)):  # nearly always
-        return None
     for x, one_over, product in ((a, b, op), (b, a, _swapped(op))):
         if (found := _reciprocal(one_over)) is not None:
             total, inverse = found

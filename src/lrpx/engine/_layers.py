@@ -47,7 +47,7 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return _with_computed_weight(run, "linear", func, x, weight, bias, bias)
     if not carries(x):
         return beside_a_constant(run, "linear", func(x, weight, bias), bias, bias)
-    if getattr(x, FACTORS, None) is not None:
+    if hasattr(x, FACTORS):
         delattr(x, FACTORS)
     is_head = weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1]
     if (is_head or run.in_last_layer) and _is_plain(weight):
@@ -57,11 +57,12 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
         if _prefers_onednn(run, x, weight):
             func = _kernels.by_onednn(func)
-        return _moved.made_by_layer(func(x, weight, bias), x, *given[1:])
+        return _moved.made_by_layer(func(x, weight, bias), x, given)
     if run.asks_for_weights:
         out = _biases.layered(run, "linear", func, x, weight, bias, _biases.LAST)
-        return _moved.made_by_layer(out, x, *given[1:])
-    return _moved.made_by_layer(run.apply("linear", func, x, weight, bias), x, *given[1:])
+    else:
+        out = run.apply("linear", func, x, weight, bias)
+    return _moved.made_by_layer(out, x, given)
 
 
 def _is_plain(weight: Tensor) -> bool:

@@ -201,9 +201,9 @@ LAYER = "_lrpx_layer"
 """The attribute of what a linear layer has made: ``(what made its input, which of the results, weight, bias)``."""
 
 
-def made_by_layer(out: Tensor, x: Tensor, weight: Any, bias: Any) -> Tensor:
-    """``out``, what a linear layer has made of ``x``."""
-    out.__dict__[LAYER] = Note((x.grad_fn, x.output_nr, weight, bias))
+def made_by_layer(out: Tensor, x: Tensor, given: Sequence[Any]) -> Tensor:
+    """``out``, what a linear layer has made of ``x``; ``given``: ``x``, the weight and the bias, as they were given."""
+    out.__dict__[LAYER] = Note((x.grad_fn, x.output_nr, given[1], given[2]))
     return out
 
 

@@ -21,7 +21,13 @@ def kind(node: Any) -> str:
 def _named(node: Any) -> str:
     name, its_type = node.name(), type(node)
     found = _kind(name)
-    if its_type.__module__ == "builtins" and its_type.__name__ == name:  # torch's own; no other type is kept
+    # torch's own types, and those of this package's functions; no other is kept
+    function = getattr(its_type, "_forward_cls", None)
+    if function is not None:
+        is_lasting = function.__module__.startswith("lrpx.")
+    else:
+        is_lasting = its_type.__module__ == "builtins" and its_type.__name__ == name
+    if is_lasting:
         _OF_TYPE[its_type] = found
     return found
 
