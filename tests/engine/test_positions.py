@@ -594,6 +594,29 @@ def test_distances_by_numbers_that_are_made_unseen(how: str) -> None:
     near(trace.positions()[0].relevance.numpy(), 0.5 * scores.detach().sum(1).numpy())
 
 
+class ChoosesNothing(Distances):
+    """Chooses from a table of whole numbers that is empty, as ViLT does where no place of an image is masked."""
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        masked = (input_ids < 0).nonzero()
+        masked = masked[masked[:, 0] == 1]
+        scores = super().forward(input_ids)
+        return scores if len(masked) == 0 else scores * 0
+
+
+def test_numbers_that_are_chosen_of_none() -> None:
+    torch.manual_seed(0)
+    model = ChoosesNothing().double()
+    trace = {}
+    for each in (model, Distances().double()):
+        each.load_state_dict(model.state_dict())
+        with propagate(each, PA_LRP, observe=()) as trace[each]:
+            scores = each(torch.tensor([[3, 4, 5, 6, 7]]))
+        trace[each].explain(scores.sum())
+    found, expected = (each.positions()[0].relevance.numpy() for each in trace.values())
+    near(found, expected, atol=0)
+
+
 class Masked(torch.nn.Module):
     """Looks its mask up, which is numbers of floating point."""
 

@@ -186,7 +186,9 @@ class Numbers:
         table = call.args[0] if call.args else None
         if call.name not in LOOK_UPS or not isinstance(table, Tensor) or table.dtype is not torch.int64:
             return False
-        return self._mark_of(table) is None and bool((table == table.flatten()[:1]).all())
+        if not table.numel():
+            return False
+        return self._mark_of(table) is None and bool((table == table.flatten()[0]).all())
 
     def _is_from_elsewhere(self, out: Any, made_of: Sequence[Any]) -> bool:
         """Whether it is whole numbers made of others that no call has made that was seen: those of a scripted function
