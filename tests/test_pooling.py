@@ -235,7 +235,8 @@ def test_texts_that_sentence_transformers_reads_by_a_chat_template(encoder, piec
         ModelError, match=r"reads each text as a chat's message, by a chat template; pass pooling='mean'"
     ):
         Explainer(model)
-    assert Explainer(model, pooling="cls")(PAIR).relevance.equal(plain.relevance)
+    # near, not equal: it holds its own copy of the weights, and a product's last bits hang on where they lie in memory
+    torch.testing.assert_close(Explainer(model, pooling="cls")(PAIR).relevance, plain.relevance, rtol=0, atol=1e-12)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"modality_config": {kind: {} for kind in kinds}}))
     with pytest.raises(ModelError, match=r"a chat's message, by a chat template, says its sentence_bert_config.json; "):
         Explainer.from_pretrained(folder)
