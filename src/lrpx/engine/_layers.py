@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
 from lrpx.engine import _biases, _exponentials, _factors, _functions, _inverses, _moved, _roles
 from lrpx.engine._elementwise import FACTORS, product
 from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
-from lrpx.engine._nodes import COPY, SHAPES, kind, saved
+from lrpx.engine._nodes import COPY, SHAPES, hooks_of_saved, kind, saved
 from lrpx.engine._operation import Operation, beside_a_constant
 from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
 from lrpx.errors import UnknownOperationError

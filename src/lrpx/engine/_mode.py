@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
@@ -16,6 +15,7 @@ from lrpx import rules
 from lrpx.engine._exponentials import keep_exponents
 from lrpx.engine._gates import GATE, any_gate, keep_gate, move_gate, put_gate, was_known, weakest_gate, written
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
+from lrpx.engine._nodes import hooks_of_saved
 from lrpx.engine._operation import unknown, write
 from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE

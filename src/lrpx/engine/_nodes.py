@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
+from torch._C._autograd import _top_saved_tensors_default_hooks
 
 from lrpx.errors import UnknownOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+hooks_of_saved: Callable[[bool], Any] = _top_saved_tensors_default_hooks
+"""The newest hooks, in this thread, that are given what the graph saves, if there are any; the argument is torch's
+own, False."""
 
 _OF_TYPE: dict[type, str] = {}
 """What the nodes compute that have a type of their own in torch: sooner looked up than a name is made."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Module
 
@@ -19,6 +18,7 @@ from lrpx import rules
 from lrpx._kinds import rule_name
 from lrpx.engine import _functions, _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
+from lrpx.engine._nodes import hooks_of_saved
 from lrpx.engine._observer import Observer
 from lrpx.engine._places import Source, is_among
 from lrpx.engine._positions import Positions

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._C._autograd import _top_saved_tensors_default_hooks as hooks_of_saved
 from torch.nn import Embedding, Module
 from torch.overrides import _get_current_function_mode_stack
 
@@ -29,6 +28,7 @@ from lrpx.engine._gates import mark_gate
 from lrpx.engine._graph import AS_WRITTEN
 from lrpx.engine._heads import Heads
 from lrpx.engine._mode import RuleMode
+from lrpx.engine._nodes import hooks_of_saved
 from lrpx.engine._observer import Observer, first_tensor
 from lrpx.engine._places import Source
 from lrpx.engine._positions import Positions
