@@ -50,8 +50,22 @@ def gated():
     return tiny.build(tf.Qwen3NextForCausalLM, tf.Qwen3NextConfig(**tiny.SIZES, **sizes, **more))
 
 
+def olmo2():
+    """An attention reads the stream itself, and a norm what it gives."""
+    sizes = {"num_key_value_heads": 2, "head_dim": 4}
+    return tiny.build(tf.Olmo2ForCausalLM, tf.Olmo2Config(**tiny.SIZES, **sizes))
+
+
+def modernbert_decoder():
+    """Before the first attention stands the identity in the place of a norm."""
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    return tiny.build(tf.ModernBertDecoderForCausalLM, tf.ModernBertDecoderConfig(**tiny.SIZES, **tokens))
+
+
 FAMILIES = {
     "llama": llama,
+    "olmo2": olmo2,
+    "modernbert-decoder": modernbert_decoder,
     "gemma3": gemma3,
     "gpt2": gpt2,
     "neox": tiny.neox,
@@ -61,6 +75,8 @@ FAMILIES = {
 }
 COUNTS = {
     "llama": (82, 33),
+    "olmo2": (82, 33),
+    "modernbert-decoder": (110, 33),
     "gemma3": (82, 33),
     "gpt2": (110, 33),
     "neox": (102, 25),

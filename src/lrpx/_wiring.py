@@ -284,7 +284,14 @@ class _Watch(Called):
     def _made(self, path: str, call: int, value: Tensor) -> None:
         """What a reader makes of the stream; or whether a matrix gives what it would of the stream alone."""
         number = next((i for i, each in enumerate(self.readers) if (each.path, each.call) == (path, call)), None)
-        if number is not None and self._matrices:
+        if number is not None and value is self._streams[number]:  # it hands the stream on to who reads it
+            del self.readers[number], self._streams[number]
+            return
+        if (
+            number is not None
+            and self._matrices
+            and not any(f"{at}.".startswith(f"{path}.") for at, _ in self._matrices)
+        ):
             self._given[id(value)] = number
             self._kept.append(value)
         fed = self.fed.get((path, call))
