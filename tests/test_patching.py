@@ -392,6 +392,34 @@ def test_where_heads_cannot_be_told_apart_an_attention_is_one_reader(build, told
     circuits.check_closes(model, pair, graph)
 
 
+class WithValues(torch.nn.Module):
+    """A matrix of values to which each token adds its own, past the stream (value embeddings)."""
+
+    def __init__(self, matrix, ids):
+        super().__init__()
+        self.matrix, self.ids = matrix, ids
+        self.table = torch.nn.Embedding(31, matrix.out_features, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.matrix(x) + self.table(self.ids[0])
+
+
+def test_what_comes_to_a_layer_past_the_stream_is_no_edge():
+    """Without any edge the value is the corrupt one, for the last norm is given the corrupt stream all the same."""
+    module, ids = llama(), []
+    module.register_forward_pre_hook(
+        lambda _, args, kwargs: ids.__setitem__(slice(None), [kwargs["input_ids"]]), with_kwargs=True
+    )
+    torch.manual_seed(0)
+    attention = module.model.layers[1].self_attn
+    attention.v_proj = WithValues(attention.v_proj, ids)
+    model = BoundModel(module)
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+    graph = circuits.graph_of(model, pair, whole=True)
+    with pytest.raises(MethodError, match="are not all that joins its layers"):
+        circuits.check_closes(model, pair, graph)
+
+
 @pytest.mark.parametrize("length", [2, 4])
 def test_a_model_whose_tokens_come_before_the_rows_is_refused(length):
     model = lrpx.Explainer(tiny.xlnet()).bound

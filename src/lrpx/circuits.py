@@ -219,15 +219,26 @@ def chosen(graph: Graph, scores: Tensor, count: int) -> Tensor:
 def check_closes(model: BoundModel, pair: Pair, graph: Graph) -> None:
     """Refuse a model in which something else than the known edges joins the layers.
 
+    Without any edge the last reader is given the corrupt stream, whatever the layers before it have made. Where it
+    alone reads all writers as they are, it shows whether each of them writes what it did in the corrupt run.
+
     Raises:
-        MethodError: the whole graph does not give the clean value, or no edge the corrupt one.
+        MethodError: the whole graph does not give the clean value, no edge the corrupt one, or a writer without edges
+            something else than in the corrupt run.
     """
-    both = run(model, pair, graph, torch.stack([graph.edges, torch.zeros_like(graph.edges)]))
+    none = torch.zeros_like(graph.edges)
+    last = [i for i, each in enumerate(graph.wiring.readers) if each.after == len(graph.wiring.writers)]
+    behind, first = none.clone(), none.clone()
+    behind[last] = graph.edges[last]
+    first[last, 0] = True
+    values = run(model, pair, graph, torch.stack([graph.edges, none, behind, first]))
     wanted = model.values(pair.questions)
-    if float((both - wanted).abs().max()) > CLOSES * max(float((wanted[0] - wanted[1]).abs()), 1.0):
+    misses = (values[0] - wanted[0], values[1] - wanted[1], values[2] - values[3])
+    if max(abs(float(each)) for each in misses) > CLOSES * max(float((wanted[0] - wanted[1]).abs()), 1.0):
         raise MethodError(
             f"the edges that are seen in {type(model.module).__name__} are not all that joins its layers: without any "
-            f"the value is {float(both[1]):.6g} and not {float(wanted[1]):.6g}; use the benchmark patching"
+            f"the value is {float(values[1]):.6g} and not {float(wanted[1]):.6g}, and with those to the output alone "
+            f"{float(values[2]):.6g} and not {float(values[3]):.6g}; use the benchmark patching"
         )
 
 
