@@ -158,6 +158,30 @@ def test_a_block_of_experts_is_no_mlp_and_one_beside_them_is():
             assert torch.equal(logits(model), wanted)
 
 
+@pytest.mark.parametrize(
+    ("made", "config", "path"),
+    [
+        (transformers.MixtralForCausalLM, transformers.MixtralConfig, "model.layers.1.mlp.gate"),
+        (transformers.GptOssForCausalLM, transformers.GptOssConfig, "model.layers.1.mlp.router"),
+    ],
+)
+def test_what_a_router_has_chosen_by_is_no_place_to_change(made, config, path):
+    sizes = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model, ids = tiny.build(made, config(**tiny.SIZES, **sizes), "eager"), torch.tensor([[3, 4, 5, 6]])
+    model.set_experts_implementation("eager")
+    for change in (-100.0, lrpx.Add(3.0, positions=[1])):
+        with (
+            pytest.raises(MethodError, match="has chosen by its first output"),
+            lrpx.intervene(model, {path: {0: change}}),
+        ):
+            model(ids)
+    with lrpx.interventions.record(model, [path]) as kept:
+        before = model(ids).logits
+    assert kept[path].shape[-1] == 4
+    with lrpx.intervene(model, {(path, "input"): {0: 5.0}}):
+        assert not torch.allclose(model(ids).logits, before)
+
+
 def test_a_layer_of_a_model_whose_units_nobody_can_look_for():
     model, layer = (
         tiny.build(transformers.BertForMultipleChoice, transformers.BertConfig(**tiny.SIZES)),

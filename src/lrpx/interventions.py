@@ -231,7 +231,8 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
 
     Raises:
         InputError: a change that is none, or does not fit the features.
-        MethodError: a unit or a module that is not there.
+        MethodError: a unit or a module that is not there; or when it is met: the numbers that a router gives beside its
+            choice, which nothing reads.
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
     """
@@ -710,6 +711,24 @@ def _seen(kwargs: Mapping[str, Any]) -> int | None:
 # ------------------------------------------------------------------------------- hooks
 
 
+def _refuse_choice(path: str, value: Tensor, output: Any) -> None:
+    """Refuse a change of the numbers by which a router has chosen: it gives them beside its choice, and the weights of
+    it, which are all that goes on.
+
+    Raises:
+        MethodError: it is such a change.
+    """
+    if not isinstance(output, (tuple, list)) or output[0] is not value:
+        return
+    others = [each for each in output[1:] if isinstance(each, Tensor) and each.shape[:-1] == value.shape[:-1]]
+    chosen = [each for each in others if not each.is_floating_point() and each.shape[-1] <= value.shape[-1]]
+    if chosen and any(each.is_floating_point() and each.shape == chosen[0].shape for each in others):
+        raise MethodError(
+            f"{path} has chosen by its first output, and gives its choice beside it, so that a change there does "
+            f'nothing; change what it takes, ("{path}", "input"), or what is computed of its choice'
+        )
+
+
 @contextmanager
 def _watching(model: Module, tap: Writing) -> Iterator[None]:
     """Hooks that call a tap, in this thread, until the block ends."""
@@ -752,6 +771,8 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
             value = first_tensor(output)
             of_tokens(path, first_tensor(args))
             other = None if value is None else tap.module(path, "output", value)
+            if value is not None and other is not None:
+                _refuse_choice(path, value, output)
             return None if other is None else with_other(output, value, other)
 
         return mine(after)
