@@ -7,8 +7,17 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, DeepseekV3Config, Llama4TextConfig, Qwen2MoeConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DeepseekV3Config,
+    Llama4TextConfig,
+    Qwen2MoeConfig,
+    SwinConfig,
+    SwinForImageClassification,
+)
 
+import lrpx
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError
 from lrpx.recipes import ATTNLRP
@@ -259,3 +268,24 @@ def test_heads_are_found_where_they_are_copied_before_they_are_put_side_by_side(
 def test_heads_that_are_modules_of_their_own(how):
     found = places(GPT(how), "heads", {"input_ids": torch.tensor([[3, 14, 15, 9]])})
     assert found == tuple(Place(i, f"blocks.{i}.attention.project", "input", "heads", 4, 4) for i in range(3))
+
+
+def test_a_stage_that_makes_them_wider_at_its_end_has_its_units():
+    """Swin's first stage gives half as many tokens again as wide as those that its blocks compute with."""
+    sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}
+    model = tiny.build(SwinForImageClassification, SwinConfig(**sizes))
+    found = {kind: [(place.layer, place.path, place.width) for place in places(model, kind)] for kind in KINDS[:2]}
+    block = "swin.encoder.layers.{}.blocks.0."
+    assert found["neurons"] == [(i, block.format(i) + "mlp.fc2", width) for i, width in enumerate([32, 64])]
+    assert found["heads"] == [(i, block.format(i) + "attention.o_proj", width) for i, width in enumerate([2, 4])]
+    image = torch.randn(1, 3, 16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    path = block.format(0) + "mlp.fc2"
+
+    def hook(_, args):
+        return (args[0].index_fill(-1, torch.tensor([5]), 3.0),)
+
+    handle = model.get_submodule(path).register_forward_pre_hook(hook)
+    wanted = model(image).logits
+    handle.remove()
+    with lrpx.intervene(model, {path: {5: 3.0}}):
+        assert torch.equal(model(image).logits, wanted)

@@ -614,6 +614,7 @@ class _Follower(Tap):
         self._attentions = 0
         self._gives: set[str] = set()
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
+        self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self.inside: dict[str, str] = {}
@@ -634,7 +635,9 @@ class _Follower(Tap):
         is_layer = layer is not None and layer.path == path
         if side == "input":
             self._entered[path] = value
-            self._running += [(path, self.calls[path])] if is_layer else []
+            if is_layer:
+                self._running.append((path, self.calls[path]))
+                self._given[path, self.calls[path]] = value.shape
             return
         made = self._made.get(path)
         if made is not None and _is_same(made, value):
@@ -837,6 +840,9 @@ class _Follower(Tap):
             shape = self._rows.get(layer)
             if shape is None or (place.kind == "residual" and layer[0] not in whole):
                 continue
+            given = self._given[layer]
+            if wide == given[-1] and rows == given.numel() // wide:  # a stage may make them wider and fewer at its end
+                shape = given
             if wide and wide != shape[-1]:
                 continue
             if rows and rows != shape.numel() // shape[-1]:  # as of an expert, which is given some of the tokens
