@@ -849,6 +849,33 @@ def test_a_classifier_with_a_decoder_reads_each_token_twice(name):
     same(found, expected, float(value.detach()))
 
 
+@pytest.mark.parametrize(("kind", "at"), [("SequenceClassification", None), ("TokenClassification", 1)])
+def test_a_classifier_whose_decoder_has_an_embedding_of_its_own_reads_each_token_twice(kind, at):
+    """T5Gemma's is another than its encoder's, with other weights."""
+    sizes = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
+    parts = {name: tf.T5GemmaModuleConfig(**sizes | heads | tokens) for name in ("encoder", "decoder")}
+    config = tf.T5GemmaConfig(**parts, **tokens, num_labels=3)
+    model = tiny.build(getattr(tf, f"T5GemmaFor{kind}"), config, "eager")
+    ids = [7, 14, 15, 9, 1]
+    looked_up = []
+
+    def look(_, __, output):
+        looked_up.append(output.requires_grad_())
+
+    hooks = [part.embed_tokens.register_forward_hook(look) for part in (model.get_encoder(), model.get_decoder())]
+    logits = model(input_ids=torch.tensor([ids]), attention_mask=torch.ones(1, 5, dtype=torch.int64)).logits
+    for hook in hooks:
+        hook.remove()
+    value = logits[0, 1] if at is None else logits[0, at, 1]
+    grads = torch.autograd.grad(value, looked_up)
+    shares = [(each.detach() * grad)[0].sum(-1) for each, grad in zip(looked_up, grads, strict=True)]
+    expected = shares[0] + torch.cat([shares[1][1:], shares[1].new_zeros(1)])
+    assert float(shares[1][1:].abs().max()) > 0
+    same(Explainer(model)(ids, 1, method="gradient-x-input", position=at), expected, float(value.detach()))
+
+
 @pytest.mark.parametrize("name", WITH_DECODER)
 @pytest.mark.parametrize("method", ["attnlrp", "gradient-x-input", "gradient-l1"])
 def test_rows_of_any_length_and_any_number_of_ends(name, method):

@@ -299,19 +299,25 @@ def _drops_by_function(module: Module) -> bool:
 
 def source_paths(model: Module, task: Task) -> set[str]:
     """Where relevance ends: the path of the token embedding, and of the decoder's where an encoder-decoder model has
-    another; or the model's argument itself, for images."""
+    another, which a classifier's may have, too; or the model's argument itself, for images."""
     if not task.segments:
         return {signal_argument(model, task)}
     path, module = input_embedding(model)
-    if len(task.arguments) == 1:
+    if len(task.arguments) == 1 and not _gives_a_decoder_its_input(model, task):
         return {path}
     # of the parts as well: where a tied embedding is offloaded, each part loads one of its own
     parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
-    modules = [module, *map(_embedding, parts)]
+    modules = [module, *(_embedding(part) for part in parts if part is not None)]
     last: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(last, torch.nn.Embedding):  # FSMT's parts do not tell, and its decoder's is its last matrix, too
         modules.append(last)
     return {path for path, each in named_modules(model) if any(each is one for one in modules)}
+
+
+def _gives_a_decoder_its_input(model: Module, task: Task) -> bool:
+    """Whether a decoder is given the tokens of the one input, too, perhaps by an embedding of its own (T5Gemma)."""
+    is_both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return bool(is_both) and task.logits in ("classes", "places") and hasattr(model, "get_decoder")
 
 
 def signal_argument(model: Module, task: Task) -> str:
