@@ -240,6 +240,25 @@ def test_types_reach_a_model_inside_another(whose, piece_tokenizer):
     assert abs(typed - untyped) > 1e-3
 
 
+def test_a_forward_pass_that_hands_on_what_it_is_given_takes_what_that_of_its_class_takes(piece_tokenizer):
+    """Types of tokens, and the mask, without which rows would run one by one."""
+
+    class Mine(tf.BertForSequenceClassification):
+        def forward(self, *args, **more):
+            return super().forward(*args, **more)
+
+    model = bert(Mine, num_labels=3)
+    ids, types = [2, 14, 15, 9, 3], [0, 0, 1, 1, 1]
+    with torch.no_grad():
+        typed = float(model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0, 1])
+        untyped = float(model(input_ids=torch.tensor([ids])).logits[0, 1])
+    explain = Explainer(model)
+    assert explain({"input_ids": ids, "token_type_ids": types}, 1).explained.value == pytest.approx(typed, abs=1e-12)
+    assert abs(typed - untyped) > 1e-3
+    assert explain.bound.can_batch
+    assert not explain.bound.accepts("no_such_argument")
+
+
 def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokenizer):
     """The places of words on a page, as LayoutLM takes them."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}

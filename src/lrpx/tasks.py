@@ -204,19 +204,30 @@ def task_of_class(model_class: type) -> Task:
 
 
 def accepts(model: Module, argument: str) -> bool:
-    """Whether the model's forward pass takes an argument of this name, or hands it on to a model inside that does, as
-    the adapters of peft do."""
+    """Whether the model's forward pass takes an argument of this name, or takes any and hands it on: to that of a class
+    it derives from, as ``super().forward(*args, **kwargs)`` does, or to a model inside, as the adapters of peft do."""
     forward = model.forward
     of_class = getattr(type(model), "forward", None)
     if getattr(forward, "__func__", None) is of_class:
         found = _parameters(of_class)
     else:
         found = _parameters.__wrapped__(forward)  # an instance's own, as hooks of accelerate set it
-    if argument in found:
+    if argument in found or (ANY in found and _inherited(type(model), argument)):
         return True
     find: Any = getattr(model, "get_base_model", None) if ANY in found else None
     inner = model if find is None else find()
     return inner is not model and accepts(inner, argument)
+
+
+def _inherited(model_class: type, argument: str) -> bool:
+    """Whether a forward pass that takes arguments of any name stands before one, of a class that it derives from, that
+    names this one."""
+    own = [vars(kind)["forward"] for kind in model_class.__mro__ if callable(vars(kind).get("forward"))]
+    for each in own:
+        found = _parameters(each)
+        if argument in found or ANY not in found:
+            return argument in found
+    return False
 
 
 ANY = "**"
