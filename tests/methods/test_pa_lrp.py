@@ -88,6 +88,16 @@ def test_one_token_alone_is_what_it_is_beside_others(build: Any) -> None:
     assert_allclose(part, other, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("kind", ["neox", "phi"])
+def test_two_tokens_that_are_turned_by_two_angles_are_what_they_are_beside_others(kind: str) -> None:
+    """A table of angles of 2 × 2 is none of scores."""
+    phi = tf.PhiConfig(**tiny.SIZES, partial_rotary_factor=0.5, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    explain = lrpx.Explainer(tiny.neox() if kind == "neox" else tiny.build(tf.PhiForCausalLM, phi))
+    alone, beside = explain(IDS[:2], method=PA), explain([IDS[:2], IDS], method=PA)[0]
+    assert_allclose(alone.parts["positions"].values, beside.parts["positions"].values, rtol=0, atol=1e-9)
+    assert_allclose(alone.relevance, beside.relevance, rtol=0, atol=1e-9)
+
+
 def test_heads_are_a_part_that_sums_to_the_positions(llama: lrpx.Explainer) -> None:
     method = replace(PA, by_head=True)
     for a in llama([IDS, IDS[:3]], 5, 9, method=method):

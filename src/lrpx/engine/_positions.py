@@ -611,8 +611,6 @@ class Positions(Tap):
             return _Axis((-1 if c.shape[-1] > 1 else -2,), is_scores=True)
         is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
         is_pair &= c.shape[-1] in (self._numbers.lengths or c.shape)
-        if is_pair and len(shape) > 3 and c.shape[-2:] == (2, 2):  # too few to tell
-            return _Axis((-1,), is_scores=True)
         rows = (
             -len(shape) if self._rows() > 1 else 0
         )  # in which some may differ and others not, as where they are padded
