@@ -259,6 +259,82 @@ def test_fullgrad_has_a_stage_of_the_patches_alone():
     assert total == pytest.approx(expected, abs=1e-9)
 
 
+class Spelled(OwnViT):
+    """A block that adds constants in another way."""
+
+    def __init__(self, between):
+        super().__init__("conv")
+        self.between = between
+        self.shift, self.more = torch.nn.Parameter(torch.randn(16)), torch.nn.Linear(16, 16)
+        self.normed = torch.nn.BatchNorm2d(16)
+        torch.nn.init.normal_(self.normed.bias)
+
+    def forward(self, x):
+        h = torch.cat([self.first.expand(len(x), -1, -1), self.patches(x)], 1)
+        h = self.between(self, h)
+        for block in self.blocks:
+            q, k, v = block["qkv"](block["n1"](h)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            h = h + block["o"](((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+        return self.head(h[:, 0])
+
+
+def written(self, h):
+    placed = torch.zeros_like(h)
+    placed[:, :1] = self.first
+    placed[:, 1:] = h[:, 1:]
+    return placed
+
+
+def normed(self, h):
+    at = self.normed(h[:, 1:].mT.unflatten(2, (4, 4)))
+    return torch.cat([h[:, :1], at.flatten(2).mT], 1)
+
+
+SPELLED = {
+    "taken off": lambda self, h: h - self.where,
+    "taken from": lambda self, h: self.where - h,
+    "in part": lambda self, h: torch.add(h, self.where, alpha=0.5),
+    "by name": lambda self, h: torch.add(input=h, other=self.where),
+    "in place": lambda self, h: h.clone().sub_(self.where),
+    "a number": lambda self, h: h + 0.7,
+    "a multiple": lambda self, h: torch.addcmul(self.where, h, self.shift),
+    "stacked": lambda self, h: torch.hstack([self.first.expand(len(h), -1, -1), h[:, 1:]]) + self.where,
+    "filled": lambda self, h: h.masked_fill(self.shift > 0, 0.5),
+    "a batch norm": normed,
+}
+IN_OTHER_SHAPES = {
+    "flat": lambda self, h: h + self.more(h.flatten(0, 1)).unflatten(0, h.shape[:2]),
+    "tokens first": lambda self, h: self.more(h.transpose(0, 1)).transpose(0, 1),
+    "heads": lambda self, h: (h.unflatten(2, (2, 8)) + self.shift.view(2, 8)).flatten(2),
+    "written": written,
+}
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_fullgrad_has_constants_however_they_are_added(name):
+    from lrpx import Task
+
+    explain = Explainer(Spelled(SPELLED[name]).eval().double(), task=Task.IMAGE_CLASSIFICATION)
+    ledger = explain(image(), CLASS, method="libragrad", ledger=True).ledger
+    expected = sum(e.value for e in ledger.entries if e.kind != "softmax residue" and e.name != "head.bias")
+    for found in (
+        explain(image(), CLASS, method="libragrad-fullgrad"),
+        explain([image(1), image()], CLASS, method="libragrad-fullgrad")[1],
+    ):
+        total = sum(float(found.parts[part].values.sum()) for part in ("patches", "class token"))
+        assert total == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", IN_OTHER_SHAPES)
+def test_fullgrad_refuses_constants_in_other_shapes(name):
+    from lrpx import Task
+
+    explain = Explainer(Spelled(IN_OTHER_SHAPES[name]).eval().double(), task=Task.IMAGE_CLASSIFICATION)
+    for given in (image(), [image(1), image()]):
+        with pytest.raises(MethodError, match="so libragrad-fullgrad would leave it out; use libragrad"):
+            explain(given, CLASS, method="libragrad-fullgrad")
+
+
 def test_fullgrad_by_hooks():
     """Biases at each token, read off where the modules of transformers add them."""
     from lrpx import propagate

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
 
 JOINS = ("cat", "concat", "concatenate")
 """How torch calls what joins tokens."""
+STACKS = ("hstack", "vstack", "dstack", "stack", "column_stack")
+SHIFTS = frozenset(
+    "add __add__ __radd__ sub subtract __sub__ __rsub__ rsub where masked_fill lerp addcmul addcdiv addmm baddbmm pad "
+    "batch_norm group_norm instance_norm".split()
+) | {*JOINS, *STACKS}
+"""Functions of which a part is the constants that they are given; in place too."""
+WRITES = frozenset(
+    "__setitem__ scatter scatter_add index_put index_copy index_add masked_scatter select_scatter slice_scatter "
+    "index_fill copy".split()
+)
+"""Functions that write into a part of a tensor; in place too."""
 CHOOSES = ("__getitem__", "index_select", "gather", "take_along_dim")
 """How it calls what may take some of them, not as a view."""
 
@@ -63,7 +74,8 @@ class FullGrad(Method):
         """See :meth:`Method.attribute <lrpx.methods._contract.Method.attribute>`.
 
         Raises:
-            MethodError: a ledger is asked for, or the model's tokens are not its patches.
+            MethodError: a ledger is asked for, the model's tokens are not its patches, or nothing tells to which of
+                them a constant is added.
         """
         self.check(model)
         refuse_ledger(self, ledger)
@@ -97,6 +109,8 @@ class _Constants(Tap):
     Before all learned tokens have come in there are fewer (registers come after the positions in DINOv2). How many
     stand before the patches then is known by what was joined with them. Where as many are joined or taken otherwise
     later, the number tells no more, and constants that are added then are refused.
+
+    What a function makes of its constants alone, with zeros for what depends on the input, is what it adds.
     """
 
     def __init__(self, rows: int, tokens: int, grid: tuple[int, int], own: slice) -> None:
@@ -105,9 +119,19 @@ class _Constants(Tap):
         self._first = {own.stop - own.start: 0, tokens: own.start}  # before the patches, of so many tokens
         self._unclear: set[int] = set()  # of so many tokens
         self._looked_up: list[Any] = []
+        self._elsewhere: list[tuple[int, ...]] = []
 
     def taken(self) -> Tensor:
-        """``[B, T]`` of the last backward pass."""
+        """``[B, T]`` of the last backward pass.
+
+        Raises:
+            MethodError: a constant was added to tokens in a shape that does not tell them apart.
+        """
+        if self._elsewhere:
+            raise MethodError(
+                f"the model adds a constant to its tokens in the shape {list(self._elsewhere[0])}, and nothing tells "
+                "which of them is where, so libragrad-fullgrad would leave it out; use libragrad"
+            )
         found, self._sums = self._sums, torch.zeros_like(self._sums)
         return found
 
@@ -120,10 +144,14 @@ class _Constants(Tap):
             self._looked_up.append(out)
             return out
         if isinstance(out, Tensor) and out.requires_grad and torch.is_grad_enabled():
-            constant = self._constant(call)
+            constant = self._constant(call, proceed)
             if constant is not None and self._fits(out):
                 value = constant.detach()
                 out.register_hook(lambda gradient: self._add(value, gradient))  # type: ignore[no-untyped-call]
+            elif constant is not None:
+                self._see_other_shape(out)
+        elif _plain_name(call) in WRITES and torch.is_grad_enabled():
+            self._refuse_written(call)
         return out
 
     def _know_joined(self, call: Call, out: Any) -> None:
@@ -188,7 +216,35 @@ class _Constants(Tap):
             self._sums[:, self._own] += found[:, first:end]
             self._sums[:, after:] += found[:, end:]
 
-    def _constant(self, call: Call) -> Tensor | None:
+    def _see_other_shape(self, out: Tensor) -> None:
+        """Remember a constant that was added to tokens whose places are elsewhere in the shape: rows and tokens as one,
+        tokens first, heads apart. Where the value depends on it, it is refused."""
+        rows, shape = self._tokens[0], tuple(out.shape)
+        is_other = len(shape) == 4 and shape[0] == rows and shape[1:3] == tuple(self._map)
+        for count in self._first:
+            is_other |= len(shape) == 2 and shape[0] == rows * count
+            is_other |= len(shape) == 3 and shape[:2] == (count, rows)
+            is_other |= len(shape) == 4 and shape[0] == rows and count in shape[1:3] and shape[3] != count
+        if is_other:
+            out.register_hook(lambda gradient: self._elsewhere.append(shape) if gradient.any() else None)  # type: ignore[no-untyped-call]
+
+    def _refuse_written(self, call: Call) -> None:
+        """Refuse to write a constant beside patches.
+
+        Raises:
+            MethodError: it is no zero.
+        """
+        given = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        into = given[0] if given else None
+        if into is None or into.ndim != 3 or len(into) != self._tokens[0] or into.shape[1] not in self._first:
+            return
+        if any(self._is_constant(x) and bool(x.any()) for x in given):
+            raise MethodError(
+                f"the model writes a constant into {into.shape[1]} tokens, and nothing tells into which, so "
+                "libragrad-fullgrad would leave it out; use libragrad"
+            )
+
+    def _constant(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Tensor | None:
         """What a call adds to what depends on the input, so that it can be multiplied with the result."""
         name, args = call.name, call.args
         if name == "linear":
@@ -198,14 +254,25 @@ class _Constants(Tap):
         if name == "conv2d":
             bias = arguments(args[:3], call.kwargs, "input", "weight", "bias")[2]
             return None if bias is None else bias[:, None, None]
-        if name in ("add", "__add__", "__radd__", "add_", "__iadd__") and len(args) == 2:
-            constants = [x for x in args if isinstance(x, Tensor) and self._is_constant(x)]
-            return constants[0] if constants else None
-        if name in JOINS:
-            parts, axis = args[0], (*args[1:], call.kwargs.get("dim", 0))[0]
-            if axis in (1, -2) and all(x.ndim == 3 for x in parts):
-                return torch.cat([x if self._is_constant(x) else torch.zeros_like(x) for x in parts], 1)
-        return None
+        if _plain_name(call) not in SHIFTS:
+            return None
+        with torch.no_grad():  # what it makes of the constants alone
+            found = proceed(self._alone(args), {key: self._alone(each) for key, each in call.kwargs.items()})
+        return found if isinstance(found, Tensor) and bool(found.any()) else None
+
+    def _alone(self, value: Any) -> Any:
+        """Arguments with zeros for what depends on the input."""
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(self._alone, value))
+        return torch.zeros_like(value) if isinstance(value, Tensor) and not self._is_constant(value) else value
 
     def _is_constant(self, x: Tensor) -> bool:
         return not any_carries(x) or any(x is each for each in self._looked_up)
+
+
+def _plain_name(call: Call) -> str:
+    """The name of a torch function, that of a variant in place without what tells so."""
+    name = call.name
+    if name.startswith("__"):
+        return f"__{name[3:]}" if name.startswith("__i") else name
+    return name.removesuffix("_")
