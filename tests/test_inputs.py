@@ -10,7 +10,7 @@ import torch
 import transformers as tf
 from tokenizers import Tokenizer, processors
 
-from lrpx import Explainer
+from lrpx import Explainer, Task
 from lrpx._encoded import read
 from lrpx.errors import InputError, TargetError
 from tests import tiny
@@ -259,6 +259,36 @@ def test_a_forward_pass_that_hands_on_what_it_is_given_takes_what_that_of_its_cl
     assert not explain.bound.accepts("no_such_argument")
 
 
+@pytest.mark.parametrize("read", ["pair", "encoding"])
+def test_types_are_not_left_out_where_a_forward_pass_may_hand_them_on(read, piece_tokenizer):
+    """To a model that a module of one's own holds; where they are all alike, there is nothing to tell."""
+
+    class Mine(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner, self.config = inner, inner.config
+
+        def get_input_embeddings(self):
+            return self.inner.get_input_embeddings()
+
+        def forward(self, input_ids, attention_mask=None, **more):
+            return self.inner(input_ids=input_ids, attention_mask=attention_mask, **more).logits
+
+    class Named(Mine):
+        def forward(self, input_ids, attention_mask=None, token_type_ids=None):
+            return super().forward(input_ids, attention_mask, token_type_ids=token_type_ids)
+
+    inner = bert(tf.BertForSequenceClassification, num_labels=3)
+    pair = ("the cat", "a dog")
+    given = {"pair": pair, "encoding": dict(piece_tokenizer(*pair))}[read]
+    with pytest.raises(InputError, match="so nobody knows whether it would hand them on; name token_type_ids among"):
+        Explainer(Mine(inner).eval(), piece_tokenizer, task=Task.CLASSIFICATION)(given, 1)
+    found = Explainer(Named(inner).eval(), piece_tokenizer, task=Task.CLASSIFICATION)(given, 1)
+    assert found.relevance.equal(Explainer(inner, piece_tokenizer)(given, 1).relevance)
+    alone = Explainer(Mine(inner).eval(), piece_tokenizer, task=Task.CLASSIFICATION)("the cat", 1)
+    assert alone.relevance.equal(Explainer(inner, piece_tokenizer)("the cat", 1).relevance)
+
+
 def test_several_numbers_for_each_token_lose_their_padding_with_it(piece_tokenizer):
     """The places of words on a page, as LayoutLM takes them."""
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
@@ -447,8 +477,8 @@ def test_what_processors_say_of_one_image():
         "image_sizes": torch.tensor([[24, 32]]),
         "qformer_input_ids": torch.tensor([[3, 4, 5, 6]]),
     }
-    found = read({"input_ids": ids, **of_images}, lambda name: True)
+    found = read({"input_ids": ids, **of_images}, lambda *_: True)
     assert list(found.per_token) == ["input_ids"]
     assert all(torch.equal(found.arguments[name], value) for name, value in of_images.items())
     with pytest.raises(InputError, match=r"the token_type_ids are int64 of shape \[2\] for 3 tokens"):
-        read({"input_ids": ids, "token_type_ids": torch.tensor([[0, 1]])}, lambda name: True)
+        read({"input_ids": ids, "token_type_ids": torch.tensor([[0, 1]])}, lambda *_: True)

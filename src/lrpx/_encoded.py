@@ -72,12 +72,12 @@ def rows_of(batch: Mapping[str, Any], rank: int = 2) -> list[dict[str, Any]]:
     return [{key: value[i : i + 1] for key, value in held.items()} for i in range(count)]
 
 
-def read(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Encoded:
+def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encoded:
     """One input, carried as it is, without the padding.
 
     Args:
         given: what the tokenizer or processor returned.
-        accepts: whether the model takes an argument.
+        accepts: whether the model takes an argument, by its name and value.
 
     Raises:
         InputError: fields that are no numbers, do not fit each other, or hold embeddings in the place of ids.
@@ -92,7 +92,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str], bool]) -> Encoded:
         key: _tensor(key, value)
         for key, value in given.items()
         if value is not None and not key.startswith(NO_INPUT) and key not in DECODERS
-        if key in ("input_ids", "attention_mask") or accepts(key)
+        if key in ("input_ids", "attention_mask") or accepts(key, value)
     }
     per_token = {}
     has_mask = "attention_mask" in fields
@@ -162,6 +162,12 @@ def _tensor(name: str, value: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         told = f"a {type(value).__name__} that is no array of numbers"
         raise InputError(f"the {name} are {told}; pass what the tokenizer returned, or leave them out") from None
+
+
+def differs(name: str, value: Any) -> bool:
+    """Whether there are different numbers in a field."""
+    numbers = _tensor(name, value)
+    return bool((numbers != numbers.flatten()[:1]).any()) if numbers.numel() else False
 
 
 def _flat(value: Tensor) -> Tensor:

@@ -379,11 +379,23 @@ class Reader:
         others = {
             each: tuple(values)
             for each, values in fields.items()
-            if each != "input_ids" and len(values) == len(ids) and tasks.accepts(self.model, each)
+            if each != "input_ids" and len(values) == len(ids) and self._takes(each, values)
         }
         for each, values in others.items():
             self._refuse_beyond(each, values)
         return Segment(name, _tokens.describe(self.text_tokenizer, ids, is_read=name == "encoder"), others, parts)
+
+    def _takes(self, argument: str, values: Any) -> bool:
+        """Whether the model takes a field of its input. One of different numbers is not left out where nobody knows."""
+        if tasks.accepts(self.model, argument):
+            return True
+        if tasks.may_hand_on(self.model) and _encoded.differs(argument, values):
+            raise InputError(
+                f"the input has {argument}, and the forward pass of {type(self.model).__name__} takes arguments of any "
+                f"name, so nobody knows whether it would hand them on; name {argument} among its arguments, or pass "
+                "an input without them"
+            )
+        return False
 
     def _refuse_beyond(self, argument: str, values: Sequence[int]) -> None:
         """Refuse types and places of tokens that the model has no embeddings of."""
@@ -401,7 +413,7 @@ class Reader:
 
     def _processed(self, given: Mapping[str, Any], name: str) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
         """What a tokenizer or a processor returned for one input."""
-        found = _encoded.read(given, lambda argument: tasks.accepts(self.model, argument))
+        found = _encoded.read(given, self._takes)
         if found.per_token:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)

@@ -230,6 +230,16 @@ def _inherited(model_class: type, argument: str) -> bool:
     return False
 
 
+def may_hand_on(model: Module) -> bool:
+    """Whether nobody can tell which arguments a model takes: its forward pass, none of transformers' own, takes any and
+    may hand them on to a model inside, or leave them out."""
+    find: Any = getattr(model, "get_base_model", None)
+    inner = model if find is None else find()
+    if inner is not model:
+        return may_hand_on(inner)
+    return not type(model).__module__.startswith("transformers.") and ANY in _parameters.__wrapped__(model.forward)
+
+
 ANY = "**"
 """What stands for arguments of any name among those of a function."""
 
