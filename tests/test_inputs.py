@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers as tf
 from tokenizers import Tokenizer, processors
+from tokenizers.processors import BertProcessing
 
 from lrpx import Explainer, Task
 from lrpx._encoded import read
@@ -279,6 +280,9 @@ def test_types_are_not_left_out_where_a_forward_pass_may_hand_them_on(read, piec
             return super().forward(input_ids, attention_mask, token_type_ids=token_type_ids)
 
     inner = bert(tf.BertForSequenceClassification, num_labels=3)
+    tokens = [(each, piece_tokenizer.convert_tokens_to_ids(each)) for each in ("[SEP]", "[CLS]")]
+    piece_tokenizer.backend_tokenizer.post_processor = BertProcessing(*tokens)
+    piece_tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     pair = ("the cat", "a dog")
     given = {"pair": pair, "encoding": dict(piece_tokenizer(*pair))}[read]
     with pytest.raises(InputError, match="so nobody knows whether it would hand them on; name token_type_ids among"):
