@@ -429,6 +429,19 @@ def test_segments_follow_the_grouping():
     assert both.spans([(1, 3)]).segments == (("encoder", 0, 2), ("decoder", 2, 3))
 
 
+def test_the_position_follows_the_grouping():
+    assert KEYS.explained.position == 3
+    assert KEYS.words().explained.position == 2
+    assert KEYS.spans([(1, 4)]).explained.position == 1
+    assert KEYS.words().to_dict()["explained"]["position"] == 2
+    assert KEYS.by_segment().explained.position == 0
+    both = {"segments": (("encoder", 0, 2), ("decoder", 2, 4)), "explained": Explained("logit", 1.0, 1)}
+    for made in (attribution(**both), attribution(**both).spans([(0, 2)])):
+        assert made.explained.position == 1  # within the decoder
+        assert made.by_segment().explained.position == 0
+    assert attribution(explained=Explained("logit", 1.0, None)).words().explained.position is None
+
+
 def test_a_word_ends_where_its_segment_does():
     whole = {"word_spans": ((0, 1), (1, 4)), "word_texts": ("a", "word")}
     made = attribution(segments=(("user", 0, 3), ("assistant", 3, 4)), **whole)

@@ -55,8 +55,8 @@ class Prediction:
 class Explained:
     """The scalar that was explained: how it reads, its value, and the position it was read at.
 
-    ``position`` counts from 0 within the tokens (of the decoder for a seq2seq model); None for a
-    classifier, whose logits belong to the whole text.
+    ``position`` counts from 0 within the tokens (of the decoder for a seq2seq model), and where these are summed,
+    within the groups of them; None for a classifier, whose logits belong to the whole text.
     """
 
     description: str
@@ -307,6 +307,7 @@ class Attribution(Pictures):
             self,
             tokens=tuple(texts),
             parts=Parts(part.grouped(TOKEN, spans) for part in self.parts.values()),
+            explained=replace(self.explained, position=self._position_among(starts, spans)),
             ids=(),
             word_spans=tuple((i, i + 1) for i in range(len(spans))),
             word_texts=tuple(texts),
@@ -315,6 +316,16 @@ class Attribution(Pictures):
                 (name, _group_at(starts, spans, a), _group_at(starts, spans, b)) for name, a, b in self.segments
             ),
         )
+
+    def _position_among(self, starts: Mapping[int, int], spans: Sequence[tuple[int, int]]) -> int | None:
+        """Which group holds the token that the value was read at, counted as that is: of a decoder, from its first."""
+        where = self.explained.position
+        if where is None:
+            return None
+        first = next((start for name, start, _ in self.segments if name == "decoder"), 0)
+        if not 0 <= first + where < len(self):
+            return where
+        return _group_at(starts, spans, first + where) - _group_at(starts, spans, first)
 
     def labels(self, part: Part) -> dict[str, Sequence[str]]:
         """How the places along the axes of a part are called: the part's own labels, and the tokens' texts."""
