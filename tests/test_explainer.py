@@ -291,6 +291,16 @@ def test_labels_can_be_set_on_one_side_only():
     assert Explainer(model)(IDS, "high").explained.value == Explainer(model)(IDS, 2).explained.value
 
 
+def test_labels_of_a_config_that_was_read_as_json():
+    """Its numbers are texts then."""
+    model = tiny.gpt2_classifier()
+    model.config.id2label, model.config.label2id = {"0": "low", "1": "mid", "2": "high"}, None
+    found = Explainer(model)([5, 6, 7], target="high")
+    assert found.explained.description == Explainer(model)([5, 6, 7], target=2).explained.description
+    assert "'high'" in found.explained.description
+    assert found.prediction.text in ("low", "mid", "high")
+
+
 # ---------------------------------------------------------------------------- seq2seq
 
 

@@ -53,8 +53,8 @@ class Named(ABC):
             return _tokens.token_id(self.reader.text_tokenizer, text, f"; {whole}" if whole else "", **how)
         if self.task.logits != "classes":
             raise TargetError(f"the logits of {self.task.named} have no names; pass the index instead of {text!r}")
-        names = getattr(self.config, "id2label", None) or {}
-        same = [int(index) for index, label in names.items() if label == text]
+        names = self._classes()
+        same = [index for index, label in names.items() if label == text]
         if len(same) > 1:  # as ImageNet's bird and machine, both a crane
             raise TargetError(
                 f"{len(same)} classes are called {text!r}: {', '.join(map(str, same))}; pass one of them by its id, "
@@ -67,11 +67,15 @@ class Named(ABC):
             )
         return int(labels[text])
 
+    def _classes(self) -> dict[int, str]:
+        """The names of classes by the model's config; its keys are texts where it was read as JSON."""
+        return {int(index): str(label) for index, label in (getattr(self.config, "id2label", None) or {}).items()}
+
     def label(self, index: int) -> str:
         """What a logit is of: a token's text, or the label of a class, with its index if several have that label."""
         if self.task.logits == "classes":
-            names = getattr(self.config, "id2label", None) or {}
-            label = str(names.get(index, index))
+            names = self._classes()
+            label = names.get(index, str(index))
             return f"{label} ({index})" if list(names.values()).count(label) > 1 else label
         if self.task.logits != "tokens":
             return str(index)
