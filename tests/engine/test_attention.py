@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lrpx import rules
 from lrpx.engine import _attention, propagate
 from lrpx.errors import MethodError
-from lrpx.recipes import ATTNLRP, GRADIENT, LRP
+from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LRP
 
 if TYPE_CHECKING:
     from lrpx.recipes import Recipe
@@ -188,6 +188,22 @@ def test_dropout_is_refused_where_the_attention_must_be_spelled_out() -> None:
         propagate(model, ATTNLRP.at(softmax=rules.identity)),
     ):
         model(draw(1, 2, 5, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_is_spelled_out_is_masked_under_autocast(dtype: torch.dtype) -> None:
+    """The products are narrower there than the queries are."""
+
+    def run() -> Tensor:
+        model, x = attentions()[0].float(), draw(2, 5, 8, dtype=torch.float32)
+        with propagate(model, GIM) as trace:
+            trace.explain(model(x)[0, -1].sum())
+        return trace.relevance("x")
+
+    exact = run()
+    with torch.autocast("cpu", dtype=dtype):
+        found = run()
+    assert_close(found, exact, rtol=0, atol=0.02 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -308,7 +308,7 @@ def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, sc
         scores = scores + mask
         admitted = mask.detach() > torch.finfo(mask.dtype).min / 2
     if admitted is not None:  # by a finite number: a row that admits nothing must not be NaN
-        scores = scores.masked_fill(~admitted, torch.finfo(wide).min)
+        scores = scores.masked_fill(~admitted, torch.finfo(scores.dtype).min)  # narrow under autocast
     softmax = partial(torch.softmax, dim=-1)
     weights = run.apply("softmax", softmax, scores) if carries(scores) else softmax(scores)
     if admitted is not None:

@@ -289,7 +289,7 @@ class Attentions(Tap):
         factor = self._factor(kind, scores)
         scores = scores if factor is None else scores * factor
         if admitted is not None:  # by a finite number: a row that admits nothing must not be NaN
-            scores = scores.masked_fill(~admitted, torch.finfo(wide).min)
+            scores = scores.masked_fill(~admitted, torch.finfo(scores.dtype).min)  # narrow under autocast
         weights = scores.softmax(-1)
         weights = weights if admitted is None else weights.masked_fill(~admitted, 0.0)
         self._kept(kind, weights)
