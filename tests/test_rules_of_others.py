@@ -75,6 +75,20 @@ def test_a_uniform_bias_of_a_softmax_is_its_twin(x, of, seen, forbidden):
     assert not gradient[seen:].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_uniform_bias_of_a_softmax_in_half_precision(dtype):
+    """Its rounded weights sum to 1 but for a few thousandths."""
+    x = torch.randn((64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    given = x.clone().requires_grad_()
+    output = rules.uniform_bias(softmax, given)
+    assert torch.equal(output, softmax(x))
+    output.sum().backward()
+    exact = x.double().requires_grad_()
+    rules.uniform_bias(softmax, exact).sum().backward()
+    found, expected = given.grad.double() * x, exact.grad * x.double()
+    assert float((found - expected).abs().max()) < 0.05 * float(expected.abs().max())
+
+
 @pytest.mark.parametrize("spelling", ["layer_norm", "rms_norm"])
 def test_a_uniform_bias_of_a_norm_is_its_twin(spelling):
     """In the engine, where the rule is given the norm's deviation."""

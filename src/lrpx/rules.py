@@ -140,7 +140,8 @@ def uniform_bias(op: Operation, /, x: Tensor) -> Tensor:
     y = op(x)
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     still, value = wide.detach(), y.detach().to(wide.dtype)
-    if y.shape == x.shape and x.ndim and torch.allclose(value.sum(-1), value.new_ones(()), atol=1e-3):
+    rounding = max(1e-3, 2 * torch.finfo(y.dtype).eps)
+    if y.shape == x.shape and x.ndim and torch.allclose(value.sum(-1), value.new_ones(()), rtol=0, atol=rounding):
         taking_part = still > MASKED
         expected = (value * still).masked_fill(~taking_part, 0.0).sum(-1, keepdim=True)
         bias = value - value * (still.masked_fill(~taking_part, 0.0) - expected)
