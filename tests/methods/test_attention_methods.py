@@ -453,3 +453,13 @@ def test_they_describe_themselves():
 def test_heads_that_are_modules_of_their_own_are_one_layer(name, how):
     separate, together = (Explainer(GPT(how, together=each), task=Task.CAUSAL) for each in (False, True))
     near(separate(IDS, target=4, method=name).relevance, together(IDS, target=4, method=name).relevance)
+
+
+@pytest.mark.parametrize("name", ["rollout", "gradient-rollout", "atman"])
+def test_a_masked_kernel_under_autocast(name):
+    """Its scores are narrower there than its queries are."""
+    explainer = Explainer(neox().float())
+    exact = explainer(IDS, target=4, method=name).relevance
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = explainer(IDS, target=4, method=name).relevance
+    torch.testing.assert_close(found.double(), exact.double(), rtol=0, atol=0.05 * float(exact.abs().max()))
