@@ -14,9 +14,10 @@ import pytest
 import torch
 import transformers as tf
 from tokenizers import AddedToken
+from torch.testing import assert_close
 
-from lrpx import LRP, Explainer, Logit, LogProb, propagate
-from lrpx.errors import InputError, ModelError, TargetError
+from lrpx import LRP, METHODS, Explainer, Logit, LogProb, propagate
+from lrpx.errors import InputError, MethodError, ModelError, TargetError
 from lrpx.model import BoundModel, Spec
 from lrpx.targets import Similarity, Span
 from lrpx.tasks import Task
@@ -904,3 +905,51 @@ def test_an_answer_in_a_decoder():
     with torch.no_grad():
         output = model(input_ids=torch.tensor([[7, 14, 15, 2]]))
     assert found.explained.value == pytest.approx(float(output.start_logits[0, 1] + output.end_logits[0, 2]), abs=1e-12)
+
+
+# ------------------------------------------------------------------------- tokens in several tables
+
+
+class Valued(torch.nn.Module):
+    """A language model that looks its tokens up for the values of a layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.wpe, self.values = (torch.nn.Embedding(count, size) for count, size in ((9, 4), (64, 4), (9, 6)))
+        self.mix, self.head = torch.nn.Linear(4, 6, bias=False), torch.nn.Linear(6, 9, bias=False)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embed(input_ids) + self.wpe(torch.arange(input_ids.shape[1])).sin()
+        values = torch.tanh(self.mix(x)) * self.values(input_ids)
+        return self.head(values.cumsum(1))
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "gradient-x-input"])
+def test_what_tokens_get_by_a_second_table_is_theirs(method):
+    """And what positions get is none of theirs, whatever their numbers; with a ledger, and in code that is compiled."""
+    model, ids = Valued().double().eval(), [0, 1, 2, 3]
+    explain = Explainer(model, task=Task.CAUSAL)
+    found = explain(ids, 5, method=method, ledger=True)
+    with propagate(model, METHODS[method].recipe) as trace:
+        trace.explain(model(torch.tensor([ids]))[0, -1, 5])
+    parts = {source.paths[0]: trace.source_relevance(source)[0].sum(-1) for source in trace.sources}
+    assert sorted(parts) == ["embed", "values", "wpe"]
+    assert_close(found.relevance, parts["embed"] + parts["values"], rtol=0, atol=1e-12)
+    assert min(float(each.abs().max()) for each in parts.values()) > 1e-3
+    assert found.ledger.by_kind()["tokens"] == pytest.approx(float(found.relevance.sum()), abs=1e-12)
+    for one, other in zip(explain([ids, ids[:2]], 5, method=method), (ids, ids[:2]), strict=True):
+        assert_close(one.relevance, explain(other, 5, method=method).relevance, rtol=0, atol=1e-12)
+    with pytest.raises(MethodError, match="looked up in embed and values, and lengths of them do not add up; use attnlrp"):
+        explain(ids, 5, method="gradient-l1")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_compiled_code_has_the_second_table():
+    model, ids = Valued().eval(), [0, 1, 2, 3]
+    found, expected = (Explainer(model, task=Task.CAUSAL, compile=each)(ids, 5).relevance for each in (True, False))
+    assert_close(found, expected, rtol=0, atol=1e-5)

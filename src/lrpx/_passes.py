@@ -92,7 +92,7 @@ class Pass:
     def sources(self) -> list[list[Source]]:
         """Where relevance ends, for each argument that takes tokens; or the argument that takes an image. One more
         where a decoder is given the same tokens one place later, as an encoder-decoder classifier's is. Each is several
-        where an embedding is a sum of several tables, as one with an adapter is.
+        where the same tokens are looked up in several tables, as in those of an adapter, or of each layer.
 
         Raises:
             ModelError: the token embedding was used more often, or not at all.
@@ -107,6 +107,11 @@ class Pass:
                 found[-1].append(source)
             else:
                 found.append([source])
+        tables = [group[0] for group in found]
+        for source in self.trace.sources:
+            if source.among(self.paths) is None and source.is_beside(tables):
+                group = next((group for group in found if _are_same(group[0].ids, source.ids)), [])
+                group.append(source)
         names = self.batch.task.arguments
         if names == ("input_ids",) and len(found) == 2 and _one_later(self.batch.inputs["input_ids"], found[1][0].ids):
             return found
@@ -116,6 +121,11 @@ class Pass:
                 "use lrpx.propagate(model, recipe) and read trace.sources"
             )
         return found
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """The paths of all tables that the tokens are looked up in."""
+        return self.paths.union(*(source.paths for group in self.sources for source in group))
 
     def by_token(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Scores of each of :attr:`sources` ``[B, W]`` in the shape of the ids that were given to the model, ``[B, W]``

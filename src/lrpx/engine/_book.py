@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,6 +14,7 @@ from torch.nn import Parameter
 from lrpx import rules
 from lrpx.engine import _exponentials
 from lrpx.engine._learned import JOINS
+from lrpx.engine._places import place_of_tokens
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import CONSTANT, FROM_INPUT, any_carries, arguments, carries, constants, first, is_in_place
 from lrpx.ledger import Entry, Ledger
@@ -41,17 +41,6 @@ RESIDUES = {"softmax": "softmax residue", "constants": "constants"}
 
 PADDING = ("pad", "constant_pad_nd", "_pad_packed_sequence", "alpha_dropout", "feature_alpha_dropout")
 """Operations that put a number beside their input, which cannot be a tensor."""
-
-PLACES_OF_TOKENS = (
-    ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
-    (
-        "positions",
-        re.compile(
-            r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)|rel_attn_embed"
-        ),
-    ),
-)
-"""How the kind of an embedding shows in its path."""
 
 
 class Book(Tap):
@@ -215,7 +204,7 @@ class Book(Tap):
             return leaf
         is_parameter, name = self._name(named_by, operation)
         otherwise = "biases" if is_parameter else "constants"
-        kind = otherwise if is_parameter and self._has_weight(name) else _kind(name, otherwise)
+        kind = otherwise if is_parameter and self._has_weight(name) else place_of_tokens(name, otherwise)
         if constant.ndim == 3 and any(source.ids is None for source in self._sources):  # beside the tokens of an image
             kind = "class token" if operation in JOINS else kind
         self._leaves.append((self._line(kind, name), leaf))
@@ -524,13 +513,9 @@ def storage_of(tensor: Any) -> int:
         return 0
 
 
-def _kind(path: str, otherwise: str) -> str:
-    return next((kind for kind, shown in PLACES_OF_TOKENS if shown.search(path)), otherwise)
-
-
 def _kind_of_source(source: Source, tokens: Collection[str] | None) -> str:
     if tokens is not None and not set(tokens).isdisjoint(source.paths):
         return "tokens"
     if source.ids is None:
         return "tokens" if "embeds" in source.paths[0] else "inputs"
-    return _kind(source.paths[0], "tokens" if tokens is None else "inputs")
+    return place_of_tokens(source.paths[0], "tokens" if tokens is None else "inputs")

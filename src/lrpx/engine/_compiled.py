@@ -175,7 +175,7 @@ class _Pass:
             out = self.before(*tensors)
         trace = Trace(GRADIENT)
         for paths, value, ids in zip(self.paths, out[1::2], out[2::2], strict=False):
-            trace.sources.append(Source(paths, value.detach().requires_grad_(), ids))
+            trace.sources.append(Source(paths, value.detach().requires_grad_(), ids, is_of_tokens=True))
         needed = [tensors[i] if is_input else out[i] for is_input, i in self.needed]
         leaves = [source.value for source in trace.sources]
         return trace, _Logits.apply(lambda seed: self.after(*needed, seed), out[0], *leaves)  # type: ignore[no-untyped-call]
@@ -214,9 +214,15 @@ def _checked(call: _Call) -> _Pass:
     return found
 
 
+def _recorded(trace: Trace, paths: frozenset[str]) -> list[Source]:
+    """The sources with one of these paths, and other tables beside them."""
+    named = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
+    return [source for source in trace.sources if source in named or source.is_beside(named)]
+
+
 def _numbers(trace: Trace, logits: Tensor, seed: Tensor, paths: frozenset[str]) -> list[Tensor]:
     trace.explain((logits.masked_fill(logits == -torch.inf, 0.0) * seed).sum())
-    sources = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
+    sources = _recorded(trace, paths)
     return [logits.detach(), *(s.value.detach() for s in sources), *map(trace.source_gradient, sources)]
 
 
@@ -226,7 +232,7 @@ def _made(call: _Call, seed: Tensor) -> _Pass:
     def joint(*tensors: Tensor) -> list[Tensor]:
         own, given = call.with_tensors(tensors[:-1])
         with _Swapped(own), call.forward(given) as (trace, logits):
-            sources = [source for source in trace.sources if not call.paths.isdisjoint(source.paths)]
+            sources = _recorded(trace, call.paths)
             paths[:] = [source.paths for source in sources]
             leaves = [source.value for source in sources]
             gradients = [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from torch import Tensor
 
@@ -18,17 +19,43 @@ class Source:
     """A place where relevance ends: the output of an embedding, or a floating-point input of the model.
 
     ``paths`` are the module paths that share the embedding's weight, or the name of the model's argument;
-    ``ids`` the indices that were looked up, if any; ``value`` is a leaf of the graph.
+    ``ids`` the indices that were looked up, if any; ``value`` is a leaf of the graph; ``is_of_tokens``, whether the ids
+    are of tokens that the model was given, or were computed from such.
     """
 
     paths: tuple[str, ...]
     value: Tensor
     ids: Tensor | None = None
+    is_of_tokens: bool = False
 
     def among(self, paths: Collection[str]) -> str | None:
         """Which of these paths of embeddings it is, or is a part of."""
         around = (path for path in sorted(paths) for each in self.paths if each == path or each.startswith(path + "."))
         return next(around, None)
+
+    def is_beside(self, others: Iterable[Source]) -> bool:
+        """Whether it is another table that the tokens of one of these are looked up in, neither one of positions nor of
+        types: a value embedding, say."""
+        if not self.is_of_tokens or self.ids is None or place_of_tokens(self.paths[0], "tokens") != "tokens":
+            return False
+        return any(each.ids is not None and each.ids.shape == self.ids.shape for each in others)
+
+
+PLACES_OF_TOKENS = (
+    ("token types", re.compile(r"token_type|segment_emb|seg_emb")),
+    (
+        "positions",
+        re.compile(
+            r"(?:^|[._])(?:pos|positions?|positional|wpe|alibi)(?:[._]|$)|relative_(?:attention|position)|rel_attn_embed"
+        ),
+    ),
+)
+"""How the kind of an embedding shows in its path."""
+
+
+def place_of_tokens(path: str, otherwise: str) -> str:
+    """What an embedding is of by its path: token types or positions, or something else."""
+    return next((kind for kind, shown in PLACES_OF_TOKENS if shown.search(path)), otherwise)
 
 
 def is_among(numbers: list[int], tokens: Tensor) -> bool:

@@ -565,8 +565,9 @@ class Run:
             )
             if not holders:
                 holders = tuple(name for name, parameter in self._parameters() if _is_same(weight, parameter))
-            self.trace.sources.append(Source(holders or (name,), leaf, ids))
-            self.trace.notes.has_tokens |= self.is_given(ids)
+            is_given = self.is_given(ids)
+            self.trace.sources.append(Source(holders or (name,), leaf, ids, is_given))
+            self.trace.notes.has_tokens |= is_given
         return leaf.clone()
 
     def where(self) -> str:

@@ -118,7 +118,7 @@ class Backward(Method):
                         places += each[:1] * (len(questions) - len(places))
                         for i, part in zip(chosen, each, strict=True):
                             places[i] = part
-                ledgers += [ran.trace.ledger(ran.paths if ran.batch.arguments else ())] if ledger else []
+                ledgers += [ran.trace.ledger(ran.tables if ran.batch.arguments else ())] if ledger else []
                 _of_arguments(ran, chosen, methods, parts, tasks.pixel_argument(model.module, model.task))
                 _of_learned(ran, chosen, methods, parts)
         answers = ran.answers.detached()
@@ -145,15 +145,15 @@ def of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor
 
 
 def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """``[B, T]``: of an embedding that is a sum of several tables, the sum of what each has.
+    """``[B, T]``: of tokens that are looked up in several tables, the sum of what each has.
 
     Raises:
         MethodError: it is one, and the reduction is no sum.
     """
     if len(parts) > 1 and reduce is not value_times_gradient:
         raise MethodError(
-            f"the token embedding is a sum of {' and '.join(source.paths[0] for source in parts)}, and lengths of them "
-            "do not add up; merge the adapter, model.merge_and_unload(), or use attnlrp, lrp or gradient-x-input"
+            f"the tokens are looked up in {' and '.join(source.paths[0] for source in parts)}, and lengths of them "
+            "do not add up; use attnlrp, lrp or gradient-x-input, or merge an adapter, model.merge_and_unload()"
         )
     first, *others = (reduce(source.value.detach(), ran.trace.source_gradient(source)) for source in parts)
     return sum(others, first)
