@@ -103,6 +103,20 @@ def test_all_of_it_sums(kind, recipe, explainer):
 
 
 @every_kind
+@pytest.mark.parametrize("name", ["k", "threshold"])
+def test_what_the_activation_does_not_use_is_refused(kind, name):
+    if name in KINDS[kind]:
+        return
+    only = "topk" if name == "k" else "jumprelu"
+    more = KINDS[kind] | KINDS[only]
+    sae = made(kind)
+    with pytest.raises(
+        ModelError, match=f"has a {name}, which its activation, {kind}, does not use; pass activation='{only}'"
+    ):
+        SparseAutoencoder(sae.encoder, sae.encoder_bias, sae.decoder, sae.decoder_bias, activation=kind, **more)
+
+
+@every_kind
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_batch_gives_the_same(kind, side, byte_tokenizer):
     explainer = lrpx.Explainer(models.tiny_llama(vocab_size=340), byte_tokenizer, padding_side=side)

@@ -97,7 +97,8 @@ class SparseAutoencoder:
             LayerNorms where it centres what writes to it; the mean is then a part of ``e``.
 
     Raises:
-        ModelError: the shapes do not fit each other, or there is no such activation.
+        ModelError: the shapes do not fit each other, there is no such activation, or it does not use the ``k`` or the
+            threshold that is given.
     """
 
     encoder: Tensor
@@ -126,6 +127,12 @@ class SparseAutoencoder:
                 )
         if self.activation not in ("relu", "topk", "jumprelu"):
             raise ModelError(f"there is no activation {self.activation!r}; an autoencoder has relu, topk or jumprelu")
+        for name, only in (("k", "topk"), ("threshold", "jumprelu")):
+            if getattr(self, name) is not None and self.activation != only:
+                raise ModelError(
+                    f"the autoencoder has a {name}, which its activation, {self.activation}, does not use; pass "
+                    f"activation={only!r}, or no {name}"
+                )
         if self.activation == "topk" and not (isinstance(self.k, int) and 0 < self.k <= count):
             raise ModelError(f"k is {self.k!r} for {count} features; pass how many of them may be active at once")
 
@@ -358,7 +365,7 @@ def _of_saelens(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
         decoder=weights["W_dec"],
         decoder_bias=weights["b_dec"],
         activation=named,
-        k=config.get("k", more.get("k")),
+        k=config.get("k", more.get("k")) if named == "topk" else None,
         threshold=weights.get("threshold"),
         centred=bool(config.get("apply_b_dec_to_input", True)),  # so SAELens takes files that do not say
         hook=str(hook),
