@@ -127,3 +127,10 @@ def test_what_covers():
     assert list(FILLS) == ["zero", "mean", "blur"]
     with pytest.raises(InputError, match="nothing is called 'black'"):
         _fill(image, "black")
+
+
+def test_a_rule_that_the_grid_would_not_reach_is_refused():
+    mine = Backward("mine", lrpx.ATTNLRP.at("*.mlp", linear=lrpx.Gamma(0.25)))
+    with pytest.raises(MethodError, match=r"^mine has a rule for linear in some modules \(\*.mlp\)"):
+        composites(mine, GRID_OF_TWO)
+    assert len(composites(mine, {"convolution": ["epsilon", "zplus"]})) == 2

@@ -77,7 +77,8 @@ def composites(method: Any, grid: Mapping[str, Sequence[str]] | None = None) -> 
         grid: for some of :data:`KINDS` the rules that are tried; :data:`GRID` when None.
 
     Raises:
-        MethodError: it is no such method, or there is no such kind or rule.
+        MethodError: it is no such method, it has a rule for a kind of the grid in some modules alone, or there is no
+            such kind or rule.
 
     >>> [made.name for _, made in composites("attnlrp", {"linear": ["epsilon", "gamma:0.25"]})]
     ['attnlrp linear=epsilon', 'attnlrp linear=gamma:0.25']
@@ -92,6 +93,13 @@ def composites(method: Any, grid: Mapping[str, Sequence[str]] | None = None) -> 
     twice = next((kind for kind, rules in chosen.items() if not rules or len(set(rules)) < len(rules)), None)
     if twice is not None:
         raise MethodError(f"the rules of {twice} are {', '.join(chosen[twice]) or 'none'}; name each once")
+    for each in base.recipe.overrides:
+        held = next((kind for kind, _ in each.rules if kind in chosen), None)
+        if held is not None:
+            raise MethodError(
+                f"{base.name} has a rule for {held} in some modules ({each.where}), which none of the grid's would "
+                "reach; search composites of a recipe without it, or leave that kind out of the grid"
+            )
     found = []
     for rules in product(*chosen.values()):
         settings = dict(zip(chosen, rules, strict=True))
