@@ -75,6 +75,12 @@ def test_a_kind_given_with_use_wins_over_it() -> None:
     assert dict(override.rules) == {kind: getattr(LRP, kind) for kind in KINDS} | {"softmax": rules.unmodified}
 
 
+def test_a_recipe_with_overrides_is_not_taken_in_part() -> None:
+    mine = LRP.at("*.mlp", linear=Gamma(0.25))
+    with pytest.raises(MethodError, match=r"^use is 'lrp, \*.mlp: .*has other rules in some modules \(\*.mlp\)"):
+        ATTNLRP.at(layers=slice(3, None), use=mine)
+
+
 def test_the_order_in_which_rules_are_given_makes_no_difference() -> None:
     one = ATTNLRP.at("*.mlp", softmax=rules.constant, linear=Gamma(1.0))
     assert one == ATTNLRP.at("*.mlp", linear=Gamma(1.0), softmax=rules.constant)

@@ -181,12 +181,11 @@ class Recipe:
         return not (self.first is self.input_projection is self.output_projection is None)
 
     def _places(self, other: Recipe | None = None) -> tuple[str, ...]:
-        """The places that this recipe, or another, has rules for."""
-        return tuple(
-            place
-            for place in PLACES
-            if self.rule(place) is not None or (other is not None and other.rule(place) is not None)
-        )
+        """The places that this recipe has rules for; with another, which shall hold instead, those that it or an
+        override of this one has some for, too."""
+        if other is None:
+            return tuple(place for place in PLACES if self.rule(place) is not None)
+        return tuple(place for place in PLACES if self._rules(place) or other.rule(place) is not None)
 
     def at(
         self,
@@ -204,14 +203,21 @@ class Recipe:
         Args:
             path: shell pattern on the module's path, ``"model.layers.3.mlp"`` or ``"*.mlp"``.
             layers: only in the layers of these indices: an int, a range, a slice or any container.
-            use: take every rule from this recipe.
+            use: take every rule from this recipe, which has one for each kind of operation and no overrides.
             kinds: rules by kind of operation: ``linear=Gamma(0.25)``.
 
         Raises:
-            MethodError: an unknown kind of operation, a rule, layers or a path that is none, or nothing to change.
+            MethodError: an unknown kind of operation, a rule, layers or a path that is none, a recipe with overrides,
+                or nothing to change.
         """
         if use is not None and not isinstance(use, Recipe):
             raise MethodError(f"use is {type(use).__name__}; pass a recipe, such as lrpx.LRP")
+        if use is not None and use.overrides:
+            raise MethodError(
+                f"use is {use.name!r}, which has other rules in some modules ({use.overrides[0].where}), and only its "
+                "rules for all modules would be taken; pass the recipe that it was made of, and write the others after "
+                "it: .at(path, use=lrpx.LRP).at('*.mlp', linear=rules.Gamma(0.25))"
+            )
         taken = {} if use is None else {kind: use.rule(kind) for kind in (*KINDS, *self._places(use))}
         override = Override(path, layers, tuple((taken | kinds).items()))  # type: ignore[arg-type]
         return replace(self, name=f"{self.name}, {override.description}", overrides=(*self.overrides, override))

@@ -142,6 +142,16 @@ def test_of_overlapping_overrides_the_later_wins() -> None:
     assert same(embeddings(model, twice), embeddings(model, ATTNLRP.at("*.mlp", linear=Gamma(0.4))))
 
 
+def test_a_whole_recipe_takes_the_place_of_rules_for_places() -> None:
+    """Of two changes that meet, the later holds: also where the first one was of projections alone."""
+    model = models.tiny_llama()
+    first = ATTNLRP.at(input_projection=Epsilon(1.0), output_projection=Gamma(1.0))
+    wanted = ATTNLRP.at(layers=0, input_projection=Epsilon(1.0), output_projection=Gamma(1.0)).at(layers=1, use=LRP)
+    assert same(embeddings(model, first.at(layers=1, use=LRP)), embeddings(model, wanted))
+    assert same(embeddings(model, first.at(use=LRP)), embeddings(model, LRP))
+    assert not same(embeddings(model, first), embeddings(model, ATTNLRP))
+
+
 def test_an_override_ends_where_its_module_ends() -> None:
     model = models.tiny_gpt2()
     trace = run(model, ATTNLRP.at("transformer.h.0.attn", use=LRP))
