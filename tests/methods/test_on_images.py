@@ -268,6 +268,9 @@ class Spelled(OwnViT):
         self.shift, self.more = torch.nn.Parameter(torch.randn(16)), torch.nn.Linear(16, 16)
         self.normed = torch.nn.BatchNorm2d(16)
         torch.nn.init.normal_(self.normed.bias)
+        self.wide, self.narrow = torch.nn.Linear(16, 20), torch.nn.Linear(20, 16)
+        self.pointwise, self.pairs = torch.nn.Conv1d(20, 20, 1), torch.nn.Bilinear(16, 16, 16)
+        self.upward = torch.nn.ConvTranspose2d(16, 16, 1)
 
     def forward(self, x):
         h = torch.cat([self.first.expand(len(x), -1, -1), self.patches(x)], 1)
@@ -290,6 +293,29 @@ def normed(self, h):
     return torch.cat([h[:, :1], at.flatten(2).mT], 1)
 
 
+def convolved(self, h):
+    at = self.upward(h[:, 1:].mT.unflatten(2, (4, 4)))
+    return torch.cat([h[:, :1], at.flatten(2).mT], 1)
+
+
+def masked(self, h):
+    """By one head, causally."""
+    x = self.more(h)
+    return h + (x @ x.mT).masked_fill(torch.ones(17, 17).triu(1).bool(), -torch.inf).softmax(-1) @ x
+
+
+def windowed(self, h):
+    at = h[:, 1:].unflatten(1, (2, 2, 2, 2)).transpose(2, 3).reshape(-1, 4, 16)
+    at = self.more(at).view(len(h), 2, 2, 2, 2, 16).transpose(2, 3).reshape(len(h), 16, 16)
+    return torch.cat([h[:, :1], h[:, 1:] + at], 1)
+
+
+def placed(self, h):
+    into = self.where.expand(len(h), -1, -1).clone()
+    into[:, 1:] = h[:, 1:]
+    return into
+
+
 SPELLED = {
     "taken off": lambda self, h: h - self.where,
     "taken from": lambda self, h: self.where - h,
@@ -301,12 +327,24 @@ SPELLED = {
     "stacked": lambda self, h: torch.hstack([self.first.expand(len(h), -1, -1), h[:, 1:]]) + self.where,
     "filled": lambda self, h: h.masked_fill(self.shift > 0, 0.5),
     "a batch norm": normed,
+    "from a number": lambda self, h: 1 - h,
+    "to a constant in place": lambda self, h: self.where.expand(len(h), -1, -1).clone().add_(h),
+    "a bilinear layer": lambda self, h: h + self.pairs(h, h),
+    "a transposed convolution": convolved,
+    "with a mask": masked,
 }
 IN_OTHER_SHAPES = {
     "flat": lambda self, h: h + self.more(h.flatten(0, 1)).unflatten(0, h.shape[:2]),
     "tokens first": lambda self, h: self.more(h.transpose(0, 1)).transpose(0, 1),
     "heads": lambda self, h: (h.unflatten(2, (2, 8)) + self.shift.view(2, 8)).flatten(2),
     "written": written,
+    "written into": placed,
+    "written elsewhere": lambda self, h: h.index_add(1, torch.arange(17), self.where[0].expand(len(h), -1, -1)),
+    "features first": lambda self, h: h + self.narrow(self.pointwise(self.wide(h).mT).mT),
+    "windows": windowed,
+    "squares": lambda self, h: torch.cat(
+        [h[:, :1], (h[:, 1:].unflatten(1, (2, 2, 2, 2)) + self.shift).flatten(1, 4)], 1
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from lrpx import recipes, tasks
 from lrpx.engine import Tap
-from lrpx.engine._tensors import any_carries, arguments
+from lrpx.engine._taps import Call
+from lrpx.engine._tensors import any_carries, arguments, is_in_place
 from lrpx.errors import MethodError
 from lrpx.methods._attention_maps import of_places
 from lrpx.methods._contract import Found, Method, register
@@ -19,7 +21,6 @@ from lrpx.methods._refusals import IMAGES, refuse_ledger, refuse_no_places
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lrpx.engine._taps import Call
     from lrpx.model import BoundModel
     from lrpx.questions import Questions
     from lrpx.tasks import Task
@@ -28,10 +29,18 @@ JOINS = ("cat", "concat", "concatenate")
 """How torch calls what joins tokens."""
 STACKS = ("hstack", "vstack", "dstack", "stack", "column_stack")
 SHIFTS = frozenset(
-    "add __add__ __radd__ sub subtract __sub__ __rsub__ rsub where masked_fill lerp addcmul addcdiv addmm baddbmm pad "
+    "add __add__ __radd__ sub subtract __sub__ rsub where masked_fill lerp addcmul addcdiv addmm baddbmm pad "
     "batch_norm group_norm instance_norm".split()
 ) | {*JOINS, *STACKS}
-"""Functions of which a part is the constants that they are given; in place too."""
+"""Functions of which a part is the constants that they are given; in place too. (``1 - x`` calls ``rsub``.)"""
+LAYERS = {
+    "linear": ("input", "weight", "bias"),
+    "layer_norm": ("input", "normalized_shape", "weight", "bias", "eps"),
+    "bilinear": ("input1", "input2", "weight", "bias"),
+}
+"""Functions of which the constant is the bias, along the last dimension: their arguments."""
+CONVOLUTIONS = {f"conv{way}{dimensions}d": dimensions for way in ("", "_transpose") for dimensions in (1, 2, 3)}
+"""The same along the dimension before so many."""
 WRITES = frozenset(
     "__setitem__ scatter scatter_add index_put index_copy index_add masked_scatter select_scatter slice_scatter "
     "index_fill copy".split()
@@ -137,22 +146,33 @@ class _Constants(Tap):
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """One call of a torch function."""
+        given = self._before(call)
         out = proceed(call.args, call.kwargs)
         self._know_joined(call, out)
         self._know_taken(call, out)
         if call.name == "embedding":  # of positions, for there are no other tokens
             self._looked_up.append(out)
             return out
-        if isinstance(out, Tensor) and out.requires_grad and torch.is_grad_enabled():
-            constant = self._constant(call, proceed)
+        if _plain_name(call) in WRITES:
+            self._refuse_written(given.args, given.kwargs)
+        elif isinstance(out, Tensor) and out.requires_grad and torch.is_grad_enabled():
+            constant = self._constant(given, proceed)
             if constant is not None and self._fits(out):
                 value = constant.detach()
                 out.register_hook(lambda gradient: self._add(value, gradient))  # type: ignore[no-untyped-call]
             elif constant is not None:
                 self._see_other_shape(out)
-        elif _plain_name(call) in WRITES and torch.is_grad_enabled():
-            self._refuse_written(call)
         return out
+
+    def _before(self, call: Call) -> Call:
+        """A call with a copy of the constant that it changes in place, which is none any more afterwards."""
+        into = call.args[0] if call.args else None
+        if not (is_in_place(call.name) and isinstance(into, Tensor) and self._is_constant(into)):
+            return call
+        if not torch.is_grad_enabled() or _plain_name(call) not in SHIFTS | WRITES:
+            return call
+        with torch._C.DisableTorchFunction():
+            return Call(call.name, call.operation, (into.detach().clone(), *call.args[1:]), call.kwargs)
 
     def _know_joined(self, call: Call, out: Any) -> None:
         """How many learned tokens stand before the patches, when they are joined with them."""
@@ -205,10 +225,13 @@ class _Constants(Tap):
         return count in self._first
 
     def _add(self, constant: Tensor, gradient: Tensor) -> None:
+        found = (
+            (constant.double() * gradient.double()).where(gradient != 0, 0.0).cpu()
+        )  # what is masked by -inf has none
         if gradient.ndim == 4:
-            self._sums[:, self._own] += (constant.double() * gradient.double()).sum(1).flatten(1).cpu()
+            self._sums[:, self._own] += found.sum(1).flatten(1)
         else:
-            found = (constant.double() * gradient.double()).sum(-1).cpu()
+            found = found.sum(-1)
             first = self._first[found.shape[1]]
             end = first + self._own.stop - self._own.start
             after = self._sums.shape[1] - (found.shape[1] - end)
@@ -218,25 +241,36 @@ class _Constants(Tap):
 
     def _see_other_shape(self, out: Tensor) -> None:
         """Remember a constant that was added to tokens whose places are elsewhere in the shape: rows and tokens as one,
-        tokens first, heads apart. Where the value depends on it, it is refused."""
+        tokens first or last, heads apart, windows. Where the value depends on it, it is refused."""
         rows, shape = self._tokens[0], tuple(out.shape)
         is_other = len(shape) == 4 and shape[0] == rows and shape[1:3] == tuple(self._map)
+        is_other |= self._are_windows(shape)
         for count in self._first:
+            is_other |= len(shape) == 3 and shape[0] == rows and shape[2] == count and shape[1] > 1
             is_other |= len(shape) == 2 and shape[0] == rows * count
             is_other |= len(shape) == 3 and shape[:2] == (count, rows)
             is_other |= len(shape) == 4 and shape[0] == rows and count in shape[1:3] and shape[3] != count
         if is_other:
             out.register_hook(lambda gradient: self._elsewhere.append(shape) if gradient.any() else None)  # type: ignore[no-untyped-call]
 
-    def _refuse_written(self, call: Call) -> None:
-        """Refuse to write a constant beside patches.
+    def _are_windows(self, shape: tuple[int, ...]) -> bool:
+        """Whether this may be all patches in windows, padded perhaps, and no scores of attention."""
+        patches = self._own.stop - self._own.start
+        if len(shape) == 3 and shape[0] > self._tokens[0] and shape[0] % self._tokens[0] == 0:
+            return shape[0] * shape[1] >= self._tokens[0] * patches and shape[1] != shape[2]
+        return len(shape) > 4 and math.prod(shape[:-1]) in {self._tokens[0] * count for count in self._first}
+
+    def _refuse_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse to write a constant beside patches, or patches into a constant.
 
         Raises:
             MethodError: it is no zero.
         """
-        given = [x for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
+        given = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()]
         into = given[0] if given else None
-        if into is None or into.ndim != 3 or len(into) != self._tokens[0] or into.shape[1] not in self._first:
+        if not torch.is_grad_enabled() or into is None or all(map(self._is_constant, given)):
+            return
+        if into.ndim != 3 or len(into) != self._tokens[0] or into.shape[1] not in self._first:
             return
         if any(self._is_constant(x) and bool(x.any()) for x in given):
             raise MethodError(
@@ -247,13 +281,11 @@ class _Constants(Tap):
     def _constant(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Tensor | None:
         """What a call adds to what depends on the input, so that it can be multiplied with the result."""
         name, args = call.name, call.args
-        if name == "linear":
-            return arguments(args, call.kwargs, "input", "weight", "bias")[2]  # type: ignore[no-any-return]
-        if name == "layer_norm":
-            return arguments(args, call.kwargs, "input", "normalized_shape", "weight", "bias", "eps")[3]  # type: ignore[no-any-return]
-        if name == "conv2d":
+        if name in LAYERS:
+            return arguments(args, call.kwargs, *LAYERS[name])[LAYERS[name].index("bias")]  # type: ignore[no-any-return]
+        if name in CONVOLUTIONS:
             bias = arguments(args[:3], call.kwargs, "input", "weight", "bias")[2]
-            return None if bias is None else bias[:, None, None]
+            return None if bias is None else bias.view(-1, *(1,) * CONVOLUTIONS[name])
         if _plain_name(call) not in SHIFTS:
             return None
         with torch.no_grad():  # what it makes of the constants alone
