@@ -227,6 +227,39 @@ SPELLED: dict[str, tuple[Function, dict[str, Function]]] = {
 PAIRS = [(name, spelling) for name, (_, spellings) in SPELLED.items() for spelling in spellings]
 
 
+@every_family
+@pytest.mark.parametrize("shape", [(8,), (6,), (1,), ()])
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        lambda x, c: x * (x > c),
+        lambda x, c: F.relu(x) * (x > c),
+        lambda x, c: x.masked_fill(x < c, 0.0),
+        lambda x, c: torch.where(x > c, x, 0.0),
+        lambda x, c: torch.where(x > 0, x, c),
+        lambda x, c: torch.where(x > 0, c, torch.sigmoid(x) - 0.3),
+    ],
+    ids=["a product", "jumprelu", "filled", "chosen", "chosen of it", "chosen of it first"],
+)
+def test_a_parameter_is_the_constant_that_its_numbers_are(
+    spelled: Callable[[Tensor, Tensor], Tensor], shape: tuple[int, ...], recipe: Recipe
+) -> None:
+    """As the threshold of a JumpReLU, or a learned token in the place of others."""
+    width = shape[0] if shape else 8
+    numbers = noise(*shape, seed=4).abs() / 9
+
+    class Own(Model):
+        def __init__(self, learned: bool) -> None:
+            super().__init__(lambda x: x)
+            self.level = nn.Parameter(numbers) if learned else numbers.expand(width).clone()
+
+        def forward(self, x: Tensor) -> Tensor:
+            cut = (x @ UP)[..., :width] if width > 1 else x @ UP
+            return nn.functional.pad(spelled(cut, self.level), (0, 8 - cut.shape[-1])) @ DOWN
+
+    agree(Own(True), Own(False), recipe)
+
+
 @every_recipe
 @pytest.mark.parametrize(("name", "spelling"), PAIRS)
 def test_an_activation_written_out(name: str, spelling: str, recipe: Recipe) -> None:

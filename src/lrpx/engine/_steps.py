@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lrpx.engine._exponentials import Note
-from lrpx.engine._tensors import carries
+from lrpx.engine._tensors import carries, is_parameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,6 +59,8 @@ def keep(func: Any, out: Any, *given: Any, **settings: Any) -> Any:
 def step_of(value: Any) -> tuple[Tensor | None, Callable[[Tensor], Any] | None]:
     """Of which tensor a value is a step, or itself, and how; of none, if it is one number everywhere. No function where
     it is neither."""
+    if is_parameter(value):
+        value = value.detach()
     if type(value) is not Tensor:
         return None, lambda _: value
     if (found := getattr(value, STEP, None)) is not None:
