@@ -58,7 +58,8 @@ class FullGrad(Method):
     kept), with the gradients of LibraGrad (Mehri et al. 2025).
 
     The bias of the patches belongs to the patches. What learned tokens have is the part ``"class token"``. A constant
-    that is added to something else than the tokens, as in the head, is nobody's.
+    that is added to something else than the tokens, as in the head, to fewer of them than there are patches, or to
+    scores, or that is chosen by a maximum, is nobody's.
 
     Args:
         name: how results call it.
