@@ -51,7 +51,8 @@ class Explainer:
         model: a language model, a classifier, a question answering or multiple choice model, a text encoder or an image
             classifier of transformers (:class:`~lrpx.tasks.Task`), or a module of your own that takes ``input_ids`` and
             returns logits, in eval mode. It is run as it is and left as it is. A pipeline of transformers,
-            or a SentenceTransformer, is taken apart: its model and its tokenizer or processor are explained.
+            or a SentenceTransformer, is taken apart: its model and its tokenizer or processor are explained, as they
+            are set now.
         tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
         task: what a model predicts whose class does not tell.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
