@@ -217,7 +217,7 @@ def _checked(call: _Call) -> _Pass:
 def _recorded(trace: Trace, paths: frozenset[str]) -> list[Source]:
     """The sources with one of these paths, and other tables beside them."""
     named = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
-    return [source for source in trace.sources if source in named or source.is_beside(named)]
+    return [each for each in trace.sources if not paths.isdisjoint(each.paths) or each.is_beside(named)]
 
 
 def _numbers(trace: Trace, logits: Tensor, seed: Tensor, paths: frozenset[str]) -> list[Tensor]:
