@@ -42,6 +42,12 @@ def _add_inside(found: list[tuple[str, Module]], prefix: str, module: Module, ar
             _add_inside(found, f"{prefix}{name}.", child, (*around, child))
 
 
+def base_model(model: Module) -> Module:
+    """The model inside an adapter of peft, which hands all on to it; any other as it is."""
+    find: Any = getattr(model, "get_base_model", None)
+    return model if find is None else find()
+
+
 @contextmanager
 def attending_as_before(model: Module) -> Iterator[None]:
     """Undo at the end what a run has changed for good: BigBird, given a short text, puts full attention in the place of

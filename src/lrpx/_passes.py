@@ -107,10 +107,10 @@ class Pass:
                 found[-1].append(source)
             else:
                 found.append([source])
-        tables = [group[0] for group in found]
-        for source in self.trace.sources:
-            if source.among(self.paths) is None and source.is_beside(tables):
-                group = next((group for group in found if _are_same(group[0].ids, source.ids)), [])
+        others = [each for each in self.trace.sources if each.is_of_tokens and each.among(self.paths) is None]
+        for source in others:
+            fitting = (group for group in found if _are_same(group[0].ids, source.ids))
+            if (group := next(fitting, None)) is not None:
                 group.append(source)
         names = self.batch.task.arguments
         if names == ("input_ids",) and len(found) == 2 and _one_later(self.batch.inputs["input_ids"], found[1][0].ids):

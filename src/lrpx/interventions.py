@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lrpx._encoded import EMBEDDED
 from lrpx._hooks import hooks, plainly
-from lrpx._modules import layers, named_modules
+from lrpx._modules import base_model, layers, named_modules
 from lrpx._padding import without_padding
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
@@ -644,8 +644,7 @@ def _by_name(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     name is what the module is about."""
     if not args:
         return dict(kwargs)
-    find: Any = getattr(module, "get_base_model", None)  # peft hands all on, where it has no names of its own
-    names = _positional(module) or ([] if find is None else _positional(find()))
+    names = _positional(module) or _positional(base_model(module))
     if any(isinstance(each, Tensor) for each in args[max(len(names), 1) :]):
         return None
     return {**dict(zip(names or [""], args, strict=False)), **kwargs}

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from lrpx._hooks import hooks
-from lrpx._modules import named_modules
+from lrpx._modules import base_model, named_modules
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -214,8 +214,7 @@ def accepts(model: Module, argument: str) -> bool:
         found = _parameters.__wrapped__(forward)  # an instance's own, as hooks of accelerate set it
     if argument in found or (ANY in found and _inherited(type(model), argument)):
         return True
-    find: Any = getattr(model, "get_base_model", None) if ANY in found else None
-    inner = model if find is None else find()
+    inner = base_model(model) if ANY in found else model
     return inner is not model and accepts(inner, argument)
 
 
@@ -233,9 +232,7 @@ def _inherited(model_class: type, argument: str) -> bool:
 def may_hand_on(model: Module) -> bool:
     """Whether nobody can tell which arguments a model takes: its forward pass, none of transformers' own, takes any and
     may hand them on to a model inside, or leave them out."""
-    find: Any = getattr(model, "get_base_model", None)
-    inner = model if find is None else find()
-    if inner is not model:
+    if (inner := base_model(model)) is not model:
         return may_hand_on(inner)
     return not type(model).__module__.startswith("transformers.") and ANY in _parameters.__wrapped__(model.forward)
 

@@ -215,9 +215,8 @@ def _checked(call: _Call) -> _Pass:
 
 
 def _recorded(trace: Trace, paths: frozenset[str]) -> list[Source]:
-    """The sources with one of these paths, and other tables beside them."""
-    named = [source for source in trace.sources if not paths.isdisjoint(source.paths)]
-    return [each for each in trace.sources if not paths.isdisjoint(each.paths) or each.is_beside(named)]
+    """The sources with one of these paths, and other tables of tokens."""
+    return [source for source in trace.sources if source.is_of_tokens or not paths.isdisjoint(source.paths)]
 
 
 def _numbers(trace: Trace, logits: Tensor, seed: Tensor, paths: frozenset[str]) -> list[Tensor]:

@@ -116,10 +116,9 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
     x, constant = (a, b) if a_carries else (b, a)
     if run.positions is not None and (shared := run.positions.product(func, a, b)) is not None:
         return shared
-    if hasattr(constant, _functions.RECIPROCAL):
-        shared = _functions.times_reciprocal(run, func, a, b)
-        if shared is not None:
-            return shared
+    is_inverse = hasattr(constant, _functions.RECIPROCAL)
+    if is_inverse and (shared := _functions.times_reciprocal(run, func, a, b)) is not None:
+        return shared
     is_step = hasattr(constant, _steps.STEP)
     if is_step:
         op = func if a_carries else lambda x, constant: func(constant, x)
@@ -280,8 +279,7 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    is_plain = len(args) == 1 and type(args[0]) is Tensor and (not kwargs or kwargs == NOT_IN_PLACE)  # nearly always
-    x, rest, settings = first(args, {}) if is_plain else first(constants(args), constants(kwargs))
+    x, rest, settings = first(constants(args), constants(kwargs))
     if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if is_tensor(v)]):
         if any_carries(others):
             why = f"{func.__name__} of several tensors that depend on the input"
@@ -309,10 +307,6 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return y
     _functions.keep_logistic(y, x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
-
-
-NOT_IN_PLACE = {"inplace": False}
-"""What torch's own functional forms are called with beside the tensor."""
 
 
 def _broadcast(x: Tensor, *others: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
 
     from torch import Tensor
 
@@ -20,7 +20,7 @@ class Source:
 
     ``paths`` are the module paths that share the embedding's weight, or the name of the model's argument;
     ``ids`` the indices that were looked up, if any; ``value`` is a leaf of the graph; ``is_of_tokens``, whether the ids
-    are of tokens that the model was given, or were computed from such.
+    are of tokens that the model was given, or were computed from such, and no positions or types of them.
     """
 
     paths: tuple[str, ...]
@@ -32,13 +32,6 @@ class Source:
         """Which of these paths of embeddings it is, or is a part of."""
         around = (path for path in sorted(paths) for each in self.paths if each == path or each.startswith(path + "."))
         return next(around, None)
-
-    def is_beside(self, others: Iterable[Source]) -> bool:
-        """Whether it is another table that the tokens of one of these are looked up in, neither one of positions nor of
-        types: a value embedding, say."""
-        if not self.is_of_tokens or self.ids is None or place_of_tokens(self.paths[0], "tokens") != "tokens":
-            return False
-        return any(each.ids is not None and each.ids.shape == self.ids.shape for each in others)
 
 
 PLACES_OF_TOKENS = (

@@ -20,7 +20,7 @@ from lrpx.engine import _functions, _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
 from lrpx.engine._nodes import hooks_of_saved
 from lrpx.engine._observer import Observer
-from lrpx.engine._places import Source, is_among
+from lrpx.engine._places import Source, is_among, place_of_tokens
 from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
@@ -565,8 +565,9 @@ class Run:
             )
             if not holders:
                 holders = tuple(name for name, parameter in self._parameters() if _is_same(weight, parameter))
-            is_given = self.is_given(ids)
-            self.trace.sources.append(Source(holders or (name,), leaf, ids, is_given))
+            paths, is_given = holders or (name,), self.is_given(ids)
+            is_of_tokens = is_given and place_of_tokens(paths[0], "tokens") == "tokens"
+            self.trace.sources.append(Source(paths, leaf, ids, is_of_tokens))
             self.trace.notes.has_tokens |= is_given
         return leaf.clone()
 

@@ -148,7 +148,7 @@ def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tenso
     """``[B, T]``: of tokens that are looked up in several tables, the sum of what each has.
 
     Raises:
-        MethodError: it is one, and the reduction is no sum.
+        MethodError: there are several, and the reduction is no sum.
     """
     if len(parts) > 1 and reduce is not value_times_gradient:
         raise MethodError(

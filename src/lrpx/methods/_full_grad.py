@@ -226,9 +226,8 @@ class _Constants(Tap):
         return count in self._first
 
     def _add(self, constant: Tensor, gradient: Tensor) -> None:
-        found = (
-            (constant.double() * gradient.double()).where(gradient != 0, 0.0).cpu()
-        )  # what is masked by -inf has none
+        # what is masked by -inf has none
+        found = (constant.double() * gradient.double()).where(gradient != 0, 0.0).cpu()
         if gradient.ndim == 4:
             self._sums[:, self._own] += found.sum(1).flatten(1)
         else:
