@@ -745,13 +745,13 @@ class BoundModel(Named):
 
     def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
         """The answers, from the logits ``[B, n, V]``; ``plain``: with the plain gradient of the targets."""
-        logits = slots.flatten(0, 1)
-        places = questions.slots(slots.shape[1])
-        if places != list(range(len(logits))):
-            logits = logits[torch.tensor(places, device=logits.device)]
-        seen = logits.detach()
-        targets = tuple(self._resolved(questions, i, seen[i]) for i in range(len(questions)))
         with torch._C.DisableTorchFunction():  # a target is no part of the model, and has no rules
+            logits = slots.flatten(0, 1)
+            places = questions.slots(slots.shape[1])
+            if places != list(range(len(logits))):
+                logits = logits[torch.tensor(places, device=logits.device)]
+            seen = logits.detach()
+            targets = tuple(self._resolved(questions, i, seen[i]) for i in range(len(questions)))
             pairs = zip(targets, logits, strict=True)
             values = torch.stack([target.plain(row) if plain else target.value(row) for target, row in pairs])
         return Answers(logits, targets, values)

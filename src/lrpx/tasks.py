@@ -542,7 +542,7 @@ def reading(
         assert positions is not None
         wide = _width(inputs.get(task.arguments[-1]))
         with only_rows(model, positions, wide) as read:
-            yield lambda output: read(_logits(output, model, task, len(positions)))
+            yield lambda output: read(_logits(output, model, task, positions.shape[0]))
     elif task.reads == "span":
         yield lambda output: _span(output, mask, model, task)
     elif task.reads == "embeddings":
@@ -569,7 +569,7 @@ def _logits(output: Any, model: Module, task: Task, rows: int | None) -> Tensor:
     found: Any = _named(output, "logits")
     shape = ("B", "T", "V") if task.reads == "position" else ("B", "V")
     fits = isinstance(found, Tensor) and found.ndim == len(shape) and found.is_floating_point()
-    if fits and rows in (None, len(found)):
+    if fits and rows in (None, found.shape[0]):  # sooner asked than len() under a mode
         logits: Tensor = found
         return logits
     wanted = f"logits [{', '.join(shape)}], a row for each of {rows} inputs"
@@ -682,7 +682,7 @@ def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iter
         if threading.get_ident() != thread:
             return None
         hidden = args[0]
-        if hidden.ndim != 3 or hidden.shape[0] != len(positions) or hidden.shape[1] == 1:
+        if hidden.ndim != 3 or hidden.shape[0] != positions.shape[0] or hidden.shape[1] == 1:
             return None
         places = hidden.shape[1]
         return (_at(hidden, positions), *args[1:])
@@ -711,6 +711,6 @@ def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iter
 def _at(values: Tensor, positions: Tensor) -> Tensor:
     """``[B, n, …]``: what stands at ``positions`` ``[B, n]`` of ``[B, T, …]``."""
     positions = positions.to(values.device)
-    if len(positions) == 1:
+    if positions.shape[0] == 1:
         return values.index_select(1, positions[0])
     return values[torch.arange(len(positions), device=values.device)[:, None], positions]

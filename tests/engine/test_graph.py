@@ -721,6 +721,41 @@ TABLES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 }
 
 
+DEGREES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "scatter_add": lambda to, ones: (torch.zeros(4, dtype=WIDE).scatter_add_(0, to, ones) + 1).rsqrt(),
+    "index_add": lambda to, ones: 1 / (torch.zeros(4, dtype=WIDE).index_add(0, to, ones) + 1).sqrt(),
+    "scatter_reduce": lambda to, ones: (torch.zeros(4, dtype=WIDE).scatter_reduce(0, to, ones, "sum") + 1) ** -0.5,
+    "bincount": lambda to, ones: torch.where(ones[:4] > 0, (torch.bincount(to) + 1).to(WIDE).rsqrt(), 0.0),
+}
+"""One over the root of how many edges a node of a graph has, and one."""
+
+
+class Graph(nn.Module):
+    """A graph convolution by hand (Kipf and Welling 2017), whose edges are called by no word for them."""
+
+    def __init__(self, degree: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.degree, self.project = degree, nn.Linear(5, 3, bias=False, dtype=WIDE)
+
+    def forward(self, x: Tensor, ei: Tensor) -> Tensor:
+        of, to = ei
+        scale = self.degree(to, torch.ones(ei.shape[1], dtype=WIDE))
+        h: Tensor = self.project(x)
+        return torch.zeros_like(h).index_add(0, to, h[of] * (scale[of] * scale[to])[:, None])
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_how_many_edges_a_node_has_is_no_table_of_tokens(name: str) -> None:
+    model = Graph(DEGREES[name])
+    x, edges = torch.randn(4, 5, dtype=WIDE), torch.tensor([[0, 1, 2, 3, 1, 0], [1, 2, 3, 0, 0, 2]])
+    with propagate(model, ATTNLRP) as trace:
+        out = model(x, edges)
+    value = trace.explain(out[0, 1])
+    assert [source.paths for source in trace.sources] == [("x",)]
+    torch.testing.assert_close(trace.relevance("x").sum(), value, rtol=1e-12, atol=0)
+
+
 class OneHot(LooksUp):
     """Positions come from an embedding, so that there is a source without the tokens."""
 

@@ -707,6 +707,44 @@ def test_a_mixture_of_places_is_no_scores() -> None:
         model(torch.randn(2, 6, 6, dtype=torch.float64))
 
 
+class Rotated(torch.nn.Module):
+    """Queries and keys that a matrix for each place rotates, beside learned positions; or experts, one for each place
+    of a text of five tokens by chance."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.embed, self.learned = how, torch.nn.Embedding(31, 4), torch.nn.Embedding(8, 4)
+        angles = torch.outer(torch.arange(8.0), torch.tensor([1.0, 0.1])).repeat_interleave(2, -1)
+        turned = torch.tensor([[0.0, -1, 0, 0], [1, 0, 0, 0], [0, 0, 0, -1], [0, 0, 1, 0]])
+        self.register_buffer("rotations", torch.diag_embed(angles.cos()) + turned * angles.sin()[..., None])
+        self.experts = torch.nn.Parameter(torch.randn(5, 4, 4))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        length = input_ids.shape[1]
+        x = self.embed(input_ids) + self.learned(torch.arange(length))
+        if self.how == "experts":
+            return x + (x[:, None] @ self.experts).sum(1)
+        r = self.rotations[:length].to(x.dtype)
+        q = (r @ x[..., None])[..., 0] if self.how == "matmul" else torch.einsum("tij,btj->bti", r, x)
+        return x + (q @ q.mT).softmax(-1) @ x
+
+
+@pytest.mark.parametrize("how", ["matmul", "einsum"])
+def test_a_matrix_for_each_place_is_refused_by_name(how: str) -> None:
+    model = Rotated(how).double()
+    with pytest.raises(MethodError, match="a factor of a matrix product"), propagate(model, PA_LRP):
+        model(torch.tensor([[3, 4, 5, 6, 7]]))
+
+
+def test_as_many_experts_as_places_are_no_positions() -> None:
+    model = Rotated("experts").double()
+    with propagate(model, PA_LRP, observe=()) as trace:
+        out = model(torch.tensor([[3, 4, 5, 6, 7]]))
+    trace.explain(out[0, -1].sum())
+    assert [kept.layer for kept in trace.positions()] == ["input"]
+
+
 class Given(Tap):
     """What distances give to each pair of a query and a key, as leaves: what a function of this name gives."""
 

@@ -442,6 +442,8 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
         run.under("activation")
         y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
         _factors.made_of(run, y, 1)  # no product of what x is a product of
+        if getattr(x, GATE, None) is None:  # nearly always
+            return y
     else:
         y = _functions.keep_logistic(_functions.activation(run, torch.square, x), x)
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
@@ -453,6 +455,9 @@ def _reflected_power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, exponent, _, _ = pair(args, kwargs, names=("exponent",))
+    is_square = type(exponent) in (int, float) and exponent == 2 and func.__name__ != "float_power"
+    if is_square and not run.has_scales and carries(x):  # nearly always
+        return _square(run, torch.mul, x)
     if carries(exponent):
         if carries(x):  # a function of the exponent
             if run.recipe.activation is rules.unmodified:
@@ -471,7 +476,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if number and exponent == 1:  # no function at all
         out = _functions.scaled(func(x, exponent), x, lambda x: func(x, exponent))
         return keep_gate(run.recipe, out, x) if run.asks_for_gates else out
-    if number and exponent == 2 and func.__name__ != "float_power":
+    if is_square:
         return _square(run, torch.mul, x)
     if x.is_complex() and run.recipe.activation is not rules.unmodified:
         return as_it_is(run, f"{func.__name__} of complex numbers", func, (x, exponent), kwargs)

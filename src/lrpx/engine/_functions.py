@@ -372,8 +372,8 @@ def _are_of_one(a: Tensor, b: Tensor) -> bool:
     of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)
     if not (of_a or of_b):  # nearly always
         return _moved.are_twins(a, b)
-    of_a, of_b = (of if of and of[0] == x._version else None for of, x in ((of_a, a), (of_b, b)))
-    root, other = of_a[1]() if of_a else a, of_b[1]() if of_b else b
+    root = of_a[1]() if of_a and of_a[0] == a._version else a
+    other = of_b[1]() if of_b and of_b[0] == b._version else b
     return _is_one(a if root is None else root, b if other is None else other)  # of what is gone, they are none
 
 
@@ -608,9 +608,10 @@ def _is_guarded(f: Function, op: Op) -> bool:
 
 def _mark_shifted(run: Any, out: Tensor, x: Tensor) -> None:
     """``out`` is ``x`` and a number: perhaps of one sign now, or no longer."""
-    if takes_all(run.recipe) and gate_strength(x) in (WEAK, SURE):
+    noted = getattr(out, FUNCTION, None)
+    if noted and noted[3] != LINEAR and takes_all(run.recipe) and gate_strength(x) in (WEAK, SURE):
         found = function_of(out)
-        if found is not None and found.kind != LINEAR and found.op:
+        if found is not None and found.op:
             mark_shifted(run.recipe, out, found.root, found.op)
 
 

@@ -185,15 +185,17 @@ def gate_of(a: Tensor, b: Tensor) -> Tensor | None:
 def _is_made_of(x: Tensor, gate: Tensor) -> bool:
     """Whether a tensor was computed from another, in whatever shape or scale that is. Nodes of the graph that are older
     than the other one need not be looked at."""
-    edges: set[tuple[Any, int]] = set()
-    node, place = gate.grad_fn, gate.output_nr
-    while node is not None:
-        edges.add((node, place))
-        made_of = [edge for edge in node.next_functions if edge[0] is not None]
-        if kind(node) not in SAME or len(made_of) != 1:
+    if gate.grad_fn is None:
+        return False
+    edge: tuple[Any, int] = gate.grad_fn, gate.output_nr
+    edges = {edge}
+    while kind(edge[0]) in SAME:
+        made_of = [each for each in edge[0].next_functions if each[0] is not None]
+        if len(made_of) != 1:
             break
-        node, place = made_of[0]
-    oldest = min((node._sequence_nr() for node, _ in edges), default=0)
+        (edge,) = made_of
+        edges.add(edge)
+    oldest = min([node._sequence_nr() for node, _ in edges])
     waiting: list[tuple[Any, int]] = [(x.grad_fn, x.output_nr)]
     seen = set(waiting)
     while waiting:

@@ -60,6 +60,8 @@ class Nodes:
             was made of it was made by rules of ours.
     """
 
+    __slots__ = ("_begun_at", "first", "has_begun", "is_sure", "last", "refused", "unseen", "waiting")
+
     def __init__(self) -> None:
         self.first = self.last = newest()
         self.has_begun = False

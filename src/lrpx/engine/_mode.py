@@ -195,6 +195,8 @@ class RuleMode(TorchFunctionMode):
             written(run.recipe, out)
         if run.has_scales and row is not None and row.gate is not None:
             keep_exponents(func, out, args, kwargs)
+        if run.by_ids:
+            run.keep_by_ids(out, (*args, *kwargs.values()))
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out

@@ -270,7 +270,7 @@ def _reciprocal(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _reciprocal_root(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x = first(constants(args), constants(kwargs))[0]
+    x = args[0] if args and type(args[0]) is Tensor else first(constants(args), constants(kwargs))[0]
     if not carries(x):
         return run.computed(func(x), x)
     if run.has_scales and (power := _functions.of_exponential(run, func, x)) is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Gate = Literal["moves", "stays", "joins"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Operation:
     """An operation, by whatever names torch's functions have it: one row of the table.
 

@@ -70,7 +70,17 @@ def reducing(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return as_it_is(run, f"{func.__name__} with reduce={how}", func, args, kwargs)
     if kwargs.get("initial") is not None and any_carries((*args, *kwargs.values())):
         return as_it_is(run, f"{func.__name__} with initial (leave it out)", func, args, kwargs)
-    return func(*args, **kwargs)
+    return run.added_by_ids(func(*args, **kwargs), *args, *kwargs.values())
+
+
+def adding_by_index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum of what has the same index."""
+    return run.added_by_ids(plain(run, func, args, kwargs), *args, *kwargs.values())
+
+
+def counting(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+    """How often each number is there."""
+    return run.added_by_ids(leaving(run, func, args, kwargs), *args, *kwargs.values())
 
 
 def copy(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -221,7 +231,7 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if type(x) is not Tensor and isinstance(x, Parameter):  # the first is the cheaper question
         if (place := _lookup(at, run.is_lookup)) is not None:
             return _looked_up(run, x, func(x.detach(), at), *place)
-    elif not x.requires_grad and x.is_floating_point():
+    elif not x.requires_grad and x.is_floating_point() and not run.is_by_ids(x):
         if type(at) is Tensor and _is_identity(x) and run.is_lookup(at):
             return run.source(x, at, func(x, at), "one_hot")
         if (place := _lookup(at, run.is_given)) is not None:
@@ -278,7 +288,7 @@ def _is_table(run: Run, x: Tensor, ids: Any) -> bool:
     """Whether ``x`` is a table that tokens are looked up in with these ids."""
     if isinstance(x, Parameter):
         return run.is_lookup(ids)
-    return not x.requires_grad and x.is_floating_point() and run.is_given(ids)
+    return not x.requires_grad and x.is_floating_point() and run.is_given(ids) and not run.is_by_ids(x)
 
 
 def _is_identity(x: Tensor) -> bool:
@@ -457,7 +467,8 @@ OTHERS = (
         is_floating_point is_complex get_device element_size storage_offset is_contiguous retain_grad
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""
     )
-    + _each("item tolist numpy __array__ __int__ __index__ __float__ bincount histc", handler=leaving)
+    + _each("item tolist numpy __array__ __int__ __index__ __float__ histc", handler=leaving)
+    + _each("bincount", handler=counting)
     + _each("_unique2 unique_dim unique_consecutive", handler=ordering)
     + _each("fill fill_", numbers=(1,))
     + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", "joins", handler=reducing)
@@ -469,8 +480,9 @@ OTHERS = (
         handler=linear_in_first,
     )
     + _each("sum", "joins", _functions.plain_of_exponentials)
+    + _each("index_add scatter_add", "joins", adding_by_index)
     + _each(
-        """mean nansum nanmean cumsum diff trace index_add scatter_add interpolate upsample _upsample_bilinear2d_aa
+        """mean nansum nanmean cumsum diff trace interpolate upsample _upsample_bilinear2d_aa
         _upsample_bicubic2d_aa avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
         adaptive_avg_pool3d""",
         "joins",

@@ -487,7 +487,7 @@ class Positions(Tap):
             return
         constant = b if any_carries(a) else a
         is_shared = self._run.recipe.position is not rules.signal_take_all
-        if is_shared and _is_tensor(constant) and self._numbers.varies(constant):
+        if is_shared and _is_tensor(constant) and (self._numbers.varies(constant) or self._is_of_matrices(constant)):
             raise self._refusal("positions are a factor of a matrix product, whose rows are no tokens'")
 
     def _sink(
@@ -652,6 +652,14 @@ class Positions(Tap):
             return False
         is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
         return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
+
+    def _is_of_matrices(self, c: Tensor) -> bool:
+        """Whether a constant that the model has kept is a matrix for each place, as rotations are; weights of so many
+        experts are parameters."""
+        places = [dim for dim in range(-c.ndim, -2) if c.shape[dim] > 1 and c.shape[dim] in self._numbers.lengths]
+        if not places or storage_of(c) in set(map(storage_of, self._model.parameters())):
+            return False
+        return any(self._is_table(c, dim) for dim in places)
 
     def _memory(self) -> frozenset[int]:
         """Where the tensors of the model are."""

@@ -85,9 +85,19 @@ class Run:
         roots: the newest tensors that functions were made of.
         scores: what the newest softmax is of.
         has_constants: whether something was changed in place into a constant.
+        by_ids: what was added up in the places that ids tell, by its ``id``.
         counts: of the nodes that made products, by their numbers: of how many factors (``engine/_factors.py``).
         positions: what makes positions leaves, where the recipe gives them relevance.
     """
+
+    # at each call some of these are asked for, and a dict of more than thirty would be slower to ask
+    __slots__ = tuple(
+        """__weakref__ _embeddings _given _has_outputs _marked _on_calls _on_constants _on_rules _outer _parameters
+        _paths _replayed _rule _whole active asks_for_gates asks_for_weights by_ids counts has_constants
+        has_divided has_hooks has_logarithms has_scales has_systems has_taps_on_constants has_taps_on_rules
+        has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions recipe
+        replaying replays roots scores taps trace""".split()
+    )
 
     def __init__(
         self,
@@ -109,6 +119,7 @@ class Run:
         self._has_outputs = has_outputs
         self._parameters = parameters
         self._given: dict[int, tuple[Tensor, bool]] = {}
+        self.by_ids: dict[int, Tensor] = {}
         self.replaying = False
         self.in_last_layer = False
         self.asks_for_gates = recipe.has_gates()
@@ -532,6 +543,29 @@ class Run:
             if any(map(self.is_given, given)):
                 self._give(out, is_tokens=True)
         return out
+
+    def added_by_ids(self, out: Any, *given: Any) -> Any:
+        """``out``; a constant that was added up in the places that ids tell, as how many edges the nodes of a graph
+        have, is no table that tokens are looked up in, and nor is what is computed from it."""
+        if is_tensor(out) and not out.requires_grad and any(map(self.is_given, given)):
+            self._add_by_ids(out)
+        return out
+
+    def keep_by_ids(self, out: Any, given: Any) -> None:
+        """Note that ``out`` was made of ``given``, if that was added up by ids."""
+        if is_tensor(out) and not out.requires_grad and self.is_by_ids(given):
+            self._add_by_ids(out)
+
+    def _add_by_ids(self, value: Tensor) -> None:
+        base = value if value._base is None else value._base
+        self.by_ids[id(base)] = base  # held, so that its number is no other's
+        self.is_usual = False  # from here on, what is made of it must be known
+
+    def is_by_ids(self, value: Any) -> bool:
+        """Whether a constant, or one in a list, was added up in the places that ids tell, or was computed from such."""
+        if isinstance(value, (tuple, list)):
+            return any(map(self.is_by_ids, value))
+        return is_tensor(value) and id(value if value._base is None else value._base) in self.by_ids
 
     def leaving_ids(self, how: str, *values: Any) -> None:
         """Note a call that takes ids of tokens to where nothing follows them: to Python, to numpy, to other numbers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from cmath import isfinite
 from collections import Counter
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -405,7 +406,8 @@ class Trace:
 
 def is_finite(x: Tensor) -> bool:
     """Whether every element is finite; at a glance where their sum is."""
-    return bool(torch.isfinite(x.sum())) or bool(torch.isfinite(x).all())
+    with torch._C.DisableTorchFunction():  # a question of ours, which no mode need hear
+        return isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
 
 
 def _non_finite(pairs: Iterator[tuple[str, Tensor | None]]) -> Iterator[str]:
