@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-LRPX = [sys.executable, "-c", "import sys; sys.argv[0] = 'lrpx'; from lrpx.cli import main; main()"]
+LRPX = [sys.executable, "-m", "lrpx"]
 DOORS = ["explain", "The doors of the house", "--target", " are", "--contrast", " is"]
 
 
