@@ -115,6 +115,34 @@ def test_a_model_that_pads_its_ids_further_gets_its_own_relevance_back():
     assert (three.relevance != 0).all()
 
 
+@pytest.mark.parametrize("length", [3, 6, 7, 8])
+def test_a_model_that_pads_its_embeddings_further_gets_its_own_relevance_back(length):
+    model = tiny.led()
+    given = torch.arange(3, 3 + length)[None]
+    decoder = torch.tensor([[2, 9, 4]])
+    looked_up = []
+
+    def keep(_, __, embeddings):
+        looked_up.append(embeddings.detach().requires_grad_())
+        return looked_up[-1]
+
+    tables = [model.led.encoder.embed_tokens, model.led.decoder.embed_tokens]
+    handles = [table.register_forward_hook(keep) for table in dict.fromkeys(tables)]
+    logit = model(input_ids=given, decoder_input_ids=decoder).logits[0, -1, 7]
+    for handle in handles:
+        handle.remove()
+    grads = torch.autograd.grad(logit, looked_up)
+    encoder, *padding, last = [(x * grad).sum(-1)[0] for x, grad in zip(looked_up, grads, strict=True)]
+    assert len(padding) == (length != 8)
+    assert all((each == 0).all() for each in padding)
+
+    explain = Explainer(model)
+    found = explain(given[0].tolist(), 7, decoder=decoder[0].tolist(), method="gradient-x-input")
+    torch.testing.assert_close(found.relevance.clone(), torch.cat([encoder, last]).detach())
+    alone = explain(given[0].tolist(), 7, decoder=decoder[0].tolist())
+    assert_same(explain([given[0].tolist(), given[0].flip(0).tolist()], 7, decoder=[decoder[0].tolist()] * 2)[0], alone)
+
+
 # ---------------------------------------------------------------------------- padding
 
 

@@ -80,6 +80,14 @@ def longformer():
     )
 
 
+def led():
+    """Pads its embeddings to a multiple of the window by itself."""
+    sizes = {"encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    more = {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "attention_window": [4, 4], "pad_token_id": 1}
+    config = tf.LEDConfig(vocab_size=31, d_model=16, decoder_start_token_id=2, **sizes, **more)
+    return build(tf.LEDForConditionalGeneration, config, "eager")
+
+
 def marian():
     """The encoder and the decoder have embeddings of their own."""
     sizes = {

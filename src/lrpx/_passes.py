@@ -37,6 +37,7 @@ class Pass:
         answers: what the model says, in the graph.
         paths: where relevance ends: the paths of the token embeddings, or the argument that takes an image.
         packs: whether one backward pass may answer several rounds at once.
+        pad_id: what the model takes for padding, or None.
     """
 
     questions: Questions
@@ -45,6 +46,7 @@ class Pass:
     answers: Answers
     paths: frozenset[str]
     packs: bool = False
+    pad_id: int | None = None
 
     def explained(self) -> Iterator[list[int]]:
         """Explain the questions, round after round: one backward pass answers one question of each row.
@@ -113,14 +115,22 @@ class Pass:
             if (group := next(fitting, None)) is not None:
                 group.append(source)
         names = self.batch.task.arguments
-        if names == ("input_ids",) and len(found) == 2 and _one_later(self.batch.inputs["input_ids"], found[1][0].ids):
-            return found
-        if len(found) != len(names):
-            raise ModelError(
-                f"the token embedding {min(self.paths)} was used {len(found)} times, not {len(names)}; "
-                "use lrpx.propagate(model, recipe) and read trace.sources"
-            )
-        return found
+        for groups in (found, [group for group in found if not self._is_padding(group[0])]):
+            is_twice = names == ("input_ids",) and len(groups) == 2
+            if len(groups) == len(names) or (is_twice and _one_later(self.batch.inputs["input_ids"], groups[1][0].ids)):
+                return groups
+        raise ModelError(
+            f"the token embedding {min(self.paths)} was used {len(found)} times, not {len(names)}; "
+            "use lrpx.propagate(model, recipe) and read trace.sources"
+        )
+
+    def _is_padding(self, source: Source) -> bool:
+        """Whether nothing but padding was looked up, which the model itself puts behind what it was given, up to a
+        multiple of its window (LED)."""
+        if self.pad_id is None or source.ids is None or not bool((source.ids == self.pad_id).all()):
+            return False
+        given = (self.batch.inputs[name].to(source.ids.device) for name in self.batch.arguments)
+        return not any(torch.equal(ids, source.ids) for ids in given)
 
     @property
     def tables(self) -> frozenset[str]:

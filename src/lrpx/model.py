@@ -714,7 +714,7 @@ class BoundModel(Named):
                 if self.task.reads != "map":
                     self._refuse_probabilities(seen)
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
-            yield Pass(questions, batch, trace, answers, paths, packs)
+            yield Pass(questions, batch, trace, answers, paths, packs, self.pad_id)
 
     def _know_tokens(self, batch: Batch) -> None:
         """Look for the tokens' modules beside an image before a run in which an intervention may ask for them."""
