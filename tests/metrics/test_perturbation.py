@@ -126,6 +126,15 @@ def test_a_line_has_the_area_below_it():
     assert measured(PERTURBATION_METRICS["MAS"], ramp, value) > 0.5
 
 
+@pytest.mark.parametrize("lost", [0.0, 1e-7, -1e-7, 3e-6])
+def test_what_rounding_leaves_of_equal_ends_is_no_curve(lost):
+    """As of a text of one token, again and again, to a model that attends by values alone."""
+    given = Given(np.array([4.0, 3.0, 2.0, 1.0]))
+    values = -1.5 + lost * np.array([0.0, 0.5, 0.0, 1.0, 1.0])
+    assert PERTURBATION_METRICS["RISE"](given, values) == 1.0
+    assert PERTURBATION_METRICS["MAS"](given, values) == 0.5
+
+
 def test_three_tenths_of_ten_are_three():
     value = additive([0.1] * 10)
     taken = Curve.taking(np.arange(10.0), [-(-i * 10 // 10) for i in range(11)])

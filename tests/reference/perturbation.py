@@ -142,7 +142,8 @@ def _response(relevance, value):
     first, last = heights[0], heights[-1]
     least, found = 1.0, []
     for height in heights:
-        scaled = 1.0 if first == last else min(1.0, max(0.0, (height - last) / abs(first - last)))
+        nothing = abs(first - last) <= 1e-5 * max(1.0, abs(first))  # but for rounding
+        scaled = 1.0 if nothing else min(1.0, max(0.0, (height - last) / abs(first - last)))
         least = min(least, scaled)
         found.append(least)
     return found

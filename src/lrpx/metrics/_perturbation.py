@@ -42,6 +42,9 @@ PERCENTS: Final = (1, 5, 10, 20, 50)
 """The parts of the tokens, in per cent, that ERASER averages over."""
 GROUPS: Final = 20
 """Groups of tokens in RISE and MAS."""
+NOTHING: Final = 1e-5
+"""Of a log-probability, or of its size where that is above 1: what float32 may round away in it. A curve whose ends are
+no further apart has lost nothing."""
 RANDOM_PARTS: Final = (10, 20, 30, 40, 50)
 """The top parts, in per cent, of which F-Fidelity removes random parts."""
 DRAWS: Final = 4
@@ -531,9 +534,11 @@ def _group_sets(given: Given) -> Sets:
 
 
 def _falling(points: Numbers) -> Numbers:
-    """``(v − v_last) / |v_first − v_last|`` in [0, 1], never rising; 1 where the ends are equal: nothing is lost."""
+    """``(v − v_last) / |v_first − v_last|`` in [0, 1], never rising; 1 where the ends are equal but for rounding
+    (:data:`NOTHING`): nothing is lost."""
     size = abs(float(points[0] - points[-1]))
-    scaled = np.clip((points - points[-1]) / size, 0.0, 1.0) if size else np.ones_like(points)
+    differ = size > NOTHING * max(1.0, abs(float(points[0])))
+    scaled = np.clip((points - points[-1]) / size, 0.0, 1.0) if differ else np.ones_like(points)
     return np.minimum.accumulate(scaled)
 
 
