@@ -135,6 +135,14 @@ def test_what_rounding_leaves_of_equal_ends_is_no_curve(lost):
     assert PERTURBATION_METRICS["MAS"](given, values) == 0.5
 
 
+@pytest.mark.parametrize("name", ["LOO Pearson", "LOO Pearson Σ", "LOO Spearman"])
+@pytest.mark.parametrize("lost", [0.0, 1e-7, -3e-6])
+def test_what_rounding_leaves_of_equal_losses_is_no_correlation(name, lost):
+    given = Given(np.array([4.0, 3.0, 2.0, 1.0]), full=-1.5)
+    values = -1.5 + lost * np.array([0.0, 0.5, 0.1, 1.0])
+    assert PERTURBATION_METRICS[name](given, values) == 0.0
+
+
 def test_three_tenths_of_ten_are_three():
     value = additive([0.1] * 10)
     taken = Curve.taking(np.arange(10.0), [-(-i * 10 // 10) for i in range(11)])

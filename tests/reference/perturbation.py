@@ -56,7 +56,9 @@ def rank(values):
 
 
 def lost(relevance, value):
-    return [value(frozenset()) - value(frozenset([i])) for i in range(len(relevance))]
+    found = [value(frozenset()) - value(frozenset([i])) for i in range(len(relevance))]
+    nothing = max(found) - min(found) <= 1e-5 * max(1.0, abs(value(frozenset())))  # but for rounding
+    return [0.0] * len(found) if nothing else found
 
 
 def loo_pearson(relevance, value):

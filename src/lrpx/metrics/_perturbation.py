@@ -44,7 +44,7 @@ GROUPS: Final = 20
 """Groups of tokens in RISE and MAS."""
 NOTHING: Final = 1e-5
 """Of a log-probability, or of its size where that is above 1: what float32 may round away in it. A curve whose ends are
-no further apart has lost nothing."""
+no further apart has lost nothing, and what tokens lose is the same for all."""
 RANDOM_PARTS: Final = (10, 20, 30, 40, 50)
 """The top parts, in per cent, of which F-Fidelity removes random parts."""
 DRAWS: Final = 4
@@ -291,6 +291,12 @@ def ranks(values: Numbers) -> Numbers:
     return found
 
 
+def _lost(given: Given, values: Numbers) -> Numbers:
+    """``f(x) − f(x without i)``; zeros where these differ by no more than rounding (:data:`NOTHING`)."""
+    lost: Numbers = given.full - values
+    return lost if np.ptp(lost) > NOTHING * max(1.0, abs(given.full)) else np.zeros_like(lost)
+
+
 _ITSELF: Final = ("leave-one-out",)
 
 
@@ -303,7 +309,7 @@ _ITSELF: Final = ("leave-one-out",)
 )
 def loo_pearson(given: Given, values: Numbers) -> float:
     """Pearson's correlation of relevance and ``f(x) − f(x without i)`` (You et al. 2025, §4.1); 0 of a constant."""
-    return pearson(given.relevance, given.full - values)
+    return pearson(given.relevance, _lost(given, values))
 
 
 @perturbation_metric(
@@ -315,7 +321,7 @@ def loo_pearson(given: Given, values: Numbers) -> float:
 )
 def loo_pearson_normalised(given: Given, values: Numbers) -> float:
     """The same with both "normalized to sum to one", to the letter: a negative sum turns the sign; 0 where one is 0."""
-    lost = given.full - values
+    lost = _lost(given, values)
     sign = np.sign(math.fsum(given.relevance)) * np.sign(math.fsum(lost))
     return float(sign) * pearson(given.relevance, lost)
 
@@ -329,7 +335,7 @@ def loo_pearson_normalised(given: Given, values: Numbers) -> float:
 )
 def loo_spearman(given: Given, values: Numbers) -> float:
     """Spearman's correlation of the two; tied values have the mean of their ranks."""
-    return pearson(ranks(given.relevance), ranks(given.full - values))
+    return pearson(ranks(given.relevance), ranks(_lost(given, values)))
 
 
 # ------------------------------------------------------------------------------- orders and areas
