@@ -524,3 +524,13 @@ def test_a_saved_folder_loads_with_the_class_its_config_names(build, tmp_path):
     single = Explainer.from_pretrained(str(tmp_path), dtype="float32", attn_implementation="eager")
     assert single.model.dtype == torch.float32
     assert single.model.config._attn_implementation == "eager"
+
+
+def test_autocast_stands_in_the_result():
+    explainer = Explainer(models.tiny_llama().float())
+    plain = explainer(IDS, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = explainer(IDS, 3)
+        assert explainer.neurons(IDS, 3, top=1).provenance.dtype == cast.provenance.dtype
+    assert [each.provenance.dtype for each in (plain, cast)] == ["float32", "float32, autocast to bfloat16"]
+    assert not torch.equal(plain.relevance.clone(), cast.relevance.clone())

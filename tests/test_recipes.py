@@ -93,6 +93,11 @@ def test_a_description_lists_every_kind_and_override_on_one_line() -> None:
     assert text.endswith("; layers 1-2: lrp")
 
 
+def test_a_description_says_what_becomes_of_operations_without_a_rule() -> None:
+    assert replace(ATTNLRP, strict=False).describe() == f"{ATTNLRP.describe()}; strict=False"
+    assert replace(GRADIENT, strict=True).describe() == GRADIENT.describe()  # has no rules to be without
+
+
 def test_it_prints_as_a_table_that_says_whose_rules_they_are() -> None:
     lines = str(LRP).splitlines()
     assert lines[:2] == ["lrp", "the rules of CP-LRP, LRP with attention weights as constants (Ali et al. 2022)"]

@@ -30,7 +30,7 @@ def attribution_of(
             revision=model.revision,
             method=method,
             recipe=recipe,
-            dtype=model.dtype,
+            dtype=model.precision,
             device=model.device,
             versions={package: metadata.version(package) for package in ("lrpx", "torch", "transformers")},
         ),

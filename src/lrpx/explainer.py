@@ -571,7 +571,7 @@ class Explainer:
             revision=bound.revision,
             method=method.name,
             recipe=method.describe(),
-            dtype=bound.dtype,
+            dtype=bound.precision,
             device=bound.device,
             versions=dict(_versions()),
         )

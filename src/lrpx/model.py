@@ -288,6 +288,14 @@ class BoundModel(Named):
         return str(tasks.first_weight(self.module).dtype).removeprefix("torch.")
 
     @property
+    def precision(self) -> str:
+        """The same as results have it: with what its operations are cast to, in a block of ``torch.autocast``."""
+        kind = tasks.input_device(self.module).type
+        if not torch.is_autocast_enabled(kind):
+            return self.dtype
+        return f"{self.dtype}, autocast to {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}"
+
+    @property
     def device(self) -> str:
         """Where its inputs go: ``"cpu"``."""
         return str(tasks.input_device(self.module))

@@ -302,10 +302,12 @@ class Recipe:
         return made
 
     def describe(self) -> str:
-        """All rules on one line, the overrides' too; what the provenance of a result holds."""
+        """All rules on one line, the overrides' too, and whether what has none keeps its plain gradient; what the
+        provenance of a result holds."""
         kinds = (kind for kind in KINDS if kind != "position" or self._is_changed(kind))
         rows = " ".join(_given(kind, self.rule(kind)) for kind in (*kinds, *self._places()))
-        return "; ".join([rows, *(override.description for override in self.overrides)])
+        lenient = [] if self.strict or not self.has_rules() else ["strict=False"]
+        return "; ".join([rows, *(override.description for override in self.overrides), *lenient])
 
     def __str__(self) -> str:
         family = next((words for recipe, words in _FAMILIES if self._has_rules_of(recipe)), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from lrpx import Explainer
 from lrpx._scripts import digest_of
 from lrpx.errors import MethodError, NonFiniteError
 from lrpx.methods import METHODS, Backward, Found, Method, find, register
+from lrpx.rules import constant
 from tests.reference import models
 
 IDS = [3, 14, 15, 9, 26, 5, 7]
@@ -183,6 +184,25 @@ def test_a_recipes_file_is_a_method(run, tmp_path):
     code, printed, err = run("explain", "The doors of the house", "--target", " are", "--method", path)
     assert (code, err) == (0, "")
     assert "Gamma(gamma=0.25)" in printed
+
+
+def test_a_recipe_that_was_changed_and_kept_its_name_says_so(run, tmp_path):
+    path = tmp_path / "mine.json"
+    lrpx.ATTNLRP.save(path)
+    assert find(str(path)).name == find(lrpx.ATTNLRP).name == "attnlrp"
+    path.write_text(path.read_text().replace('"softmax": "unmodified"', '"softmax": "constant"'))
+    assert find(str(path)).name == find(replace(lrpx.ATTNLRP, softmax=constant)).name == "attnlrp, changed"
+    assert find(replace(lrpx.ATTNLRP, strict=False)).name == "attnlrp, changed"
+    code, printed, err = run("explain", "The doors", "--method", path, "--method", "attnlrp", "--json", "-")
+    assert (code, err) == (0, "")
+    changed, ours = json.loads(printed)
+    assert [each["provenance"]["method"] for each in (changed, ours)] == ["attnlrp, changed", "attnlrp"]
+    assert changed["parts"] != ours["parts"]
+
+
+def test_a_recipe_of_ours_keeps_its_name_where_it_is_all_of_the_method():
+    assert [find(each).name for each in (lrpx.ATTNLRP, lrpx.LRP, lrpx.GRADIENT)] == ["attnlrp", "lrp", "gradient"]
+    assert find(lrpx.PA_LRP).name == "pa-lrp, recipe alone"  # the method adds what positions have
 
 
 def test_the_same_script_may_be_run_again(script):

@@ -7,9 +7,8 @@ from typing import Any
 
 from lrpx._scripts import from_script, is_script
 from lrpx.errors import MethodError
-from lrpx.methods._backward import Backward
 from lrpx.methods._contract import ALIASES, METHODS, Method
-from lrpx.methods._method_files import read
+from lrpx.methods._method_files import of_recipe, read
 from lrpx.recipes import Recipe
 
 
@@ -32,7 +31,7 @@ def find(given: Any) -> Method:
     if isinstance(given, Method):
         return given
     if isinstance(given, Recipe):
-        return Backward(given.name, given)
+        return of_recipe(given)
     if isinstance(given, Path):
         given = str(given)
     if not isinstance(given, str):

@@ -72,12 +72,25 @@ def read(path: str) -> Method:
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or _FORMAT_KEY not in found:
-        recipe = Recipe.load(path)  # which says what is wrong with it
-        return Backward(recipe.name, recipe)
+        return of_recipe(Recipe.load(path))  # which says what is wrong with it
     try:
         return _method(found)
     except MethodError as error:
         raise MethodError(f"{path} is no method: {error}") from error
+
+
+def of_recipe(recipe: Recipe) -> Method:
+    """The method of a recipe. One that has the name of a method of :data:`METHODS`, and is not all of it, has a word
+    behind its name: it was saved and changed, say, or the method counts more than the recipe does, as ``pa-lrp``.
+
+    >>> of_recipe(Recipe("attnlrp")).name, of_recipe(Recipe("plain")).name
+    ('attnlrp, changed', 'plain')
+    """
+    known = METHODS.get(recipe.name)
+    if known is None or known.describe() == recipe.describe():
+        return Backward(recipe.name, recipe)
+    is_part = getattr(known, "recipe", None) == recipe
+    return Backward(f"{recipe.name}, {'recipe alone' if is_part else 'changed'}", recipe)
 
 
 def settings_of(method: Method) -> tuple[str, ...]:
