@@ -221,6 +221,8 @@ def test_a_text_that_cannot_be_explained_stands_with_its_error_beside_the_others
         (b'{"text": "a", "ids": [1]}', "line 1 of {path} has text and ids; write one of them"),
         (b'{"text": "a", "ids": [1], "messages": []}', "has text, ids and messages; write one of them"),
         (b"[5, 7]", "has no text"),
+        (b'{"text": null}', "has no text"),
+        (b'{"text": "a", "target": " is", "target": " are"}', "line 1 of {path} says text, target, target, of which"),
         (b'{"text": 5}', "the text in line 1 of {path} is int"),
         (b'{"text": "a", "colour": 1}', "has 'colour'; it may have text, pair"),
         (b'{"text": "a", "position": "b"}', "the position in line 1 of {path} is str"),
@@ -233,6 +235,13 @@ def test_a_line_that_is_none_is_refused_by_its_number(run, tmp_path, content, sa
     path = tmp_path / "texts.jsonl"
     path.write_bytes(content)
     refuses(run, path, said)
+
+
+def test_null_in_a_line_is_what_it_does_not_say(run, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "The doors", "target": null, "position": null, "pair": null}\n')
+    code, out, _ = run("explain", "--texts", path, "--target", " are", "--json", "-")
+    assert (code, json.loads(out)["explained"]["description"]) == (0, "logit of ' are'")
 
 
 @pytest.mark.parametrize(

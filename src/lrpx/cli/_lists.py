@@ -187,7 +187,9 @@ def _name(wanted: Wanted) -> str:
 
 def _object(text: str, where: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=lambda pairs: _said(pairs, where))
+    except DataError:
+        raise
     except (ValueError, RecursionError) as error:
         raise DataError(f'{where} is no JSON ({error}); write an object such as {{"text": "…"}}') from error
     if isinstance(found, str):
@@ -203,6 +205,14 @@ def _object(text: str, where: str) -> dict[str, Any]:
         if name in found and not _is(found[name], kind):
             raise DataError(f"the {name} in {where} is {type(found[name]).__name__}; write it {written}")
     return found
+
+
+def _said(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """An object of a line; null is how tables write what is not there."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise DataError(f"{where} says {', '.join(name for name, _ in pairs)}, of which one stands twice; leave one")
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _is(value: Any, kind: Any) -> bool:
