@@ -319,3 +319,12 @@ def test_without_captum(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "captum.attr", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lrpx\[captum\]'"):
         Explainer(models.tiny_gpt2())(IDS, method="occlusion")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_surroundings_gradient_mode_does_not_matter(name):
+    explain = Explainer(models.tiny_gpt2())
+    expected = explain(IDS, 4, method=name).relevance
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            near(explain(IDS, 4, method=name).relevance, expected)

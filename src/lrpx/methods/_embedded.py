@@ -283,24 +283,25 @@ class ByCaptum(Method):
         self.check(model)
         refuse_ledger(self, ledger)
         captum = _captum()
-        answers = model.ask(questions)
-        resolved = questions.with_targets(answers.targets)
-        found = []
-        if model.task in IMAGES:
-            return self._of_images(captum, model, resolved, answers)
-        for i in range(len(resolved)):
-            embedded = embeddings_of(self, model, resolved, i)
-            baselines = _baselines(self, model, embedded)
-            scores = self.explain(captum, Function(model, resolved, i), embedded.values, baselines)
-            found.append(torch.cat([each[0].detach().cpu() for each in scores]))
-        return Found(answers, tuple(found))
+        with torch.inference_mode(False):  # where Captum asks for gradients
+            answers = model.ask(questions)
+            resolved = questions.with_targets(answers.targets)
+            found = []
+            if model.task in IMAGES:
+                return self._of_images(captum, model, resolved, answers)
+            for i in range(len(resolved)):
+                embedded = embeddings_of(self, model, resolved, i)
+                baselines = _baselines(self, model, embedded)
+                scores = self.explain(captum, Function(model, resolved, i), embedded.values, baselines)
+                found.append(torch.cat([each[0].detach().cpu() for each in scores]))
+            return Found(answers, tuple(found))
 
     def _of_images(self, captum: Any, model: BoundModel, questions: Questions, answers: Answers) -> Found:
         """The same, where each number of the pixels is an embedding of one dimension."""
         name, parts = tasks.signal_argument(model.module, model.task), []
         for i in range(len(questions)):
             pixels = questions.row_of(i).arguments[name].to(tasks.input_device(model.module))
-            inputs = (pixels.reshape(1, -1, 1),)
+            inputs = (pixels.clone().reshape(1, -1, 1),)  # whatever mode they were made in
             function = PixelFunction(model, questions, i, name)
             (scores,) = self.explain(captum, function, inputs, tuple(map(torch.zeros_like, inputs)))
             values = scores.detach().cpu().reshape(pixels.shape[1:])
