@@ -165,6 +165,40 @@ def test_packed_rows_are_the_rows_one_by_one(kind: str, recipe: Any) -> None:
         assert not found[length:, row].any()
 
 
+class Multiplied(nn.Module):
+    """What a recurrent layer puts out, times what a linear layer makes of the input."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.other = layer, made(nn.Linear, 3, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        return (out[0] if isinstance(out, tuple) else out) * self.other(x)
+
+
+@by_name
+@by_recipe
+def test_what_a_layer_puts_out_is_as_much_a_gate_as_what_its_cells_do(kind: str, recipe: Any) -> None:
+    """As where one text's states are multiplied with what its attention to another gives (ESIM)."""
+    layer, x = made(LAYERS[kind], 3, 4, bidirectional=True), noise(4, 2, 3)
+    found, _ = explained(Multiplied(layer), recipe, x)
+    wanted, _ = explained(Multiplied(Spelled(kind, layer)), recipe, x)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    packed, _ = explained(Multiplied(Packed(layer, [4, 4])), recipe, x)
+    torch.testing.assert_close(packed, wanted, rtol=1e-9, atol=1e-9)
+
+
+@by_name
+@by_recipe
+def test_what_a_cell_puts_out_is_as_much_a_gate_as_what_a_layer_does(kind: str, recipe: Any) -> None:
+    cell, layer, x = made(CELLS[kind], 3, 8), made(LAYERS[kind], 3, 8), noise(2, 3)
+    layer.load_state_dict({f"{name}_l0": value for name, value in cell.state_dict().items()})
+    found, _ = explained(Multiplied(cell), recipe, x)
+    wanted, _ = explained(Multiplied(Spelled(kind, layer)), recipe, x[None])
+    torch.testing.assert_close(found, wanted[0], rtol=1e-9, atol=1e-9)
+
+
 def test_a_given_state_that_depends_on_the_input_has_relevance() -> None:
     class Given(nn.Module):
         def __init__(self) -> None:

@@ -447,7 +447,8 @@ SELECTS = (
         adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d fractional_max_pool2d fractional_max_pool3d
         aminmax msort kthvalue median nanmedian
         mode cummax cummin nan_to_num __pos__ positive cartesian_prod combinations fill_diagonal_ fold col2im
-        real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg""",
+        real imag view_as_real view_as_complex complex conj conj_physical resolve_conj resolve_neg
+        _pack_padded_sequence _pad_packed_sequence""",
         "joins",
     )
     + _each("__setitem__ index_put index_put_", "joins", put, numbers=(2,))
@@ -462,7 +463,6 @@ OTHERS = (
         fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn
         fft_fft fft_ifft fft_rfft fft_irfft fft_hfft fft_ihfft fft_fft2 fft_ifft2 fft_rfft2 fft_irfft2 fft_hfft2
         fft_ihfft2 fft_fftn fft_ifftn fft_rfftn fft_irfftn fft_hfftn fft_ihfftn fft_fftshift fft_ifftshift
-        _pack_padded_sequence _pad_packed_sequence
         align_to pin_memory data_ptr size dim numel stride __len__ __bool__ __contains__ ndimension
         is_floating_point is_complex get_device element_size storage_offset is_contiguous retain_grad
         __format__ __repr__ __hash__ __deepcopy__ untyped_storage"""

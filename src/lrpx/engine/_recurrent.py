@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine._elementwise import activation, homogeneous, product
-from lrpx.engine._gates import keep_gate
+from lrpx.engine._gates import keep_gate, move_gate
 from lrpx.engine._layers import linear
 from lrpx.engine._operation import Operation
 from lrpx.engine._tensors import any_carries, carries, constants
@@ -67,8 +67,14 @@ def _hidden(run: Run, h: Tensor, weights: Sequence[Tensor | None]) -> Tensor:
 
 
 def _sum(run: Run, a: Tensor, b: Tensor) -> Tensor:
-    total: Tensor = run.added(a, "a recurrent layer", b) + run.added(b, "a recurrent layer", a)
-    return total
+    total = run.added(a, "a recurrent layer", b) + run.added(b, "a recurrent layer", a)
+    return _joined(run, total, a, b)
+
+
+def _joined(run: Run, out: Tensor, *parts: Tensor) -> Tensor:
+    """``out``, put together of parts, chosen of one or their sum: as much a gate as they are."""
+    kept: Tensor = keep_gate(run.recipe, out, *parts)
+    return kept
 
 
 def _multiplied(run: Run, gate: Tensor, signal: Tensor) -> Tensor:
@@ -119,13 +125,13 @@ def _layers(run: Run, func: Any, args: Any, kwargs: Any, cell: Cell, states: int
             place = layer * directions + direction
             weights = _weights(params[place * of_each : (place + 1) * of_each], has_biases)
             inputs = linear(run, F.linear, (steps, weights[0], weights[2]), {})
-            state = tuple(each[place] for each in initial)
+            state = tuple(_joined(run, each[place], each) for each in initial)
             outputs, state = _steps(run, cell, inputs, state, weights, lengths, direction)
             made.append(outputs)
             finals.append(state)
-        steps = torch.cat(made, -1) if both else made[0]
-    outputs = steps.transpose(0, 1) if batch_first else steps
-    last = (torch.stack(of) for of in zip(*finals, strict=True))
+        steps = _joined(run, torch.cat(made, -1), *made) if both else made[0]
+    outputs = _joined(run, steps.transpose(0, 1), steps) if batch_first else steps
+    last = (_joined(run, torch.stack(of), *of) for of in zip(*finals, strict=True))
     return tuple(_with_gradient(own, each) for own, each in zip(value, (outputs, *last), strict=True))
 
 
@@ -146,15 +152,23 @@ def _steps(
         # the sequences of a packed batch end one after another, and from the back they begin so
         now = len(piece)
         parts = [(slice(0, min(begun, now)), state), (slice(begun, now), initial)]
-        new = [cell(run, piece[rows], tuple(each[rows] for each in of), weights) for rows, of in parts if _any(rows)]
-        running = tuple(torch.cat(each) if len(each) > 1 else each[0] for each in zip(*new, strict=True))
+        new = [
+            cell(run, piece[rows], tuple(_joined(run, each[rows], each) for each in of), weights)
+            for rows, of in parts
+            if _any(rows)
+        ]
+        running = tuple(_together(run, each) for each in zip(*new, strict=True))
         made.append(running[0])
-        ended = [each[now:begun] for each in state] if begun > now else []
-        state = tuple(torch.cat(each) for each in zip(running, ended, strict=True)) if ended else running
+        ended = [_joined(run, each[now:begun], each) for each in state] if begun > now else []
+        state = tuple(_together(run, each) for each in zip(running, ended, strict=True)) if ended else running
         begun = max(begun, now)
     if backwards:
         made.reverse()
-    return torch.stack(made) if sizes is None else torch.cat(made), state
+    return _joined(run, torch.stack(made) if sizes is None else torch.cat(made), *made), state
+
+
+def _together(run: Run, parts: Sequence[Tensor]) -> Tensor:
+    return _joined(run, torch.cat(list(parts)), *parts) if len(parts) > 1 else parts[0]
 
 
 def _any(rows: slice) -> bool:
@@ -190,7 +204,7 @@ def _still(value: Any) -> Any:
 
 
 def _with_gradient(value: Tensor, made: Tensor) -> Tensor:
-    return rules.with_gradient_of(value, made) if carries(made) else value
+    return move_gate(rules.with_gradient_of(value, made), made) if carries(made) else value
 
 
 def _rows() -> Iterator[Operation]:
