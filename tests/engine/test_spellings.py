@@ -1569,6 +1569,23 @@ def test_a_length_that_divides_nothing_is_a_function(name: str, recipe: str) -> 
     assert relevance(LENGTHS[name][0], RECIPES[recipe], ledger=True)[1].any()
 
 
+CUTOFFS: dict[str, Of] = {
+    "product": lambda d: 0.5 * (torch.cos(d) + 1) * (d < 1.5).to(d.dtype),
+    "where": lambda d: torch.where(d < 1.5, 0.5 * (torch.cos(d) + 1), 0.0),
+    "filled": lambda d: (0.5 * (torch.cos(d) + 1)).masked_fill(d >= 1.5, 0.0),
+}
+
+
+@pytest.mark.parametrize("recipe", ["attnlrp", "lrp"])
+@pytest.mark.parametrize("name", CUTOFFS)
+def test_a_function_of_a_length_that_ends_at_one_is_a_function_however_the_length_is_written(
+    name: str, recipe: str
+) -> None:
+    """As the filters of molecular models do (SchNet): the number that is added belongs to the piece."""
+    cutoff = CUTOFFS[name]
+    agree(lambda a, b, _: cutoff((a - b).square().sum(1).sqrt()), lambda a, b, _: cutoff((a - b).norm(dim=1)), recipe)
+
+
 @pytest.mark.parametrize("function", [lambda x: x.norm(dim=2), lambda x: x.square().sum(2).sqrt()])
 def test_a_length_from_a_number_that_was_moved_is_refused_as_its_squares_are(function: Callable[..., Tensor]) -> None:
     with pytest.raises(UnknownOperationError, match="function of a function that was moved"):

@@ -153,20 +153,22 @@ def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
 
 
 def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
-    """``op(x, mask)``, what a number was added to after a function of a tensor, masked by a step of that tensor: one
-    piece of a function of it, ``(exp(a) - 1) * (a <= 0)``, to which the number belongs."""
+    """``op(x, mask)``, what a number was added to after a function of a tensor, masked by a step of that tensor, or of
+    another function of it: one piece of a function of it, ``(exp(a) - 1) * (a <= 0)``, to which the number belongs."""
     if not hasattr(mask, _steps.STEP) or run.recipe.activation in PARTWISE or not _functions.is_shifted(x):
         return None
     f, (of, again) = function_of(x), _steps.step_of(mask)
-    if f is None or f.op is None or again is None or not (of is x or of is f.root):
+    if f is None or f.op is None or of is None or again is None:
         return None
-    before, value = f.op, op(x.detach(), mask)
+    asked = None if of is f.root else function_of(of)
+    if of is not f.root and (asked is None or asked.op is None or asked.root is not f.root):
+        return None
+    before, at, value = f.op, None if asked is None else asked.op, op(x.detach(), mask)
     if not _functions.fits(value, f.root):
         return None
 
     def whole(root: Tensor) -> Any:
-        y = before(root)
-        return op(y, again(y if of is x else root))
+        return op(before(root), again(root if at is None else at(root)))
 
     return _functions.as_whole(run, f.root, value, whole, max(CURVED, f.kind))
 
