@@ -721,6 +721,45 @@ TABLES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
 }
 
 
+class Told(nn.Module):
+    """A constant of the model's own that is told to require a gradient, right before it is multiplied with."""
+
+    def __init__(self, tell: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.tell, self.layer = tell, nn.Linear(3, 3, dtype=WIDE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.layer(x)
+        return h * self.tell(torch.zeros_like(h) + 2)
+
+
+def told_by_attribute(x: Tensor) -> Tensor:
+    x.requires_grad = True
+    return x
+
+
+TELLING: dict[str, Callable[[Tensor], Tensor]] = {
+    "method": lambda x: x.requires_grad_(),
+    "attribute": told_by_attribute,
+    "function": lambda x: torch.ones_like(x, requires_grad=True) * 2,
+}
+
+
+@pytest.mark.parametrize("recipe", [LRP, ATTNLRP], ids=["lrp", "attnlrp"])
+@pytest.mark.parametrize("how", TELLING)
+def test_a_constant_that_is_told_to_require_a_gradient_is_one(how: str, recipe: Recipe) -> None:
+    x = torch.randn(2, 3, dtype=WIDE)
+    found = []
+    for tell in (lambda x: x, TELLING[how]):
+        model = Told(tell)
+        with propagate(model, recipe) as trace:
+            out = model(x)
+        trace.explain(out.sum())
+        found.append(trace.relevance("x"))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 DEGREES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "scatter_add": lambda to, ones: (torch.zeros(4, dtype=WIDE).scatter_add_(0, to, ones) + 1).rsqrt(),
     "index_add": lambda to, ones: 1 / (torch.zeros(4, dtype=WIDE).index_add(0, to, ones) + 1).sqrt(),
