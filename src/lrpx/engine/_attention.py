@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x):
         return func(x, *rest, **settings)
     _refuse_block(run, func)
@@ -106,7 +106,7 @@ def _logarithm_in_place(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The logarithm of a softmax's normaliser."""
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x):
         return func(x, *rest, **settings)
     _refuse_logarithm(run, func)
@@ -153,7 +153,7 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _log_softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """``x − log Σ exp x``, with the rule on what is taken off."""
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x):
         return func(x, *rest, **settings)
     _refuse_logarithm(run, func)

@@ -192,7 +192,7 @@ def _matrix_of_products(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _prod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The product of all elements, or of those along a dimension; each of ``n`` factors has the same share."""
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x):
         return func(x, *rest, **settings)
     dim = rest[0] if rest else settings.get("dim")
@@ -222,7 +222,7 @@ def _of_so_many(run: Run, out: Tensor, x: Tensor, number: int) -> Any:
 
 def _cumprod(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The products of the first ``n`` elements along a dimension; each has the same share."""
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x):
         return func(x, *rest, **settings)
     out = _of_factors(run, func.__name__, lambda x: func(x, *rest, **settings), x)
@@ -279,7 +279,7 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if (rest or settings) and (others := [v for v in (*rest, *settings.values()) if is_tensor(v)]):
         if any_carries(others):
             why = f"{func.__name__} of several tensors that depend on the input"
@@ -411,7 +411,7 @@ def homogeneous(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """Constant almost everywhere: no gradient, and so no relevance, but what a rule of the user's own gives it."""
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x) or run.recipe.activation in (rules.identity, rules.unmodified, rules.constant):
         detached = [each.detach() if isinstance(each, Tensor) else each for each in (x, *rest)]
         return _steps.keep(func, run.computed(func(*detached, **settings), x), x, *rest, **settings)
@@ -421,7 +421,7 @@ def step(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _square_function(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    return _square(run, func, first(constants(args), constants(kwargs))[0])
+    return _square(run, func, first(args, kwargs)[0])
 
 
 def _note_nothing(out: Tensor, x: Tensor, factor: Any) -> None:

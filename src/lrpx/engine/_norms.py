@@ -259,7 +259,7 @@ def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> A
 
 
 def _reciprocal(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x = first(constants(args), constants(kwargs))[0]
+    x = first(args, kwargs)[0]
     if not carries(x):
         return run.computed(func(x), x)
     if (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
@@ -270,7 +270,7 @@ def _reciprocal(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _reciprocal_root(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x = args[0] if args and type(args[0]) is Tensor else first(constants(args), constants(kwargs))[0]
+    x = first(args, kwargs)[0]
     if not carries(x):
         return run.computed(func(x), x)
     if run.has_scales and (power := _functions.of_exponential(run, func, x)) is not None:
@@ -283,7 +283,7 @@ def _reciprocal_root(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x):
         return run.computed(func(x, *rest, **settings), x)
 
@@ -302,7 +302,7 @@ def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _normalizer_and_mean(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
-    x, rest, settings = first(constants(args), constants(kwargs))
+    x, rest, settings = first(args, kwargs)
     if not carries(x):
         return func(x, *rest, **settings)
 

@@ -140,11 +140,13 @@ FIRST = ("input", "self", "A", "x", "a", "x1")
 
 
 def first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The tensor that a torch function is called on, and its other arguments, however they were passed."""
+    """The tensor that a torch function is called on, and its other arguments, however they were passed; parameters
+    detached."""
+    named = constants(kwargs) if kwargs else kwargs
     if args:
-        return args[0], args[1:], kwargs
-    name = next(name for name in FIRST if name in kwargs)
-    return kwargs[name], (), {key: value for key, value in kwargs.items() if key != name}
+        return constants(args[0]), constants(args[1:]), named
+    name = next(name for name in FIRST if name in named)
+    return named[name], (), {key: value for key, value in named.items() if key != name}
 
 
 SECOND = ("other", "mat2", "vec", "vec2", "tensor", "x2", "y")
@@ -155,7 +157,7 @@ def pair(args: tuple[Any, ...], kwargs: dict[str, Any], *, names: tuple[str, ...
     """``(a, b, the other arguments by place, those by name)`` of a function of two tensors; parameters detached."""
     if len(args) == 2 and not kwargs:  # nearly always
         return constants(args[0]), constants(args[1]), (), kwargs
-    a, rest, kwargs = first(constants(args), constants(kwargs))
+    a, rest, kwargs = first(args, kwargs)
     if rest:
         return a, rest[0], rest[1:], kwargs
     name = next(name for name in names if name in kwargs)
