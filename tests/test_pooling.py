@@ -140,6 +140,25 @@ def test_a_model_of_sentence_transformers_is_taken_apart(encoder, piece_tokenize
         Explainer(package.SentenceTransformer(modules=[*list(model)[:2], dense], device="cpu"))
 
 
+def test_a_cross_encoder_is_taken_apart(piece_tokenizer, tmp_path):
+    package = pytest.importorskip("sentence_transformers")
+    torch.manual_seed(0)
+    config = tf.BertConfig(**SIZES | {"vocab_size": len(piece_tokenizer), "num_labels": 1, "initializer_range": 0.4})
+    tf.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    piece_tokenizer.save_pretrained(tmp_path / "model")
+    model = package.CrossEncoder(str(tmp_path / "model"), device="cpu")
+    (score,) = model.predict([PAIR], activation_fn=torch.nn.Identity())
+    found = Explainer(model)(PAIR)
+    assert found.explained.value == pytest.approx(float(score), abs=1e-6)
+    assert found == Explainer(model[0].auto_model, model.tokenizer)(PAIR)
+    model.max_seq_length = 4
+    with pytest.raises(InputError, match="context is 4, where sentence-transformers cuts it"):
+        Explainer(model)(PAIR)
+    model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
+    with pytest.raises(ModelError, match="puts a prompt before each text, 'query'"):
+        Explainer(model)
+
+
 def test_the_first_numbers_of_an_embedding_are_compared_where_the_rest_is_cut_off(encoder, piece_tokenizer, tmp_path):
     package = pytest.importorskip("sentence_transformers")
     models = pytest.importorskip("sentence_transformers.models")

@@ -101,13 +101,15 @@ def _refuse_random(name: str, architecture: str, missing: Iterable[str], task: t
 
 
 def taken_apart(model: Any, tokenizer: Any) -> tuple[Any, Any]:
-    """``(model, tokenizer)`` of a pipeline of transformers or of a model of sentence-transformers; anything else as it
-    is.
+    """``(model, tokenizer)`` of a pipeline of transformers, a SentenceTransformer or a CrossEncoder; anything else as
+    it is.
 
     A pipeline has a processor for images with texts, a tokenizer for texts, or what reads images or sounds.
     """
-    if is_sentence_transformer(model) and isinstance(encoder := getattr(model[0], "auto_model", None), torch.nn.Module):
-        return encoder, model.tokenizer if tokenizer is None else tokenizer
+    if is_sentence_transformer(model) or is_cross_encoder(model):
+        encoder = getattr(model[0], "auto_model", None)
+        if isinstance(encoder, torch.nn.Module):
+            return encoder, model.tokenizer if tokenizer is None else tokenizer
     if not _is_one("Pipeline", "transformers", model):
         return model, tokenizer
     readers = (
@@ -129,9 +131,11 @@ def _told(pipeline: Any) -> dict[str, Any]:
     return given
 
 
-def cut_by_pipeline(model: Any) -> int | None:
-    """At how many tokens a pipeline of transformers cuts texts off, as it was told when it was made or as its kind is;
-    None where it does not, and of what is none."""
+def cut_by_whole(model: Any) -> int | None:
+    """At how many tokens a CrossEncoder cuts pairs of texts off, or a pipeline of transformers texts, as it was told
+    when it was made or as its kind is; None where it does not, and of what is none of the two."""
+    if is_cross_encoder(model):
+        return whole_number(model.max_seq_length)
     if not _is_one("Pipeline", "transformers", model):
         return None
     given = _told(model)
@@ -144,11 +148,24 @@ def cut_by_pipeline(model: Any) -> int | None:
 
 
 def refuse_other_reading(model: Any) -> None:
-    """Refuse a pipeline of transformers that gives its model other tokens of a text than its tokenizer makes.
+    """Refuse a pipeline of transformers that gives its model other tokens of a text than its tokenizer makes, and a
+    CrossEncoder that does so, or has more than a model.
 
     Raises:
         ModelError: it does, as it was told when it was made or by the model's config.
     """
+    if is_cross_encoder(model):
+        parts = [type(part).__name__ for part in model]
+        does = f"makes its scores by a {parts[1]} too" if len(parts) > 1 else ""
+        if model.default_prompt_name is not None:
+            does = f"puts a prompt before each text, {model.default_prompt_name!r}"
+        if "message" in (getattr(model[0], "modality_config", None) or ()):
+            does = "reads each pair as a chat's messages, by a chat template"
+        if does:
+            raise ModelError(
+                f"the CrossEncoder {does}, which is no part of its classifier; pass that and its tokenizer, and texts "
+                "or token ids as you mean them"
+            )
     if not _is_one("Pipeline", "transformers", model):
         return
     given = _told(model)
@@ -166,6 +183,12 @@ def refuse_other_reading(model: Any) -> None:
 def is_sentence_transformer(model: Any) -> bool:
     """Whether it is a model of sentence-transformers, which holds one of transformers."""
     return _is_one("SentenceTransformer", "sentence_transformers", model)
+
+
+def is_cross_encoder(model: Any) -> bool:
+    """Whether it is a reranker of sentence-transformers, from release 6 on a list of modules that has a classifier of
+    transformers first."""
+    return isinstance(model, torch.nn.Sequential) and _is_one("CrossEncoder", "sentence_transformers", model)
 
 
 def _is_one(name: str, package: str, model: Any) -> bool:

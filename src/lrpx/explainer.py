@@ -50,9 +50,9 @@ class Explainer:
     Args:
         model: a language model, a classifier, a question answering or multiple choice model, a text encoder or an image
             classifier of transformers (:class:`~lrpx.tasks.Task`), or a module of your own that takes ``input_ids`` and
-            returns logits, in eval mode. It is run as it is and left as it is. A pipeline of transformers,
-            or a SentenceTransformer, is taken apart: its model and its tokenizer or processor are explained, as they
-            are set now.
+            returns logits, in eval mode. It is run as it is and left as it is. A pipeline of transformers, a
+            SentenceTransformer or a CrossEncoder is taken apart: its model and its tokenizer or processor are
+            explained, as they are set now; of a reranker the logit, before any sigmoid.
         tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
         task: what a model predicts whose class does not tell.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.

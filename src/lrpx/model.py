@@ -28,7 +28,8 @@ from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._dropping import can_drop, can_tell, proven, without_hidden, worth
 from lrpx._holding import holding
 from lrpx._loading import (
-    cut_by_pipeline,
+    cut_by_whole,
+    is_cross_encoder,
     is_sentence_transformer,
     load_pretrained,
     refuse_other_reading,
@@ -175,7 +176,7 @@ class BoundModel(Named):
 
     Args:
         module: a model of transformers, or one of your own that takes ``input_ids`` and returns logits, in eval mode;
-            or a pipeline of transformers or a SentenceTransformer, which are taken apart.
+            or a pipeline of transformers, a SentenceTransformer or a CrossEncoder, which are taken apart.
         tokenizer: its tokenizer or processor; None when inputs and targets come as ids.
         task: what it predicts; by its class when None.
         padding_side: where shorter rows of a batch are padded; ``"right"`` works for every model.
@@ -206,7 +207,7 @@ class BoundModel(Named):
     ) -> None:
         pooled = pooling_in(module) if is_sentence_transformer(module) and pooling is None else None
         refuse_other_reading(module)
-        cut = cut_by_pipeline(module)
+        cut, whole = cut_by_whole(module), "sentence-transformers" if is_cross_encoder(module) else "the pipeline"
         module, tokenizer = taken_apart(module, tokenizer)
         if not isinstance(module, torch.nn.Module):
             raise ModelError(
@@ -222,7 +223,7 @@ class BoundModel(Named):
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
         self.pooling = pooled or self._pooling(pooling, spec)
-        cuts = ((self.pooling.most, "sentence-transformers"), (cut, "the pipeline"))
+        cuts = ((self.pooling.most, "sentence-transformers"), (cut, whole))
         most, cutter = min(((most, cutter) for most, cutter in cuts if most is not None), default=(None, ""))
         self.reader = Reader(module, tokenizer, self.task, most, cutter)
         if self.task.segments:
