@@ -238,6 +238,19 @@ def test_a_direction(llama, change, after):
     assert torch.allclose(found, by_hand(llama, "model.layers.0", by_formula, "output"), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [1e-4, 1.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_direction_as_long_or_short_as_any_in_half_precision(dtype, size):
+    """The square of its length may be no number there."""
+    x = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    vector = (size * VECTOR * 16).float()
+    found = Along(vector, 0.0).of(x, None, None)
+    unit = (vector / vector.norm()).double()
+    expected = x.double() - (x.double() @ unit)[..., None] * unit
+    assert found.dtype == dtype
+    assert torch.allclose(found.double(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
+
+
 def test_a_patch_from_another_text(llama):
     other = torch.tensor([[11, 13, 17, 19]])
     with record(llama, ["model.layers.1.mlp"]) as seen:

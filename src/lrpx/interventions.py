@@ -189,12 +189,14 @@ class Along(Change):
 
     def of(self, x: Tensor, at: Tensor | None, columns: Tensor | None) -> Tensor:
         """See :meth:`Change.of`."""
-        vector = _like(self.vector, x)
+        wide = torch.promote_types(x.dtype, torch.float32)  # half precision does not hold the square of a long vector
+        vector = _like(self.vector, x.new_empty(0, dtype=wide))
         if vector.shape != x.shape[-1:]:
             raise InputError(f"the direction has {len(vector)} features, the place has {x.shape[-1]}; pass as many")
-        before = (x @ (vector / (vector @ vector)))[..., None]
+        length: Tensor = torch.linalg.vector_norm(vector)
+        before = (x.to(wide) @ (vector / length) / length)[..., None]
         after = _change(self.change).of(before, at, None)
-        return x + (after - before) * vector
+        return x + ((after - before) * vector).to(x.dtype)
 
     def check(self) -> None:
         """See :meth:`Change.check`."""
