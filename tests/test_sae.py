@@ -245,6 +245,7 @@ def test_the_layouts_of_others(tmp_path):
         ({"hook_name": "h", "activation_fn_str": "relu"}, saelens(plain), SAELENS, plain, "h"),
         ({"hook_name": "h", "normalize_activations": False}, saelens(plain), SAELENS, plain, "h"),
         ({"hook_name": "h", "apply_b_dec_to_input": False}, saelens(plain), SAELENS, made(), "h"),
+        ({"hook_point": "h"}, saelens(plain) | {"scaling_factor": torch.ones(COUNT)}, SAELENS, plain, "h"),
         (old, saelens(top), SAELENS, top, "h"),
         ({"architecture": "topk", "k": 5, "metadata": {"hook_name": "h"}}, saelens(top), SAELENS, top, "h"),
         ({"k": 5, "d_in": WIDE, "activation": "topk"}, sparsify(top), SPARSIFY, made("topk", centred=True), "layers.0"),
@@ -271,7 +272,7 @@ def test_the_layouts_of_others(tmp_path):
         ({"signed": True}, {}, "signed = True"),  # sparsify: the k of the largest size
         ({"gram_lookup": True}, {}, "gram_lookup = True"),  # sparsify: less a mean of n-grams
         ({"architecture": "jumprelu"}, {}, r"has the weights .* and not just .*threshold"),
-        ({}, {"scaling_factor": torch.ones(COUNT)}, "scaling_factor"),
+        ({}, {"scaling_factor": 2 * torch.ones(COUNT)}, "scaling_factor"),
         ({"architecture": "topk"}, {}, r"k is None for 40 features"),
         ({"architecture": "topk", "k": 41}, {}, r"k is 41 for 40 features"),
         ({"hook_name": "a", "hook_name_out": "b"}, {}, "transcoder, from a to b"),

@@ -358,6 +358,8 @@ def _of_saelens(folder: Path, config: dict[str, Any], weights: dict[str, Tensor]
     if out not in (None, hook):
         raise ModelError(f"{folder} holds a transcoder, from {hook} to {out}, and no autoencoder; use an autoencoder")
     need = ["W_enc", "b_enc", "W_dec", "b_dec", *(["threshold"] if named == "jumprelu" else [])]
+    if bool((weights.get("scaling_factor", torch.zeros(1)) == 1).all()):  # older ones keep it, and it scales nothing
+        weights = {key: each for key, each in weights.items() if key != "scaling_factor"}
     _refuse_other_weights(folder, weights, need)
     return SparseAutoencoder(
         encoder=weights["W_enc"],
