@@ -200,6 +200,31 @@ def test_what_is_computed_inside_a_module_is_refused_by_its_name():
         places(SAMPLES["mixtral"].build(torch.float32), "neurons")
 
 
+class Torchs(nn.Module):
+    """torch's own encoder, whose attention makes queries, keys and values inside of one module."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(31, 16)
+        layer = nn.TransformerEncoderLayer(16, 4, 24, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(16, 31)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        return self.head(self.encoder(self.embedding(input_ids)))
+
+
+@pytest.mark.parametrize("kind", ["queries", "keys", "values", "heads"])
+def test_what_an_attention_makes_inside_is_not_what_it_gives(kind):
+    model = Torchs().eval()
+    with pytest.raises(MethodError, match=rf"Torchs computes its {kind} inside encoder\.layers\.0\.self_attn, where"):
+        places(model, kind)
+    assert [place.path for place in places(model, "neurons")] == [f"encoder.layers.{i}.linear2" for i in range(2)]
+
+
 FEW = {"num_experts_per_tok": 2, "moe_intermediate_size": 8}
 LOW = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
 DEEP = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}

@@ -613,6 +613,8 @@ class _Follower(Tap):
         self._made: dict[str, Tensor] = {}
         self._attentions = 0
         self._gives: set[str] = set()
+        self._products: dict[tuple[str, int], Tensor] = {}  # which a module's call has given
+        self._read: dict[tuple[str, int], list[Tensor]] = {}  # of which attention has read a part
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
         self._running: list[tuple[str, int]] = []
@@ -642,6 +644,7 @@ class _Follower(Tap):
         made = self._made.get(path)
         if made is not None and _is_same(made, value):
             self._gives.add(path)
+            self._products[path, self.calls[path]] = made
         if is_layer and (path, self.calls[path]) in self._running:
             call = self.calls[path]
             self._rows[path, call] = value.shape
@@ -773,6 +776,7 @@ class _Follower(Tap):
         all_of_them = len(columns) == made.shape[-1]
         call = max(self.calls[mark.path] - 1, 0)  # it has given its output
         place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, call)
+        self._read.setdefault((mark.path, call), []).append(made)
         self._saw(replace(place, heads=_heads_of(mark.index, columns)))
 
     def _rearranged(
@@ -849,7 +853,7 @@ class _Follower(Tap):
                 self.inside.setdefault(place.kind, place.path)
                 self._inside += [(place.path, wide)] if place.kind == "neurons" else []
                 continue
-            if place.side == "output" and place.kind != "residual" and place.path not in self._gives:
+            if place.side == "output" and place.kind != "residual" and not self._is_given(place):
                 self.inside.setdefault(place.kind, place.path)
                 continue
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
@@ -860,6 +864,12 @@ class _Follower(Tap):
                 if one not in done:  # keys that several heads read
                     done.add(one)
                     yield one
+
+    def _is_given(self, place: Place) -> bool:
+        """Whether a module gives what was read: torch's attention makes queries, keys and values inside, and gives
+        another product."""
+        at = place.path, place.call
+        return place.path in self._gives and all(each is self._products.get(at) for each in self._read.get(at, ()))
 
     def experts(self, known: Collection[str]) -> tuple[str, ...]:
         """Where neurons are computed that no module takes or gives for all tokens, and what they give is as wide as
