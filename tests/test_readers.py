@@ -478,6 +478,40 @@ def test_a_sound():
         explain("a text")
 
 
+def spectrogram_classifier():
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    cut = {"patch_size": 4, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 8}
+    config = tf.ASTConfig(**size, **cut, num_labels=3)
+    return tf.ASTForAudioClassification(config).eval(), "input_values", torch.randn(3, 16, 8)
+
+
+def film_classifier():
+    size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    config = tf.VideoMAEConfig(**size, image_size=8, patch_size=4, num_frames=4, num_labels=3)
+    return tf.VideoMAEForVideoClassification(config).eval(), "pixel_values", torch.randn(3, 4, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("made", "task", "part"),
+    [
+        (spectrogram_classifier, None, "input_values"),
+        (film_classifier, Task.IMAGE_CLASSIFICATION, "pixels"),
+    ],
+)
+def test_a_batch_of_spectrograms_or_films_is_several_inputs(made, task, part):
+    torch.manual_seed(0)
+    model, name, batch = made()
+    explain = Explainer(model, task=task)
+    found = explain({name: batch}, 1, method="lrp")
+    alone = [explain({name: one[None]}, 1, method="lrp") for one in batch]
+    with torch.no_grad():
+        values = model(**{name: batch}).logits[:, 1].tolist()
+    assert [each.explained.value for each in found] == pytest.approx(values, rel=1e-5)
+    for each, one in zip(found, alone, strict=True):
+        assert each.parts[part].values.shape == batch.shape[1:]
+        torch.testing.assert_close(each.parts[part].values.clone(), one.parts[part].values.clone())
+
+
 def test_speech_to_text():
     torch.manual_seed(0)
     config = tf.WhisperConfig(

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 DECODERS = ("decoder_input_ids", "decoder_attention_mask")
 """The fields that are the decoder's text."""
 RANKS = {"pixel_values": 4, "input_features": 3, "input_values": 2}
-"""How many dimensions a batch of images or sounds has."""
+"""How many dimensions a batch of images or sounds has, at least: one of films has frames, too, and a sound may be a
+spectrogram where others are samples (AST)."""
 NO_INPUT = ("label", "special_tokens_mask", "offset_mapping", "overflow")
 """What a tokenizer may give that is not for the model's forward pass."""
 OF_IMAGES = ("_thw", "_sizes")
@@ -51,9 +52,11 @@ def rows_in(batch: Mapping[str, Any], rank: int = 2) -> int:
     (1, 2, 1)
     """
     name = next((key for key in ("input_ids", *RANKS) if batch.get(key) is not None), None)
-    if name is None or depth(batch[name]) != (rank if name == "input_ids" else RANKS[name]):
+    if name is None:
         return 1
-    return len(batch[name])
+    found = depth(batch[name])
+    several = found == rank if name == "input_ids" else found >= RANKS[name]
+    return len(batch[name]) if several else 1
 
 
 def rows_of(batch: Mapping[str, Any], rank: int = 2) -> list[dict[str, Any]]:
