@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import warnings
 
 import pytest
 import torch
@@ -534,3 +535,42 @@ def test_autocast_stands_in_the_result():
         assert explainer.neurons(IDS, 3, top=1).provenance.dtype == cast.provenance.dtype
     assert [each.provenance.dtype for each in (plain, cast)] == ["float32", "float32, autocast to bfloat16"]
     assert not torch.equal(plain.relevance.clone(), cast.relevance.clone())
+
+
+def test_an_intervention_stands_in_the_result(tmp_path):
+    explainer = Explainer(models.tiny_llama(), None)
+    plain = explainer(IDS, 3)
+    add = lrpx.interventions.Add(torch.ones(explainer.model.config.hidden_size), positions=[1])
+    with lrpx.intervene(explainer.model, {"model.layers.0.mlp": {3: 0.0, 4: 0.0, 7: lrpx.Scale(2.0)}}):
+        scaled = explainer(IDS, 3)
+        assert explainer.neurons(IDS, 3, top=1).provenance.model == scaled.provenance.model
+        with lrpx.intervene(explainer.model, {"model.layers.1": add}):
+            both = explainer(IDS, 3).provenance.model
+    assert scaled.provenance.model == (
+        f"{plain.provenance.model}; changed: input of model.layers.0.mlp.down_proj[7] by Scale(factor=2.0); "
+        "changed: input of model.layers.0.mlp.down_proj[3-4] by Set(value=0.0)"
+    )
+    added = both.removeprefix(scaled.provenance.model)
+    assert added.startswith("; changed: output of model.layers.1 by Add(amount=tensor [")
+    assert added.endswith(", positions=[1])")
+    scaled.save(tmp_path / "scaled")
+    assert lrpx.Attribution.load(tmp_path / "scaled") == scaled
+    with lrpx.interventions.record(explainer.model, ["model.layers.1"]):
+        assert explainer(IDS, 3) == plain
+
+
+def test_the_adapters_that_are_on_stand_in_the_result():
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    lora = peft.LoraConfig(target_modules=["q_proj"], r=2, init_lora_weights=False)
+    with warnings.catch_warnings(action="ignore"):  # peft's own, of what transformers will remove
+        model = peft.get_peft_model(models.tiny_llama(), lora, adapter_name="one").double()
+        model.add_adapter("two", lora)
+    explainer = Explainer(model.eval(), None, task=Task.CAUSAL)
+    name = explainer.bound.name
+    assert explainer(IDS, 3).provenance.model == f"{name}; adapter one"
+    model.set_adapter("two")
+    assert explainer(IDS, 3).provenance.model == f"{name}; adapter two"
+    with model.disable_adapter():
+        assert explainer(IDS, 3).provenance.model == name
+    model.merge_adapter(["one", "two"])
+    assert explainer(IDS, 3).provenance.model == f"{name}; adapter one, two"

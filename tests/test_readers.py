@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from lrpx import LRP, METHODS, Explainer, Logit, LogProb, propagate
 from lrpx.errors import InputError, MethodError, ModelError, TargetError
-from lrpx.model import BoundModel, Spec
+from lrpx.model import LOOKED_AT, BoundModel, Spec
 from lrpx.targets import Similarity, Span
 from lrpx.tasks import Task
 from tests import tiny
@@ -764,6 +764,21 @@ def test_a_fingerprint_is_of_the_weights_the_buffers_and_the_config(tmp_path):
     assert bound.fingerprint() == before
     bound.module.counted.add_(1)
     assert bound.fingerprint() != before
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_fingerprint_is_of_every_row_and_every_neuron(dtype):
+    bound = BoundModel(models.tiny_llama(vocab_size=4096).to(dtype))
+    with torch.no_grad():
+        table, down = bound.module.model.embed_tokens.weight, bound.module.model.layers[0].mlp.down_proj.weight
+        assert table.numel() > 2 * LOOKED_AT
+        before = bound.fingerprint()
+        for part in (table[1001], table[:, 5], down[:, 3]):
+            kept = part.clone()
+            part.zero_()
+            assert bound.fingerprint() != before
+            part.copy_(kept)
+            assert bound.fingerprint() == before
 
 
 def test_a_fingerprint_of_a_tokenizer_is_of_what_it_reads(byte_tokenizer, tmp_path):

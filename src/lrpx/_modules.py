@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,6 +47,19 @@ def base_model(model: Module) -> Module:
     """The model inside an adapter of peft, which hands all on to it; any other as it is."""
     find: Any = getattr(model, "get_base_model", None)
     return model if find is None else find()
+
+
+def adapters_in(model: Module) -> tuple[str, ...]:
+    """The adapters of peft that change what a model computes now: those switched on, or merged and not switched off."""
+    if "peft" not in sys.modules:
+        return ()
+    found: dict[str, None] = {}
+    layers: list[Any] = [each for _, each in named_modules(model) if hasattr(each, "_get_available_adapters")]
+    for layer in layers:
+        if not layer.disable_adapters:
+            there = layer._get_available_adapters()
+            found |= dict.fromkeys(name for name in layer.merged_adapters or layer.active_adapters if name in there)
+    return tuple(found)
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def attribution_of(
         explained=explained,
         prediction=None,
         provenance=Provenance(
-            model=model.name,
+            model=model.as_it_is,
             revision=model.revision,
             method=method,
             recipe=recipe,

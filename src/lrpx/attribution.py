@@ -78,7 +78,10 @@ class _Facts(dict[str, str]):
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an attribution comes from, enough to make it again."""
+    """Where an attribution comes from, enough to make it again.
+
+    ``model`` is its name, with the adapters of peft that were switched on and what :func:`~lrpx.intervene` changed.
+    """
 
     model: str
     revision: str | None

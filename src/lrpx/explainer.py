@@ -567,7 +567,7 @@ class Explainer:
     def _provenance(self, method: Method) -> Provenance:
         bound = self.bound
         return Provenance(
-            model=bound.name,
+            model=bound.as_it_is,
             revision=bound.revision,
             method=method.name,
             recipe=method.describe(),

@@ -11,13 +11,14 @@ False
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -446,6 +447,33 @@ def _check_number(value: Any, what: str, *, only_numbers: bool = False) -> None:
         raise InputError(f"what is to {what} is {value!r}; pass a finite number")
 
 
+def _described(change: Any) -> str:
+    """A change with all that it holds; of a tensor its shape and a digest of its numbers."""
+    if isinstance(change, Tensor):
+        numbers = change.detach().to("cpu", torch.float64).contiguous().numpy().tobytes()
+        return f"tensor {list(change.shape)} {hashlib.sha256(numbers).hexdigest()[:8]}"
+    if not isinstance(change, Change) or not is_dataclass(change):
+        return repr(change)
+    held = ((each.name, getattr(change, each.name)) for each in fields(change))
+    told = (f"{name}={_described(value)}" for name, value in held if name != "positions" or value is not None)
+    return f"{type(change).__name__}({', '.join(told)})"
+
+
+def _in_ranges(numbers: Sequence[int]) -> str:
+    """Whole numbers, those that follow on each other as a range.
+
+    >>> _in_ranges((7, 0, 1, 2))
+    '0-2, 7'
+    """
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
 def _like(value: float | Tensor, x: Tensor) -> Tensor:
     """A constant in the precision and place of ``x``."""
     return torch.as_tensor(value, dtype=x.dtype, device=x.device).detach()
@@ -492,6 +520,12 @@ class Site:
         if not self.edits:
             return None
         return self._edited(value, self._positions(value, positions) if self.needs_positions else None)
+
+    def told(self) -> Iterator[str]:
+        """What is changed, as results have it."""
+        for columns, change in self.edits:
+            which = "" if columns is None else f"[{_in_ranges(columns)}]"
+            yield f"{self.where.side} of {self.where.name}{which} by {_described(change)}"
 
     def write(self, row: int, value: Tensor, positions: Tensor) -> None:
         """Change one row of a value in place, where there is no graph."""
@@ -780,7 +814,7 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
 
     with plainly(), hooks() as on:
         try:
-            here[id(tap)] = model
+            here[id(tap)] = model, tuple(told for site in tap.sites for told in site.told())
             scopes = _scopes(model, modules)
             for scope in scopes:
                 within = [path for path, _ in tap.places if _holder(scopes, path) == scope]

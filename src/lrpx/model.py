@@ -36,7 +36,7 @@ from lrpx._loading import (
     short_name,
     taken_apart,
 )
-from lrpx._modules import attending_as_before, named_modules
+from lrpx._modules import adapters_in, attending_as_before, named_modules
 from lrpx._naming import Named
 from lrpx._padding import hiding
 from lrpx._passes import Pass
@@ -46,7 +46,7 @@ from lrpx.engine import propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
 from lrpx.engine._positions import Positions
-from lrpx.engine._running import intervened
+from lrpx.engine._running import changes_in, intervened
 from lrpx.engine._trace import is_finite
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
@@ -274,6 +274,15 @@ class BoundModel(Named):
         return "lrpx bundled model" if name == str(BUNDLED) else short_name(name)
 
     @property
+    def as_it_is(self) -> str:
+        """The name, with what makes it another model for now: the adapters of peft that are switched on, and what
+        interventions change."""
+        adapters = adapters_in(self.module)
+        with_adapters = [f"adapter {', '.join(adapters)}"] if adapters else []
+        changed = [f"changed: {told}" for told in changes_in(self.module)]
+        return "; ".join([self.name, *with_adapters, *changed])
+
+    @property
     def revision(self) -> str | None:
         """The commit of its files on the Hub, if they come from there."""
         return getattr(self.config, "_commit_hash", None)
@@ -327,9 +336,9 @@ class BoundModel(Named):
         return tasks.accepts(self.module, argument)
 
     def fingerprint(self) -> str:
-        """A digest of its configuration, and of ``LOOKED_AT`` numbers of each of its weights and of each buffer that is
-        saved with them, evenly spread, so that a model trained further, or configured otherwise, is not taken for the
-        same one."""
+        """A digest of its configuration, and of each of its weights and of each buffer that is saved with them: of
+        ``LOOKED_AT`` numbers, evenly spread, and of the sum of all as whole numbers, so that a model trained further,
+        configured otherwise, or changed in one neuron or one row, is not taken for the same one."""
         digest = hashlib.sha256(json.dumps(_plain(self.config), sort_keys=True).encode())
         buffers = (
             (f"{path}.{name}", each)
@@ -344,6 +353,7 @@ class BoundModel(Named):
                 continue  # quantised or offloaded: its numbers are not to be had in the plain way
             some = values.flatten()[:: max(1, values.numel() // LOOKED_AT)].cpu().contiguous()
             digest.update(some.view(torch.uint8).numpy().tobytes())
+            digest.update(str(_sum_of_bits(values)).encode())
         return digest.hexdigest()
 
     def tokenizer_fingerprint(self) -> str:
@@ -789,6 +799,14 @@ def _plain(config: Any) -> Any:
     if not isinstance(config, Tensor) and hasattr(config, "tolist"):  # numpy's
         return config.tolist()
     return config if config is None or isinstance(config, (str, int, float)) else type(config).__name__
+
+
+def _sum_of_bits(values: Tensor) -> int:
+    """The sum of all numbers, each read as a whole one: exact, and so the same in any order, on any device."""
+    if values.is_complex():
+        values = torch.view_as_real(values)
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    return int(values.contiguous().view(whole).sum(dtype=torch.int64))
 
 
 def _reading(reader: Any) -> dict[str, Any]:

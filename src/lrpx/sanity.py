@@ -204,7 +204,7 @@ def check(
             Sane(name, rows, each.other_class(seed), each.ledger(), each.batch(), each.complete(), each.tolerance)
         )
         done(1)
-    return Sanity(model.name, model.dtype, len(questions), seed, tuple(sane))
+    return Sanity(model.as_it_is, model.dtype, len(questions), seed, tuple(sane))
 
 
 def steps(model: BoundModel, methods: Sequence[object]) -> int:

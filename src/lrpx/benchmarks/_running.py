@@ -122,7 +122,7 @@ class Run:
         """
         return (
             {
-                "model": self.model.name,
+                "model": self.model.as_it_is,
                 "weights and config": self.model.fingerprint(),
                 "tokenizer": self.model.tokenizer_fingerprint(),
                 "task": self.model.task.title,

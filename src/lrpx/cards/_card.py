@@ -159,7 +159,7 @@ def card(
         relevance[each.predicted] = relevance.get(each.predicted, 0.0) + each.value
     ranges = pairwise([-inf, *edges(), inf])
     return Card(
-        model=bound.name,
+        model=bound.as_it_is,
         layer=layer,
         unit=unit,
         path=place.name,

@@ -128,7 +128,7 @@ class Collection:
         """
         model = self.model
         return {
-            "model": model.name,
+            "model": model.as_it_is,
             "weights and config": model.fingerprint(),
             "tokenizer": model.tokenizer_fingerprint(),
             "dtype": model.dtype,

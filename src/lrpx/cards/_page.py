@@ -119,7 +119,7 @@ def index_page(
         _environment()
         .get_template("index.html.j2")
         .render(
-            model=bound.name,
+            model=bound.as_it_is,
             count=len(units),
             layers=len(found),
             texts=references.record["texts"],

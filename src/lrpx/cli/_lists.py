@@ -256,7 +256,7 @@ def _settings(wanted: Wanted, explainer: Explainer, chosen: Sequence[Method]) ->
     """All that the numbers of every text depend on."""
     bound = explainer.bound
     described = [(method.name, method.describe(), digest_of(method)) for method in chosen]
-    model = (bound.name, bound.fingerprint(), bound.tokenizer_fingerprint(), bound.dtype, bound.pooling)
+    model = (bound.as_it_is, bound.fingerprint(), bound.tokenizer_fingerprint(), bound.dtype, bound.pooling)
     return repr((model, described, wanted.ledger, wanted.words))
 
 

@@ -60,15 +60,21 @@ CACHES = ("past_key_values", "cache_params", "mems", "state")
 _running = threading.local()
 
 
-def interventions() -> dict[int, Module]:
-    """The models in which interventions (``lrpx.interventions``) hold in this thread, by what identifies each."""
-    found: dict[int, Module] = _running.__dict__.setdefault("intervened", {})
+def interventions() -> dict[int, tuple[Module, tuple[str, ...]]]:
+    """The models in which interventions (``lrpx.interventions``) hold in this thread, and what each changes, by what
+    identifies each."""
+    found: dict[int, tuple[Module, tuple[str, ...]]] = _running.__dict__.setdefault("intervened", {})
     return found
 
 
 def intervened(model: Module) -> bool:
     """Whether interventions hold in a model in this thread."""
-    return any(each is model for each in interventions().values())
+    return any(each is model for each, _ in interventions().values())
+
+
+def changes_in(model: Module) -> tuple[str, ...]:
+    """What the interventions that hold in a model in this thread change, outer ones first."""
+    return tuple(told for each, changes in interventions().values() if each is model for told in changes)
 
 
 def is_running() -> bool:
