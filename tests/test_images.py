@@ -263,6 +263,46 @@ def test_projections_are_found_however_the_softmax_is_written(spelled, recipe):
     near(relevance(SOFTMAXES[spelled]), relevance(lambda s: s.softmax(-1)))
 
 
+ATTENTIONS = {  # of queries, keys and values [B, H, T, d]
+    "a product": lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
+    "einsum": lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v),
+    "values first": lambda q, k, v: (v.mT @ (k @ q.mT).softmax(-2)).mT,
+    "values first in an einsum": lambda q, k, v: torch.einsum("bhjd,bhij->bhid", v, (q @ k.mT).softmax(-1)),
+    "a sample after another": lambda q, k, v: torch.stack(
+        [(q[i] @ k[i].mT).softmax(-1) @ v[i] for i in range(q.shape[0])]
+    ),
+    "a head after another": lambda q, k, v: torch.stack(
+        [(q[:, i] @ k[:, i].mT).softmax(-1) @ v[:, i] for i in range(q.shape[1])], 1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", ATTENTIONS)
+def test_projections_are_found_however_attention_is_written(spelled, recipe):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
+
+        def forward(self, x):
+            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            return self.o(ATTENTIONS[spelled](q, k, v).transpose(1, 2).flatten(2))
+
+    x = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def relevance(recipe):
+        model = Attention()
+        with lrpx.propagate(model, recipe) as trace:
+            trace.explain(model(x)[0, -1].sum())
+        return trace.relevance("x")
+
+    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    by_name = replace(recipe, linear=Epsilon(0.2), input_projection=None, output_projection=None)
+    near(relevance(recipe), relevance(by_name.at("o", linear=Epsilon(0.4))))
+
+
 def test_the_recipes_of_table_4():
     for recipe, family in ((ATTNLRP_VIT, ATTNLRP), (LRP_VIT, LRP)):
         assert recipe.convolution == Gamma(0.25)

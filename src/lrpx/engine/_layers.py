@@ -287,9 +287,14 @@ Dims = tuple["Collection[int]", "Collection[int]"]
 
 def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, dims: Dims = ((), ())) -> Any:
     """A product ``op(a, b)``, linear in each; ``dims`` tell what may be added as a bias."""
-    if _roles.is_weights(run, a):
-        return _roles.attend(run, _product_of_two(run, op, a, b, dims), a, b)
-    return _product_of_two(run, op, a, b, dims)
+    return _attending(run, _product_of_two(run, op, a, b, dims), a, b)
+
+
+def _attending(run: Run, out: Any, *factors: Tensor) -> Any:
+    """``out``, a product, which is what attention gives where attention weights are among its factors."""
+    if not run.recipe.has_places() or not any(_roles.is_weights(run, each) for each in factors):
+        return out
+    return _roles.attend(run, out, *factors)
 
 
 def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Tensor, dims: Dims) -> Any:
@@ -551,7 +556,7 @@ def _product_of_several(
             "spell it as products of two tensors each, or ",
         )  # fmt: skip
     if len(carrying) == 2:
-        return _factors.matmul(run, of_carrying, *carrying)
+        return _attending(run, _factors.matmul(run, of_carrying, *carrying), *carrying)
     if len(carrying) > 2:
         return _shared(run, name, of_carrying, carrying)
     if len(operands) == 2:

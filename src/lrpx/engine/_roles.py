@@ -88,7 +88,7 @@ def is_weights(run: Any, x: Tensor) -> bool:
 def _reaches(x: Tensor, mark: str) -> bool:
     """Whether a tensor is what a marked node has made, in another shape or another precision, or scaled."""
     node: Any = x.grad_fn
-    allowed = MOVES | SCALES | {OWN, COPY, "NativeDropout", "Cat", "MaskedFill", "Where"}
+    allowed = MOVES | SCALES | {OWN, COPY, "NativeDropout", "Cat", "Stack", "MaskedFill", "Where"}
     for _ in range(FARTHEST):
         if node is None:
             return False
