@@ -303,6 +303,38 @@ def test_projections_are_found_however_attention_is_written(spelled, recipe):
     near(relevance(recipe), relevance(by_name.at("o", linear=Epsilon(0.4))))
 
 
+POOLINGS = {  # of rows [B, T, d] and a mask [B, T]
+    "on the left": lambda h, mask: (mask[:, None] @ h).squeeze(1),
+    "on the right": lambda h, mask: (h.mT @ mask[..., None]).squeeze(-1),
+    "einsum": lambda h, mask: torch.einsum("bt,btd->bd", mask, h),
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", POOLINGS)
+def test_a_mask_that_pools_is_no_attention(spelled, recipe):
+    class Pooled(torch.nn.Module):
+        def __init__(self, pool):
+            super().__init__()
+            torch.manual_seed(2)
+            self.before, self.after = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "ab")
+            self.pool = pool
+
+        def forward(self, x, mask):
+            return self.after(self.pool(self.before(x), mask.to(x.dtype)))
+
+    x = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
+
+    def relevance(pool):
+        model = Pooled(pool)
+        with lrpx.propagate(model, replace(recipe, linear=Gamma(0.5))) as trace:
+            trace.explain(model(x, mask)[1].sum())
+        return trace.relevance("x")
+
+    near(relevance(POOLINGS[spelled]), relevance(lambda h, mask: (h * mask[..., None]).sum(1)))
+
+
 def test_the_recipes_of_table_4():
     for recipe, family in ((ATTNLRP_VIT, ATTNLRP), (LRP_VIT, LRP)):
         assert recipe.convolution == Gamma(0.25)

@@ -198,7 +198,7 @@ class Book(Tap):
         leaf = constant.detach().requires_grad_()
         setattr(leaf, CONSTANT, True)
         if hasattr(constant, FROM_INPUT):
-            setattr(leaf, FROM_INPUT, True)
+            setattr(leaf, FROM_INPUT, getattr(constant, FROM_INPUT))
         _exponentials.stands_for(leaf, constant)
         if self._run.replaying:
             return leaf

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import _kernels, rules
 from lrpx.engine._nodes import COPY, OWN, SCALES, SHAPES, SUMS, kind
+from lrpx.engine._tensors import FROM_INPUT, is_tensor
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -73,16 +74,30 @@ def attend(run: Any, out: Any, *factors: Any) -> Any:
 
 def mark_weights(run: Any, out: Any) -> Any:
     """``out``, the result of a softmax."""
-    if run.recipe.has_places() and getattr(out, "grad_fn", None) is not None:
+    if not run.recipe.has_places():
+        return out
+    if getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[WEIGHTS] = True
+    else:  # under a rule that makes it a constant
+        setattr(out, FROM_INPUT, WEIGHTS)
     return out
 
 
 def is_weights(run: Any, x: Tensor) -> bool:
-    """Whether a factor of a product is attention weights: a softmax, or a constant that was made of the input."""
-    if not run.recipe.has_places():
-        return False
-    return _reaches(x, WEIGHTS) if x.requires_grad else not run.is_weight(x)
+    """Whether a factor of a product is attention weights: a softmax, or a constant that was made of one. A mask, as of
+    what is padded, is none."""
+    return run.recipe.has_places() and _are_weights(x)
+
+
+def any_weights(values: Any) -> bool:
+    """Whether some of a call's arguments are attention weights."""
+    if isinstance(values, (tuple, list)):
+        return any(map(any_weights, values))
+    return is_tensor(values) and _are_weights(values)
+
+
+def _are_weights(x: Tensor) -> bool:
+    return _reaches(x, WEIGHTS) if x.requires_grad else getattr(x, FROM_INPUT, None) == WEIGHTS
 
 
 def _reaches(x: Tensor, mark: str) -> bool:

@@ -29,7 +29,8 @@ CONSTANT = "_lrpx_constant"
 """The attribute of a leaf that a ledger makes of a constant."""
 
 FROM_INPUT = "_lrpx_from_input"
-"""The attribute of a constant that was made of the model's input, and of the leaf that stands for one in a ledger."""
+"""The attribute of a constant that was made of the model's input, and of the leaf that stands for one in a ledger.
+Where layers have rules by what they are, it tells whether that was made of attention weights."""
 
 TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Properties of a tensor that are operations on it."""
