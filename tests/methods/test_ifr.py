@@ -39,6 +39,32 @@ def test_the_kernel_is_no_matter(kernel):
     assert_allclose(found.numpy(), flow(network(models.tiny_gpt2(), 6)), rtol=1e-9, atol=1e-9)
 
 
+def stream_first(layer, x, attend):
+    """As Cohere adds up."""
+    attention, mlp = attend(layer.input_layernorm(x)), layer.mlp(layer.post_attention_layernorm(x))
+    return x + attention + mlp
+
+
+def one_after_the_other(layer, x, attend):
+    read = layer.post_attention_layernorm(x)
+    y = x + attend(layer.input_layernorm(x))
+    return y + layer.mlp(read)
+
+
+@pytest.mark.parametrize("spelling", [stream_first, one_after_the_other])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_parallel_block_is_one_sum_in_any_order(spelling, recompute, monkeypatch):
+    model = tiny.neox()
+    expected = flow(network(model, 6), parallel=True)
+
+    def forward(layer, hidden_states, **kwargs):
+        return spelling(layer, hidden_states, lambda x: layer.attention(x, **kwargs)[0])
+
+    monkeypatch.setattr(type(model.gpt_neox.layers[0]), "forward", forward)
+    found = Explainer(model, recompute=recompute)(IDS, 4, method="ifr").relevance
+    assert_allclose(found.double().numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
 def by_hand(model, threshold):
     """One layer of GPT-2, with hooks for what is added to the stream."""
     seen = {}

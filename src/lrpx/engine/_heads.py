@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._pytree import tree_leaves
 
 from lrpx import rules
 from lrpx._modules import layer_of
@@ -102,6 +103,11 @@ class Heads(Tap):
 
         operation = name if row is None else row.name
         marked = next((mark for x in args[:2] if (mark := mark_of(x)) is not None), None)
+        moves = row is not None and row.gate == "moves"
+        if operation != "add" and not moves:
+            for x in tree_leaves((args, kwargs)):
+                if isinstance(mark := mark_of(x), Write):
+                    mark.read = True
         if operation == "add" and len(args) == 2 and not kwargs:
             return self._add(name, args, run)
         if operation == "attention":
@@ -119,7 +125,6 @@ class Heads(Tap):
         out = run(args)
         if marked is None or not isinstance(out, Tensor):
             return out
-        moves = row is not None and row.gate == "moves"
         if marked == WEIGHTS:
             if operation == "matmul" and mark_of(args[0]) == WEIGHTS:
                 return self._eager(args[0], args[1], out)
@@ -281,7 +286,9 @@ class Heads(Tap):
         leaf = (constant.detach().clone() if overwritten else constant.detach()).requires_grad_()
         before = stream.detach().clone() if in_place else stream.detach()
         shape = (*self.shape, stream.shape[-1])
-        write = Write(layer, self._parts(constant, mark, overwritten), leaf, before.reshape(shape))
+        last = mark_of(stream)
+        joins = last in self.writes[-1:] and last.layer == layer and not last.read
+        write = Write(layer, self._parts(constant, mark, overwritten), leaf, before.reshape(shape), joins=joins)
         if not self._run.replaying:
             self.writes.append(write)
             self.beginning = stream if self.beginning is None else self.beginning

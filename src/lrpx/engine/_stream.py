@@ -103,6 +103,9 @@ class Write:
         stream: ``[B, T, d]``, what they are added to.
         carried_on: whether another sum takes the result up as it is.
         norm: the norm that the result passes before anything else in the layer, in a post-norm model.
+        read: whether something that is no sum has been given the result.
+        joins: whether ``stream`` is the sum before it in the layer, which nothing has read: both are one, as a parallel
+            block's ``x + attention + MLP``.
     """
 
     layer: str
@@ -111,6 +114,8 @@ class Write:
     stream: Tensor
     carried_on: bool = False
     norm: Norm | None = None
+    read: bool = False
+    joins: bool = False
 
     @property
     def reads(self) -> list[Part]:

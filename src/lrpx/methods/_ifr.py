@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -31,12 +31,12 @@ class InformationFlow(Method):
     """Information flow routes (Ferrando & Voita 2024, §2).
 
     What a layer adds to the residual stream makes a sum ``y``, of the stream before, what each head writes from each
-    position, and what the feed-forward part writes. A part ``a`` of it counts ``max(0, ‖y‖₁ − ‖a − y‖₁)``, and its
-    share is that over the sum of all parts' (biases are no part, as in ALTI). The share of an input token is the sum,
-    over the ways from the position where the value is read down to it, of the product of the shares on the way: what a
-    position has kept, and what its own feed-forward part writes, stay with it. (Where the value is read at several
-    positions, it is their mean.) It is the same whatever is explained at a position. ALTI differs in that it takes what
-    all heads write from a position for one part.
+    position, and what the feed-forward part writes (all of it at once in a parallel block). A part ``a`` of it counts
+    ``max(0, ‖y‖₁ − ‖a − y‖₁)``, and its share is that over the sum of all parts' (biases are no part, as in ALTI). The
+    share of an input token is the sum, over the ways from the position where the value is read down to it, of the
+    product of the shares on the way: what a position has kept, and what its own feed-forward part writes, stay with it.
+    (Where the value is read at several positions, it is their mean.) It is the same whatever is explained at a
+    position. ALTI differs in that it takes what all heads write from a position for one part.
 
     Norms after the sums are linear with their deviation as a constant, as in ALTI-Logit.
 
@@ -117,7 +117,7 @@ def _flow(trace: Trace, rounds: Sequence[Tensor], threshold: float) -> list[Tens
     read = torch.stack(list(rounds)).double()
     total = read.sum(-1, keepdim=True)
     flow = read / torch.where(total == 0, 1.0, total)  # nothing is read of a row that has no question left
-    for write in reversed(trace.heads.writes):
+    for write in reversed(_together(trace.heads.writes)):
         if not write.reads and not threshold:
             continue  # all of it stays where it is
         below = torch.zeros_like(flow)
@@ -126,6 +126,17 @@ def _flow(trace: Trace, rounds: Sequence[Tensor], threshold: float) -> list[Tens
             below += torch.einsum("rbi,bij->rbj", torch.take_along_dim(flow, every, 2), mixed.to(flow.dtype))
         flow = below
     return list(flow)
+
+
+def _together(writes: Sequence[Write]) -> list[Write]:
+    """The sums, those of a parallel block as one, in whatever order it adds up."""
+    found: list[Write] = []
+    for write in writes:
+        if write.joins:
+            before = found.pop()
+            write = replace(write, parts=(*before.parts, *write.parts), stream=before.stream)
+        found.append(write)
+    return found
 
 
 def _in_chunks(write: Write, threshold: float) -> Iterator[tuple[Tensor, Tensor]]:
