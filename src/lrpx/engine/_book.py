@@ -16,7 +16,17 @@ from lrpx.engine import _exponentials
 from lrpx.engine._learned import JOINS
 from lrpx.engine._places import place_of_tokens
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import CONSTANT, FROM_INPUT, any_carries, arguments, carries, constants, first, is_in_place
+from lrpx.engine._tensors import (
+    CONSTANT,
+    FROM_INPUT,
+    any_carries,
+    arguments,
+    carries,
+    constants,
+    first,
+    is_in_place,
+    whole_of,
+)
 from lrpx.ledger import Entry, Ledger
 
 if TYPE_CHECKING:
@@ -145,7 +155,7 @@ class Book(Tap):
             lifted = [self._as_number(x, name, dtype) for x in lifted]
         if is_in_place(name) and isinstance(args[0], Tensor):
             lifted[0] = args[0]
-            whole = args[0] if args[0]._base is None else args[0]._base
+            whole = whole_of(args[0])
             if not any_carries(whole) and whole.is_floating_point() and whole.any():
                 # its constant content becomes an entry: the same values, with a leaf behind them
                 whole.copy_(self.added(whole.clone(), name))

@@ -35,7 +35,7 @@ from lrpx.engine._gates import (
     takes_all,
 )
 from lrpx.engine._nodes import SHAPES, SUMS
-from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor
+from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -676,7 +676,7 @@ def _with_rest(func: Any, rest: Any, kwargs: Any) -> Noted:
 
 def of_whole_numbers(run: Any, out: Tensor, x: Tensor) -> Tensor:
     """``out``, a copy of ``x`` or a cast; of one-hot ids a source, once it is floating-point."""
-    rows = x if x._base is None else x._base
+    rows = whole_of(x)
     ids = getattr(rows, ONE_HOT, None)
     if ids is None:
         _steps.keep(partial(_cast, out.dtype), out, x)

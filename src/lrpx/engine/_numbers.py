@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lrpx.engine._tensors import is_in_place
+from lrpx.engine._tensors import is_in_place, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -204,12 +204,12 @@ class Numbers:
         whole = made_of[0] if made_of else None
         if not isinstance(whole, Tensor) or whole not in self._own or made._base is None:
             return False
-        return made._base is (whole if whole._base is None else whole._base) and made.numel() < whole.numel()
+        return made._base is whole_of(whole) and made.numel() < whole.numel()
 
     def _before_writing(self, value: Tensor) -> list[tuple[Tensor, Mark]]:
         """A constant that will be written into, with its mark; and its base, if it is a view, with its own: the shadow
         of a view is a view of its base's shadow."""
-        base = value if value._base is None else value._base
+        base = whole_of(value)
         mark = self._marks.get(base) or Mark(base.detach().clone(), is_mask=True)
         if base is value or mark.shadow is None:
             return [(value, mark)]

@@ -33,7 +33,7 @@ from lrpx.engine._gates import EXPONENTS
 from lrpx.engine._graph import descends
 from lrpx.engine._numbers import Numbers, pairs
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place
+from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place, whole_of
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -275,7 +275,7 @@ class Positions(Tap):
 
     def _is_of_model(self, c: Tensor) -> bool:
         """Whether the numbers of a constant are the model's own, or were made of them."""
-        base = c if c._base is None else c._base
+        base = whole_of(c)
         return storage_of(c) in self._memory() or c in self._of_tables or base in self._of_tables
 
     # ---------------------------------------------- where they meet what depends on the input

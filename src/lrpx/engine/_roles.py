@@ -83,21 +83,14 @@ def mark_weights(run: Any, out: Any) -> Any:
     return out
 
 
-def is_weights(run: Any, x: Tensor) -> bool:
-    """Whether a factor of a product is attention weights: a softmax, or a constant that was made of one. A mask, as of
-    what is padded, is none."""
-    return run.recipe.has_places() and _are_weights(x)
-
-
 def any_weights(values: Any) -> bool:
-    """Whether some of a call's arguments are attention weights."""
+    """Whether attention weights are among values, also in lists: what a softmax made, or a constant that was made of
+    one. A mask, as of what is padded, is none."""
     if isinstance(values, (tuple, list)):
         return any(map(any_weights, values))
-    return is_tensor(values) and _are_weights(values)
-
-
-def _are_weights(x: Tensor) -> bool:
-    return _reaches(x, WEIGHTS) if x.requires_grad else getattr(x, FROM_INPUT, None) == WEIGHTS
+    if not is_tensor(values):
+        return False
+    return _reaches(values, WEIGHTS) if values.requires_grad else getattr(values, FROM_INPUT, None) == WEIGHTS
 
 
 def _reaches(x: Tensor, mark: str) -> bool:

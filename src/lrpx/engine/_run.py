@@ -34,6 +34,7 @@ from lrpx.engine._tensors import (
     is_tensor,
     transformed_constants,
     unwrapped,
+    whole_of,
 )
 from lrpx.errors import MethodError, UnknownOperationError
 
@@ -516,18 +517,18 @@ class Run:
         the first indices there are in a model without another source."""
         if not is_tensor(ids) or ids.is_floating_point() or ids.dtype is torch.bool:
             return False
-        return not self.trace.sources or id(ids if ids._base is None else ids._base) in self._given
+        return not self.trace.sources or id(whole_of(ids)) in self._given
 
     def is_given(self, ids: Any) -> bool:
         """Whether these are ids of tokens that the model was given, in whatever shape."""
         if not is_tensor(ids):
             return False
-        known = self._given.get(id(ids if ids._base is None else ids._base))
+        known = self._given.get(id(whole_of(ids)))
         return known is not None and known[1]
 
     def copied_ids(self, copy: Tensor, ids: Tensor) -> None:
         """A copy of ids that the model was given is as good as they are."""
-        known = self._given.get(id(ids if ids._base is None else ids._base))
+        known = self._given.get(id(whole_of(ids)))
         if known is not None and copy is not ids:
             self._give(copy, known[1])
 
@@ -558,7 +559,7 @@ class Run:
             self._add_by_ids(out)
 
     def _add_by_ids(self, value: Tensor) -> None:
-        base = value if value._base is None else value._base
+        base = whole_of(value)
         self.by_ids[id(base)] = base  # held, so that its number is no other's
         self.is_usual = False  # from here on, what is made of it must be known
 
@@ -566,7 +567,7 @@ class Run:
         """Whether a constant, or one in a list, was added up in the places that ids tell, or was computed from such."""
         if isinstance(value, (tuple, list)):
             return any(map(self.is_by_ids, value))
-        return is_tensor(value) and id(value if value._base is None else value._base) in self.by_ids
+        return is_tensor(value) and id(whole_of(value)) in self.by_ids
 
     def leaving_ids(self, how: str, *values: Any) -> None:
         """Note a call that takes ids of tokens to where nothing follows them: to Python, to numpy, to other numbers."""
@@ -574,7 +575,7 @@ class Run:
         given = None if notes.left else next(filter(self.is_given, values), None)
         if given is not None:
             said = f"{self.where()} takes ids of tokens by {how!r} to numbers"
-            notes.left = said, given if given._base is None else given._base
+            notes.left = said, whole_of(given)
 
     def listed_ids(self, numbers: list[int], *, is_first: bool) -> Tensor | None:
         """A list of whole numbers, as a tensor, if what is indexed with them is looked up for the model's input: they
@@ -586,7 +587,7 @@ class Run:
         return ids if is_first else None
 
     def _give(self, ids: Tensor, is_tokens: bool) -> None:
-        base = ids if ids._base is None else ids._base
+        base = whole_of(ids)
         self._given[id(base)] = base, is_tokens  # held, so that its number is no other's
 
     def source(self, weight: Tensor, ids: Tensor, out: Tensor, name: str = "an embedding") -> Tensor:

@@ -42,6 +42,12 @@ def is_tensor(value: Any) -> TypeGuard[Tensor]:
     return kind is Tensor or (kind not in NUMBERS and isinstance(value, Tensor))
 
 
+def whole_of(x: Tensor) -> Tensor:
+    """The tensor that a view is a part of; any other as it is."""
+    base = x._base
+    return x if base is None else base
+
+
 def is_parameter(value: Any) -> TypeGuard[Parameter]:
     """``isinstance(value, Parameter)``, which torch answers slowly (1 us) for anything else."""
     kind = type(value)
