@@ -983,6 +983,17 @@ def test_gates_that_are_multiplied_are_one(recipe: str) -> None:
     )
 
 
+def test_what_glu_makes_of_gates_is_one() -> None:
+    def spelled(a: Tensor) -> Tensor:
+        signal, inner = F.silu(a).chunk(2, -1)
+        return signal * inner.sigmoid()
+
+    def gating(glu: Callable[[Tensor], Tensor]) -> Of:
+        return lambda a, b, c: torch.cat([glu(a) * c[..., :2], b[..., :2]], -1)
+
+    agree(gating(lambda a: F.glu(F.silu(a))), gating(spelled), "lrp")
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("make", [torch.sigmoid, torch.exp], ids=["gate", "scale"])
 def test_a_sum_is_of_what_is_given_by_keyword_too(make: Of, recipe: str) -> None:

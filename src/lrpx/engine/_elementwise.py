@@ -272,7 +272,8 @@ def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(x, dim)
     signal, inner = x.chunk(2, dim)
     gate = mark_gate(run.recipe, "sigmoid", run.apply("activation", torch.sigmoid, inner))
-    return rules.with_gradient_of(func(x, dim), product(run, torch.mul, (gate, signal), {}))
+    made = product(run, torch.mul, (gate, move_gate(signal, x)), {})
+    return move_gate(rules.with_gradient_of(func(x, dim), made), made)
 
 
 # ------------------------------------------------------------------------- activations
