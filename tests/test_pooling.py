@@ -131,6 +131,14 @@ def test_a_model_of_sentence_transformers_is_taken_apart(encoder, piece_tokenize
     model.max_seq_length = 2
     with pytest.raises(InputError, match="context is 2, where sentence-transformers cuts it"):
         Explainer(model)(PAIR)
+    transformer.processing_kwargs = {"common": {"max_length": 4}, "text": {"max_length": 3}}  # as it is told itself
+    with pytest.raises(InputError, match="context is 3, where sentence-transformers cuts it"):
+        Explainer(model)(PAIR)
+    transformer.processing_kwargs = {"text": {"add_special_tokens": False}}
+    with pytest.raises(ModelError, match="SentenceTransformer tells its tokenizer add_special_tokens=False with each"):
+        Explainer(model)
+    transformer.processing_kwargs = {"text": {"truncation": False, "padding": True}}
+    assert Explainer(model)(PAIR) == found
     model.max_seq_length = None
     model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
     with pytest.raises(ModelError, match="puts a prompt before each text, 'query'"):
@@ -154,6 +162,13 @@ def test_a_cross_encoder_is_taken_apart(piece_tokenizer, tmp_path):
     model.max_seq_length = 4
     with pytest.raises(InputError, match="context is 4, where sentence-transformers cuts it"):
         Explainer(model)(PAIR)
+    model[0].processing_kwargs = {"text": {"max_length": 5}}
+    with pytest.raises(InputError, match="context is 5, where sentence-transformers cuts it"):
+        Explainer(model)(PAIR)
+    model[0].processing_kwargs = {"text": {"add_special_tokens": False}}
+    with pytest.raises(ModelError, match="the CrossEncoder tells its tokenizer add_special_tokens=False with each"):
+        Explainer(model)
+    model[0].processing_kwargs = {}
     model.prompts, model.default_prompt_name = {"query": "query: "}, "query"
     with pytest.raises(ModelError, match="puts a prompt before each text, 'query'"):
         Explainer(model)
@@ -214,6 +229,28 @@ def test_a_text_that_sentence_transformers_would_cut_is_refused(encoder, piece_t
     (folder / "sentence_bert_config.json").rename(folder / "sentence_xlm-roberta_config.json")  # as older versions do
     with pytest.raises(InputError, match=f"context is {longest - 1}, where sentence-transformers cuts it; shorten it"):
         Explainer.from_pretrained(folder)(PAIR)
+
+
+def test_a_text_that_sentence_transformers_would_cut_where_its_tokenizer_says(encoder, piece_tokenizer, tmp_path):
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
+    whole = Explainer.from_pretrained(folder)
+    longest = max(len(whole.bound.reader.row(PAIR).segments[i]) for i in (0, 1))
+    about = folder / "sentence_bert_config.json"
+    piece_tokenizer.model_max_length = longest - 1
+    piece_tokenizer.save_pretrained(folder)
+    for said in ({"transformer_task": "feature-extraction"}, {"max_seq_length": None}):  # from release 6 on, and before
+        about.write_text(json.dumps(said))
+        with pytest.raises(InputError, match=f"context is {longest - 1}, where sentence-transformers cuts it"):
+            Explainer.from_pretrained(folder)(PAIR)
+    about.write_text(json.dumps({"max_seq_length": longest}))
+    assert Explainer.from_pretrained(folder)(PAIR) == whole(PAIR)
+    about.write_text(json.dumps({"processing_kwargs": {"text": {"max_length": longest - 2}}}))
+    with pytest.raises(InputError, match=f"context is {longest - 2}, where sentence-transformers cuts it"):
+        Explainer.from_pretrained(folder)(PAIR)
+    about.write_text(json.dumps({"processing_kwargs": {"text": {"add_special_tokens": False}}}))
+    with pytest.raises(ModelError, match="tells its tokenizer add_special_tokens=False with each text"):
+        Explainer.from_pretrained(folder)
+    assert Explainer.from_pretrained(folder, pooling="cls")(PAIR).relevance.equal(whole(PAIR).relevance)
 
 
 def test_texts_that_sentence_transformers_changes_first(encoder, piece_tokenizer, tmp_path):

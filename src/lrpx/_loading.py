@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx import tasks
+from lrpx._pooling import cut
 from lrpx.errors import InputError, ModelError
 from lrpx.targets import whole_number
 
@@ -135,7 +136,8 @@ def cut_by_whole(model: Any) -> int | None:
     """At how many tokens a CrossEncoder cuts pairs of texts off, or a pipeline of transformers texts, as it was told
     when it was made or as its kind is; None where it does not, and of what is none of the two."""
     if is_cross_encoder(model):
-        return whole_number(model.max_seq_length)
+        told = getattr(model[0], "processing_kwargs", None)
+        return whole_number(cut("the CrossEncoder", told, model.max_seq_length))
     if not _is_one("Pipeline", "transformers", model):
         return None
     given = _told(model)

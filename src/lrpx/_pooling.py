@@ -74,13 +74,14 @@ class Pooling:
         return (wide / wide.sum(-1, keepdim=True)).to(dtype)
 
 
-def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
+def pooling_of(given: Any, name: Any, options: Mapping[str, Any], tokenizer: Any = None) -> Pooling:
     """What was asked for, or what the files of a model say, or the mean.
 
     Args:
         given: a kind; None for what the files say.
         name: the model's name on the Hub or its folder; None where it has none.
         options: where on the Hub, as transformers takes it.
+        tokenizer: the model's, which says where texts are cut off if these files do not.
 
     Raises:
         InputError: there is no such kind.
@@ -113,7 +114,8 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any]) -> Pooling:
         )
     reading, about = _reading(name, options)
     _refuse_chats(name, about.get("modality_config"), f", says its {reading}")
-    found = _known(name, said, about.get("max_seq_length"), ", say its files")
+    longest = about.get("max_seq_length") or getattr(tokenizer, "model_max_length", None)
+    found = _known(name, said, cut(name, about.get("processing_kwargs"), longest), ", say its files")
     found = replace(found, lowers=bool(about.get("do_lower_case")), dims=asked.get("truncate_dim"))
     if not _is_cosine(asked.get("similarity_fn_name"), found, kinds):
         raise ModelError(
@@ -141,8 +143,10 @@ def pooling_in(encoder: Any) -> Pooling:
             f"the {name} puts a prompt before each text, {prompt!r}, which is no part of the text that is explained; "
             "set its default_prompt_name to None, and write the prompt into the texts"
         )
-    _refuse_chats(f"the {name}", getattr(parts["Transformer"], "modality_config", None), "")
-    found = _known(f"the {name}", _kinds(parts["Pooling"].get_config_dict()), encoder.max_seq_length, "")
+    transformer = parts["Transformer"]
+    _refuse_chats(f"the {name}", getattr(transformer, "modality_config", None), "")
+    longest = cut(f"the {name}", getattr(transformer, "processing_kwargs", None), encoder.max_seq_length)
+    found = _known(f"the {name}", _kinds(parts["Pooling"].get_config_dict()), longest, "")
     found = replace(found, dims=getattr(encoder, "truncate_dim", None))
     compares = getattr(encoder, "_similarity_fn_name", None)  # the property of that name would set it
     if not _is_cosine(compares, found, parts):
@@ -168,6 +172,36 @@ def _reading(name: Any, options: Mapping[str, Any]) -> tuple[str, Mapping[str, A
     """The file that says how texts are read, and what it says; older versions called it after the model's type."""
     files = (f"sentence_{kind}_config.json" for kind in TYPES)
     return next(((file, said) for file in files if (said := _json(name, file, options))), ("files", {}))
+
+
+UNTOUCHED: Final = frozenset(
+    {"padding", "padding_side", "pad_to_multiple_of", "truncation", "max_length"}
+    | {"return_tensors", "return_attention_mask", "verbose", "logits_to_keep"}
+)
+"""Of what a tokenizer is told, what changes no token of a text, but for where it is cut off."""
+
+
+def cut(name: str, told: Any, longest: Any) -> Any:
+    """At how many tokens a model of sentence-transformers cuts texts off.
+
+    Args:
+        name: how an error calls the model.
+        told: its ``processing_kwargs``, what its tokenizer is told with each text.
+        longest: where it cuts if that says nothing.
+
+    Raises:
+        ModelError: the tokenizer is told to make other tokens of a text.
+    """
+    of_texts = {key: value for kind in ("common", "text") for key, value in ((told or {}).get(kind) or {}).items()}
+    others = sorted(of_texts.keys() - UNTOUCHED)
+    if others:
+        raise ModelError(
+            f"{name} tells its tokenizer {others[0]}={of_texts[others[0]]!r} with each text, in its processing_kwargs, "
+            "and the tokenizer is asked without here; leave that out there, or pass the model inside and its tokenizer"
+        )
+    if of_texts.get("truncation") in (False, "do_not_truncate"):
+        return None
+    return longest if of_texts.get("max_length") is None else of_texts["max_length"]
 
 
 TYPES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")

@@ -252,7 +252,7 @@ class BoundModel(Named):
         name = getattr(self.config, "name_or_path", None) if compares else None
         local = {"revision": self.revision, "local_files_only": True}
         options = local if spec is None else dict(spec.options)
-        found = pooling_of(given, name, options)
+        found = pooling_of(given, name, options, self.tokenizer)
         if found.lowers and self.tokenizer is not None and _has_cases(self.tokenizer):
             raise ModelError(
                 f"{name} puts texts into lower case, says its sentence_bert_config.json, and its tokenizer does not; "
