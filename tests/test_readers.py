@@ -766,6 +766,18 @@ def test_a_fingerprint_is_of_the_weights_the_buffers_and_the_config(tmp_path):
     assert bound.fingerprint() != before
 
 
+@pytest.mark.parametrize("name", ["forced_bos_token_id", "decoder_start_token_id"])
+def test_a_fingerprint_is_of_what_a_decoder_begins_with(name):
+    bound = BoundModel(models.tiny_t5())
+    before = bound.fingerprint()
+    setattr(bound.module.generation_config, name, 9)  # such as the language of a translation
+    assert bound.fingerprint() != before
+    bound.module.generation_config.num_beams = 4  # which nothing is read by here
+    after = bound.fingerprint()
+    bound.module.generation_config.num_beams = 1
+    assert bound.fingerprint() == after
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_fingerprint_is_of_every_row_and_every_neuron(dtype):
     bound = BoundModel(models.tiny_llama(vocab_size=4096).to(dtype))

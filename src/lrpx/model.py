@@ -83,6 +83,9 @@ NO_CONTENT = frozenset(
 )
 """What of a configuration the fingerprint leaves out: where it is from, and how it runs."""
 
+BEGINNINGS = ("decoder_start_token_id", "bos_token_id", "forced_bos_token_id")
+"""What of a generation config stands before a decoder's text."""
+
 OF_READERS = ("chat_template", "special_tokens_map", "model_input_names", "split_special_tokens")
 """What changes the tokens of a text or a chat, beside a fast tokenizer's own description."""
 
@@ -336,10 +339,14 @@ class BoundModel(Named):
         return tasks.accepts(self.module, argument)
 
     def fingerprint(self) -> str:
-        """A digest of its configuration, and of each of its weights and of each buffer that is saved with them: of
-        ``LOOKED_AT`` numbers, evenly spread, and of the sum of all as whole numbers, so that a model trained further,
-        configured otherwise, or changed in one neuron or one row, is not taken for the same one."""
+        """A digest of its configuration, of what a decoder's text begins with, and of each of its weights and of each
+        buffer that is saved with them: of ``LOOKED_AT`` numbers, evenly spread, and of the sum of all as whole numbers,
+        so that a model trained further, configured otherwise, or changed in one neuron or one row, is not taken for the
+        same one."""
         digest = hashlib.sha256(json.dumps(_plain(self.config), sort_keys=True).encode())
+        if "decoder" in self.task.segments:
+            writes = getattr(self.module, "generation_config", None)
+            digest.update(repr([getattr(writes, name, None) for name in BEGINNINGS]).encode())
         buffers = (
             (f"{path}.{name}", each)
             for path, module in named_modules(self.module)
