@@ -104,7 +104,7 @@ class Token:
         relevance: in the units of the explained value.
         index: its place, from 0.
         id: in the vocabulary; None for a group.
-        special: whether the tokenizer or the template added it.
+        special: whether it is one of the special tokens, such as a tokenizer adds; a template's other text is none.
         segment: the name of the segment that holds it, such as ``"encoder"``; empty for none.
     """
 
@@ -134,7 +134,7 @@ class Attribution(Pictures):
         ids: the token ids, ``T`` of them; empty for groups.
         word_spans: half-open token ranges ``(start, end)`` that make up the words, in order.
         word_texts: the text of each word.
-        special: for each token, whether the tokenizer or the template added it.
+        special: for each token, whether it is one of the special tokens.
         segments: named half-open ranges of tokens, such as the encoder's and the decoder's; one segment
             ``("input", 0, T)`` for everything else.
         ledger: where every unit of the explained value went, or None when it was not asked for.
