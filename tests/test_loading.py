@@ -313,6 +313,28 @@ def test_a_pipeline_that_reads_texts_otherwise_than_its_tokenizer_is_refused(tol
     assert list(Explainer(pipeline.model, pipeline.tokenizer)(text).ids) == piece_tokenizer(text)["input_ids"]
 
 
+def test_a_pipeline_that_tells_the_chat_template_something_is_refused(byte_tokenizer):
+    byte_tokenizer.chat_template = (
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+        "{% if enable_thinking is defined and not enable_thinking %} is{% endif %}"
+    )
+    model, chat = models.tiny_gpt2(vocab_size=len(byte_tokenizer)), [{"role": "user", "content": "The key"}]
+    read = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, kwargs: read.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    told = {"tokenizer_encode_kwargs": {"enable_thinking": False}}
+    pipeline = tf.pipeline("text-generation", model=model, tokenizer=byte_tokenizer, **told)
+    pipeline(chat, max_new_tokens=1)
+    hook.remove()
+    assert read[0] != list(Explainer(model, byte_tokenizer)(chat).ids)
+    with says(ModelError, "the pipeline reads texts or chats with enable_thinking=False, which its tokenizer does not"):
+        Explainer(pipeline)
+    pipeline = tf.pipeline("text-generation", model=model, tokenizer=byte_tokenizer, continue_final_message=False)
+    with says(ModelError, "the pipeline reads texts or chats with continue_final_message=False"):
+        Explainer(pipeline)
+
+
 @pytest.mark.parametrize("told", [{"add_special_tokens": True}, {"add_special_tokens": False}, {"prefix": ""}, {}])
 def test_a_pipeline_that_reads_texts_as_its_tokenizer_does(told, byte_tokenizer):
     model = models.tiny_gpt2(vocab_size=len(byte_tokenizer))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx import tasks
-from lrpx._pooling import cut
+from lrpx._pooling import UNTOUCHED, cut
 from lrpx.errors import InputError, ModelError
 from lrpx.targets import whole_number
 
@@ -124,10 +124,14 @@ CUTTING = ("TokenClassificationPipeline", "ZeroShotClassificationPipeline")
 """Pipelines that cut where their tokenizer says, without being told."""
 
 
+HANDED_ON = ("tokenizer_kwargs", "tokenizer_encode_kwargs")
+"""What pipelines hand on to their tokenizer, or to its chat template: of masked models, of those that write."""
+
+
 def _told(pipeline: Any) -> dict[str, Any]:
     """How a pipeline of transformers reads texts, as it was told when it was made."""
     given = dict(getattr(pipeline, "_preprocess_params", {}))
-    for name in ("tokenizer_kwargs", "tokenizer_encode_kwargs"):  # of masked models, of those that write
+    for name in HANDED_ON:
         given |= given.get(name) or {}
     return given
 
@@ -175,6 +179,11 @@ def refuse_other_reading(model: Any) -> None:
     does = f"puts {given['prefix'][:60]!r} before each text" if given.get("prefix") else ""
     if given.get("add_special_tokens") is False and adds:
         does = "reads texts without special tokens"
+    told = {key for name in HANDED_ON for key in given.get(name) or {}}
+    told |= {"continue_final_message"} & given.keys()
+    others = sorted(told - UNTOUCHED - {"add_special_tokens"})
+    if others:  # such as enable_thinking, of a chat template
+        does = f"reads texts or chats with {others[0]}={given[others[0]]!r}"
     if does:
         raise ModelError(
             f"the pipeline {does}, which its tokenizer does not; pass its model and its tokenizer, and texts or token "
