@@ -204,6 +204,24 @@ def test_padding_on_the_left_is_refused_for_classifiers(build):
         Explainer(build(), padding_side="left")(ROWS)
 
 
+def longrope():
+    angles = {"short_factor": [1.0, 1.2], "long_factor": [2.0, 5.0], "original_max_position_embeddings": 5}
+    return models.tiny_llama(rope_parameters={"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0} | angles)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_angles_that_hang_on_the_longest_row_of_a_batch_are_each_rows_own(side):
+    """Rows of up to five tokens have the short factors, and longer ones the long ones, as alone."""
+    explain = Explainer(longrope(), padding_side=side)
+    rows = [*ROWS, [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10]]
+    for method in ("attnlrp", "leave-one-out"):
+        for many, row in zip(explain(rows, method=method), rows, strict=True):
+            assert_same(many, explain(row, method=method))
+            with torch.no_grad():
+                logits = explain.model(torch.tensor([row])).logits[0, -1]
+            assert many.explained.value == pytest.approx(logits.max().item(), abs=1e-12)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_pads_get_no_relevance(side):
     """The sum over all of a padded batch is the sum over its rows: nothing was cut off with the pads."""

@@ -27,18 +27,20 @@ TOKENS_PER_ROW = 64
 """For each row a batch may have, the tokens it may have, padding included."""
 
 
-def batches(rows: Sequence[Row], batch_size: int) -> list[list[int]]:
+def batches(rows: Sequence[Row], batch_size: int, border: int | None = None) -> list[list[int]]:
     """Which rows to run together: the indices of each batch, the longest rows first.
 
     Rows of like length share a batch, so that padding is a small part of it. Of all ways to cut the rows in the order
     of their length, this is the cheapest when a batch costs its tokens, padding included, and ``BATCH_COST`` more. A
     batch has at most ``batch_size`` rows and, unless it is one row alone, ``TOKENS_PER_ROW * batch_size`` tokens: its
     memory is bounded by that or by the longest row. Rows with another number of segments, other fields of their tokens,
-    other arguments or another number of ends that the model reads do not share one.
+    other arguments or another number of ends that the model reads do not share one, and neither do rows on two sides of
+    a ``border``, a number of tokens beyond which the model computes otherwise, with all rows of a batch.
     """
     kinds: dict[object, list[int]] = {}
     for i, row in enumerate(rows):
-        kinds.setdefault(_kind(row, i), []).append(i)
+        is_beyond = border is not None and max(row.lengths, default=0) > border
+        kinds.setdefault((_kind(row, i), is_beyond), []).append(i)
     return [batch for kind in kinds.values() for batch in _cut(kind, rows, batch_size)]
 
 

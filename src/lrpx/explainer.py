@@ -248,7 +248,7 @@ class Explainer:
         chosen = find(method)
         chosen.check(bound)  # before the inputs are read
         several, rows, questions = self._asked(inputs, target, contrast, position, decoder)
-        groups = batches(rows, batch_size if len(rows) > 1 and not ledger and bound.can_batch else 1)
+        groups = bound.groups(rows, batch_size) if len(rows) > 1 and not ledger else batches(rows, 1)
         results: dict[int, list[Attribution]] = {}
         bar = several and (len(groups) > FEW if progress is None else progress)
         with _progress.progress("Explaining", len(rows), wanted=progress, bar=bar) as done:

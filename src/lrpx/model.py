@@ -385,6 +385,10 @@ class BoundModel(Named):
         known = self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
         return known and self._heeds_mask
 
+    def groups(self, rows: Sequence[Row], batch_size: int) -> list[list[int]]:
+        """Which rows run together, as :func:`~lrpx._batching.batches` has it; one by one where several cannot."""
+        return batches(rows, batch_size if self.can_batch else 1, tasks.border(self.module))
+
     @cached_property
     def _hides(self) -> bool:
         """Tried once, where nothing that is hidden makes a difference."""
@@ -478,14 +482,13 @@ class BoundModel(Named):
             return False
         return torch.equal(ids, ids.T)
 
-    @staticmethod
-    def _groups(rows: Sequence[Row], batch_size: int, exactly: bool) -> Iterator[list[int]]:
+    def _groups(self, rows: Sequence[Row], batch_size: int, exactly: bool) -> Iterator[list[int]]:
         """The batches of rows; ``exactly``: only rows of equal length together, without padding."""
         kinds: dict[object, list[int]] = {}
         for i, row in enumerate(rows):
             kinds.setdefault(row.lengths if exactly else None, []).append(i)
         for kind in kinds.values():
-            yield from ([kind[i] for i in group] for group in batches([rows[i] for i in kind], batch_size))
+            yield from ([kind[i] for i in group] for group in self.groups([rows[i] for i in kind], batch_size))
 
     def patches(self, row: Row) -> Patches | None:
         """Into which patches the model cuts the image of a row; None where it does not, where they overlap, and where
@@ -598,7 +601,7 @@ class BoundModel(Named):
         for i, question in enumerate(questions.asked):
             asked[question.row].append(i)
         changed_in_place = attention_mask is not None or embeddings is not None
-        for group in self._groups(questions.rows, batch_size if self.can_batch else 1, exactly):
+        for group in self._groups(questions.rows, batch_size, exactly):
             some = questions.about(group)
             batch = self.batch(some, exactly=changed_in_place, apart=taps is not None)
             whole = batch.inputs

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from lrpx._batching import batches
 from lrpx.errors import InputError, MethodError
 from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
@@ -252,7 +251,7 @@ def sums(
     mine: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
     for i, question in enumerate(questions.asked):
         mine[question.row].append(i)
-    for group in batches(questions.rows, batch_size if model.can_batch else 1):
+    for group in model.groups(questions.rows, batch_size):
         numbers = sorted(i for row in group for i in mine[row])
         for i, _, each in relevance_of_units(model, questions.about(group), recipe, chosen):
             wanted = None if at is None else tokens_of(questions.row_of(numbers[i]), at)

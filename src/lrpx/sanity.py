@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lrpx._batching import batches
 from lrpx._modules import layer_of
 from lrpx.errors import InputError, ModelError, NonFiniteError
 from lrpx.methods import attribute_all, find
@@ -317,10 +316,9 @@ class _Checking:
         self, model: BoundModel, questions: Questions, batch_size: int | None = None
     ) -> tuple[list[Numbers], list[float], list[Target]]:
         """Relevance, value and target of each question, of a row of its own."""
-        size = (batch_size or self.batch_size) if model.can_batch else 1
         relevance: list[Numbers] = [np.empty(0)] * len(questions)
         values, targets = [0.0] * len(questions), [each.target for each in questions.asked]
-        for group in batches(questions.rows, size):
+        for group in model.groups(questions.rows, batch_size or self.batch_size):
             found = attribute_all([self.method], model, questions.about(group))[self.method.name]
             places = [i for i, asked in enumerate(questions.asked) if asked.row in set(group)]
             for i, each, value, target in zip(

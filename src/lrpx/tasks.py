@@ -382,6 +382,17 @@ def context_length(model: Module) -> int | None:
     return positions - _after_padding(model) if isinstance(positions, int) and positions > 0 else None
 
 
+def border(model: Module) -> int | None:
+    """The length in tokens up to which a model turns by other angles than beyond, or None: LongRoPE (Phi-3) takes its
+    short factors or its long ones, the same for all rows of a batch, by the longest."""
+    said = getattr(text_config(model), "rope_parameters", None)
+    if not isinstance(said, Mapping):
+        return None
+    every = [said, *(each for each in said.values() if isinstance(each, Mapping))]  # one for each kind of layer
+    lengths = [each.get("original_max_position_embeddings") for each in every if each.get("rope_type") == "longrope"]
+    return min((each for each in lengths if isinstance(each, int)), default=None)
+
+
 def sizes(model: Module) -> dict[str, int]:
     """How many types and places of tokens the model has embeddings of, by the argument that takes them."""
     types = getattr(text_config(model), "type_vocab_size", None)

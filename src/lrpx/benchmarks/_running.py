@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from lrpx._batching import batches
 from lrpx._scripts import from_script, is_script, script_of, settings_of
 from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, find
 from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError, ResultFileError
@@ -268,7 +267,7 @@ class Run:
         chosen = self.chosen(number)
         asked = [self._ask(sample) for sample in chosen]
         made: list[dict[str, Any]] = [{}] * len(chosen)
-        for group in batches([each.rows[0] for each in asked], self.batch_size if self.model.can_batch else 1):
+        for group in self.model.groups([each.rows[0] for each in asked], self.batch_size):
             cases = self._explained([chosen[i] for i in group], [asked[i] for i in group])
             judged = self.benchmark.judge_all(cases, self.model, self.metrics, self.batch_size)
             for i, case, each in zip(group, cases, judged, strict=True):

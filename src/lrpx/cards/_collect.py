@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import torch
 from torch import Tensor
 
-from lrpx._batching import batches
 from lrpx.cards._best import keys
 from lrpx.cards._corpus import digest_of, length, read_corpus, read_row
 from lrpx.cards._reading import KIND, REFERENCES, References
@@ -227,7 +226,7 @@ class Collection:
         asked = [Question(i, self.position(row), Logit(None)) for i, row in enumerate(rows)]
         questions = Questions(tuple(rows), tuple(asked))
         if "relevance" in self.measures:
-            for group in batches(rows, self.batch_size if self.model.can_batch else 1):
+            for group in self.model.groups(rows, self.batch_size):
                 self._relevance(questions.about(group), lines[group], kept)
                 done(len(group))
         else:
