@@ -162,6 +162,18 @@ def test_padding_on_the_left_is_refused_without_position_ids(build):
     assert len(explain([ROWS[0], ROWS[0]])) == 2, "rows of one length need no padding"
 
 
+@pytest.mark.parametrize("length", [4, 5, 7])
+def test_a_model_that_pools_tokens_runs_row_by_row(length):
+    """Funnel hides two tokens that it pools where one of them is padding, as behind a text of an odd length."""
+    config = tf.FunnelConfig(
+        vocab_size=31, d_model=16, n_head=4, d_head=4, d_inner=24, block_sizes=[1, 1], separate_cls=False
+    )
+    explain = Explainer(tiny.build(tf.FunnelForMaskedLM, config, "eager"))
+    rows = [list(range(3, 3 + length)), list(range(5, 14))]
+    for many, row in zip(explain(rows, position=1), rows, strict=True):
+        assert_same(many, explain(row, position=1))
+
+
 @pytest.mark.parametrize(("kind", "method"), [("BltForCausalLM", "attnlrp"), ("ReformerModelWithLMHead", "random")])
 def test_a_model_that_padding_on_the_left_changes_runs_row_by_row(kind, method):
     """BLT makes patches of bytes, and of padding; Reformer takes no positions where it pads by itself."""

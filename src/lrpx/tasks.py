@@ -498,7 +498,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
         return True
     if _is_changed_by_few(model):  # and its random blocks hang on how wide a batch is
         return False
-    weight, count, wide = first_weight(model), 6, 14
+    weight, count, wide = first_weight(model), 7, 16  # which no pooling divides, and no padding of theirs
     end = end_read(model, task)
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end)][:count]
     text = torch.tensor([plain if end is None else [*plain[:-1], end]], device=input_device(model))
