@@ -224,6 +224,7 @@ def test_padding_on_the_left():
 
 def not_shortened(model, questions, masks, first=0):
     assert model.can_batch  # which is tried once, and runs the model
+    model._sees_hidden(questions)  # tried once for a model
     with counted(model.module) as tokens:
         found = model.values(questions, attention_mask=masks)
     assert sum(tokens) == sum(map(len, masks))
@@ -239,6 +240,7 @@ def test_where_it_is_not_known_what_is_read_rows_stay_whole():
     row = answers.reader.row(LONG)
     several = Questions((row,) * 60, tuple(Question(i, None, lrpx.Span(1, 2)) for i in range(60)))
     assert answers.can_batch
+    assert not answers._sees_hidden(several)
     with counted(answers.module) as tokens:
         answers.values(several, attention_mask=[torch.tensor([1, *[0] * 18, 1])] * 60)
     assert sum(tokens) == 60 * 20
@@ -249,6 +251,7 @@ def test_an_encoder_and_a_decoder_stay_whole():
     row = model.reader.row(LONG, [0, 5])
     questions = Questions((row,) * 60, tuple(Question(i, 1, Logit(4)) for i in range(60)))
     masks = [torch.tensor([1, *[0] * 18, 1])] * 60
+    assert not model._sees_hidden(questions)
     with counted(model.module) as tokens:
         found = model.values(questions, attention_mask=masks)
     assert sum(tokens) == 60 * 20

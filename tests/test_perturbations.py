@@ -161,6 +161,7 @@ def test_equal_sets_run_once(monkeypatch):
     sets = [np.concatenate([np.eye(7, dtype=bool)] * 5 + [np.zeros((4, 7), dtype=bool)])]
     full, rows = model.ask(questions), []
     forward = model.module.forward
+    assert not model._sees_hidden(questions.with_targets(full.targets))
 
     def counted(*args, **more):
         rows.append(len(more["input_ids"]))

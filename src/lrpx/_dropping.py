@@ -39,6 +39,26 @@ _POWER: Final = 1e-4
 _COARSE: Final = 8
 
 
+def told_apart(questions: Questions) -> tuple[Questions, list[Tensor], int] | None:
+    """What tells whether hidden tokens are seen: a text twice, the second time with another token in one place between
+    its ends that is not read; masks that hide the place from both; and the place. None where no text has such a place,
+    or no other token that is no special one."""
+    for asked in questions.asked:
+        row = questions.rows[asked.row]
+        first, *others = row.segments
+        read = None if others else asked.position
+        tokens = first.tokens
+        inner = [i for i in range(1, len(first) - 1) if not tokens.special[i] and i != read]
+        place = inner[len(inner) // 2] if inner and not row.arguments else 0
+        other = next((tokens.ids[i] for i in inner if tokens.ids[i] != tokens.ids[place]), None)
+        if place and other is not None:
+            changed = replace(first, tokens=replace(tokens, ids=(*tokens.ids[:place], other, *tokens.ids[place + 1 :])))
+            rows = row, replace(row, segments=(changed, *others))
+            masks = [(torch.arange(len(first)) != place).to(torch.int64)] * 2
+            return replace(questions, rows=rows, asked=(replace(asked, row=0), replace(asked, row=1))), masks, place
+    return None
+
+
 def worth(masks: Sequence[Tensor]) -> bool:
     """Whether enough is hidden for shorter rows to pay.
 

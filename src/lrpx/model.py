@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
-from lrpx._dropping import can_drop, can_tell, proven, without_hidden, worth
+from lrpx._dropping import can_drop, can_tell, proven, told_apart, without_hidden, worth
 from lrpx._holding import holding
 from lrpx._loading import (
     cut_by_whole,
@@ -99,6 +99,8 @@ SETTINGS = ("_kwargs", "never_split", "_added_tokens_decoder")
 
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
+SAME = 8
+"""So many times the precision, at the largest logit, values may differ where nothing is changed that is seen."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +247,7 @@ class BoundModel(Named):
         self._patches: dict[torch.Size, Patches | None] = {}
         self._places: dict[torch.Size, Places | None] = {}
         self._dropping: dict[object, tuple[int, float]] = {}
+        self._is_seen: bool | None = None
 
     def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
         if isinstance(given, Pooling):
@@ -572,6 +575,7 @@ class BoundModel(Named):
         # of embeddings no model can tell the padding, and some look for it in the ids
         exactly = attention_mask is not None or embeddings is not None
         masks = None if attention_mask is None or embeddings is not None or taps is not None else attention_mask
+        asked = questions
         if masks is not None and worth(masks) and self._says_the_same(questions):
             questions, attention_mask = without_hidden(questions, masks, self._first_position)
             exactly = False
@@ -583,6 +587,12 @@ class BoundModel(Named):
                     f"{type(self.module).__name__} takes an attention_mask and does not look at it, so no token can be "
                     "hidden from it; use a method or a perturbation that changes the tokens or their embeddings"
                 )
+        if masks is not None and self._sees_hidden(asked):
+            raise ModelError(
+                f"in {type(self.module).__name__} other tokens see what its attention_mask hides, as by a convolution, "
+                "a recurrence or a pooling over tokens, so no token can be hidden so; use a method or a perturbation "
+                "that changes the tokens or their embeddings"
+            )
         return found
 
     def _values(
@@ -636,6 +646,24 @@ class BoundModel(Named):
                 "method, or try dtype float32"
             )
         return every
+
+    def _sees_hidden(self, questions: Questions) -> bool:
+        """Whether what the model says hangs on what stands in a hidden place that is not read. Tried once, on the first
+        text that can tell."""
+        if self._is_seen is None and (found := told_apart(questions)) is not None:
+            pair, masks, place = found
+
+            def elsewhere(_: int, __: Target, logits: Tensor) -> Tensor:
+                kept = logits.double().masked_fill(logits == -torch.inf, 0.0)
+                if self.task.reads == "span":  # each place has its own, that one too
+                    kept[[place, place + len(kept) // 2]] = 0.0
+                return kept
+
+            alone, beside = (self._values(pair, masks, None, None, size, elsewhere, exactly=True) for size in (1, 2))
+            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * alone.abs().max()
+            lost = lost.maximum(4 * (alone - beside).abs().max())
+            self._is_seen = bool((alone[0] - alone[1]).abs().max() > lost)
+        return bool(self._is_seen)
 
     def _says_the_same(self, questions: Questions) -> bool:
         """Whether the model says the same of rows without their hidden tokens. Tried on the longest of them, and known

@@ -6,8 +6,8 @@ import pytest
 import torch
 import transformers
 
-from lrpx import Contrast, Explainer, LogProb, Span
-from lrpx.coverage._classes import every_class
+from lrpx import Contrast, Explainer, LogProb, Span, Task
+from lrpx.coverage._classes import choose, every_class
 from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError, ModelError, NonFiniteError, TargetError
@@ -48,10 +48,10 @@ def test_a_masked_model_and_a_classifier():
 
 
 def test_a_model_that_counts_from_another_place():
-    """Nyströmformer's first position is 2, which it keeps; a token that is hidden moves no other."""
+    """Nyströmformer's first position is 2, which it keeps; here its convolution is of one token alone."""
     config = transformers.NystromformerConfig(
         vocab_size=31, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, num_labels=3,
-        num_landmarks=8, segment_means_seq_len=8, max_position_embeddings=16,
+        num_landmarks=8, segment_means_seq_len=8, max_position_embeddings=16, conv_kernel_size=1,
     )  # fmt: skip
     model = tiny.build(transformers.NystromformerForSequenceClassification, config, "eager")
     found = Explainer(model)(IDS, 1, method="leave-one-out")
@@ -212,6 +212,38 @@ def test_a_model_that_does_not_look_at_its_mask_is_refused():
     first = Explainer(models.tiny_gpt2())([3, 4], 4, position=0, method="leave-one-out")
     # of the first token nothing can be hidden, and that is no such model (two rows and one may round differently)
     assert first.relevance.abs().max() <= 1e-12 * abs(first.explained.value)
+
+
+OTHERS_SEE = {
+    "recurrent_gemma": "causal-lm",  # its recurrences
+    "convbert": "masked-lm",  # its convolutions
+    "mobilebert": "masked-lm",  # its embeddings of three neighbours
+    "nystromformer": "sequence-classification",  # the convolution of its values
+}
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("kind", OTHERS_SEE)
+def test_a_model_whose_other_tokens_see_what_its_mask_hides_is_refused(kind):
+    mapping = OTHERS_SEE[kind]
+    model = tiny_model(choose([kind], mapping)[0])
+    task = {"causal-lm": Task.CAUSAL, "masked-lm": Task.MASKED}.get(mapping, Task.CLASSIFICATION)
+    place = {} if task is Task.CLASSIFICATION else {"position": 6}
+    ids = [*range(12, 21)]
+    with pytest.raises(ModelError, match=rf"in {type(model).__name__} other tokens see what its attention_mask hides"):
+        Explainer(model, task=task)(ids, 1, method="leave-one-out", **place)
+
+
+@pytest.mark.parametrize("kind", ["bamba", "deepseek_v3", "lfm2", "olmo_hybrid", "opt", "zamba"])
+def test_a_model_whose_mask_hides_is_served(kind):
+    """What stands in the place that is hidden is no matter."""
+    explain = Explainer(tiny_model(choose([kind], "causal-lm")[0]), task=Task.CAUSAL)
+    ids, other = [*range(12, 21)], [*range(12, 15), 40, *range(16, 21)]
+    without = []
+    for each in (ids, other):
+        found = explain(each, 1, method="leave-one-out", position=8)
+        without.append(found.explained.value - float(found.relevance[3]))
+    assert without[0] == pytest.approx(without[1], rel=1e-4, abs=1e-5)
 
 
 def maskless():
