@@ -295,6 +295,48 @@ def test_heads_that_are_modules_of_their_own(how):
     assert found == tuple(Place(i, f"blocks.{i}.attention.project", "input", "heads", 4, 4) for i in range(3))
 
 
+class Adapted(nn.Module):
+    """A linear layer with a low-rank adapter beside it, as peft puts them."""
+
+    def __init__(self, base_layer: nn.Module, wide: int, out: int) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.down, self.up = nn.Linear(wide, 2, bias=False), nn.Linear(2, out, bias=False)
+        self.on = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.base_layer(x)
+        return out + self.up(self.down(x.to(self.down.weight.dtype))) if self.on else out
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_what_an_adapter_reads_too_is_the_input_of_both(name, is_on):
+    """Also where it is off when they are looked for: it may be on later."""
+    plain, model = SAMPLES[name].build(), SAMPLES[name].build()
+    named = [(place.path, place.width * place.size) for kind in ("neurons", "heads") for place in places(plain, kind)]
+    adapters = []
+    for path, wide in named:
+        adapter = Adapted(model.get_submodule(path), wide, 16).double()
+        model.set_submodule(path, adapter)
+        adapters.append(adapter)
+        matrix, delta = plain.get_submodule(path).weight.data, adapter.up.weight @ adapter.down.weight
+        matrix += delta.T.data if name == "gpt2" else delta.data
+    for adapter in adapters:
+        adapter.on = is_on
+    found = {kind: places(model, kind) for kind in KINDS[:2] + KINDS[5:]}
+    for adapter in adapters:
+        adapter.on = True
+    batch = SAMPLES[name].batch()
+    for kind, mine in found.items():
+        assert mine == places(plain, kind)
+        for place in mine:
+            with lrpx.intervene(model, {place: {0: lrpx.Scale(3)}}), torch.no_grad():
+                got = model(**batch).logits
+            with lrpx.intervene(plain, {place: {0: lrpx.Scale(3)}}), torch.no_grad():
+                torch.testing.assert_close(got, plain(**batch).logits)
+
+
 def test_a_stage_that_makes_them_wider_at_its_end_has_its_units():
     """Swin's first stage gives half as many tokens again as wide as those that its blocks compute with."""
     sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}

@@ -615,6 +615,9 @@ class _Follower(Tap):
         self._gives: set[str] = set()
         self._products: dict[tuple[str, int], Tensor] = {}  # which a module's call has given
         self._read: dict[tuple[str, int], list[Tensor]] = {}  # of which attention has read a part
+        self._around: dict[tuple[str, int], list[tuple[str, int]]] = {}  # of a layer of units, what is given them, too
+        self._readers: dict[tuple[str, int], set[str]] = {}  # the layers of units in a module that is given them
+        self._wraps: set[tuple[str, int]] = set()  # of these, what gives no more than a layer in it
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
         self._running: list[tuple[str, int]] = []
@@ -645,6 +648,9 @@ class _Follower(Tap):
         if made is not None and _is_same(made, value):
             self._gives.add(path)
             self._products[path, self.calls[path]] = made
+        at = path, self.calls[path]
+        if any(_is_same(self._made[each], value) for each in self._readers.get(at, ())):
+            self._wraps.add(at)
         if is_layer and (path, self.calls[path]) in self._running:
             call = self.calls[path]
             self._rows[path, call] = value.shape
@@ -752,8 +758,15 @@ class _Follower(Tap):
 
     def _second(self, path: str, x: Tensor, mark: _Mark, out: Tensor) -> None:
         """A linear layer of latent neurons, or of heads side by side."""
-        if layer_of(path) is None:
+        if (layer := layer_of(path)) is None:
             return
+        self._around[path, self.calls[path]] = around = [
+            (each, self.calls[each])
+            for each in self._holding(path, layer.path)
+            if _is_same(x, given := self._entered[each]) or mark is _mark_of(given)  # also in another precision
+        ]
+        for each in around:
+            self._readers.setdefault(each, set()).add(path)
         index = mark.index.reshape(-1, x.shape[-1])
         entered = self._entered.get(path)
         kind: Any = mark.kind
@@ -767,6 +780,20 @@ class _Follower(Tap):
         elif torch.equal(index, first.expand_as(index)):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
+
+    def _holding(self, path: str, layer: str) -> Iterator[str]:
+        """The modules of a layer that hold another and were entered, the innermost first."""
+        while len(path := path.rpartition(".")[0]) > len(layer):
+            if path in self._entered:
+                yield path
+
+    def _whole(self, place: Place) -> Place:
+        """The module that is given some units where several layers in it read them, as a matrix and its adapter do; or
+        may do, where the adapter is off."""
+        around = self._around[place.path, place.call]
+        wraps = [each for each in reversed(around) if each in self._wraps] or [(place.path, place.call)]
+        path, call = next((each for each in around if len(self._readers[each]) > 1), wraps[0])
+        return replace(place, path=path, call=call)
 
     def _features(self, kind: Kind, mark: _Mark | None) -> None:
         if mark is None or mark.kind != "linear" or layer_of(mark.path) is None:
@@ -856,6 +883,7 @@ class _Follower(Tap):
             if place.side == "output" and place.kind != "residual" and not self._is_given(place):
                 self.inside.setdefault(place.kind, place.path)
                 continue
+            place = self._whole(place) if place.kind in ("neurons", "heads") else place
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
             if place.kind in ("neurons", "heads"):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"

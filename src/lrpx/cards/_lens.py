@@ -108,7 +108,10 @@ class Lens:
         elif type(module).__name__ == "Conv1D":  # of transformers
             rows = module.weight.detach()  # type: ignore[operator]
         else:
-            raise ModelError(f"{path} is {type(module).__name__}, and not a linear layer whose rows could be read")
+            raise ModelError(
+                f"{path} is {type(module).__name__}, and not a linear layer of one matrix whose rows could be read; "
+                "merge an adapter into the weights first"
+            )
         found = rows.float()
         if path in self.branch:
             found = self.branch[path](found)
