@@ -702,3 +702,34 @@ def test_what_is_recorded_has_the_rows_first(rows, key):
         with record(model, [key]) as alone:
             logits(model, ids[None])
         torch.testing.assert_close(together[key][row], alone[key][0], rtol=0, atol=1e-9)
+
+
+class Tutorial(Module):
+    """torch's own layers as they are by default, the tokens before the rows, in a model of no known argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(31, 16)
+        self.layers = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32, 0.0), 2)
+
+    def forward(self, src: Tensor) -> Tensor:
+        return self.layers(self.embed(src).transpose(0, 1)).transpose(0, 1)
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_where_only_shapes_tell_what_comes_first(rows):
+    model, key = Tutorial().double().eval(), ("layers.layers.0", "output")
+    changes = {key: Add(VECTOR, positions=[1])}
+    alone = []
+    for ids in SQUARE[:rows]:
+        with lrpx.intervene(model, changes), record(model, [key]) as there, torch.no_grad():
+            alone.append((model(ids[None])[0], there[key][0]))
+    if rows == SQUARE.shape[1]:
+        for block in (lrpx.intervene(model, changes), record(model, [key])):
+            with pytest.raises(TraceError, match="has the tokens or the rows first"), block:
+                model(SQUARE)
+        return
+    with lrpx.intervene(model, changes), record(model, [key]) as there, torch.no_grad():
+        together = model(SQUARE[:rows])
+    torch.testing.assert_close(together, torch.stack([out for out, _ in alone]))
+    torch.testing.assert_close(there[key], torch.stack([value for _, value in alone]))

@@ -307,13 +307,13 @@ def recording(model: Module, keepers: Mapping[Key, Callable[[Tensor], None]]) ->
 @dataclass(frozen=True)
 class _Where:
     """A place as a hook knows it; ``place``: its units, ``call``: which call of the module, or every; ``turned``:
-    whether the tokens there come before the rows."""
+    whether the tokens there come before the rows, None where only shapes may tell."""
 
     path: str
     side: Side
     place: Place | None = None
     call: int | None = None
-    turned: bool = False
+    turned: bool | None = False
 
     @property
     def name(self) -> str:
@@ -516,7 +516,7 @@ class Site:
         """
         self.reached = True
         if self.keep is not None:
-            self.keep(value.transpose(0, 1) if self.where.turned and value.ndim == 3 else value)
+            self.keep(value.transpose(0, 1) if value.ndim == 3 and self._is_turned(value, positions) else value)
         if not self.edits:
             return None
         return self._edited(value, self._positions(value, positions) if self.needs_positions else None)
@@ -562,6 +562,22 @@ class Site:
             after = torch.where(mask[..., None], after, before)
         return after if chosen is None else value.index_copy(-1, chosen, after)
 
+    def _is_turned(self, value: Tensor, at: Tensor | None) -> bool:
+        """Whether the tokens of a value ``[B, W, n]`` or ``[W, B, n]`` come before the rows.
+
+        Raises:
+            TraceError: nobody knows, and there are as many rows as tokens.
+        """
+        if self.where.turned is not None or at is None or value.ndim != 3:
+            return bool(self.where.turned)
+        rows, wide = at.shape
+        if value.shape[:2] == at.shape == (wide, rows) and rows > 1:
+            raise TraceError(
+                f"nobody knows whether the {self.where.side} of {self.where.name}, {list(value.shape)}, has the tokens "
+                "or the rows first, for there are as many; call the model with more rows or fewer"
+            )
+        return value.shape[:2] == (wide, rows) != at.shape
+
     def _positions(self, value: Tensor, at: Tensor | None) -> Tensor:
         """``[...]``: the position of each vector of a value ``[..., n]``.
 
@@ -571,7 +587,7 @@ class Site:
         before = value.shape[:-1]
         if at is not None:
             at = at.to(value.device)
-            first, last = (at.T, at) if self.where.turned else (at, at.T)  # a batch may have as many rows as tokens
+            first, last = (at.T, at) if self._is_turned(value, at) else (at, at.T)  # it may have as many rows as tokens
             for each in (first, at.flatten(), last):
                 if each.shape == before:
                     return each

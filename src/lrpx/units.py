@@ -173,12 +173,13 @@ def calls_of(model: Module) -> Mapping[str, int]:
     return _found(model, None).calls
 
 
-def is_turned(model: Module, path: str, side: Side) -> bool:
-    """Whether a module takes, or gives, the tokens before the rows, ``[T, B, n]``, as far as is known."""
+def is_turned(model: Module, path: str, side: Side) -> bool | None:
+    """Whether a module takes, or gives, the tokens before the rows, ``[T, B, n]``; None where nobody knows what the
+    model takes."""
     try:
         return (own_paths(model)[path], side) in _found(model, None).turned
-    except LRPxError:  # nobody knows what the model takes
-        return False
+    except LRPxError:
+        return None
 
 
 def has_turned(model: Module) -> bool:
