@@ -575,6 +575,18 @@ MASKED: dict[str, tuple[Function, Function]] = {
         lambda x: torch.sigmoid(x * ROWS + 1),
         lambda x: torch.where(ROWS > 0, torch.sigmoid(x * ROWS.clamp(min=1e-9) + 1), torch.ones_like(x).sigmoid()),
     ),
+    "an angle": (
+        lambda x: torch.cos(torch.tanh(x).acos() * ROWS),
+        lambda x: torch.where(ROWS > 0, torch.cos(torch.tanh(x).acos() * ROWS.clamp(min=1e-9)), 1.0),
+    ),
+    "an angle of what was moved": (
+        lambda x: torch.cos(torch.tanh(x).mT.acos() * ROWS.mT).mT,
+        lambda x: torch.where(ROWS > 0, torch.cos(torch.tanh(x).acos() * ROWS.clamp(min=1e-9)), 1.0),
+    ),
+    "numbers": (
+        lambda x: torch.stack([torch.cos(x[:, i].tanh() * k) for i, k in enumerate((1.0, 0.0, 2.0, 0.0, 0.5))], 1),
+        lambda x: torch.where(ROWS > 0, torch.cos(x.tanh() * ROWS.clamp(min=1e-9)), 1.0),
+    ),
 }  # fmt: skip
 
 

@@ -455,7 +455,8 @@ def _where_it_counts(again: Op, op: Op, root: Tensor) -> Tensor:
     """``op(root)`` under the identity rule; a constant where a mask has left the function nothing of its root."""
     x, value = root.detach(), op(root).detach()
     y = rules.identity(op, root)
-    is_number = torch.stack([again(other) == value for other in (-x, 2 * x, torch.zeros_like(x))]).all(0)
+    others = (again(other) for other in (-x, 2 * x, x / 2, torch.zeros_like(x)))
+    is_number = torch.stack([(other == value) | other.isnan() for other in others]).all(0)  # of what it has numbers for
     return rules.with_gradient_of(value, torch.where(is_number, 0.0, y)) if bool(is_number.any()) else y
 
 

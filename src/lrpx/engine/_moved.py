@@ -55,11 +55,13 @@ def callable_of(op: Noted) -> Op:
         return op
     func, other, is_second = op
     made = (lambda x: func(x, other)) if is_second else lambda x: func(other, x)
-    return masking(made) if isinstance(other, Tensor) and other.ndim else made
+    is_masking = other.ndim if isinstance(other, Tensor) else isinstance(other, int | float) and other == 0
+    return masking(made) if is_masking else made
 
 
 MASKING = "_lrpx_masks"
-"""The attribute of a function that a tensor of constants is in: where that has zeros, the function may be a number."""
+"""The attribute of a function that a tensor of constants is in, or a 0: where that has zeros, the function may be a
+number."""
 
 
 def masking(op: Op, *made_of: Op | None) -> Op:
