@@ -584,7 +584,11 @@ MASKED: dict[str, tuple[Function, Function]] = {
         lambda x: torch.where(ROWS > 0, torch.cos(torch.tanh(x).acos() * ROWS.clamp(min=1e-9)), 1.0),
     ),
     "numbers": (
-        lambda x: torch.stack([torch.cos(x[:, i].tanh() * k) for i, k in enumerate((1.0, 0.0, 2.0, 0.0, 0.5))], 1),
+        lambda x: torch.stack([torch.cos(x[:, i].tanh() * k) for i, k in enumerate(ROWS[:, 0].tolist())], 1),
+        lambda x: torch.where(ROWS > 0, torch.cos(x.tanh() * ROWS.clamp(min=1e-9)), 1.0),
+    ),
+    "tensors of one number": (
+        lambda x: torch.stack([torch.cos(x[:, i].tanh() * k) for i, k in enumerate(ROWS[:, 0])], 1),
         lambda x: torch.where(ROWS > 0, torch.cos(x.tanh() * ROWS.clamp(min=1e-9)), 1.0),
     ),
 }  # fmt: skip

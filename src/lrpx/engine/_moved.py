@@ -55,7 +55,7 @@ def callable_of(op: Noted) -> Op:
         return op
     func, other, is_second = op
     made = (lambda x: func(x, other)) if is_second else lambda x: func(other, x)
-    is_masking = other.ndim if isinstance(other, Tensor) else isinstance(other, int | float) and other == 0
+    is_masking = isinstance(other, Tensor) or (isinstance(other, int | float) and other == 0)
     return masking(made) if is_masking else made
 
 
