@@ -710,7 +710,8 @@ class Tutorial(Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = torch.nn.Embedding(31, 16)
-        self.layers = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 32, 0.0), 2)
+        layer = torch.nn.TransformerEncoderLayer(16, 4, 32, 0.0)
+        self.layers = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
 
     def forward(self, src: Tensor) -> Tensor:
         return self.layers(self.embed(src).transpose(0, 1)).transpose(0, 1)

@@ -337,6 +337,29 @@ def test_what_an_adapter_reads_too_is_the_input_of_both(name, is_on):
                 torch.testing.assert_close(got, plain(**batch).logits)
 
 
+class Beside(nn.Module):
+    """A block whose low-rank adapter stands in its own forward pass, beside its second layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.down, self.up = nn.Linear(12, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        latent = self.first(x).relu()
+        return x + self.second(latent) + self.up(self.down(latent))
+
+
+def test_units_that_several_layers_read_and_no_module_is_given_are_refused():
+    """What would be set at one of the layers would stay what it was at the other."""
+    model = Own().eval()
+    model.layers[0] = Beside()
+    with pytest.raises(
+        MethodError, match=r"Own computes its neurons inside layers\.0\.second, .*several layers read them"
+    ):
+        places(model, "neurons")
+
+
 def test_a_stage_that_makes_them_wider_at_its_end_has_its_units():
     """Swin's first stage gives half as many tokens again as wide as those that its blocks compute with."""
     sizes = {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4}

@@ -237,8 +237,9 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
     if chosen and kind in ("neurons", "mlp") and found.experts:
         raise MethodError(
             f"{type(model).__name__} computes some of its {TITLES[kind]} inside {found.experts[0]}, where no module "
-            "takes or gives them for all tokens, as with experts whose weights are one tensor or a second stream, and "
-            f"others elsewhere; ask for other units, or for those alone that {chosen[0].path} is given: "
+            "takes or gives them for all tokens, as with experts whose weights are one tensor or a second stream, or "
+            "several layers read them, and others elsewhere; ask for other units, or for those alone that "
+            f"{chosen[0].path} is given: "
             'trace.relevance(path, of="input"), lrpx.intervene of (path, "input")'
         )
     if not chosen:
@@ -247,7 +248,8 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
         if inside:
             raise MethodError(
                 f"{name} computes its {TITLES[kind]} inside {inside}, where no module takes or gives them for all "
-                "tokens, as with experts whose weights are one tensor; ask for other units"
+                "tokens, as with experts whose weights are one tensor, or several layers read them, as with a low-rank "
+                "adapter in the block's own forward pass; ask for other units"
             )
         raise MethodError(
             f"no {TITLES[kind]} were found in {name}: none of its modules does what makes them (lrpx.units); ask for "
@@ -265,12 +267,9 @@ def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
     """
     found = _found(model, None)
 
-    def is_there(other: str) -> bool:
-        return f"{other}.".startswith(f"{path}.")
-
-    if any(map(is_there, found.experts)):
+    if any(_is_in(each, path) for each in found.experts):
         return {}
-    there = (place for place in found.places if place.kind in ("neurons", "heads") and is_there(place.path))
+    there = (place for place in found.places if place.kind in ("neurons", "heads") and _is_in(place.path, path))
     inside: dict[str, Place] = {}
     for each in there:
         inside.setdefault(each.path, each)
@@ -618,6 +617,7 @@ class _Follower(Tap):
         self._read: dict[tuple[str, int], list[Tensor]] = {}  # of which attention has read a part
         self._around: dict[tuple[str, int], list[tuple[str, int]]] = {}  # of a layer of units, what is given them, too
         self._readers: dict[tuple[str, int], set[str]] = {}  # the layers of units in a module that is given them
+        self._units: dict[tuple[str, int], Tensor] = {}  # which a layer of units was given
         self._wraps: set[tuple[str, int]] = set()  # of these, what gives no more than a layer in it
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
@@ -761,6 +761,7 @@ class _Follower(Tap):
         """A linear layer of latent neurons, or of heads side by side."""
         if (layer := layer_of(path)) is None:
             return
+        self._units[path, self.calls[path]] = x
         self._around[path, self.calls[path]] = around = [
             (each, self.calls[each])
             for each in self._holding(path, layer.path)
@@ -884,7 +885,13 @@ class _Follower(Tap):
             if place.side == "output" and place.kind != "residual" and not self._is_given(place):
                 self.inside.setdefault(place.kind, place.path)
                 continue
-            place = self._whole(place) if place.kind in ("neurons", "heads") else place
+            if place.kind in ("neurons", "heads"):
+                units = self._units[place.path, place.call]
+                place = self._whole(place)
+                if any(_is_same(x, units) for (path, _), x in self._units.items() if not _is_in(path, place.path)):
+                    self.inside.setdefault(place.kind, place.path)
+                    self._inside += [(place.path, wide)] if place.kind == "neurons" else []
+                    continue
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
             if place.kind in ("neurons", "heads"):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"
@@ -938,6 +945,11 @@ def stack_of(path: str) -> str:
     'decoder.layers'
     """
     return _layer(path).rpartition(".")[0]
+
+
+def _is_in(path: str, holder: str) -> bool:
+    """Whether a module is another, or is in it."""
+    return f"{path}.".startswith(f"{holder}.")
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

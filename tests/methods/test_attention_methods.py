@@ -247,6 +247,15 @@ def test_what_they_do_not_serve():
         Explainer(models.tiny_t5())(IDS, method="ifr")
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_embeddings_of_neighbours_are_refused(method):
+    """MobileBERT's tokens are made of three neighbours before any attention."""
+    explain = Explainer(tiny_model(choose(["mobilebert"], "masked-lm")[0]), task=Task.MASKED)
+    with pytest.raises(MethodError, match=r"embeddings shifts tokens to their neighbours, besides attention"):
+        explain([*range(12, 21)], 4, position=6, method=method)
+
+
 @pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
 def test_a_decoder_that_looks_at_both_at_once_is_refused(method):
     """T5Gemma 2's decoder has one softmax over its own tokens and the encoder's."""

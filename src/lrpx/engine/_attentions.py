@@ -166,6 +166,8 @@ class Attentions(Tap):
         out = proceed(call.args, call.kwargs)
         if not isinstance(out, Tensor):
             return out
+        if call.name == "pad" and self._shifts(arguments(call.args, call.kwargs, "input", "pad")[1], out):
+            raise MethodError(f"{self._run.where()} shifts tokens to their neighbours, besides attention; use attnlrp")
         if name in ("linear", "addmm") or (name == "matmul" and any(map(is_parameter, call.args[1:2]))):
             return with_mark(out, _Linear(out.shape[-1]))
         if name == "softmax":
@@ -184,6 +186,11 @@ class Attentions(Tap):
             moves = row is not None and row.gate in ("moves", "stays")
             return with_mark(out, mark) if moves or name in FILLED else out
         return out
+
+    def _shifts(self, pad: Sequence[int], out: Tensor) -> bool:
+        """Whether ``out``, which was padded, is as many vectors as there are tokens, moved to other places."""
+        widths = {width for width, _ in self._kinds}
+        return out.ndim == 3 and out.is_floating_point() and out.shape[1] in widths and any(pad[2:4])
 
     def _is_of_tokens(self, values: Tensor) -> bool:
         """Whether the values that attention multiplies come from the tokens' embeddings."""
