@@ -66,6 +66,16 @@ def test_a_custom_autograd_function_of_the_model_is_refused_by_name() -> None:
         explained(Calls(Doubled.apply))
 
 
+def test_a_full_backward_hook_is_refused_by_what_it_is() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh()).double()
+    model[0].register_full_backward_hook(lambda module, before, after: None)
+    with (
+        propagate(model, ATTNLRP) as trace,
+        pytest.raises(UnknownOperationError, match=r"has a full backward hook, .*; remove it first"),
+    ):
+        trace.explain(model(X).sum())
+
+
 def test_a_custom_autograd_function_runs_when_not_strict() -> None:
     trace = explained(Calls(Doubled.apply), replace(LRP, strict=False))
     assert trace.relevance("x").any()

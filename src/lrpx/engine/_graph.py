@@ -286,6 +286,11 @@ def _unseen_function(function: type, where: str | None, is_weight: bool) -> str:
             "the model's gradient checkpointing hides its layers from every rule; enable it with use_reentrant=False, "
             "or use lrpx.propagate(model, recipe, recompute=True)"
         )
+    if function.__name__.startswith("BackwardHook") and function.__module__.startswith("torch."):
+        return (
+            f"{where or 'the model'} has a full backward hook, through which no rule can be followed; remove it first, "
+            "and ask for gradients inside with lrpx.propagate(model, recipe, observe=paths)"
+        )
     called = f"{function.__name__} of {function.__module__}"
     if is_weight:
         return (
