@@ -10,7 +10,9 @@ import torch
 import transformers as tf
 from numpy.testing import assert_allclose
 
-from lrpx import Explainer, Span
+from lrpx import Explainer, Span, Task
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import MethodError, MissingExtraError
 from lrpx.methods import (
     GradientShap,
@@ -313,6 +315,9 @@ def test_what_they_do_not_serve(method):
         explain([3, 4, 2], method=method)
     with pytest.raises(MethodError, match=r"embedding .* gives out tokens before rows, .*; use attnlrp or lrp"):
         Explainer(tiny.xlnet())(IDS, method=method, position=2)
+    several = Explainer(tiny_model(choose(["gemma3n_text"], "causal-lm")[0]), task=Task.CAUSAL)
+    with pytest.raises(MethodError, match=rf"{method} changes .*, and they are looked up in .*per_layer, too"):
+        several([12, 13, 14], method=method)
 
 
 def test_without_captum(monkeypatch):

@@ -111,18 +111,23 @@ def embeddings_of(method: Method, model: BoundModel, questions: Questions, quest
         question: which of them.
 
     Raises:
-        MethodError: the model does not embed each segment once.
+        MethodError: the model does not embed each segment once, or looks its tokens up in other tables besides.
     """
     taps: list[Embeddings] = []
-    batches: list[Batch] = []
 
-    def reading(batch: Batch, _: Sequence[int]) -> Sequence[Tap]:
-        batches.append(batch)
+    def reading(batch: Batch) -> Sequence[Tap]:
         taps.append(Embeddings(model, batch))
         return taps[:]
 
-    model.values(questions.alone([question]), taps=reading)
-    (tap,), (batch,) = taps, batches
+    with model.traced(questions.alone([question]), GRADIENT, plain=True, taps=reading) as ran:
+        batch, sources = ran.batch, ran.trace.sources
+    (tap,) = taps
+    others = [each.paths[0] for each in sources if each.is_of_tokens and each.among(tap.patterns) is None]
+    if others:
+        raise MethodError(
+            f"{method.name} changes what the tokens are embedded as in {tap.patterns[0]}, and they are looked up in "
+            f"{others[0]}, too, where they would stay what they are; use attnlrp, lrp or gradient-x-input"
+        )
     lengths = batch.rows[0].lengths
     if len(tap.read) != len(lengths):
         kind = type(model.module).__name__
