@@ -39,19 +39,28 @@ _POWER: Final = 1e-4
 _COARSE: Final = 8
 
 
-def told_apart(questions: Questions) -> tuple[Questions, list[Tensor], int] | None:
+def told_apart(
+    questions: Questions, looks_back: bool, spare: Sequence[int]
+) -> tuple[Questions, list[Tensor], int] | None:
     """What tells whether hidden tokens are seen: a text twice, the second time with another token in one place between
-    its ends that is not read; masks that hide the place from both; and the place. None where no text has such a place,
-    or no other token that is no special one."""
+    its ends that is not read; masks that hide the place from both; and the place. None where no text has such a place.
+
+    Args:
+        questions: about texts.
+        looks_back: whether what is read at a place hangs on those before it alone, as the hidden one is then.
+        spare: two tokens, of which one stands there where the text itself has no other.
+    """
     for asked in questions.asked:
         row = questions.rows[asked.row]
         first, *others = row.segments
         read = None if others else asked.position
         tokens = first.tokens
-        inner = [i for i in range(1, len(first) - 1) if not tokens.special[i] and i != read]
-        place = inner[len(inner) // 2] if inner and not row.arguments else 0
-        other = next((tokens.ids[i] for i in inner if tokens.ids[i] != tokens.ids[place]), None)
-        if place and other is not None:
+        end = read if looks_back and read is not None else len(first) - 1
+        inner = [i for i in range(1, end) if not tokens.special[i] and i != read]
+        if inner and not row.arguments:
+            place = inner[len(inner) // 2]
+            known = (*(tokens.ids[i] for i in inner), *spare)
+            other = next(each for each in known if each != tokens.ids[place])
             changed = replace(first, tokens=replace(tokens, ids=(*tokens.ids[:place], other, *tokens.ids[place + 1 :])))
             rows = row, replace(row, segments=(changed, *others))
             masks = [(torch.arange(len(first)) != place).to(torch.int64)] * 2

@@ -650,7 +650,12 @@ class BoundModel(Named):
     def _sees_hidden(self, questions: Questions) -> bool:
         """Whether what the model says hangs on what stands in a hidden place that is not read. Tried once, on the first
         text that can tell."""
-        if self._is_seen is None and (found := told_apart(questions)) is not None:
+        if self._is_seen is not None:
+            return self._is_seen
+        count = tasks.first_weight(self.module).shape[0]
+        spare = [i for i in range(count // 2, count) if i != self.pad_id][:2]
+        found = told_apart(questions, self.task is Task.CAUSAL, spare)
+        if found is not None:
             pair, masks, place = found
 
             def elsewhere(_: int, __: Target, logits: Tensor) -> Tensor:

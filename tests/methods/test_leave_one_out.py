@@ -234,6 +234,25 @@ def test_a_model_whose_other_tokens_see_what_its_mask_hides_is_refused(kind):
         Explainer(model, task=task)(ids, 1, method="leave-one-out", **place)
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("kind", OTHERS_SEE)
+def test_so_it_is_of_a_single_word(kind):
+    """Between the ends there is no other token to try it with."""
+    mapping = OTHERS_SEE[kind]
+    model = tiny_model(choose([kind], mapping)[0])
+    task = {"causal-lm": Task.CAUSAL, "masked-lm": Task.MASKED}.get(mapping, Task.CLASSIFICATION)
+    place = {} if task is Task.CLASSIFICATION else {"position": 2}
+    with pytest.raises(ModelError, match="other tokens see what its attention_mask hides"):
+        Explainer(model, task=task)([12, 13, 14], 1, method="leave-one-out", **place)
+
+
+def test_so_it_is_where_the_first_question_is_about_an_early_place():
+    """What is hidden behind it says nothing of the model."""
+    explain = Explainer(tiny_model(choose(["recurrent_gemma"], "causal-lm")[0]), task=Task.CAUSAL)
+    with pytest.raises(ModelError, match="other tokens see what its attention_mask hides"):
+        explain([*range(12, 21)], 1, method="leave-one-out", position=[2, 8])
+
+
 @pytest.mark.parametrize("kind", ["bamba", "deepseek_v3", "lfm2", "olmo_hybrid", "opt", "zamba"])
 def test_a_model_whose_mask_hides_is_served(kind):
     """What stands in the place that is hidden is no matter."""
