@@ -257,6 +257,22 @@ def test_embeddings_of_neighbours_are_refused(method):
 
 
 @pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_a_convolution_of_the_values_of_heads_is_refused(method):
+    """Nyströmformer adds one to its attention, which is a softmax where there are as many landmarks as segments."""
+    explain = Explainer(tiny_model(choose(["nystromformer"], "masked-lm")[0]), task=Task.MASKED)
+    with pytest.raises(MethodError, match=r"mixes positions by a convolution, besides attention"):
+        explain([*range(12, 21)], 4, position=6, method=method)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_attention_of_patches_of_tokens_is_refused(method):
+    """BLT's bytes are put together in patches, which look at each other."""
+    explain = Explainer(tiny_model(choose(["blt"], "causal-lm")[0]), task=Task.CAUSAL)
+    with pytest.raises(MethodError, match=r"global_transformer.* is over \d+ places that are not the tokens, such as"):
+        explain([*range(12, 21)], 4, method=method)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
 def test_a_decoder_that_looks_at_both_at_once_is_refused(method):
     """T5Gemma 2's decoder has one softmax over its own tokens and the encoder's."""
     (kind,) = choose(["t5gemma2"], "seq2seq-lm")

@@ -155,14 +155,14 @@ class Attentions(Tap):
         name = call.name if call.operation is None else call.operation.name
         if name == "attention":
             return self._fused(call, proceed)
-        if name == "conv1d" and arguments(call.args, call.kwargs, "input", "weight")[1].shape[-1] > 1:
+        if name in ("conv1d", "conv2d") and self._convolves(*arguments(call.args, call.kwargs, "input", "weight")):
             raise MethodError(f"{self._run.where()} mixes positions by a convolution, besides attention; use attnlrp")
         mark = mark_of(call.args[0]) if call.args else None
         if name == "matmul" and isinstance(mark, _Softmax):
             if self._kind(call.args[0]) is not None:
                 return self._eager(mark, call, proceed)
             if not mark.is_routers:
-                self._refuse_mixture(call.args[1])
+                self._refuse_others(call.args[0].ndim, call.args[1])
         out = proceed(call.args, call.kwargs)
         if not isinstance(out, Tensor):
             return out
@@ -187,6 +187,15 @@ class Attentions(Tap):
             return with_mark(out, mark) if moves or name in FILLED else out
         return out
 
+    def _convolves(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether tokens see their neighbours: in two dimensions where one is the tokens', as in the values of heads
+        ``[B, H, T, d]``, and the kernel is wide in no other."""
+        if weight.ndim == 3:
+            return weight.shape[-1] > 1
+        widths = {width for width, _ in self._kinds}
+        rows, columns = weight.shape[-2:]
+        return (x.shape[-2] in widths and rows > 1 == columns) or (x.shape[-1] in widths and columns > 1 == rows)
+
     def _shifts(self, pad: Sequence[int], out: Tensor) -> bool:
         """Whether ``out``, which was padded, is as many vectors as there are tokens, moved to other places."""
         widths = {width for width, _ in self._kinds}
@@ -210,13 +219,19 @@ class Attentions(Tap):
         sources = {id(source.value) for source in self._run.sources if source.among(self._embeddings) is not None}
         return descends(values.grad_fn, sources)
 
-    def _refuse_mixture(self, values: Tensor) -> None:
-        """Refuse values that come from the tokens in attention that is not over these alone, as where an image looks at
-        a text that then looks at it.
+    def _refuse_others(self, dimensions: int, values: Tensor) -> None:
+        """Refuse values that come from the tokens in attention that is not over these alone: as where an image looks at
+        a text that then looks at it, or where a text is cut into patches that look at each other.
 
         Raises:
             MethodError: says where.
         """
+        is_alone = len(self._kinds) == 1 and not self._embeddings and not self._is_known
+        if is_alone and dimensions == 4 and 1 != values.shape[-2] not in next(iter(self._kinds)):
+            raise MethodError(
+                f"the attention in {self._run.where()} is over {values.shape[-2]} places that are not the tokens, such "
+                "as patches of them, which maps of the tokens' own attention leave out; use attnlrp or lrp"
+            )
         if self._embeddings and not self._run.replaying and self._comes_from_tokens(values):
             raise MethodError(
                 f"the attention in {self._run.where()} mixes what comes from the tokens with something else, such as "
@@ -273,7 +288,7 @@ class Attentions(Tap):
         q, k, v, mask, dropout, causal, scale, _ = arguments(call.args, call.kwargs, *NAMES)
         kind = self._kinds.get((q.shape[-2], k.shape[-2])) if q.ndim == 4 and len(q) == self._batch else None
         if kind is None:
-            self._refuse_mixture(v)
+            self._refuse_others(q.ndim, v)
         kind = kind if kind is None or self._is_of_tokens(v) else None
         if kind is None or (self._factors is not None and kind not in self._factors):
             if kind is not None:
