@@ -337,6 +337,46 @@ def test_what_an_adapter_reads_too_is_the_input_of_both(name, is_on):
                 torch.testing.assert_close(got, plain(**batch).logits)
 
 
+class Summed(Adapted):
+    """An adapter that sums every second number of what it is given (MiSS)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.up(x.reshape(*x.shape[:-1], -1, 2).sum(-2))
+
+
+class Delta(Adapted):
+    """An adapter whose product is multiplied first (LoKr)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + nn.functional.linear(x, self.up.weight @ self.down.weight)
+
+
+@pytest.mark.parametrize("adapter", [Summed, Delta])
+def test_an_adapter_may_read_units_in_whatever_way(adapter):
+    """What is set is set for the adapter, too, whose share of the branch counts."""
+    model = SAMPLES["llama"].build()
+    expected = {kind: places(model, kind) for kind in KINDS[:2] + KINDS[5:]}
+    for place in (*expected["neurons"], *expected["heads"]):
+        inner = model.get_submodule(place.path)
+        model.set_submodule(place.path, adapter(inner, place.width * place.size, 16).double())
+    assert {kind: places(model, kind) for kind in expected} == expected
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize(("name", "which"), [("llama", "1.self_attn.q_proj"), ("gpt2", "1.attn.c_attn")])
+def test_what_an_adapter_adds_to_queries_is_a_part_of_them(name, which, is_on):
+    """Adapters on one layer alone leave no layer out."""
+    model = SAMPLES[name].build()
+    kinds = ("queries", "keys", "values")
+    expected = {kind: places(model, kind) for kind in kinds}
+    path = next(place.path for place in expected["queries"] if place.path.endswith(which))
+    inner = model.get_submodule(path)
+    adapter = Adapted(inner, 16, inner.weight.numel() // 16).double()
+    adapter.on = is_on
+    model.set_submodule(path, adapter)
+    assert {kind: places(model, kind) for kind in kinds} == expected
+
+
 class Beside(nn.Module):
     """A block whose low-rank adapter stands in its own forward pass, beside its second layer."""
 

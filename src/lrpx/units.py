@@ -606,6 +606,10 @@ class _Follower(Tap):
 
     def __init__(self, own: Mapping[str, str], weights: Iterable[int]) -> None:
         self._own = own
+        self._inner: dict[str, list[str]] = {}  # of each module the names of those in it
+        for each in own:
+            holder, _, name = each.rpartition(".")
+            self._inner.setdefault(holder, []).append(name)
         self._weights = set(weights) - {0}  # where they lie
         self._run: Running
         self.calls: Counter[str] = Counter()
@@ -645,12 +649,13 @@ class _Follower(Tap):
                 self._running.append((path, self.calls[path]))
                 self._given[path, self.calls[path]] = value.shape
             return
+        self._beside(path, value)
         made = self._made.get(path)
         if made is not None and _is_same(made, value):
             self._gives.add(path)
             self._products[path, self.calls[path]] = made
         at = path, self.calls[path]
-        if any(_is_same(self._made[each], value) for each in self._readers.get(at, ())):
+        if any(each in self._made and _is_same(self._made[each], value) for each in self._readers.get(at, ())):
             self._wraps.add(at)
         if is_layer and (path, self.calls[path]) in self._running:
             call = self.calls[path]
@@ -658,6 +663,19 @@ class _Follower(Tap):
             self._saw(Place(0, path, "output", "residual", 1, value.shape[-1], call=call))
             self._running.remove((path, call))
         self.calls[path] += 1
+
+    def _beside(self, path: str, value: Tensor) -> None:
+        """What a module makes of its input by a linear layer in it, and perhaps an adapter beside that, is linear: also
+        where the adapter is off."""
+        given, mark = self._entered.get(path), _mark_of(value)
+        if given is None or not carries(value):
+            return
+        for child in (f"{path}.{name}" for name in self._inner.get(path, ())):
+            made, its = self._made.get(child), self._entered.get(child)
+            if made is None or its is None or not _is_same(its, given) or (mark is not None and mark.path != child):
+                continue
+            if made.numel() == value.numel() and made.shape[-1] == value.shape[-1]:
+                self._made[path] = _with(value, _Mark("linear", _along(value, -1), path))
 
     def _saw(self, place: Place, wide: int = 0, rows: int = 0) -> None:
         if self._running:
@@ -673,13 +691,17 @@ class _Follower(Tap):
         out = proceed(args, call.kwargs)
         if row is None or not args:
             return out
-        if isinstance(out, Tensor) and (row.gate == "moves" or call.name in REARRANGES) and self._is_learned(args[0]):
+        moves = row.gate == "moves" or call.name in REARRANGES
+        is_linear = name in ("linear", "addmm") or (name == "matmul" and _is_weight(args[1]))
+        if carries(out) and not (moves or is_linear):
+            self._reads(name, args, marks)
+        if isinstance(out, Tensor) and moves and self._is_learned(args[0]):
             setattr(out, LEARNED, True)
         if name == "attention":
             return self._attention(args, call.kwargs, out)
         if not isinstance(out, Tensor):
             return self._rearranged(call, name, marks, out, proceed)
-        if name in ("linear", "addmm") or (name == "matmul" and _is_weight(args[1])):
+        if is_linear:
             return self._linear(args[1] if name == "addmm" else args[0] if args else None, marks[name == "addmm"], out)
         if name in PRODUCTS:
             two = [*args, *call.kwargs.values()][name == "baddbmm" :][:2]
@@ -691,7 +713,7 @@ class _Follower(Tap):
             if marks[0] is not None and marks[0].kind == "scores":  # as where they are kept between bounds
                 return _with(out, marks[0])
             return self._activated(args[0], marks[0], out)
-        if row.gate == "moves" or call.name in REARRANGES:
+        if moves:
             if call.name in CASTS:
                 return _with(out, marks[0])
             if lists:
@@ -759,14 +781,10 @@ class _Follower(Tap):
 
     def _second(self, path: str, x: Tensor, mark: _Mark, out: Tensor) -> None:
         """A linear layer of latent neurons, or of heads side by side."""
-        if (layer := layer_of(path)) is None:
+        if layer_of(path) is None:
             return
         self._units[path, self.calls[path]] = x
-        self._around[path, self.calls[path]] = around = [
-            (each, self.calls[each])
-            for each in self._holding(path, layer.path)
-            if _is_same(x, given := self._entered[each]) or mark is _mark_of(given)  # also in another precision
-        ]
+        self._around[path, self.calls[path]] = around = list(self._given_units(path, x, mark))
         for each in around:
             self._readers.setdefault(each, set()).add(path)
         index = mark.index.reshape(-1, x.shape[-1])
@@ -783,11 +801,23 @@ class _Follower(Tap):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
 
-    def _holding(self, path: str, layer: str) -> Iterator[str]:
-        """The modules of a layer that hold another and were entered, the innermost first."""
-        while len(path := path.rpartition(".")[0]) > len(layer):
-            if path in self._entered:
-                yield path
+    def _reads(self, name: str, args: Sequence[Any], marks: Sequence[_Mark | None]) -> None:
+        """An operation of units, which a module that is given them does beside its linear layer, as adapters do that
+        scale them first or sum parts of them."""
+        path = self._own.get(where := self._run.where(), where)
+        for x, mark in zip(args, marks, strict=True):
+            if mark is not None and mark.kind in ("neurons", "heads"):
+                for each in self._given_units(path, x, mark):
+                    self._readers.setdefault(each, set()).add(f"{path} {name}")
+
+    def _given_units(self, path: str, x: Tensor, mark: _Mark) -> Iterator[tuple[str, int]]:
+        """A module of a layer and those that hold it, where they are given some units, the innermost first."""
+        layer = layer_of(path)
+        while layer is not None and len(path) > len(layer.path):
+            its = _mark_of(given := self._entered.get(path))
+            if its is mark or (its is not None and its.kind == mark.kind and storage_of(given) == storage_of(x)):
+                yield path, self.calls[path]  # also in another precision, or in another shape
+            path = path.rpartition(".")[0]
 
     def _whole(self, place: Place) -> Place:
         """The module that is given some units where several layers in it read them, as a matrix and its adapter do; or
