@@ -152,15 +152,16 @@ class Perturbation:
     def hideable(self, model: BoundModel, questions: Questions, question: int) -> NDArray[np.bool_]:
         """``[T]``: which tokens of a question's row may be hidden, the segments one after another.
 
-        Special tokens may not unless ``specials`` says so, nor what a decoder has written; and under ``delete`` not the
-        token that is read at, which everything else is counted from.
+        Special tokens may not unless ``specials`` says so, nor what a decoder has written, nor a masked model's mask;
+        and under ``delete`` not the token that is read at, which everything else is counted from.
         """
         row = questions.row_of(question)
         found = np.zeros(sum(row.lengths), dtype=bool)
         first = row.segments[0].tokens
         found[: len(first.ids)] = True if self.specials else ~np.array(first.special, dtype=bool)
         position = questions.asked[question].position
-        if self.how == "delete" and position is not None and len(row.segments) == 1:
+        stays = self.how == "delete" or model.task is Task.MASKED
+        if stays and position is not None and len(row.segments) == 1:
             found[position] = False
         return found
 

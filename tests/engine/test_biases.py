@@ -175,18 +175,24 @@ def test_the_bias_of_experts_is_the_layers(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_bias_of_heads_is_the_layers(rule: str) -> None:
-    """It is added where the last dimension has been split, as Transformer-XL adds one to its queries."""
+    """It is added where the last dimension has been split, as Transformer-XL adds one to its queries, or where heads
+    that were computed apart are one dimension again."""
     recipe = replace(lrpx.LRP, linear=RULES[rule])
 
     def by_heads(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         w, b = torch.cat([w, w[:1]]), torch.cat([b, b[:1]]).view(2, 3)
         return ((x @ w.T).view(*x.shape[:2], 2, 3) + b).flatten(2)[..., :OUT]
 
+    def joined(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        w, b = torch.cat([w, w[:1]]).view(2, 3, -1), torch.cat([b, b[:1]])
+        return (torch.einsum("btd,ohd->btoh", x, w).flatten(2) + b)[..., :OUT]
+
     def whole(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         return F.linear(x, torch.cat([w, w[:1]]), torch.cat([b, b[:1]]))[..., :OUT]
 
-    found, wanted = (relevance(layer, recipe) for layer in (by_heads, whole))
-    assert float((found - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
+    wanted = relevance(whole, recipe)
+    for layer in (by_heads, joined):
+        assert float((relevance(layer, recipe) - wanted).abs().max()) <= 1e-12 * float(wanted.abs().max())
 
 
 class Apart(nn.Module):

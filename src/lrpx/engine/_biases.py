@@ -188,7 +188,12 @@ def _moved(layer: Layer, made: Tensor, base: Tensor) -> Layer | None:
     """``layer``, which has made the base of ``made``."""
     if made.numel() != base.numel() or not base.is_contiguous() or base.storage_offset():
         return None
-    memory = [(base.stride(i), base.stride(i) * base.shape[i]) for i in layer.dims]
+    memory: list[tuple[int, int]] = []
+    for least, end in sorted((base.stride(i), base.stride(i) * base.shape[i]) for i in layer.dims):
+        if memory and memory[-1][1] == least:  # two that may be one now, as heads and what each has
+            memory[-1] = memory[-1][0], end
+        else:
+            memory.append((least, end))
 
     def is_in_one(step: int, size: int) -> bool:
         return any(least <= step and step * size <= end for least, end in memory)
