@@ -301,6 +301,18 @@ def test_the_command(run, tmp_path, monkeypatch):
     assert "steps was 5 and is 6 now" in err
 
 
+@pytest.mark.parametrize("ways", ["attention-mask,delete", "attention-mask,zero-embedding", "delete"])
+def test_the_report_says_where_the_token_that_is_read_at_is_hidden_by_none(run, tmp_path, ways):
+    options = ["--data", plain(tmp_path, TEXTS[:2]), "--methods", "lrp", "--metrics", "AOPC Δ", "--perturbation", ways]
+    code, _, err = run("benchmark", "loo", *options, "--out", tmp_path / "out")
+    assert code == 0, err
+    for row in pl.read_parquet(tmp_path / "out/rows/*.parquet").to_dicts():
+        assert (row["position"] in row["hideable"]) == ("delete" not in ways)
+    for name in ("report.html", "table.md"):
+        said = "that each of them may: beside delete" in (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert said == (ways == "attention-mask,delete")
+
+
 def test_a_run_can_be_made_again_from_its_spec(classifier, tmp_path):
     made = Run(Faithfulness(table(tmp_path)), classifier, ["lrp"], ["AOPC Δ"], part=2)
     again = Run.from_spec(json.loads(json.dumps(made.spec)), model=classifier)

@@ -184,6 +184,7 @@ def _context(found: Summary, record: Mapping[str, Any], title: str, noun: str = 
         "extra": [],
         "ranks": {} if found.verdict is None else found.verdict.ranks,
         "captions": list(dict.fromkeys(captions)),
+        "narrowed": narrowed(record["settings"].get("perturbation") or ""),
         "reads": list(dict.fromkeys((each.name, each.way, each.reads) for each in found.variants)),
         "agreement": _agree(found),
         "pairs": pairs,
@@ -203,6 +204,18 @@ def _context(found: Summary, record: Mapping[str, Any], title: str, noun: str = 
         "agreed": _number,
         "against": _plain_p,
     }
+
+
+def narrowed(ways: str) -> str:
+    """What is said of a run's numbers where one of its several ways to hide tokens hides fewer than the others would
+    alone; empty where none does."""
+    several = ways.split(",")
+    if len(several) < 2 or "delete" not in several:
+        return ""
+    return (
+        "All ways hide the same tokens, those that each of them may: beside delete, the token that is read at is "
+        "hidden by none, where a text has one; in a run of its own another way hides it, too."
+    )
 
 
 def _score(score: Score | None) -> str:
