@@ -212,6 +212,16 @@ def of_text(model, text):
     return Questions((row,), (Question(0, model.reader.position(row), Logit(2)),))
 
 
+def test_a_masked_models_mask_is_never_hidden(piece_tokenizer):
+    size = {**tiny.SIZES, "vocab_size": len(piece_tokenizer)}
+    model = BoundModel(tiny.build(transformers.BertForMaskedLM, transformers.BertConfig(**size)), piece_tokenizer)
+    questions = of_text(model, f"the {piece_tokenizer.mask_token} keys")
+    (length,), at = questions.rows[0].lengths, questions.asked[0].position
+    for how in ("attention-mask", "zero-embedding", "unk"):
+        may = Perturbation(how, specials=True).hideable(model, questions, 0)
+        assert [i for i in range(length) if not may[i]] == [at]
+
+
 def test_special_tokens_are_never_hidden_unless_it_is_said(pieces):
     questions = of_text(pieces, "the keys")
     (length,) = questions.rows[0].lengths

@@ -49,13 +49,18 @@ def base_model(model: Module) -> Module:
     return model if find is None else find()
 
 
+def adapted_layers(model: Module) -> dict[str, Module]:
+    """The modules in which peft holds a layer and its adapters, by their paths."""
+    if "peft" not in sys.modules:
+        return {}
+    return {path: each for path, each in named_modules(model) if hasattr(each, "_get_available_adapters")}
+
+
 def adapters_in(model: Module) -> tuple[str, ...]:
     """The adapters of peft that change what a model computes now: those switched on, or merged and not switched off."""
-    if "peft" not in sys.modules:
-        return ()
     found: dict[str, None] = {}
-    layers: list[Any] = [each for _, each in named_modules(model) if hasattr(each, "_get_available_adapters")]
-    for layer in layers:
+    layer: Any
+    for layer in adapted_layers(model).values():
         if not layer.disable_adapters:
             there = layer._get_available_adapters()
             found |= dict.fromkeys(name for name in layer.merged_adapters or layer.active_adapters if name in there)

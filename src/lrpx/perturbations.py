@@ -160,9 +160,10 @@ class Perturbation:
         first = row.segments[0].tokens
         found[: len(first.ids)] = True if self.specials else ~np.array(first.special, dtype=bool)
         position = questions.asked[question].position
-        stays = self.how == "delete" or model.task is Task.MASKED
-        if stays and position is not None and len(row.segments) == 1:
-            found[position] = False
+        if position is not None and len(row.segments) == 1:
+            mask = getattr(model.reader.text_tokenizer, "mask_token_id", None)
+            if self.how == "delete" or (model.task is Task.MASKED and first.ids[position] == mask):
+                found[position] = False
         return found
 
     # -------------------------------------------------------------------------------- below: one row

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from lrpx import tasks
 from lrpx._hooks import hooks
-from lrpx._modules import attending_as_before, layer_of, named_modules
+from lrpx._modules import adapted_layers, attending_as_before, layer_of, named_modules
 from lrpx.engine import Tap, propagate
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
@@ -456,7 +456,7 @@ def example(model: Module) -> dict[str, Any]:
 
 
 def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) -> _Found:
-    follower = _Follower(own_paths(model), map(storage_of, model.parameters()))
+    follower = _Follower(own_paths(model), map(storage_of, model.parameters()), adapted_layers(model))
     with (
         _now_looking(),
         torch.random.fork_rng(devices=[]),
@@ -604,8 +604,9 @@ class _Follower(Tap):
 
     patterns = ("*",)
 
-    def __init__(self, own: Mapping[str, str], weights: Iterable[int]) -> None:
+    def __init__(self, own: Mapping[str, str], weights: Iterable[int], adapted: Collection[str] = ()) -> None:
         self._own = own
+        self._adapted = adapted
         self._inner: dict[str, list[str]] = {}  # of each module the names of those in it
         for each in own:
             holder, _, name = each.rpartition(".")
@@ -821,10 +822,11 @@ class _Follower(Tap):
 
     def _whole(self, place: Place) -> Place:
         """The module that is given some units where several layers in it read them, as a matrix and its adapter do; or
-        may do, where the adapter is off."""
+        may do, where the adapter is off; peft's own, which may change what the matrix gives (RoAd), in any case."""
         around = self._around[place.path, place.call]
         wraps = [each for each in reversed(around) if each in self._wraps] or [(place.path, place.call)]
-        path, call = next((each for each in around if len(self._readers[each]) > 1), wraps[0])
+        shared = (each for each in around if each[0] in self._adapted or len(self._readers[each]) > 1)
+        path, call = next(shared, wraps[0])
         return replace(place, path=path, call=call)
 
     def _features(self, kind: Kind, mark: _Mark | None) -> None:

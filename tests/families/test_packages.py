@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from lrpx import Explainer
+from lrpx import LRP, Explainer
 from lrpx.coverage._checking import _everything_wide
 from lrpx.engine import propagate
 from lrpx.errors import MethodError
+from lrpx.units import Reading, places
 from tests.families.checks import RECIPES, alike, holds, ready, sources
 from tests.families.without_torchvision import imported
 
@@ -57,6 +58,30 @@ def test_merged_adapters_give_the_same(adapted):
         assert not any("lora" in name for name, _ in merged.named_modules())
         for recipe, expected in zip(RECIPES, apart, strict=True):
             torch.testing.assert_close(explained(merged, recipe), expected, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.filterwarnings(ITS_WARNING)
+def test_units_behind_an_adapter_that_changes_what_its_layer_gives():
+    """RoAd turns it, so that what the layer gives is not what the branch does."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = peft.RoadConfig(group_size=4, target_modules="all-linear")
+        adapted = ready(peft.get_peft_model(LlamaForCausalLM(LLAMA), config))
+        with torch.no_grad():
+            for name, weight in adapted.named_parameters():
+                if "road" in name:
+                    weight += 0.3 * torch.randn_like(weight)
+    merged = copy.deepcopy(adapted).merge_and_unload()
+    for kind in ("neurons", "mlp", "heads", "attention"):
+        found = []
+        for model in (adapted, merged):
+            reading = Reading(places(model, kind))
+            with propagate(model, LRP, taps=[reading]) as trace:
+                trace.explain(model(input_ids=IDS).logits[0, -1, 7])
+                found.append([trace.relevance_of(reading.value(place)) for place in places(model, kind)])
+        for mine, other in zip(*found, strict=True):
+            torch.testing.assert_close(mine, other)
 
 
 @pytest.mark.filterwarnings(ITS_WARNING)
