@@ -1316,6 +1316,8 @@ SUMMED_UP: dict[str, Of] = {
     "a quotient": lambda a, *_: a.softmax(-1) / a.softmax(-1).flip(-1),
     "a mixture": lambda a, b, _: b.softmax(1) * a.softmax(-1) + (b * a).softmax(-1),
     "its square": lambda a, *_: (p := a.softmax(-1).sum(0)) * p,
+    "its odds": lambda a, *_: (p := a.softmax(-1)[..., :1]) / (1 - p),
+    "its odds, bounded": lambda a, *_: (p := a.softmax(-1)[..., :1].clamp(1e-6, 1 - 1e-6)) / (1 - p),
     "written out": lambda a, *_: a.log_softmax(-1).exp()[..., 1:].sum(-1, keepdim=True),
 }
 

@@ -58,7 +58,7 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     base = softmax if hasattr(softmax, SCORES) else getattr(softmax, "_base", None)
     found = getattr(base, SCORES, None)
     if base is None or not found or base._version != found[0]:
-        if is_tensor(softmax) and _exponentials.is_of_softmax(softmax):
+        if is_tensor(softmax) and _is_of_softmax(softmax):
             return as_it_is(run, PART, func, args, kwargs)
         if kwargs or not _exponentials.is_sum(x):
             return activation(run, func, args, kwargs)
@@ -88,10 +88,16 @@ def _guarded(x: Any) -> Any:
     return f if f is not None and f.op is not None and _exponentials.is_guarded(x, f.root) else None
 
 
+def _is_of_softmax(x: Tensor) -> bool:
+    """Whether ``x`` is made of a softmax, or a function of what is, as odds are, ``p / (1 - p)``."""
+    f = _functions.function_of(x)
+    return _exponentials.is_of_softmax(x) or (f is not None and _exponentials.is_of_softmax(f.root))
+
+
 def _logit(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """The logarithm of odds; of a sigmoid a function of what that is of."""
     x = first(args, kwargs)[0]
-    if is_tensor(x) and carries(x) and _exponentials.is_of_softmax(x):
+    if is_tensor(x) and carries(x) and _is_of_softmax(x):
         return as_it_is(run, ODDS, func, args, kwargs)
     return activation(run, func, args, kwargs)
 
