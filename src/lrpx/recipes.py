@@ -198,7 +198,8 @@ class Recipe:
         """The same recipe with other rules in some modules and all they contain.
 
         A module has the same rules wherever it stands and whenever it runs. Where one runs as several layers, layers
-        that are some of these are refused when the model runs.
+        that are some of these are refused when the model runs. A rule holds while a module is called: what the model's
+        ``forward`` computes between the modules of a layer that is only a ``ModuleDict`` is no part of that layer.
 
         Args:
             path: shell pattern on the module's path, ``"model.layers.3.mlp"`` or ``"*.mlp"``.
