@@ -168,6 +168,33 @@ def test_other_settings_of_the_model_are_seen():
     assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
 
 
+class Adapted(nn.Module):
+    """A layer with what adapters of peft keep of themselves: a list and a dictionary, changed in place."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+        self.scaling, self.merged_adapters = {"default": 2.0}, []
+
+    def forward(self, x):
+        found = self.layer(x)
+        return found if self.merged_adapters else found * self.scaling["default"]
+
+
+def test_settings_in_lists_and_dictionaries_are_seen():
+    model = models.tiny_bert()
+    output = model.bert.encoder.layer[1].output
+    output.dense = Adapted(output.dense)
+    compiled = Explainer(model, compile=True)
+    compiled(ROWS[0], position=0)
+    output.dense.scaling["default"] = 3.0
+    assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-9)
+    output.dense.merged_adapters.append("default")
+    assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-9)
+    compiled(ROWS[1], position=0)
+    assert len(compiled.bound.compiler._passes) == 3
+
+
 @slow
 def test_nothing_of_the_model_changes():
     model = llama().requires_grad_(True)

@@ -110,8 +110,8 @@ class _Call:
             own.update((id(tensor), tensor) for tensor in tensors)
             if any(inside[kind] for kind in HOOKS):
                 _refuse_hooks(module)
-            facts.append((module, inside.get("forward"), [item for item in inside.items() if type(item[1]) in PLAIN]))
-        config = dict(vars(model.config)) if hasattr(model, "config") else None
+            facts.append((module, inside.get("forward"), _plain(inside)))
+        config = _plain(vars(model.config)) if hasattr(model, "config") else None
         tensors = [*own.values(), *(value for value in given.values() if isinstance(value, Tensor))]
         kinds = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
         others = {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
@@ -136,6 +136,21 @@ class _Call:
         own = {id(mine): other for mine, other in zip(self.own, tensors, strict=False)}
         rest = iter(tensors[len(self.own) :])
         return own, {name: next(rest) if isinstance(value, Tensor) else value for name, value in self.given.items()}
+
+
+def _plain(value: Any) -> Any:
+    """The plain values in some attributes, also those in containers and in a config's configs, as they are now.
+
+    >>> _plain({"scaling": {"default": 2.0}, "merged": ["default"], "layer": object()})
+    {'scaling': {'default': 2.0}, 'merged': ['default'], 'layer': None}
+    """
+    if isinstance(value, dict):
+        return {key: found for key, each in value.items() if (found := _plain(each)) != {}}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [*map(_plain, value)] if isinstance(value, (list, tuple)) else set(value)
+    if hasattr(type(value), "to_diff_dict"):  # a config in a config
+        return _plain(vars(value))
+    return value if type(value) in PLAIN else None
 
 
 def _refuse_hooks(module: Module) -> None:
