@@ -12,12 +12,18 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
     Llama4TextConfig,
+    MBartConfig,
+    MBartForConditionalGeneration,
+    MptConfig,
+    MptForCausalLM,
     Qwen2MoeConfig,
     SwinConfig,
     SwinForImageClassification,
 )
 
 import lrpx
+from lrpx.coverage._classes import every_class
+from lrpx.coverage._tiny import tiny_model
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError
 from lrpx.recipes import ATTNLRP
@@ -25,7 +31,9 @@ from lrpx.units import KINDS, Place, Reading, places
 from tests import tiny
 from tests.engine.samples import SAMPLES, token_ids
 from tests.plain_gpt import GPT
+from tests.reference import models
 
+SIZES = {"layers": 2, "attention_heads": 4, "ffn_dim": 24}
 NEURONS = {
     "llama": ("model.layers.{}.mlp.down_proj", 24),
     "gemma3": ("model.layers.{}.mlp.down_proj", 24),
@@ -57,6 +65,25 @@ def test_neurons_are_the_input_of_the_second_matrix(name):
     path, width = NEURONS[name]
     found = places(SAMPLES[name].build(), "neurons")
     assert found == tuple(Place(i, path.format(i), "input", "neurons", width) for i in range(2))
+
+
+def mbart():
+    sizes = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in SIZES.items()}
+    return tiny.build(MBartForConditionalGeneration, MBartConfig(vocab_size=31, d_model=16, **sizes))
+
+
+@pytest.mark.parametrize("kind", ["neurons", "mlp", "queries", "residual"])
+@pytest.mark.parametrize("build", [mbart, models.tiny_t5])
+def test_a_clamp_that_keeps_half_precision_from_overflowing_makes_no_neurons(build, kind):
+    assert places(build().half(), kind) == places(build(), kind)
+
+
+def test_queries_that_are_kept_between_bounds():
+    config = {"d_model": 16, "n_heads": 4, "n_layers": 2, "vocab_size": 31, "max_seq_len": 64}
+    model = tiny.build(MptForCausalLM, MptConfig(**config, attn_config={"clip_qkv": 6.0}), "eager")
+    free = tiny.build(MptForCausalLM, MptConfig(**config), "eager")
+    assert places(model, "queries") == places(free, "queries")
+    assert places(model, "neurons") == places(free, "neurons")
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -251,6 +278,12 @@ def test_experts_are_not_left_out_where_there_are_other_neurons(name, experts):
         with pytest.raises(MethodError, match=rf"computes some of its \w+ inside {re.escape(inside)}, where"):
             places(model, kind)
     assert len(places(model, "heads")) == 2
+
+
+def test_experts_are_not_left_out_beside_hyper_connections():
+    model = tiny_model(next(each for each in every_class() if each.name == "Qwen4ExpForCausalLM"))
+    with pytest.raises(MethodError, match=r"some of its neurons inside model\.layers\.0\.mlp\.experts, where"):
+        places(model, "neurons")
 
 
 def test_what_there_is_not():

@@ -626,6 +626,7 @@ class _Follower(Tap):
         self._wraps: set[tuple[str, int]] = set()  # of these, what gives no more than a layer in it
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
+        self._embedded: set[int] = set()  # how wide the first of the sources is
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self.inside: dict[str, str] = {}
@@ -649,6 +650,7 @@ class _Follower(Tap):
             if is_layer:
                 self._running.append((path, self.calls[path]))
                 self._given[path, self.calls[path]] = value.shape
+                self._embedded |= {source.value.shape[-1] for source in self._run.sources[:1]}
             return
         self._beside(path, value)
         made = self._made.get(path)
@@ -710,6 +712,9 @@ class _Follower(Tap):
         if name == "softmax":
             made_of = (None, None) if marks[0] is None else marks[0].made_of
             return _with(out, _Mark("weights", _along(out, -1), made_of=made_of)) if carries(out) else out
+        if name == "clamp" and _guards(call):
+            vars(out).pop(ATTRIBUTE, None)
+            return _with(out, marks[0])
         if row.kind == "activation":
             if marks[0] is not None and marks[0].kind == "scores":  # as where they are kept between bounds
                 return _with(out, marks[0])
@@ -941,8 +946,9 @@ class _Follower(Tap):
 
     def experts(self, known: Collection[str]) -> tuple[str, ...]:
         """Where neurons are computed that no module takes or gives for all tokens, and what they give is as wide as
-        their layer; but for paths at which others are known."""
-        widths = {shape[-1] for shape in self._rows.values()}
+        their layer, or as the embeddings, of which hyper-connections make a wider stream; but for paths at which
+        others are known."""
+        widths = {shape[-1] for shape in self._rows.values()} | self._embedded
         return tuple({path: None for path, wide in self._inside if wide in widths and path not in known})
 
     def _numbers(self) -> dict[tuple[str, int], int]:
@@ -991,6 +997,17 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 def _is_list(args: Sequence[Any]) -> bool:
     return bool(args) and isinstance(args[0], (list, tuple)) and all(isinstance(x, Tensor) for x in args[0])
+
+
+def _guards(call: Call) -> bool:
+    """Whether a clamp leaves alone what is near 0, as one that keeps half precision from overflowing, or queries small:
+    it makes no neurons, as one from 0 up does, which is a ReLU."""
+    names = ("max",) if call.name.startswith("clamp_max") else ("min", "max")
+    given = dict(zip(names, call.args[1:], strict=False)) | call.kwargs
+    low, high = given.get("min"), given.get("max")
+    return (low is None or bool(torch.as_tensor(low < 0).all())) and (
+        high is None or bool(torch.as_tensor(high > 0).all())
+    )
 
 
 def _is_weight(x: Any) -> bool:
