@@ -30,6 +30,8 @@ WORTH: Final = 32
 """So many times the longest row must be hidden, for the trial costs about a third of that;"""
 SHARE: Final = 1 / 8
 """and this part of all tokens."""
+_APART: Final = 3
+"""Of so many tokens one is hidden to see whether others see it."""
 _NOISE: Final = 4
 """So many times what another batch or padding rounds away the values of shorter rows may differ;"""
 _ROUNDING: Final = 64
@@ -41,13 +43,14 @@ _COARSE: Final = 8
 
 def told_apart(
     questions: Questions, looks_back: bool, spare: Sequence[int]
-) -> tuple[Questions, list[Tensor], int] | None:
-    """What tells whether hidden tokens are seen: a text twice, the second time with another token in one place between
-    its ends that is not read; masks that hide the place from both; and the place. None where no text has such a place.
+) -> tuple[Questions, list[Tensor], list[int]] | None:
+    """What tells whether hidden tokens are seen: a text twice, the second time with other tokens in a third of the
+    places between its ends that are not read; masks that hide these places from both; and the places. None where no
+    text has such a place. (One place alone would tell little of a long text, of which far tokens say next to nothing.)
 
     Args:
         questions: about texts.
-        looks_back: whether what is read at a place hangs on those before it alone, as the hidden one is then.
+        looks_back: whether what is read at a place hangs on those before it alone, as the hidden ones are then.
         spare: two tokens, of which one stands there where the text itself has no other.
     """
     for asked in questions.asked:
@@ -57,14 +60,23 @@ def told_apart(
         tokens = first.tokens
         end = read if looks_back and read is not None else len(first) - 1
         inner = [i for i in range(1, end) if not tokens.special[i] and i != read]
+        if not inner and looks_back and read == 1 and not tokens.special[0]:
+            inner = [0]
         if inner and not row.arguments:
-            place = inner[len(inner) // 2]
+            places = inner[len(inner) // 2 % _APART :: _APART]
             known = (*(tokens.ids[i] for i in inner), *spare)
-            other = next(each for each in known if each != tokens.ids[place])
-            changed = replace(first, tokens=replace(tokens, ids=(*tokens.ids[:place], other, *tokens.ids[place + 1 :])))
+            ids = list(tokens.ids)
+            mask = torch.ones(len(first), dtype=torch.int64)
+            for place in places:
+                ids[place] = next(each for each in known if each != tokens.ids[place])
+                mask[place] = 0
+            changed = replace(first, tokens=replace(tokens, ids=tuple(ids)))
             rows = row, replace(row, segments=(changed, *others))
-            masks = [(torch.arange(len(first)) != place).to(torch.int64)] * 2
-            return replace(questions, rows=rows, asked=(replace(asked, row=0), replace(asked, row=1))), masks, place
+            return (
+                replace(questions, rows=rows, asked=(replace(asked, row=0), replace(asked, row=1))),
+                [mask] * 2,
+                places,
+            )
     return None
 
 

@@ -648,7 +648,7 @@ class BoundModel(Named):
         return every
 
     def _sees_hidden(self, questions: Questions) -> bool:
-        """Whether what the model says hangs on what stands in a hidden place that is not read. Tried once, on the first
+        """Whether what the model says hangs on what stands in hidden places that are not read. Tried once, on the first
         text that can tell."""
         if self._is_seen is not None:
             return self._is_seen
@@ -656,12 +656,12 @@ class BoundModel(Named):
         spare = [i for i in range(count // 2, count) if i != self.pad_id][:2]
         found = told_apart(questions, self.task is Task.CAUSAL, spare)
         if found is not None:
-            pair, masks, place = found
+            pair, masks, places = found
 
             def elsewhere(_: int, __: Target, logits: Tensor) -> Tensor:
                 kept = logits.double().masked_fill(logits == -torch.inf, 0.0)
-                if self.task.reads == "span":  # each place has its own, that one too
-                    kept[[place, place + len(kept) // 2]] = 0.0
+                if self.task.reads == "span":  # each place has its own, those too
+                    kept[[*places, *(place + len(kept) // 2 for place in places)]] = 0.0
                 return kept
 
             alone, beside = (self._values(pair, masks, None, None, size, elsewhere, exactly=True) for size in (1, 2))

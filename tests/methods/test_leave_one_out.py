@@ -253,6 +253,21 @@ def test_so_it_is_where_the_first_question_is_about_an_early_place():
         explain([*range(12, 21)], 1, method="leave-one-out", position=[2, 8])
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(
+    ("kind", "dtype", "length"),
+    [
+        ("recurrent_gemma", torch.float32, 2),  # the first token alone can be hidden
+        ("recurrent_gemma", torch.bfloat16, 40),  # of one token far away the rounding leaves nothing
+        ("deepseek_v4", torch.float32, 40),  # which chooses, and did not choose the one in the middle
+    ],
+)
+def test_so_it_is_of_short_and_of_long_texts(kind, dtype, length):
+    explain = Explainer(tiny_model(choose([kind], "causal-lm")[0]).to(dtype), task=Task.CAUSAL)
+    with pytest.raises(ModelError, match="other tokens see what its attention_mask hides"):
+        explain([12 + 7 * i % 23 for i in range(length)], 1, method="leave-one-out")
+
+
 @pytest.mark.parametrize("kind", ["bamba", "deepseek_v3", "lfm2", "olmo_hybrid", "opt", "zamba"])
 def test_a_model_whose_mask_hides_is_served(kind):
     """What stands in the place that is hidden is no matter."""
