@@ -14,11 +14,16 @@ import torch
 import transformers as tf
 
 from lrpx import Ledger
+from lrpx._images import Patches
 from lrpx.benchmarks import Run, find, keep
 from lrpx.benchmarks._pixel_report import overlay
+from lrpx.benchmarks._pixels import _of_cells
 from lrpx.errors import DataError, InputError, ModelError, ResultFileError
+from lrpx.methods import find as find_method
 from lrpx.metrics import IMAGE_METRICS
 from lrpx.model import BoundModel, Spec
+from lrpx.questions import Question, Questions
+from lrpx.targets import Logit
 from tests import pictured
 from tests.pictured import CLASSES, PATCH, SIDE, processor, vit
 from tests.reference import images as twins
@@ -65,6 +70,11 @@ def of_table(path, **how):
     return find("pixels")(data=path, image="file", label="class", mask="object", **how)
 
 
+def asked(model):
+    row = model.reader.row(Image.fromarray(np.zeros((SIDE, SIDE, 3), dtype=np.uint8)))
+    return Questions((row,), (Question(0, None, Logit(0)),))
+
+
 def logits_of(model, pixels):
     with torch.no_grad():
         return model.module(pixel_values=pixels[None]).logits[0]
@@ -108,6 +118,15 @@ def test_rows_are_what_a_loop_over_covered_images_gives(model, arrays, cells, fi
                     continue
                 value = reads[IMAGE_METRICS[name].reads]
                 assert row[f"{name}/{method}"] == pytest.approx(twin(relevance, value), abs=1e-5), name
+
+
+def test_cells_that_mirror_each_other_are_covered_at_once(model):
+    """A sum hangs on the order of its terms, and so would the order of cells that are alike."""
+    (heat,) = find_method("centre").attribute(model, asked(model)).parts["pixels"]
+    found = _of_cells(heat.values.double().sum(0), Patches(4, 4, PATCH, PATCH))
+    corner, edge, middle = sorted(set(found.tolist()))
+    row = [corner, edge, edge, corner], [edge, middle, middle, edge]
+    assert found.tolist() == [*row[0], *row[1], *row[1], *row[0]]
 
 
 def test_completeness_is_of_the_logit_whatever_areas_are_under(model, arrays):

@@ -10,6 +10,8 @@ relevance of each class is: a ground truth without masks.
 from __future__ import annotations
 
 import io
+import itertools
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -380,7 +382,7 @@ class Pixels(Pictured[ImageSample]):
         """What is run for a case: the column, the covered sets, what is read, and what is made of it."""
         plans: list[tuple[str, NDArray[np.bool_], str, Callable[[NDArray[np.float64]], Any]]] = []
         for method, values in found.items():
-            given = Given(cells.summed(values).flatten().numpy(), 0.0, STEPS, case.sample.picture.id)
+            given = Given(_of_cells(values, cells), 0.0, STEPS, case.sample.picture.id)
             for each in metrics:
                 if isinstance(each, PerturbationMetric):
                     read = each.reads or self.read_out
@@ -563,6 +565,16 @@ def _ledgers(case: Case[Any], model: BoundModel) -> dict[str, float | None]:
 
 def _channels(model: BoundModel) -> int:
     return int(getattr(model.config, "num_channels", 3))
+
+
+def _of_cells(relevance: torch.Tensor, cells: Patches) -> NDArray[np.float64]:
+    """``[N]`` from pixels ``[R, C]``: the sum in each cell, rounded once, so that cells of the same numbers are tied
+    in whatever order they stand there, as mirror images do."""
+    place = cells.places(*relevance.shape).flatten().numpy()
+    order = np.argsort(place, kind="stable")
+    ends = np.searchsorted(place[order], np.arange(len(cells) + 1))
+    values = relevance.double().flatten().numpy()[order]
+    return np.array([math.fsum(values[start:end]) for start, end in itertools.pairwise(ends)])
 
 
 def _measured(metric: PerturbationMetric, asked: Given) -> Callable[[NDArray[np.float64]], float]:
