@@ -45,8 +45,9 @@ def told_apart(
     questions: Questions, looks_back: bool, spare: Sequence[int]
 ) -> tuple[Questions, list[Tensor], list[int]] | None:
     """What tells whether hidden tokens are seen: a text twice, the second time with other tokens in a third of the
-    places between its ends that are not read; masks that hide these places from both; and the places. None where no
-    text has such a place. (One place alone would tell little of a long text, of which far tokens say next to nothing.)
+    places between its ends that are not read (at an end, where it has no others); masks that hide these places from
+    both; and the places. None where no text has such a place. (One place alone would tell little of a long text, of
+    which far tokens say next to nothing.)
 
     Args:
         questions: about texts.
@@ -60,8 +61,8 @@ def told_apart(
         tokens = first.tokens
         end = read if looks_back and read is not None else len(first) - 1
         inner = [i for i in range(1, end) if not tokens.special[i] and i != read]
-        if not inner and looks_back and read == 1 and not tokens.special[0]:
-            inner = [0]
+        if not inner and read is not None:
+            inner = [i for i in sorted({0, end}) if not tokens.special[i] and i != read]
         if inner and not row.arguments:
             places = inner[len(inner) // 2 % _APART :: _APART]
             known = (*(tokens.ids[i] for i in inner), *spare)

@@ -268,6 +268,13 @@ def test_so_it_is_of_short_and_of_long_texts(kind, dtype, length):
         explain([12 + 7 * i % 23 for i in range(length)], 1, method="leave-one-out")
 
 
+@pytest.mark.parametrize("position", [0, 1])
+def test_so_it_is_of_two_tokens_one_of_which_is_read(position):
+    explain = Explainer(tiny_model(choose(["convbert"], "token-classification")[0]), task=Task.TOKEN_CLASSIFICATION)
+    with pytest.raises(ModelError, match="other tokens see what its attention_mask hides"):
+        explain([12, 19], 1, method="leave-one-out", position=position)
+
+
 @pytest.mark.parametrize("kind", ["bamba", "deepseek_v3", "lfm2", "olmo_hybrid", "opt", "zamba"])
 def test_a_model_whose_mask_hides_is_served(kind):
     """What stands in the place that is hidden is no matter."""
