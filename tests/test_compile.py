@@ -195,6 +195,31 @@ def test_settings_in_lists_and_dictionaries_are_seen():
     assert len(compiled.bound.compiler._passes) == 3
 
 
+class Activated(nn.Module):
+    """A layer that keeps its activation as a function, as torch's own encoder layers do."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.activation, self.precision = layer, torch.nn.functional.relu, torch.float64
+
+    def forward(self, x):
+        return self.activation(self.layer(x)).to(self.precision).to(x.dtype)
+
+
+def test_another_function_that_a_module_keeps_is_seen():
+    model = models.tiny_bert()
+    output = model.bert.encoder.layer[1].output
+    output.dense = Activated(output.dense)
+    compiled = Explainer(model, compile=True)
+    compiled(ROWS[0], position=0)
+    output.dense.activation = torch.tanh
+    assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-9)
+    output.dense.precision = torch.float32
+    assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-6)
+    compiled(ROWS[1], position=0)
+    assert len(compiled.bound.compiler._passes) == 3
+
+
 @slow
 def test_nothing_of_the_model_changes():
     model = llama().requires_grad_(True)

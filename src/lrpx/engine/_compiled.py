@@ -11,6 +11,8 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,7 +39,8 @@ if TYPE_CHECKING:
 
     Forward = Callable[[Mapping[str, Any]], AbstractContextManager[tuple[Trace, Tensor]]]
 
-PLAIN = frozenset({bool, int, float, str, type(None)})
+PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
+FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 INSTEAD = "use Explainer(..., compile=False)"
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
@@ -139,10 +142,11 @@ class _Call:
 
 
 def _plain(value: Any) -> Any:
-    """The plain values in some attributes, also those in containers and in a config's configs, as they are now.
+    """The plain values and functions in some attributes, also those in containers and in a config's configs, as they
+    are now.
 
-    >>> _plain({"scaling": {"default": 2.0}, "merged": ["default"], "layer": object()})
-    {'scaling': {'default': 2.0}, 'merged': ['default'], 'layer': None}
+    >>> _plain({"scaling": {"default": 2.0}, "merged": ["default"], "activation": abs, "layer": object()})
+    {'scaling': {'default': 2.0}, 'merged': ['default'], 'activation': <built-in function abs>, 'layer': None}
     """
     if isinstance(value, dict):
         return {key: found for key, each in value.items() if (found := _plain(each)) != {}}
@@ -150,7 +154,7 @@ def _plain(value: Any) -> Any:
         return [*map(_plain, value)] if isinstance(value, (list, tuple)) else set(value)
     if hasattr(type(value), "to_diff_dict"):  # a config in a config
         return _plain(vars(value))
-    return value if type(value) in PLAIN else None
+    return value if type(value) in PLAIN or isinstance(value, FUNCTIONS) else None
 
 
 def _refuse_hooks(module: Module) -> None:
