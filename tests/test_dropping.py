@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import lrpx
 from lrpx import Explainer, Logit, Task
 from lrpx import _dropping as dropping
+from lrpx.errors import ModelError
 from lrpx.model import BoundModel
 from lrpx.perturbations import outputs
 from lrpx.questions import Question, Questions
@@ -69,7 +70,6 @@ KINDS = {
     "counts its own places": (
         lambda: tiny.build(PlacesOfItsOwn, transformers.BertConfig(**tiny.SIZES)), False,
     ),
-    "reads neighbours": (lambda: tiny.build(Neighbours, transformers.GPT2Config(**tiny.GPT2_SIZES)), False),
 }  # fmt: skip
 
 
@@ -136,6 +136,15 @@ def test_shorter_rows_say_what_whole_ones_say(kind):
     whole = sum(map(len, masks))
     assert (sum(tokens[tried:]) < 0.7 * whole) is shortens
     torch.testing.assert_close(again, found, rtol=0, atol=0)
+
+
+def test_where_tokens_read_their_neighbours_rows_stay_whole_and_are_refused():
+    """A hidden token is seen by the next one, which reads another where it is left out."""
+    model = BoundModel(tiny.build(Neighbours, transformers.GPT2Config(**tiny.GPT2_SIZES)))
+    questions, masks = many(model)
+    assert not model._says_the_same(questions)
+    with pytest.raises(ModelError, match=r"in Neighbours other tokens see what its attention_mask hides"):
+        model.values(questions, attention_mask=masks)
 
 
 def test_positions_that_are_not_carried_are_another_text(monkeypatch):
