@@ -181,15 +181,21 @@ class Adapted(nn.Module):
         return found if self.merged_adapters else found * self.scaling["default"]
 
 
-def test_settings_in_lists_and_dictionaries_are_seen():
+def compiled_around(kind):
+    """A model with one of its layers in a ``kind``, which layer that is, and its compiled passes, made once."""
     model = models.tiny_bert()
     output = model.bert.encoder.layer[1].output
-    output.dense = Adapted(output.dense)
+    output.dense = kind(output.dense)
     compiled = Explainer(model, compile=True)
     compiled(ROWS[0], position=0)
-    output.dense.scaling["default"] = 3.0
+    return model, output.dense, compiled
+
+
+def test_settings_in_lists_and_dictionaries_are_seen():
+    model, layer, compiled = compiled_around(Adapted)
+    layer.scaling["default"] = 3.0
     assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-9)
-    output.dense.merged_adapters.append("default")
+    layer.merged_adapters.append("default")
     assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-9)
     compiled(ROWS[1], position=0)
     assert len(compiled.bound.compiler._passes) == 3
@@ -207,14 +213,10 @@ class Activated(nn.Module):
 
 
 def test_another_function_that_a_module_keeps_is_seen():
-    model = models.tiny_bert()
-    output = model.bert.encoder.layer[1].output
-    output.dense = Activated(output.dense)
-    compiled = Explainer(model, compile=True)
-    compiled(ROWS[0], position=0)
-    output.dense.activation = torch.tanh
+    model, layer, compiled = compiled_around(Activated)
+    layer.activation = torch.tanh
     assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-9)
-    output.dense.precision = torch.float32
+    layer.precision = torch.float32
     assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-6)
     compiled(ROWS[1], position=0)
     assert len(compiled.bound.compiler._passes) == 3

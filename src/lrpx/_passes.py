@@ -90,6 +90,11 @@ class Pass:
             self.trace.explain(values, answers.logits, keep=not last or i < len(pack) - 1)
             yield chosen
 
+    @property
+    def other_tables(self) -> list[Source]:
+        """What tokens are looked up in besides the token embeddings, as in a table of each layer."""
+        return [each for each in self.trace.sources if each.is_of_tokens and each.among(self.paths) is None]
+
     @cached_property
     def sources(self) -> list[list[Source]]:
         """Where relevance ends, for each argument that takes tokens; or the argument that takes an image. One more
@@ -109,8 +114,7 @@ class Pass:
                 found[-1].append(source)
             else:
                 found.append([source])
-        others = [each for each in self.trace.sources if each.is_of_tokens and each.among(self.paths) is None]
-        for source in others:
+        for source in self.other_tables:
             fitting = (group for group in found if _are_same(group[0].ids, source.ids))
             if (group := next(fitting, None)) is not None:
                 group.append(source)

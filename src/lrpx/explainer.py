@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import torch
 
 from lrpx import _progress, neurons, tasks
-from lrpx._batching import batches, filled
+from lrpx._batching import filled
 from lrpx._images import as_shown
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.attributions import Attributions
@@ -248,7 +248,7 @@ class Explainer:
         chosen = find(method)
         chosen.check(bound)  # before the inputs are read
         several, rows, questions = self._asked(inputs, target, contrast, position, decoder)
-        groups = bound.groups(rows, batch_size) if len(rows) > 1 and not ledger else batches(rows, 1)
+        groups = bound.groups(rows, 1 if ledger else batch_size)
         results: dict[int, list[Attribution]] = {}
         bar = several and (len(groups) > FEW if progress is None else progress)
         with _progress.progress("Explaining", len(rows), wanted=progress, bar=bar) as done:

@@ -390,7 +390,8 @@ class BoundModel(Named):
 
     def groups(self, rows: Sequence[Row], batch_size: int) -> list[list[int]]:
         """Which rows run together, as :func:`~lrpx._batching.batches` has it; one by one where several cannot."""
-        return batches(rows, batch_size if self.can_batch else 1, tasks.border(self.module))
+        together = batch_size > 1 and len(rows) > 1 and self.can_batch  # what is asked last, for the model runs to tell
+        return batches(rows, batch_size if together else 1, tasks.border(self.module))
 
     @cached_property
     def _hides(self) -> bool:

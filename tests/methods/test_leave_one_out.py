@@ -223,27 +223,16 @@ OTHERS_SEE = {
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize(("ids", "position"), [([*range(12, 21)], 6), ([12, 13, 14], 2)], ids=["text", "single word"])
 @pytest.mark.parametrize("kind", OTHERS_SEE)
-def test_a_model_whose_other_tokens_see_what_its_mask_hides_is_refused(kind):
+def test_a_model_whose_other_tokens_see_what_its_mask_hides_is_refused(kind, ids, position):
+    """Of a single word, too, between whose ends there is no other token to try it with."""
     mapping = OTHERS_SEE[kind]
     model = tiny_model(choose([kind], mapping)[0])
     task = {"causal-lm": Task.CAUSAL, "masked-lm": Task.MASKED}.get(mapping, Task.CLASSIFICATION)
-    place = {} if task is Task.CLASSIFICATION else {"position": 6}
-    ids = [*range(12, 21)]
+    place = {} if task is Task.CLASSIFICATION else {"position": position}
     with pytest.raises(ModelError, match=rf"in {type(model).__name__} other tokens see what its attention_mask hides"):
         Explainer(model, task=task)(ids, 1, method="leave-one-out", **place)
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("kind", OTHERS_SEE)
-def test_so_it_is_of_a_single_word(kind):
-    """Between the ends there is no other token to try it with."""
-    mapping = OTHERS_SEE[kind]
-    model = tiny_model(choose([kind], mapping)[0])
-    task = {"causal-lm": Task.CAUSAL, "masked-lm": Task.MASKED}.get(mapping, Task.CLASSIFICATION)
-    place = {} if task is Task.CLASSIFICATION else {"position": 2}
-    with pytest.raises(ModelError, match="other tokens see what its attention_mask hides"):
-        Explainer(model, task=task)([12, 13, 14], 1, method="leave-one-out", **place)
 
 
 def test_so_it_is_where_the_first_question_is_about_an_early_place():

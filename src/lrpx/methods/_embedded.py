@@ -120,13 +120,12 @@ def embeddings_of(method: Method, model: BoundModel, questions: Questions, quest
         return taps[:]
 
     with model.traced(questions.alone([question]), GRADIENT, plain=True, taps=reading) as ran:
-        batch, sources = ran.batch, ran.trace.sources
+        batch, others = ran.batch, ran.other_tables
     (tap,) = taps
-    others = [each.paths[0] for each in sources if each.is_of_tokens and each.among(tap.patterns) is None]
     if others:
         raise MethodError(
             f"{method.name} changes what the tokens are embedded as in {tap.patterns[0]}, and they are looked up in "
-            f"{others[0]}, too, where they would stay what they are; use attnlrp, lrp or gradient-x-input"
+            f"{others[0].paths[0]}, too, where they would stay what they are; use attnlrp, lrp or gradient-x-input"
         )
     lengths = batch.rows[0].lengths
     if len(tap.read) != len(lengths):
