@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import copy
+import enum
 import threading
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from transformers.utils.import_utils import is_tracing
 
 from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin
+from lrpx.engine._settings import Settings
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from tests import tiny
 from tests.reference import models
@@ -220,6 +225,92 @@ def test_another_function_that_a_module_keeps_is_seen():
     assert_same(compiled(ROWS[0], position=0), Explainer(model)(ROWS[0], position=0), 1e-6)
     compiled(ROWS[1], position=0)
     assert len(compiled.bound.compiler._passes) == 3
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Settings of a user's own, with settings in it."""
+
+    factor: float = 1.0
+    kind: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(power=1))
+
+
+class Sign(enum.Enum):
+    PLUS, MINUS = 1, -1
+
+
+class Slotted:
+    __slots__ = ("gain",)
+
+    def __init__(self, gain):
+        self.gain = gain
+
+
+class Configured(nn.Module):
+    """A layer that reads objects of a user's own."""
+
+    times = 1.0
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.scale, self.sign = layer, Scale(), Sign.PLUS
+        self.number, self.slotted = np.float64(1.0), Slotted(1.0)
+
+    def forward(self, x):
+        found = torch.tanh(self.layer(x)) * self.scale.factor * self.sign.value * float(self.number) * self.times
+        return found**self.scale.kind.power * self.slotted.gain
+
+
+def set_class(layer, value):
+    type(layer).times = value
+
+
+CHANGES = {
+    "another object": lambda layer: setattr(layer, "scale", Scale(2.0)),
+    "inside an object": lambda layer: setattr(layer.scale.kind, "power", 3),
+    "a member of an enum": lambda layer: setattr(layer, "sign", Sign.MINUS),
+    "a number of numpy": lambda layer: setattr(layer, "number", np.float64(3.0)),
+    "in slots": lambda layer: setattr(layer.slotted, "gain", 0.5),
+    "of the class": lambda layer: set_class(layer, 2.0),
+    "another forward": lambda layer: setattr(type(layer), "forward", lambda self, x: self.layer(x)),
+}
+
+
+@pytest.fixture
+def unpatched():
+    own = dict(vars(Configured))
+    yield
+    for name in ("times", "forward"):
+        setattr(Configured, name, own[name])
+
+
+@slow
+@pytest.mark.usefixtures("unpatched")
+def test_objects_that_a_module_keeps_are_seen():
+    model, layer, compiled = compiled_around(Configured)
+    for change in CHANGES.values():
+        before = Explainer(model)(ROWS[0], position=0).relevance
+        change(layer)
+        plain = Explainer(model)(ROWS[0], position=0)
+        assert not torch.allclose(plain.relevance, before)
+        assert_same(compiled(ROWS[0], position=0), plain, 1e-9)
+    compiled(ROWS[1], position=0)
+    assert len(compiled.bound.compiler._passes) == 1 + len(CHANGES)
+
+
+@pytest.mark.usefixtures("unpatched")
+@pytest.mark.parametrize("change", CHANGES)
+def test_settings_are_the_same_until_one_changes(change):
+    layer = Configured(nn.Linear(2, 2))
+
+    def settings():
+        found = Settings()
+        return found.of_class(type(layer)), found.of(vars(layer))
+
+    before = settings()
+    assert settings() == before
+    CHANGES[change](layer)
+    assert settings() != before
 
 
 @slow

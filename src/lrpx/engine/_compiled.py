@@ -11,19 +11,19 @@ from __future__ import annotations
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import Module
 from torch.overrides import TorchFunctionMode
 
 from lrpx import _kernels
 from lrpx._modules import named_modules
 from lrpx._progress import waiting
 from lrpx.engine._places import Source
+from lrpx.engine._settings import Same, Settings
 from lrpx.engine._trace import Trace
 from lrpx.errors import ModelError
 from lrpx.recipes import GRADIENT
@@ -33,14 +33,13 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch.fx import GraphModule
-    from torch.nn import Module
 
     from lrpx.recipes import Recipe
 
     Forward = Callable[[Mapping[str, Any]], AbstractContextManager[tuple[Trace, Tensor]]]
 
-PLAIN = frozenset({bool, int, float, str, type(None), torch.dtype})
-FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, partial)
+NOT_SETTINGS = frozenset(vars(Module())) - {"training", "_modules"}
+"""What each module has: its tensors, which are inputs of its code, and hooks, which are refused."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 INSTEAD = "use Explainer(..., compile=False)"
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
@@ -106,6 +105,7 @@ class _Call:
             ModelError: it has hooks of the user's.
         """
         own: dict[int, Tensor] = {}
+        settings = Settings()
         facts: list[Any] = []
         for _, module in named_modules(model):
             inside = vars(module)
@@ -113,14 +113,14 @@ class _Call:
             own.update((id(tensor), tensor) for tensor in tensors)
             if any(inside[kind] for kind in HOOKS):
                 _refuse_hooks(module)
-            facts.append((module, inside.get("forward"), _plain(inside)))
-        config = _plain(vars(model.config)) if hasattr(model, "config") else None
+            held = {name: settings.of(each) for name, each in inside.items() if name not in NOT_SETTINGS}
+            facts.append((Same(module), settings.of_class(type(module)), held))
         tensors = [*own.values(), *(value for value in given.values() if isinstance(value, Tensor))]
         kinds = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors]
         others = {name: None if isinstance(value, Tensor) else value for name, value in given.items()}
         casts = {device.type: torch.get_autocast_dtype(device.type) for *_, device in kinds
                  if torch.is_autocast_enabled(device.type)}  # fmt: skip
-        key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts, config)
+        key = (kinds, recipe, paths, others, casts, torch.get_default_dtype(), facts)
         return cls(model, forward, given, list(own.values()), paths, key)
 
     @property
@@ -139,22 +139,6 @@ class _Call:
         own = {id(mine): other for mine, other in zip(self.own, tensors, strict=False)}
         rest = iter(tensors[len(self.own) :])
         return own, {name: next(rest) if isinstance(value, Tensor) else value for name, value in self.given.items()}
-
-
-def _plain(value: Any) -> Any:
-    """The plain values and functions in some attributes, also those in containers and in a config's configs, as they
-    are now.
-
-    >>> _plain({"scaling": {"default": 2.0}, "merged": ["default"], "activation": abs, "layer": object()})
-    {'scaling': {'default': 2.0}, 'merged': ['default'], 'activation': <built-in function abs>, 'layer': None}
-    """
-    if isinstance(value, dict):
-        return {key: found for key, each in value.items() if (found := _plain(each)) != {}}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [*map(_plain, value)] if isinstance(value, (list, tuple)) else set(value)
-    if hasattr(type(value), "to_diff_dict"):  # a config in a config
-        return _plain(vars(value))
-    return value if type(value) in PLAIN or isinstance(value, FUNCTIONS) else None
 
 
 def _refuse_hooks(module: Module) -> None:

@@ -1,0 +1,88 @@
+"""What a model's forward pass may read besides its inputs and weights, as it is at this moment, to be compared later.
+
+Compiled code has such things written into it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
+NOT_LOOKED_INTO = sys.stdlib_module_names | {"numpy", "torch"}
+"""Whose objects are only asked whether they are the same: functions and types, a logger, a lock, an array."""
+
+
+class Same:
+    """An object that is equal to itself alone, whatever it says of others.
+
+    >>> Same([]) == Same([]), Same(len) == Same(len)
+    (False, True)
+    """
+
+    def __init__(self, it: object) -> None:
+        self.it = it
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.it is other.it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+
+class Settings:
+    """Reads what objects hold, each once, wherever it is met again.
+
+    What it reads is equal to what another one reads later, if nothing has changed: plain values and containers are
+    what they are, all else is the same object with the same attributes. Tensors are left out (a model's own are inputs
+    of its code), and modules are not looked into.
+
+    >>> one = SimpleNamespace(scale=2.0)
+    >>> before = Settings().of({"kept": one, "names": ["a"]})
+    >>> before == Settings().of({"kept": one, "names": ["a"]})
+    True
+    >>> one.scale = 3.0
+    >>> before == Settings().of({"kept": one, "names": ["a"]})
+    False
+    """
+
+    def __init__(self) -> None:
+        self._met: set[int] = set()
+
+    def of(self, value: Any) -> Any:
+        """A value as it is now."""
+        if type(value) in PLAIN:
+            return value
+        if isinstance(value, Tensor):
+            return None
+        if isinstance(value, (Module, type)) or id(value) in self._met:
+            return Same(value)
+        self._met.add(id(value))
+        if isinstance(value, dict):
+            return {key: self.of(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.of(each) for each in value]
+        if isinstance(value, (set, frozenset)):
+            return set(value)
+        return Same(value), self._attributes(value)
+
+    def of_class(self, cls: type) -> Any:
+        """What a module's class, and those between it and torch's own, have for all their objects."""
+        if id(cls) in self._met or cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
+            return Same(cls)
+        self._met.add(id(cls))
+        own = {name: self.of(each) for name, each in vars(cls).items() if not name.startswith("__")}
+        return Same(cls), own, [self.of_class(base) for base in cls.__bases__]
+
+    def _attributes(self, value: object) -> Any:
+        cls = type(value)
+        if cls is not SimpleNamespace and cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
+            return None
+        slots = [name for each in cls.__mro__ for name in getattr(each, "__slots__", ()) if hasattr(value, name)]
+        own = {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
+        return {name: self.of(each) for name, each in own.items()}
