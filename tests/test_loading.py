@@ -335,6 +335,51 @@ def test_a_pipeline_that_tells_the_chat_template_something_is_refused(byte_token
         Explainer(pipeline)
 
 
+@pytest.mark.parametrize(
+    "told", [{"tools": [{"name": "clock"}]}, {"documents": [{"title": "keys"}]}], ids=["tools", "documents"]
+)
+def test_a_pipeline_that_gives_a_chat_tools_or_documents_is_refused(told, byte_tokenizer):
+    byte_tokenizer.chat_template = (
+        "{% for each in tools or documents or [] %}{{ each['name'] or each['title'] }}{% endfor %}"
+        "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    )
+    model, chat = models.tiny_gpt2(vocab_size=len(byte_tokenizer)), [{"role": "user", "content": "The key"}]
+    read = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, kwargs: read.append(kwargs["input_ids"][0].tolist()), with_kwargs=True
+    )
+    pipeline = tf.pipeline("text-generation", model=model, tokenizer=byte_tokenizer, **told)
+    pipeline(chat, max_new_tokens=1)
+    hook.remove()
+    assert read[0] != list(Explainer(model, byte_tokenizer)(chat).ids)
+    with says(ModelError, f"the pipeline reads texts or chats with {next(iter(told))}="):
+        Explainer(pipeline)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "told"),
+    [
+        (tf.BertForSequenceClassification, "text-classification", {"split_special_tokens": True}),
+        (tf.BertForSequenceClassification, "text-classification", {"text_pair": "the key"}),
+        (tf.BertForTokenClassification, "token-classification", {"is_split_into_words": True}),
+        (tf.BertModel, "feature-extraction", {"tokenize_kwargs": {"split_special_tokens": True}}),
+        (tf.BertLMHeadModel, "text-generation", {"handle_long_generation": "hole"}),
+    ],
+)
+def test_a_pipeline_that_tells_its_tokenizer_something_else_is_refused(kind, task, told, piece_tokenizer):
+    pipeline = tf.pipeline(task, model=bert(kind), tokenizer=piece_tokenizer, **told)
+    (name, value), *_ = (told.get("tokenize_kwargs") or told).items()
+    with says(ModelError, f"the pipeline reads texts or chats with {name}={value!r}, which its tokenizer does not"):
+        Explainer(pipeline)
+
+
+@pytest.mark.parametrize("told", [{"truncation": True, "max_length": 9}, {"top_k": 1}, {"padding": True}, {}])
+def test_a_pipeline_of_classes_that_reads_texts_as_its_tokenizer_does(told, piece_tokenizer):
+    model = bert(tf.BertForSequenceClassification)
+    pipeline = tf.pipeline("text-classification", model=model, tokenizer=piece_tokenizer, **told)
+    assert list(Explainer(pipeline)("the key").ids) == piece_tokenizer("the key")["input_ids"]
+
+
 @pytest.mark.parametrize("told", [{"add_special_tokens": True}, {"add_special_tokens": False}, {"prefix": ""}, {}])
 def test_a_pipeline_that_reads_texts_as_its_tokenizer_does(told, byte_tokenizer):
     model = models.tiny_gpt2(vocab_size=len(byte_tokenizer))

@@ -124,8 +124,17 @@ CUTTING = ("TokenClassificationPipeline", "ZeroShotClassificationPipeline")
 """Pipelines that cut where their tokenizer says, without being told."""
 
 
-HANDED_ON = ("tokenizer_kwargs", "tokenizer_encode_kwargs")
-"""What pipelines hand on to their tokenizer, or to its chat template: of masked models, of those that write."""
+HANDED_ON = ("tokenizer_kwargs", "tokenizer_encode_kwargs", "processor_kwargs")
+"""What pipelines hand on to their tokenizer, to its chat template, or to their processor: of masked models, of those
+that write, of those that take images."""
+
+ALL_HANDED_ON = tuple(
+    f"{kind}Pipeline" for kind in ("TextClassification", "FeatureExtraction", "ImageTextToText", "AnyToAny")
+)
+"""Pipelines that hand on all that they are told of reading."""
+
+CHANGING = ("continue_final_message", "tools", "documents", "handle_long_generation")
+"""What other pipelines are told that changes the tokens of a chat or a text, where they are told it at all."""
 
 
 def _told(pipeline: Any) -> dict[str, Any]:
@@ -180,10 +189,14 @@ def refuse_other_reading(model: Any) -> None:
     if given.get("add_special_tokens") is False and adds:
         does = "reads texts without special tokens"
     told = {key for name in HANDED_ON for key in given.get(name) or {}}
-    told |= {"continue_final_message"} & given.keys()
-    others = sorted(told - UNTOUCHED - {"add_special_tokens"})
+    told |= {*CHANGING} & given.keys()
+    if any(_is_one(kind, "transformers", model) for kind in ALL_HANDED_ON):
+        told |= given.keys()
+    if given.get("is_split_into_words"):  # which a pipeline of token classes always has
+        told.add("is_split_into_words")
+    others = sorted(told - UNTOUCHED - {"add_special_tokens", "timeout", *HANDED_ON})
     if others:  # such as enable_thinking, of a chat template
-        does = f"reads texts or chats with {others[0]}={given[others[0]]!r}"
+        does = f"reads texts or chats with {others[0]}={repr(given[others[0]])[:60]}"
     if does:
         raise ModelError(
             f"the pipeline {does}, which its tokenizer does not; pass its model and its tokenizer, and texts or token "
