@@ -3,6 +3,7 @@ tokenizers and processors return."""
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass
 from enum import Enum
@@ -626,6 +627,44 @@ def test_methods_that_need_tokens_refuse_images():
     for method in ("alti-logit", "leave-one-out"):
         with pytest.raises(MethodError, match=rf"{method} does not serve ViTForImageClassification, a image|an image"):
             Explainer(vit())(torch.zeros(3, 8, 8), method=method)
+
+
+class Reads(tf.ProcessorMixin):
+    """A processor that holds a tokenizer alone."""
+
+    def __init__(self, tokenizer=None, chat_template=None):
+        super().__init__(tokenizer, chat_template=chat_template)
+
+    def __call__(self, text=None, **how):
+        told = {name: how[name] for name in ("return_tensors", "add_special_tokens") if name in how}
+        return self.tokenizer(text, **told)
+
+
+SAYS = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+
+@pytest.mark.parametrize("of_tokenizer", [SAYS, "the {{ messages[0]['content'] }}", None])
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_chat_is_what_the_processor_makes_of_it(piece_tokenizer, of_tokenizer, begins):
+    """It takes its own template, and puts special tokens around it that the tokenizer does not."""
+    tokenizer = copy.deepcopy(piece_tokenizer)
+    tokenizer.chat_template, tokenizer.bos_token = of_tokenizer, "[CLS]"
+    template, chat = "[CLS]" * begins + SAYS, [{"role": "user", "content": "key is small"}]
+    model, processor = bert(tf.BertLMHeadModel, is_decoder=True), Reads(tokenizer, template)
+    how = {"tokenize": True, "return_dict": True, "return_tensors": "pt", "add_generation_prompt": True}
+    made = processor.apply_chat_template(chat, **how)
+    found = Explainer(model, processor)(chat)
+    assert list(found.ids) == made["input_ids"][0].tolist()
+    assert found.explained.value == pytest.approx(float(model(**made).logits[0, -1].max().detach()), abs=1e-12)
+    assert found.segments == Explainer(model, processor)(made).segments
+
+
+def test_a_chat_of_a_processor_that_reads_it_as_its_tokenizer_has_its_messages(byte_tokenizer):
+    byte_tokenizer.chat_template = f"a {SAYS}"
+    model, chat = models.tiny_gpt2(vocab_size=len(byte_tokenizer)), [{"role": "user", "content": "The key"}]
+    alone, held = (Explainer(model, each)(chat) for each in (byte_tokenizer, Reads(byte_tokenizer, f"a {SAYS}")))
+    assert {name for name, *_ in alone.segments} == {"template", "user"}
+    assert held == alone
 
 
 def test_an_image_and_a_text():

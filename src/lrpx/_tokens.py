@@ -146,24 +146,31 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | Non
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]]
+    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]], processor: Any = None
 ) -> tuple[dict[str, list[int]], tuple[tuple[str, int, int], ...]]:
     """What the tokenizer's chat template makes of messages ``{"role": ..., "content": ...}``.
 
     After a message of the assistant the ids end inside that message, ready to be continued; after any
     other they end with the prompt for the assistant's answer.
 
+    Args:
+        tokenizer: what has the template.
+        messages: the chat.
+        processor: what holds the tokenizer, if anything does; one with a template reads the chat itself, by that, and
+            puts the tokenizer's special tokens around it where the template does not begin with one.
+
     Returns:
         ``"input_ids"`` and what else the tokenizer says of each token; and whose the tokens are, as named half-open
         ranges of all of them: each message by its role, what lies between as ``"template"``. No ranges where only the
-        template could tell, because it changes what the messages say.
+        template could tell, because it changes what the messages say, or where a processor reads them otherwise.
 
     Raises:
         InputError: there is no tokenizer or template, no message, or one the template cannot take.
     """
     if tokenizer is None:
         raise InputError("there is no tokenizer to read chat messages with; pass token ids, or a tokenizer")
-    if not getattr(tokenizer, "chat_template", None):
+    by_itself = processor is not tokenizer and bool(getattr(processor, "chat_template", None))
+    if not (by_itself or getattr(tokenizer, "chat_template", None)):
         raise InputError(
             f"this {type(tokenizer).__name__} has no chat template; pass the conversation as one text, "
             "or set tokenizer.chat_template"
@@ -182,13 +189,30 @@ def encode_chat(
     plain = [dict(message) for message in messages]
     more = {"verbose": False} | ({"return_offsets_mapping": True} if tokenizer.is_fast else {})
     try:
+        read = _by_processor(processor, plain, how) if by_itself else None
+        if read is not None and not getattr(tokenizer, "chat_template", None):
+            return read, ()
         encoding: Any = tokenizer.apply_chat_template(plain, return_dict=True, tokenizer_kwargs=more, **how)
     except (ValueError, TypeError, jinja2.TemplateError) as error:
         raise InputError(f"the chat template refuses these messages: {error}; change the messages") from error
     offsets = encoding.pop("offset_mapping", None)
-    spoken = None if offsets is None else _spoken(tokenizer, plain, how)
     fields = {name: [int(number) for number in values] for name, values in encoding.items() if name != "attention_mask"}
-    return fields, () if spoken is None else tuple(_by_speaker(plain, offsets, spoken))
+    if read is not None and read["input_ids"] != fields["input_ids"]:
+        return read, ()
+    spoken = None if offsets is None else _spoken(tokenizer, plain, how)
+    return fields | (read or {}), () if spoken is None else tuple(_by_speaker(plain, offsets, spoken))
+
+
+def _by_processor(
+    processor: Any, messages: Sequence[Mapping[str, str]], how: Mapping[str, Any]
+) -> dict[str, list[int]]:
+    """What a processor makes of messages, of each token."""
+    made = processor.apply_chat_template(
+        [dict(each) for each in messages], tokenize=True, return_dict=True, return_tensors="pt", **how
+    )
+    shape = made["input_ids"].shape
+    per_token = {name: values for name, values in made.items() if getattr(values, "shape", None) == shape}
+    return {name: values[0].tolist() for name, values in per_token.items() if name != "attention_mask"}
 
 
 _MARK = "\ue0f0{}\ue0f1"
