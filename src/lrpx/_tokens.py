@@ -298,7 +298,8 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
     word-starting token of the text without its own space, or the one token after the added space.
 
     Raises:
-        TargetError: the text is empty, several tokens, or not in the vocabulary.
+        TargetError: the text is empty, several tokens, or not in the vocabulary; or it is a letter of several tokens
+            whose sign stands for another byte there.
     """
     if tokenizer is None:
         raise TargetError(f"there is no tokenizer to read the target {text!r} with; pass its token id")
@@ -310,6 +311,12 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
         return ids[0]
     entry = tokenizer.convert_tokens_to_ids(text)
     if isinstance(entry, int) and entry != unknown and tokenizer.convert_ids_to_tokens(entry) == text:
+        if len(text) == 1 and text not in "ĠĊ" and len(ids) > 1 and _spelling(tokenizer)[0] == "bytes":
+            (byte,), letter = describe(tokenizer, [entry]).pieces, describe(tokenizer, ids).pieces
+            raise TargetError(
+                f"the target {text!r} is {len(ids)} tokens, {_listed(letter, ids)}, and what the vocabulary writes for "
+                f"the byte {byte!r} (id {entry}); pass the id of the one that is meant"
+            )
         return entry
     if text.startswith(" ") and not text[1:2].isspace():
         bare = _target_ids(tokenizer, text[1:], decoder)
@@ -323,12 +330,16 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
     pieces = describe(tokenizer, ids).pieces
     if pieces == (" ", text):
         return ids[1]
-    shown = [f"{piece!r} (id {number})" for piece, number in zip(pieces, ids, strict=True)]
-    listed = ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
     raise TargetError(
-        f"the target {text[:60]!r} is {len(ids)} tokens: {listed}; "
+        f"the target {text[:60]!r} is {len(ids)} tokens: {_listed(pieces, ids)}; "
         f"pass one of them by its id, such as {ids[0]} for {pieces[0]!r}{whole}"
     )
+
+
+def _listed(pieces: Sequence[str], ids: Sequence[int]) -> str:
+    """Tokens with their ids, the first eight."""
+    shown = [f"{piece!r} (id {number})" for piece, number in zip(pieces, ids, strict=True)]
+    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
 
 
 def pad(

@@ -125,6 +125,12 @@ def test_a_shell_completes_without_torch(typed, at, offered):
         (["explain", "The", "doors"], "unexpected extra argument"),
         (["explain", "The", "doors"], "; put the text in quotes"),
         (["explain", "Hello", "--position", "two"], "invalid value for '--position'"),
+        (
+            ["explain", "Hello", "--target", "a", "--target", "b"],
+            "--target is given twice, and takes one value; give it once",
+        ),
+        (["benchmark", "sva", "--data", "a", "--methods", "lrp", "--methods", "alti"], "--methods is given twice"),
+        (["neurons", "rank", "a", "--top", "0x", "--top", "1"], "--top is given twice"),
         (["explain", "Hello", "--target"], "option '--target' requires an argument"),
         (["exlpain", "Hello"], "no such command 'exlpain'"),
         (["benchmark", "sva"], "missing option '--data'; lrpx benchmark sva --help says what there is"),

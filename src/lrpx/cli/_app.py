@@ -13,7 +13,7 @@ import lrpx
 from lrpx.cli._benchmarks import benchmark
 from lrpx.cli._cards import cards
 from lrpx.cli._neurons import neurons
-from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
+from lrpx.cli._options import Command, Device, Model, Precision
 from lrpx.cli._streams import own_lines_only, prepare_output, refuse_same, refuse_unwritable
 from lrpx.cli._wanted import METHODS, Wanted, methods
 from lrpx.errors import InputError
@@ -105,7 +105,7 @@ MODEL: Final = "The model"
 OUTPUT: Final = "What is shown and kept"
 
 
-@app.command()
+@app.command(cls=Command)
 def explain(
     text: Annotated[
         str | None,
@@ -246,7 +246,7 @@ def explain(
     _explain.explain(wanted)
 
 
-@app.command()
+@app.command(cls=Command)
 def tune(
     method: Annotated[
         str,
@@ -298,7 +298,7 @@ def tune(
     _tuning.tune(search, options)
 
 
-@app.command()
+@app.command(cls=Command)
 def coverage(
     model_types: Annotated[
         list[str] | None, typer.Argument(help="Model types, such as llama gpt2.", show_default="all")
@@ -332,7 +332,7 @@ def coverage(
         write_text(report, sweeping.markdown(checked, " ".join([*command, f"--report {report}"]), sweeping.versions()))
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     model: Model = None,
     method: Annotated[

@@ -21,7 +21,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import lrpx
-from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
+from lrpx.cli._options import Command, Device, Model, Precision
 from lrpx.cli._streams import hush, progress, refuse_folder, refuse_unreadable
 from lrpx.cli._wanted import methods as known_methods
 from lrpx.errors import MethodError
@@ -139,7 +139,7 @@ def _is_named(kind: ast.ClassDef, name: str) -> bool:
 
 def _built(face: Face) -> Any:
     single = typer.Typer(add_completion=False)
-    single.command(face.name, help=face.help)(_command(face))
+    single.command(face.name, cls=Command, help=face.help)(_command(face))
     return typer.main.get_command(single)
 
 

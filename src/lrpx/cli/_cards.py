@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
+from lrpx.cli._options import Command, Device, Model, Precision
 from lrpx.cli._streams import (
     hush,
     progress,
@@ -38,7 +38,7 @@ Corpus = Annotated[
 ]
 
 
-@cards.command()
+@cards.command(cls=Command)
 def collect(
     data: Annotated[Path, typer.Option(help="Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt.")],
     out: Annotated[Path, typer.Option(help="Keep everything in this folder; started again, the run goes on there.")],
@@ -104,7 +104,7 @@ def collect(
     print(f"a card: lrpx neurons card {shlex.quote(str(out))} {next(iter(found.layers))}:0")
 
 
-@cards.command()
+@cards.command(cls=Command)
 def card(
     folder: Folder,
     unit: Annotated[
@@ -153,7 +153,7 @@ def card(
         print(index)
 
 
-@cards.command()
+@cards.command(cls=Command)
 def search(
     folder: Folder,
     text: Annotated[str, typer.Argument(help="A token, such as ' Paris'; or any text, with --by passages.")],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from lrpx.cli._options import Device, Model, Precision  # noqa: TC001 - typer reads the annotations
+from lrpx.cli._options import Command, Device, Model, Precision
 from lrpx.cli._streams import hush, progress, read_column, read_text, refuse_empty, refuse_same, refuse_unwritable
 from lrpx.cli._wanted import OF_UNITS, asked
 from lrpx.errors import InputError, MethodError
@@ -54,7 +54,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the numbers to 
 Html = Annotated[Path | None, typer.Option(help="Write a page to this HTML file.")]
 
 
-@neurons.command()
+@neurons.command(cls=Command)
 def rank(
     text: Annotated[
         str | None, typer.Argument(help="The text; - reads it from standard input.", show_default=False)
@@ -118,7 +118,7 @@ def rank(
         found.to_html(html)
 
 
-@neurons.command()
+@neurons.command(cls=Command)
 def flow(
     text: Text,
     target: Target = None,
@@ -151,7 +151,7 @@ def flow(
         found.to_png(png)
 
 
-@neurons.command()
+@neurons.command(cls=Command)
 def features(
     text: Text,
     sae: Annotated[
@@ -198,7 +198,7 @@ def features(
         found.to_html(html, top)
 
 
-@neurons.command()
+@neurons.command(cls=Command)
 def turn(
     text: Text,
     set_: Annotated[
