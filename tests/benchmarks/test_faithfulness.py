@@ -588,7 +588,8 @@ def test_bad_input_on_the_command_line_is_one_line(run, tmp_path):
         (["--perturbation", "mask-token", "--methods", "lrp"], "has no mask token"),
         (["--methods", "lrp", "--metrics", "RISE", "--show", "none"], "there is no sample 'none'"),
     ):
-        code, _, err = run("benchmark", "faithfulness", "--data", data, *options, "--out", tmp_path / "out")
+        read = [] if "--data" in options else ["--data", data]
+        code, _, err = run("benchmark", "faithfulness", *read, *options, "--out", tmp_path / "out")
         assert code == 2
         assert match in err
         assert "Traceback" not in err

@@ -43,6 +43,15 @@ PIXELS = ("benchmark", "pixels", "--out", "o")
 TEXTS = ("benchmark", "faithfulness", "--out", "o", "--data", "texts.tsv")
 
 
+def changed(command, *more):
+    """A command with other values of its options."""
+    first = next(at for at, each in enumerate(command) if each.startswith("--"))
+    options = [*command[first:], *more]
+    return *command[:first], *(
+        each for pair in dict(zip(options[::2], options[1::2], strict=True)).items() for each in pair
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -64,7 +73,7 @@ TEXTS = ("benchmark", "faithfulness", "--out", "o", "--data", "texts.tsv")
         (("neurons", "collect", "--data", "texts.tsv", "--out", "file"), "cannot write in file: file is no folder"),
         ((*SMOOTH, "--data", "empty.txt"), "there is no text in empty.txt"),
         ((*SMOOTH, "--data", "texts.tsv", "--perturbation", "unk,pad"), "a search is by one number"),
-        ((*SMOOTH, "--data", "texts.tsv", "--out", "file"), "cannot write in file: file is no folder"),
+        (changed(SMOOTH, "--data", "texts.tsv", "--out", "file"), "cannot write in file: file is no folder"),
         (("tune", "--method", "random", "--out", "o", "--data", "texts.tsv"), "such as --grid sigma=0.1,0.2"),
         ((*SMOOTH[:1], "--method", "attnlrp", "--out", "o", "--data", "flat.npz"), "its x is uint8 [2, 4]"),
         ((*SMOOTH[:1], "--method", "attnlrp", "--out", "o", "--data", "pictures"), "holds no image; mend the file"),
@@ -79,8 +88,8 @@ TEXTS = ("benchmark", "faithfulness", "--out", "o", "--data", "texts.tsv")
         ((*TEXTS, "--read-out", "x"), "nothing is called 'x' that could be read; choose of logit"),
         ((*SMOOTH, "--data", "texts.tsv", "--grid", "sigma=x"), "the sigma of smoothgrad is 'x'; pass a number"),
         ((*TEXTS, "--methods", "lrp,cp-lrp"), "the methods are lrp, lrp; name one or more, each once"),
-        ((*TEXTS, "--out", "file"), "cannot write in file: file is no folder"),
-        ((*TEXTS, "--out", "file/below"), "cannot write in file/below: "),
+        (changed(TEXTS, "--out", "file"), "cannot write in file: file is no folder"),
+        (changed(TEXTS, "--out", "file/below"), "cannot write in file/below: "),
         (("benchmark", "patching", "--out", "o", "--data", "pairs.csv"), "the column 'wrong' is missing"),
         (("benchmark", "patching", "--out", "o", "--seed", "-1"), "seed is -1; give a whole number from 0"),
         (("benchmark", "patching", "--out", "o", "--methods", "random"), "random is no recipe, whose gradients"),
@@ -140,7 +149,7 @@ RUNS = {
 def test_the_folder_of_another_run(run, runs, monkeypatch, name, more, told):
     monkeypatch.chdir(runs)
     monkeypatch.setattr(Spec, "build", lambda spec: pytest.fail("a model was loaded"))
-    code, _, err = run(*RUNS[name], *more)
+    code, _, err = run(*changed(RUNS[name], *more))
     assert code == 2
     assert f"{name} holds a run with another setting: {told}" in err
 
