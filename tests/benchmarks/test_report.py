@@ -125,6 +125,15 @@ def test_the_markdown_names_what_a_reader_needs(folder):
     assert rows == [6, 6, *[5] * 4]  # four metrics, four metrics, and for each metric three numbers of attractors
 
 
+def test_a_small_setting_and_a_long_one_keep_their_digits(tmp_path):
+    write(tmp_path, explained(), statistics={"threshold": 0.0004, "mean tokens": 1200.5, "seed": 2**63 + 1})
+    reports(tmp_path)
+    text = (tmp_path / "table.md").read_text(encoding="utf-8")
+    assert "| threshold | 0.0004 |" in text
+    assert "| mean tokens | 1,200.5 |" in text
+    assert "| seed | 9,223,372,036,854,775,809 |" in text
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_terminal_shows_the_table(folder, width):
     console = Console(width=width, file=io.StringIO())

@@ -190,9 +190,20 @@ def _facts(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         yield one_line(name), one_line(", ".join(map(str, value)))
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield one_line(name), re.sub(r"\.?0+$", "", f"{value:,.3f}")
+        yield one_line(name), _told(value)
     elif value is not None:
         yield one_line(name), one_line(str(value))
+
+
+def _told(value: float) -> str:
+    """A setting or a count: a whole number with all its digits, another with three decimals, or four digits below one.
+
+    >>> _told(14000), _told(2**53 + 1), _told(11.25), _told(1200.0), _told(0.0004), _told(0.0)
+    ('14,000', '9,007,199,254,740,993', '11.25', '1,200', '0.0004', '0')
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:,.3f}".rstrip("0").rstrip(".") if abs(value) >= 1 else f"{value:.4g}"
 
 
 def _for_markdown(text: str) -> str:
