@@ -397,4 +397,4 @@ def _show(before: Sequence[str], after: Sequence[str]) -> None:
         table.add_row(*(Shown(one_line(each)) for each in pair))
     Console().print(table)
     if list(before) == list(after):
-        Console(stderr=True).print("what was changed makes no difference here", style="dim")
+        Console(stderr=True).print("what was changed makes no difference to what is shown here", style="dim")
