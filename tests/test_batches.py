@@ -613,3 +613,48 @@ def test_infinite_logits_hide_no_padding_that_is_read():
     model = convbert()
     model.get_output_embeddings().bias.data[3] = -torch.inf
     assert not Explainer(model).bound.can_batch
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "leave-one-out"])
+def test_experts_that_take_a_number_of_all_tokens_see_one_row_at_a_time(method):
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_sparse_step": 1}
+    experts = {"num_experts": 4, "expert_capacity": 6, "moe_eval_capacity_token_fraction": -1.0}
+    torch.manual_seed(0)
+    model = tf.NllbMoeForConditionalGeneration(
+        tf.NllbMoeConfig(vocab_size=64, init_std=0.2, **sizes, **heads, **experts)
+    ).eval()
+    explain = Explainer(model)
+    rows = [list(range(10, 10 + length)) for length in (8, 9)]
+    asked = {"target": 5, "decoder": [2, 15, 17], "method": method}
+    many = explain(rows, **asked)
+    for found, row in zip(many, rows, strict=True):
+        assert_same(found, explain(row, **asked), 1e-6)
+    if method == "leave-one-out":
+        ids = torch.tensor([rows[0]])
+
+        def value(mask):
+            given = {"attention_mask": mask, "decoder_input_ids": torch.tensor([[2, 15, 17]])}
+            return float(model(input_ids=ids, **given).logits[0, -1, 5])
+
+        masks = torch.ones(len(rows[0]), *ids.shape, dtype=torch.int64)
+        masks[range(len(masks)), 0, range(len(masks))] = 0
+        with torch.no_grad():
+            wanted = [value(torch.ones_like(ids)) - value(mask) for mask in masks]
+        assert many[0].relevance[: len(wanted)].tolist() == pytest.approx(wanted, abs=1e-6)
+
+
+def test_batch_norms_without_statistics_see_one_row_at_a_time():
+    class Normed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.norm = torch.nn.Linear(12, 3), torch.nn.BatchNorm1d(12, track_running_stats=False)
+
+        def forward(self, pixel_values):
+            return self.head(self.norm(pixel_values.flatten(2).mT.reshape(-1, 12)).view(-1, 4, 12).mean(1))
+
+    torch.manual_seed(0)
+    explain = Explainer(Normed().eval(), task=Task.IMAGE_CLASSIFICATION)
+    images = [torch.randn(12, 2, 2) * scale for scale in (1, 3)]
+    for found, image in zip(explain(images, target=1, method="gradient-x-input"), images, strict=True):
+        assert_same(found, explain(image, target=1, method="gradient-x-input"), 1e-6)

@@ -377,7 +377,10 @@ class BoundModel(Named):
     def can_batch(self) -> bool:
         """Padding needs an attention mask, or on the right a model whose tokens look back alone; a decoder's classifier
         also needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an
-        encoder's and decoder's the last end of a text, which padding must not be. And the model must heed the mask."""
+        encoder's and decoder's the last end of a text, which padding must not be. And the model must heed the mask.
+        Nothing can run beside another where rows of a batch see each other."""
+        if tasks.rows_meet(self.module):
+            return False
         if not self.task.segments:
             return True
         if not self.accepts("attention_mask"):

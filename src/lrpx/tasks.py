@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from lrpx._hooks import hooks
@@ -442,6 +443,16 @@ def count_positions(model: Module, mask: Tensor) -> Tensor:
 def _is_changed_by_few(model: Module) -> bool:
     """Whether a short input changes the model for good: BigBird takes another attention then."""
     return any(getattr(each, "attention_type", None) == "block_sparse" for each in model.modules())
+
+
+def rows_meet(model: Module) -> bool:
+    """Whether what a model says of a text or an image hangs on what else is in the batch, which no short input tells:
+    experts that take a number of all tokens there are (NLLB-MoE), and batch norms that keep no statistics."""
+    return any(
+        getattr(each, "expert_capacity", None) is not None
+        or (isinstance(each, _BatchNorm) and each.running_mean is None)
+        for each in model.modules()
+    )
 
 
 def looks_back(model: Module) -> bool:
