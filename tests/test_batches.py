@@ -20,7 +20,7 @@ from lrpx.coverage import choose
 from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, ModelError, NonFiniteError
 from lrpx.inputs import Row, Segment
-from lrpx.methods import Backward
+from lrpx.methods import Backward, IntegratedGradients
 from lrpx.methods._backward import value_times_gradient
 from lrpx.tasks import Task
 from tests import tiny
@@ -615,33 +615,41 @@ def test_infinite_logits_hide_no_padding_that_is_read():
     assert not Explainer(model).bound.can_batch
 
 
-@pytest.mark.parametrize("method", ["attnlrp", "leave-one-out"])
-def test_experts_that_take_a_number_of_all_tokens_see_one_row_at_a_time(method):
+def moe_of_a_capacity():
     sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_sparse_step": 1}
     experts = {"num_experts": 4, "expert_capacity": 6, "moe_eval_capacity_token_fraction": -1.0}
     torch.manual_seed(0)
-    model = tf.NllbMoeForConditionalGeneration(
-        tf.NllbMoeConfig(vocab_size=64, init_std=0.2, **sizes, **heads, **experts)
-    ).eval()
-    explain = Explainer(model)
+    config = tf.NllbMoeConfig(vocab_size=64, init_std=0.2, **sizes, **heads, **experts)
+    return tf.NllbMoeForConditionalGeneration(config).eval()
+
+
+def test_experts_that_take_a_number_of_all_tokens_see_one_row_at_a_time():
+    explain = Explainer(moe_of_a_capacity())
     rows = [list(range(10, 10 + length)) for length in (8, 9)]
-    asked = {"target": 5, "decoder": [2, 15, 17], "method": method}
-    many = explain(rows, **asked)
+    many = explain(rows, target=5, decoder=[2, 15, 17])
     for found, row in zip(many, rows, strict=True):
-        assert_same(found, explain(row, **asked), 1e-6)
-    if method == "leave-one-out":
-        ids = torch.tensor([rows[0]])
+        assert_same(found, explain(row, target=5, decoder=[2, 15, 17]), 1e-6)
 
-        def value(mask):
-            given = {"attention_mask": mask, "decoder_input_ids": torch.tensor([[2, 15, 17]])}
-            return float(model(input_ids=ids, **given).logits[0, -1, 5])
 
-        masks = torch.ones(len(rows[0]), *ids.shape, dtype=torch.int64)
-        masks[range(len(masks)), 0, range(len(masks))] = 0
+def test_copies_of_a_text_are_one_row_at_a_time_too():
+    model, row = moe_of_a_capacity(), list(range(10, 18))
+    explain = Explainer(model)
+    asked = {"target": 5, "decoder": [2, 15, 17]}
+
+    def value(hidden=None):
+        mask = torch.tensor([[int(i != hidden) for i in range(len(row))]])
+        given = {"attention_mask": mask, "decoder_input_ids": torch.tensor([asked["decoder"]])}
         with torch.no_grad():
-            wanted = [value(torch.ones_like(ids)) - value(mask) for mask in masks]
-        assert many[0].relevance[: len(wanted)].tolist() == pytest.approx(wanted, abs=1e-6)
+            return float(model(input_ids=torch.tensor([row]), **given).logits[0, -1, 5])
+
+    found = explain(row, **asked, method="leave-one-out").relevance[: len(row)]
+    assert found.tolist() == pytest.approx([value() - value(i) for i in range(len(row))], abs=1e-6)
+    pytest.importorskip("captum")
+    found, wanted = (
+        explain(row, **asked, method=IntegratedGradients(steps=4, batch_size=most)).relevance for most in (4, 1)
+    )
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_batch_norms_without_statistics_see_one_row_at_a_time():

@@ -152,8 +152,7 @@ class PixelFunction:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """``[N]``."""
-        found: Tensor = _WithGradients.apply(self, pixels)  # type: ignore[no-untyped-call]
-        return found
+        return _at_a_time(1 if tasks.rows_meet(self.model.module) else len(pixels), self, pixels)
 
     def values(self, pixels: Tensor) -> Tensor:
         """``[N]``, without a graph."""
@@ -194,6 +193,12 @@ class _WithGradients(autograd.Function):
         return None, *(dy.reshape(-1, *(1,) * (each.ndim - 1)) * each for each in ctx.saved_tensors)
 
 
+def _at_a_time(most: int, function: Function | PixelFunction, *inputs: Tensor) -> Tensor:
+    """``[N]``, of so many inputs together at most."""
+    parts = (tuple(each[i : i + most] for each in inputs) for i in range(0, len(inputs[0]), most))
+    return torch.cat([_WithGradients.apply(function, *part) for part in parts])  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True, eq=False)
 class Function:
     """``f``: from the embeddings of one row's tokens, one tensor ``[N, T, d]`` a segment, to the values ``[N]``; where
@@ -205,14 +210,9 @@ class Function:
 
     def __call__(self, *embeddings: Tensor) -> Tensor:
         """``[N]``."""
-        count = len(embeddings[0])
-        row = self.questions.row_of(self.question)
-        at_a_time = 1 if row.arguments else count  # beside an image there is room for one text
-        parts = [
-            _WithGradients.apply(self, *(each[i : i + at_a_time] for each in embeddings))  # type: ignore[no-untyped-call]
-            for i in range(0, count, at_a_time)
-        ]
-        return torch.cat(parts)
+        # beside an image there is room for one text
+        alone = self.questions.row_of(self.question).arguments or tasks.rows_meet(self.model.module)
+        return _at_a_time(1 if alone else len(embeddings[0]), self, *embeddings)
 
     def values(self, *embeddings: Tensor) -> Tensor:
         """``[N]``, without a graph."""
