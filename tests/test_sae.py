@@ -363,6 +363,8 @@ def test_another_width_and_other_places(explainer, byte_tokenizer):
 def test_questions_that_are_none(explainer):
     with pytest.raises(TargetError, match="index 400"):
         explain_features(explainer, TEXT, made(), target=400)
+    with pytest.raises(TargetError, match="both a target object and a contrast"):
+        explain_features(explainer, TEXT, made(), target=lrpx.Logit(40), contrast=41)
     with pytest.raises(InputError):
         explain_features(explainer, "", made())
 

@@ -14,7 +14,7 @@ from lrpx._batching import filled
 from lrpx._images import as_shown
 from lrpx.attribution import Attribution, Explained, Prediction, Provenance
 from lrpx.attributions import Attributions
-from lrpx.errors import InputError, LRPxError, MethodError, ModelError, TargetError
+from lrpx.errors import InputError, LRPxError, MethodError, ModelError
 from lrpx.flow import Flow
 from lrpx.inputs import spread
 from lrpx.methods import Backward, Found, attribute_all, find
@@ -22,7 +22,7 @@ from lrpx.model import AT_A_TIME, BoundModel, Spec
 from lrpx.parts import Part, Parts
 from lrpx.questions import Question, Questions
 from lrpx.ranking import Ranking
-from lrpx.targets import Contrast, Logit, Target, whole_number
+from lrpx.targets import Target, target_of, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -452,7 +452,7 @@ class Explainer:
         each = [list(value) if name in lists else [value] * count for name, value in given.items()]
         reader = self.bound.reader
         found = [
-            (reader.position(row, where), _target(one, other, self.bound.default_target()))
+            (reader.position(row, where), target_of(one, other, self.bound.default_target()))
             for one, other, where in zip(*each, strict=True)
         ]
         return bool(lists), found
@@ -616,26 +616,6 @@ def recipe_of(method: Method) -> Recipe:
             f"{method.name} tells nothing of neurons, heads or layers; use attnlrp, lrp, gradient-x-input or a recipe"
         )
     return method.recipe
-
-
-def _target(target: Any, contrast: Any, default: Target) -> Target:
-    if isinstance(target, Target):
-        if contrast is not None:
-            raise TargetError("both a target object and a contrast were given; pass Contrast(token, other) alone")
-        return target
-    if not _names_a_token(target):
-        raise TargetError(
-            f"the target is {type(target).__name__}; pass a string, an index or a target such as Logit(7)"
-        )
-    if not _names_a_token(contrast):
-        raise TargetError(f"the contrast is {type(contrast).__name__}; pass a string or an index")
-    if target is None and contrast is None:
-        return default
-    return Logit(target) if contrast is None else Contrast(target, contrast)
-
-
-def _names_a_token(given: Any) -> bool:
-    return given is None or isinstance(given, str) or whole_number(given) is not None
 
 
 def _is_list(given: Any) -> bool:

@@ -30,7 +30,7 @@ from lrpx.errors import MethodError, ModelError
 from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.rules import with_gradient_of
-from lrpx.targets import Contrast, Logit, Target
+from lrpx.targets import target_of
 from lrpx.units import Called, called, example, places, split_name
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from lrpx.explainer import Explainer
     from lrpx.model import BoundModel
     from lrpx.recipes import Recipe
+    from lrpx.targets import Target
     from lrpx.units import Kind, Place
 
 __all__ = ["Feature", "FeatureRelevance", "FeatureTap", "SparseAutoencoder", "explain_features"]
@@ -510,21 +511,13 @@ def explain_features(
     if several and not model.can_batch:
         how: dict[str, Any] = {"path": path, "position": position, "recipe": recipe}
         return [explain_features(explainer, text, sae, target, contrast, **how) for text in texts]
-    wanted = _target(target, contrast, model)
+    wanted = target_of(target, contrast, model.default_target())
     asked = [Question(i, model.reader.position(row, position), wanted) for i, row in enumerate(rows)]
     tap = FeatureTap(sae, where)
     with model.traced(Questions(tuple(rows), tuple(asked)), recipe, taps=lambda _: [tap]) as ran:
         for _ in ran.explained():  # one round: one question a row
             made = [_found(model, ran, i, tap, where, recipe) for i in range(len(rows))]
     return made if several else made[0]
-
-
-def _target(target: Any, contrast: Any, model: BoundModel) -> Target:
-    if isinstance(target, Target):
-        return target
-    if contrast is not None:
-        return Contrast(target, contrast)
-    return model.default_target() if target is None else Logit(target)
 
 
 def _found(model: BoundModel, ran: Pass, i: int, tap: FeatureTap, path: str, recipe: Recipe) -> FeatureRelevance:

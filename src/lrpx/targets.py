@@ -303,6 +303,31 @@ def _size(logits: Tensor) -> str:
     return f"{classes} classes × {rows} rows × {columns} columns"
 
 
+def target_of(target: Any, contrast: Any, default: Target) -> Target:
+    """What is explained where a target and a contrast are given, or none.
+
+    Raises:
+        TargetError: one of the two names nothing, or there is a contrast beside a target object.
+    """
+    if isinstance(target, Target):
+        if contrast is not None:
+            raise TargetError("both a target object and a contrast were given; pass Contrast(token, other) alone")
+        return target
+    if not _names_a_token(target):
+        raise TargetError(
+            f"the target is {type(target).__name__}; pass a string, an index or a target such as Logit(7)"
+        )
+    if not _names_a_token(contrast):
+        raise TargetError(f"the contrast is {type(contrast).__name__}; pass a string or an index")
+    if target is None and contrast is None:
+        return default
+    return Logit(target) if contrast is None else Contrast(target, contrast)
+
+
+def _names_a_token(given: Any) -> bool:
+    return given is None or isinstance(given, str) or whole_number(given) is not None
+
+
 def whole_number(value: Any) -> int | None:
     """A Python integer from any integer scalar (of numpy, or a tensor), or None when it is none.
 
