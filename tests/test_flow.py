@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 import lrpx
 from lrpx.errors import InputError, MethodError
 from lrpx.flow import Flow
+from lrpx.methods import find
 from lrpx.recipes import ATTNLRP, LRP
 from lrpx.units import places
 from tests import tiny
@@ -208,3 +212,21 @@ def test_paths_of_a_decoder_beside_a_sound():
     batch = {name: value[:1] for name, value in SAMPLES["whisper"].batch().items()}
     found = lrpx.Explainer(model).paths(batch, 7, layer="model.decoder.layers.1.fc2", kind="neurons", units=2)
     assert float(found.relevance.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("of", ["both", "positions"])
+def test_tokens_that_have_more_than_their_embeddings_are_refused(of, bundled):
+    positions = replace(find("pa-lrp-single-sink"), name="mine", of=of)
+    for followed in (bundled.flow, partial(bundled.paths, layer=2)):
+        with pytest.raises(MethodError, match="mine gives a token what its position has"):
+            followed("The doors", method=positions)
+
+
+@pytest.mark.parametrize("name", ["pa-lrp-tokens", "attnlrp", "gim"])
+def test_tokens_are_those_of_the_method(name, bundled):
+    alone = bundled("The doors of", " the", method=name).relevance
+    for found in (
+        bundled.flow("The doors of", " the", method=name),
+        bundled.paths("The doors of", " the", layer=2, method=name),
+    ):
+        assert torch.allclose(getattr(found, "attribution", found).relevance, alone, rtol=0, atol=1e-4)

@@ -413,10 +413,17 @@ class Explainer:
 
         Raises:
             InputError: there are several inputs or questions.
+            MethodError: a token's relevance is more than its embedding's, which is what is followed.
         """
         self.bound.refuse_random()
         chosen = find(method)
         chosen.check(self.bound)
+        if isinstance(chosen, Backward) and not chosen.of_embeddings:
+            recipe_of(chosen)
+            raise MethodError(
+                f"{chosen.name} gives a token what its position has, and relevance is followed to embeddings alone; "
+                "use pa-lrp-tokens or attnlrp"
+            )
         several, rows, asked = self._asked(inputs, target, contrast, position, decoder)
         if several or not rows[0].segments:
             raise InputError("relevance is followed for one input with tokens; pass one text")

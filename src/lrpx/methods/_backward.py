@@ -56,6 +56,11 @@ class Backward(Method):
         """Whether its scores are in the units of the explained value."""
         return self.reduce is value_times_gradient
 
+    @property
+    def of_embeddings(self) -> bool:
+        """Whether a token's score is that of its embedding, and of nothing else."""
+        return True
+
     def describe(self) -> str:
         """The recipe, and the reduction if it is not ``Σ x ⊙ ∂x``."""
         reduced = "" if self.reduce is value_times_gradient else f"; {self.reduce.__module__}.{self.reduce.__name__}"

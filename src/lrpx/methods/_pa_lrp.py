@@ -77,6 +77,11 @@ class PositionAware(Backward):
         """Only where no sign is lost, so that a token's relevance is a part of the value."""
         return self.sinks == "single" or self.of == "tokens"
 
+    @property
+    def of_embeddings(self) -> bool:
+        """Not where a token's relevance is its position's too."""
+        return self.of == "tokens"
+
     def describe(self) -> str:
         """The recipe, what is counted, and how layers are put together."""
         return f"{super().describe()}; of={self.of} sinks={self.sinks}{' by_head' * self.by_head}"
