@@ -535,6 +535,22 @@ def test_pixels_as_shown():
     assert as_shown(torch.randn(1, 4, 5)).shape == (4, 5, 3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (tf.MobileViTImageProcessor, {"do_center_crop": False}),  # blue first
+        (tf.EfficientNetImageProcessor, {}),  # divided by the deviation twice
+        (tf.EfficientNetImageProcessor, {"rescale_factor": 1 / 127.5, "rescale_offset": True, "include_top": False}),
+    ],
+)
+def test_what_other_processors_do_to_colours_is_undone(kind, how):
+    size = {"shortest_edge": 2} if kind is tf.MobileViTImageProcessor else {"height": 2, "width": 2}
+    processor = kind(size=size, **how)
+    given = np.arange(12, dtype=np.uint8).reshape(2, 2, 3) * 20
+    made = processor(images=given, return_tensors="pt")["pixel_values"][0]
+    assert np.abs(as_shown(made, processor).numpy().astype(int) - given).max() <= 1
+
+
 # --------------------------------------------------------------------------- maps, and texts
 
 

@@ -107,16 +107,21 @@ def as_shown(pixels: Tensor, processor: Any = None) -> Tensor:
     """
     values = pixels.detach().to("cpu", torch.float64)
     reader = getattr(processor, "image_processor", processor)
-    rescaled = getattr(reader, "do_rescale", False) or getattr(reader, "do_normalize", False)
-    if rescaled:
-        if getattr(reader, "do_normalize", False):
-            mean, std = (_by_channel(getattr(reader, name, None), len(values)) for name in ("image_mean", "image_std"))
+    rescales, normalises = (getattr(reader, name, False) for name in ("do_rescale", "do_normalize"))
+    if rescales or normalises:
+        mean, std = (_by_channel(getattr(reader, name, None), len(values)) for name in ("image_mean", "image_std"))
+        if getattr(reader, "include_top", False):  # EfficientNet's divides once more
+            values = values * std[:, None, None]
+        if normalises:
             values = values * std[:, None, None] + mean[:, None, None]
-        factor = getattr(reader, "rescale_factor", None) if getattr(reader, "do_rescale", False) else 1.0
-        values = values / (255 * float(factor or 1 / 255))
+        factor = getattr(reader, "rescale_factor", None) if rescales else 1.0
+        is_moved = rescales and getattr(reader, "rescale_offset", False)  # to −1 for black
+        values = (values + is_moved) / (255 * float(factor or 1 / 255))
     else:
         low, high = float(values.min()), float(values.max())
         values = (values - low) / ((high - low) or 1.0)
+    if getattr(reader, "do_flip_channel_order", False):  # blue, green, red
+        values = values.flip(0)
     if len(values) != 3:
         values = values.mean(0, keepdim=True).expand(3, -1, -1)
     return (values.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
