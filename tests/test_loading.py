@@ -156,6 +156,12 @@ def test_a_device_that_is_not_there_is_named_before_the_model_is_loaded(device, 
         Explainer.from_pretrained(device=device)
 
 
+@pytest.mark.parametrize("dtype", ["float64", torch.float64])
+def test_a_dtype_by_its_older_name_is_refused(dtype):
+    with says(InputError, "older name of dtype", f"pass dtype={dtype!r}"):
+        Explainer.from_pretrained(torch_dtype=dtype)
+
+
 def test_a_spec_can_be_a_key():
     one, same = (Spec("some/model", options={"attn_implementation": "eager"}) for _ in range(2))
     other = Spec("some/model", options={"attn_implementation": "sdpa"})
