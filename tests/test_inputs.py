@@ -13,7 +13,7 @@ from tokenizers.processors import BertProcessing
 
 from lrpx import Explainer, Task
 from lrpx._encoded import read
-from lrpx.errors import InputError, TargetError
+from lrpx.errors import InputError, ModelError, TargetError
 from tests import tiny
 from tests.reference import models
 from tests.test_readers import bert
@@ -239,6 +239,18 @@ def test_types_reach_a_model_inside_another(whose, piece_tokenizer):
     found = Explainer(outer)({"input_ids": ids, "token_type_ids": types}, 1)
     assert found.explained.value == pytest.approx(typed, abs=1e-12)
     assert abs(typed - untyped) > 1e-3
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+@pytest.mark.parametrize("types", [[0, 0, 0, 0, 0], [0, 0, 1, 1, 1]])
+def test_types_of_tokens_that_are_looked_up_among_the_tokens_are_refused(pad, types):
+    """Types of 0 are no padding, whose id may be 0 too: what they add would be told nowhere."""
+    config = tf.GPT2Config(vocab_size=20, n_embd=8, n_layer=1, n_head=2, n_positions=16, pad_token_id=pad)
+    explain = Explainer(tf.GPT2LMHeadModel(config).eval())
+    ids = [2, 14, 15, 9, 3]
+    with pytest.raises(ModelError, match=r"used for the token_type_ids too.*return_token_type_ids=False"):
+        explain({"input_ids": ids, "token_type_ids": types}, 1)
+    assert len(explain({"input_ids": ids}, 1)) == 5
 
 
 def test_a_forward_pass_that_hands_on_what_it_is_given_takes_what_that_of_its_class_takes(piece_tokenizer):

@@ -102,7 +102,7 @@ class Pass:
         where the same tokens are looked up in several tables, as in those of an adapter, or of each layer.
 
         Raises:
-            ModelError: the token embedding was used more often, or not at all.
+            ModelError: the token embedding was used more often, for types of tokens too, or not at all.
         """
         found: list[list[Source]] = []
         for source in self.trace.sources:
@@ -118,6 +118,7 @@ class Pass:
             fitting = (group for group in found if _are_same(group[0].ids, source.ids))
             if (group := next(fitting, None)) is not None:
                 group.append(source)
+        self._refuse_types(found)
         names = self.batch.task.arguments
         for groups in (found, [group for group in found if not self._is_padding(group[0])]):
             is_twice = names == ("input_ids",) and len(groups) == 2
@@ -127,6 +128,23 @@ class Pass:
             f"the token embedding {min(self.paths)} was used {len(found)} times, not {len(names)}; "
             "use lrpx.propagate(model, recipe) and read trace.sources"
         )
+
+    def _refuse_types(self, found: Sequence[Sequence[Source]]) -> None:
+        """Refuse types of tokens that are looked up in the table of the tokens themselves, as GPT-2 does: what they add
+        is no token's.
+
+        Raises:
+            ModelError: there are such.
+        """
+        types, ids = (self.batch.inputs.get(name) for name in ("token_type_ids", "input_ids"))
+        if types is None or ids is None or torch.equal(types, ids):
+            return
+        types = types.flatten(0, -2)
+        if any(group[0].ids is not None and torch.equal(group[0].ids.to(types.device), types) for group in found):
+            raise ModelError(
+                f"the token embedding {min(self.paths)} was used for the token_type_ids too; pass the input without "
+                "them, as tokenizer(text, return_token_type_ids=False) makes it"
+            )
 
     def _is_padding(self, source: Source) -> bool:
         """Whether nothing but padding was looked up, which the model itself puts behind what it was given, up to a
