@@ -489,6 +489,22 @@ def test_pixels_as_they_are_shown_are_none_as_the_model_takes_them(processed, ph
     assert Explainer(processed.model, scales)(shown / 255, 1).parts == meant.parts
 
 
+def test_a_processor_of_timm_says_its_colours_in_a_dictionary():
+    """As transformers' TimmWrapperImageProcessor does, which has no other fields."""
+
+    class Reads(tf.BaseImageProcessor):
+        data_config = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225), "crop_pct": 0.95}  # noqa: RUF012
+
+    mean, std = (torch.tensor(Reads.data_config[name]).double()[:, None, None] for name in ("mean", "std"))
+    shown = torch.arange(80, 80 + 16 * 16 * 3).reshape(16, 16, 3).remainder(97).add(60).to(torch.uint8)
+    shares = shown.permute(2, 0, 1).double() / 255
+    assert torch.equal(as_shown((shares - mean) / std, Reads()), shown)
+    explain = Explainer(build("vit"), Reads())
+    with pytest.raises(InputError, match=r"the model's processor normalises it; pass whole numbers from 0 to 255"):
+        explain(shares, 1)
+    assert torch.equal(explain((shares - mean) / std, 1).image.clone(), shown)
+
+
 def test_what_is_no_image_says_so(processed, photograph, tmp_path):
     whole = photograph.read_bytes()
     (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])

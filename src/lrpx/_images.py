@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +95,16 @@ def _of_eight_bits(image: Any, shown: str) -> Any:
     return image
 
 
+def reader_of(processor: Any) -> Any:
+    """What a processor does to the colours of images, as fields of the names that transformers has for it; timm's says
+    it in a dictionary."""
+    reader = getattr(processor, "image_processor", processor)
+    said = getattr(reader, "data_config", None)
+    if not (isinstance(said, Mapping) and {"mean", "std"} <= said.keys()):
+        return reader
+    return SimpleNamespace(do_rescale=True, do_normalize=True, image_mean=said["mean"], image_std=said["std"])
+
+
 def as_shown(pixels: Tensor, processor: Any = None) -> Tensor:
     """What a model was given, as a person sees it: ``[row, column, 3]``, ``uint8``.
 
@@ -106,7 +118,7 @@ def as_shown(pixels: Tensor, processor: Any = None) -> Tensor:
     [[[0, 0, 0], [255, 255, 255]]]
     """
     values = pixels.detach().to("cpu", torch.float64)
-    reader = getattr(processor, "image_processor", processor)
+    reader = reader_of(processor)
     rescales, normalises = (getattr(reader, name, False) for name in ("do_rescale", "do_normalize"))
     if rescales or normalises:
         mean, std = (_by_channel(getattr(reader, name, None), len(values)) for name in ("image_mean", "image_std"))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor
 
-from lrpx._images import as_of_a_file, open_image
+from lrpx._images import as_of_a_file, open_image, reader_of
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
         made = dict(processor(images=as_of_a_file(given, channels), return_tensors="pt"))
     except InputError:
         raise
-    except (TypeError, ValueError, OSError) as error:
+    except (TypeError, ValueError, RuntimeError, OSError) as error:
         told = " ".join(str(error).split())[:120]
         raise InputError(
             f"the processor cannot read the image, which is {_told(given)}: {told}; pass one of as many colours as "
@@ -97,7 +97,7 @@ def _refuse_numbers(processor: Any, given: Any) -> None:
 def _refuse_plain(processor: Any, pixels: Tensor) -> None:
     """Refuse an image as it is shown, in shares of white or from 0 to 255, for a model whose processor moves colours
     around 0: no photograph is nowhere darker than the mean. It would be read as one that was made for the model."""
-    reader = getattr(processor, "image_processor", processor)
+    reader = reader_of(processor)
     mean = getattr(reader, "image_mean", None) or 0.0
     around = min(mean) if isinstance(mean, (list, tuple)) else mean
     if not getattr(reader, "do_normalize", False) or around <= 0 or not pixels.numel():
