@@ -162,6 +162,12 @@ def test_a_dtype_by_its_older_name_is_refused(dtype):
         Explainer.from_pretrained(torch_dtype=dtype)
 
 
+def test_weights_of_other_shapes_are_random_too(tmp_path):
+    bert(tf.BertForSequenceClassification, num_labels=3).save_pretrained(tmp_path)
+    with says(ModelError, "no weights for classifier.bias and 2 in all", "which would be random"):
+        Explainer.from_pretrained(tmp_path, num_labels=7, ignore_mismatched_sizes=True)
+
+
 def test_a_spec_can_be_a_key():
     one, same = (Spec("some/model", options={"attn_implementation": "eager"}) for _ in range(2))
     other = Spec("some/model", options={"attn_implementation": "sdpa"})

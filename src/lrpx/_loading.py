@@ -58,7 +58,8 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
                 raise ModelError(f"{name} cannot be explained: {error}") from None
         model, loaded = kind.from_pretrained(name, dtype=dtype, **options, output_loading_info=True)
         task = tasks.task_of(model)
-        _refuse_random(name, architecture, loaded["missing_keys"], task)
+        unfit = (each for each, *_ in loaded["mismatched_keys"])  # where a user lets transformers leave these out
+        _refuse_random(name, architecture, [*loaded["missing_keys"], *unfit], task)
         tokenizer = _tokenizer(name, config, task, where)
     except ModelError:
         raise
