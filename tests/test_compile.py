@@ -246,6 +246,21 @@ class Slotted:
         self.gain = gain
 
 
+class Shifted:
+    """An object that is called, with a setting and a method of its class."""
+
+    shift = 0.5
+
+    def __call__(self, x):
+        return x + self.shift * x**2
+
+
+class Constants:
+    """A class that is kept itself, as a place for settings."""
+
+    power = 1
+
+
 class Configured(nn.Module):
     """A layer that reads objects of a user's own."""
 
@@ -255,10 +270,11 @@ class Configured(nn.Module):
         super().__init__()
         self.layer, self.scale, self.sign = layer, Scale(), Sign.PLUS
         self.number, self.slotted = np.float64(1.0), Slotted(1.0)
+        self.shifted, self.constants = Shifted(), Constants
 
     def forward(self, x):
         found = torch.tanh(self.layer(x)) * self.scale.factor * self.sign.value * float(self.number) * self.times
-        return found**self.scale.kind.power * self.slotted.gain
+        return self.shifted(found ** (self.scale.kind.power * self.constants.power) * self.slotted.gain)
 
 
 def set_class(layer, value):
@@ -272,16 +288,20 @@ CHANGES = {
     "a number of numpy": lambda layer: setattr(layer, "number", np.float64(3.0)),
     "in slots": lambda layer: setattr(layer.slotted, "gain", 0.5),
     "of the class": lambda layer: set_class(layer, 2.0),
+    "of an object's class": lambda layer: setattr(type(layer.shifted), "shift", 2.0),
+    "a method of an object's class": lambda layer: setattr(type(layer.shifted), "__call__", lambda self, x: x**3),
+    "in a class that is kept": lambda layer: setattr(layer.constants, "power", 3),
     "another forward": lambda layer: setattr(type(layer), "forward", lambda self, x: self.layer(x)),
 }
 
 
 @pytest.fixture
 def unpatched():
-    own = dict(vars(Configured))
+    changed = [(Configured, "times"), (Configured, "forward"), (Shifted, "shift"), (Shifted, "__call__")]
+    own = [(cls, name, vars(cls)[name]) for cls, name in [*changed, (Constants, "power")]]
     yield
-    for name in ("times", "forward"):
-        setattr(Configured, name, own[name])
+    for cls, name, value in own:
+        setattr(cls, name, value)
 
 
 @slow

@@ -39,8 +39,8 @@ class Settings:
     """Reads what objects hold, each once, wherever it is met again.
 
     What it reads is equal to what another one reads later, if nothing has changed: plain values and containers are
-    what they are, all else is the same object with the same attributes. Tensors are left out (a model's own are inputs
-    of its code), and modules are not looked into.
+    what they are, all else is the same object with the same attributes, its class's too. Tensors are
+    left out (a model's own are inputs of its code), and modules are not looked into.
 
     >>> one = SimpleNamespace(scale=2.0)
     >>> before = Settings().of({"kept": one, "names": ["a"]})
@@ -60,7 +60,9 @@ class Settings:
             return value
         if isinstance(value, Tensor):
             return None
-        if isinstance(value, (Module, type)) or id(value) in self._met:
+        if isinstance(value, type):
+            return self.of_class(value)
+        if isinstance(value, Module) or id(value) in self._met:
             return Same(value)
         self._met.add(id(value))
         if isinstance(value, dict):
@@ -69,14 +71,14 @@ class Settings:
             return [self.of(each) for each in value]
         if isinstance(value, (set, frozenset)):
             return set(value)
-        return Same(value), self._attributes(value)
+        return Same(value), self.of_class(type(value)), self._attributes(value)
 
     def of_class(self, cls: type) -> Any:
-        """What a module's class, and those between it and torch's own, have for all their objects."""
+        """What a class, and those between it and torch's or Python's own, have for all their objects."""
         if id(cls) in self._met or cls.__module__.partition(".")[0] in NOT_LOOKED_INTO:
             return Same(cls)
         self._met.add(id(cls))
-        own = {name: self.of(each) for name, each in vars(cls).items() if not name.startswith("__")}
+        own = {name: self.of(each) for name, each in vars(cls).items() if callable(each) or not name.startswith("__")}
         return Same(cls), own, [self.of_class(base) for base in cls.__bases__]
 
     def _attributes(self, value: object) -> Any:
