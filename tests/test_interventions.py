@@ -26,6 +26,7 @@ from tests.work import Interrupt
 
 IDS = torch.tensor([[5, 9, 3, 12, 7, 22, 8], [4, 4, 19, 6, 30, 2, 9]])
 DOWN = "model.layers.1.mlp.down_proj"
+FIRST = torch.tensor([1])
 VECTOR = torch.linspace(-1, 1, 16, dtype=torch.float64)
 
 
@@ -190,6 +191,56 @@ def test_a_layer_of_a_model_whose_units_nobody_can_look_for():
     change = Set(0.5, positions=[0, 3])
     expected = by_hand(model, layer, at_neuron(slice(None), lambda x: x * 0 + 0.5, [0, 3]), "output", ids=IDS[None])
     assert torch.equal(turned(model, {layer: change}, IDS[None]), expected)
+
+
+class Summed(Module):
+    """A layer of attention by sums of products, in which no heads are found."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(16, 16, dtype=torch.float64) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (each(x).unflatten(-1, (4, 4)) for each in (self.q, self.k, self.v))
+        weights = torch.einsum("bthd,bshd->bhts", q, k).softmax(-1)
+        return x + self.o(torch.einsum("bhts,bshd->bthd", weights, v).flatten(-2))
+
+
+class OfSums(Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.layers = torch.nn.Embedding(31, 16, dtype=torch.float64), torch.nn.ModuleList([Summed()])
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids):
+        return self.layers[0](self.table(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("made", "path"),
+    [
+        (lambda: OfSums().eval(), "layers.0.o"),
+        (tiny.xlnet, "transformer.layer.0.rel_attn"),
+        (tiny.bert_classifier, "bert.encoder.layer.0.attention.self"),  # whose heads are at attention.output.dense
+    ],
+)
+def test_units_of_attention_in_which_no_heads_are_found_are_no_features(made, path):
+    model = made()
+    with pytest.raises(MethodError, match=f"{path} is a part of attention"), lrpx.intervene(model, {path: {1: 0.0}}):
+        raise AssertionError("the block began")
+    for changes in ({(path, "output"): {1: 0.0}}, {path: 0.0}):  # asked for, and all of it
+        with lrpx.intervene(model, changes):
+            model(IDS)
+
+
+def test_a_linear_layer_before_attention_has_features():
+    model = OfSums().eval()
+    with torch.no_grad(), lrpx.intervene(model, {"layers.0.q": {1: 0.0}}):
+        found = model(IDS)
+    with torch.no_grad(), model.layers[0].q.register_forward_hook(lambda _, __, y: y.index_fill(-1, FIRST, 0.0)):
+        assert torch.equal(model(IDS), found)
 
 
 def test_keys_that_share_a_matrix():

@@ -36,6 +36,7 @@ from lrpx.units import (
     AGAIN,
     Called,
     Place,
+    attends,
     called,
     calls_of,
     is_looking,
@@ -234,7 +235,8 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
 
     Raises:
         InputError: a change that is none, or does not fit the features.
-        MethodError: a unit or a module that is not there; or when it is met: the numbers that a router gives beside its
+        MethodError: a unit or a module that is not there, or units of an attention in which no heads are found; or
+            when it is met: the numbers that a router gives beside its
             choice, which nothing reads.
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
@@ -337,7 +339,24 @@ def _resolved(model: Module, changes: Mapping[Any, Any]) -> list[tuple[_Where, A
             f"{name} is compiled by torch.compile, whose code does not look at what is changed later; pass the model "
             "before it is compiled"
         )
-    return [(_where(model, modules, key), wanted) for key, wanted in changes.items()]
+    found = [(key, _where(model, modules, key), wanted) for key, wanted in changes.items()]
+    for key, where, wanted in found:
+        if isinstance(key, str) and where.place is None and isinstance(wanted, Mapping):
+            _refuse_no_heads(model, where.path)
+    return [(where, wanted) for _, where, wanted in found]
+
+
+def _refuse_no_heads(model: Module, path: str) -> None:
+    """Refuse units of attention whose heads nobody knows: they would be features.
+
+    Raises:
+        MethodError: it is attention.
+    """
+    if not neurons_or_heads(model, path) and attends(model, path):
+        raise MethodError(
+            f"{path} is a part of attention in which no heads were found; name the linear layer that reads them, if "
+            f'places(model, "heads") has one, or pass ("{path}", "output") for the features that it gives'
+        )
 
 
 def _where(model: Module, modules: Mapping[str, Module], key: Any) -> _Where:

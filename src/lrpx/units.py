@@ -276,6 +276,16 @@ def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
     return inside
 
 
+def attends(model: Module, path: str) -> bool:
+    """Whether attention is computed in a module of a layer, or what it gives is read by a linear layer there: one of
+    heads, if :func:`neurons_or_heads` knows some in it, and else one whose heads nobody knows.
+
+    Raises:
+        ModelError: as :func:`places`.
+    """
+    return layer_of(path) is not None and any(_is_in(each, path) for each in _found(model, None).attending)
+
+
 def place_in(found: Sequence[Place], layer: int | str) -> Place:
     """The place of a layer's units, by its number or the path of a module.
 
@@ -401,6 +411,8 @@ class _Found:
     experts: tuple[str, ...]
     calls: Mapping[str, int]
     turned: frozenset[tuple[str, Side]]
+    attending: frozenset[str]
+    """Modules that compute attention themselves, and the linear layers that these call behind it."""
 
 
 _known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
@@ -475,7 +487,8 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
             ) from error
     found = tuple(follower.found())
     experts = follower.experts({place.path for place in found})
-    return _Found(modules, found, follower.inside, experts, follower.calls, frozenset(follower.turned))
+    turned, attending = frozenset(follower.turned), frozenset(follower.attending)
+    return _Found(modules, found, follower.inside, experts, follower.calls, turned, attending)
 
 
 def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
@@ -632,6 +645,8 @@ class _Follower(Tap):
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
+        self._attended: set[tuple[str, int]] = set()  # calls of modules in which attention has been computed
+        self.attending: set[str] = set()
 
     def begin(self, run: Running) -> None:
         self._run = weakref.proxy(run)
@@ -700,6 +715,9 @@ class _Follower(Tap):
             self._reads(name, args, marks)
         if isinstance(out, Tensor) and moves and self._is_learned(args[0]):
             setattr(out, LEARNED, True)
+        is_product = name in PRODUCTS or name == "einsum"
+        if name == "attention" or (is_product and any(mark is not None and mark.kind == "weights" for mark in marks)):
+            self._attends()
         if name == "attention":
             return self._attention(args, call.kwargs, out)
         if not isinstance(out, Tensor):
@@ -743,6 +761,11 @@ class _Follower(Tap):
             return out
         return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
 
+    def _attends(self) -> None:
+        path = self._own.get(where := self._run.where(), where)
+        self._attended.add((path, self.calls[path]))
+        self.attending.add(path)
+
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
         for kind, name in zip(READS, ("query", "key", "value"), strict=True):
@@ -781,6 +804,9 @@ class _Follower(Tap):
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
         path = self._own.get(where := self._run.where(), where)
         self._made[path] = out
+        holder = path.rpartition(".")[0]
+        if (holder, self.calls[holder]) in self._attended:
+            self.attending.add(path)
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
         return _with(out, _Mark("linear", _along(out, -1), path))
