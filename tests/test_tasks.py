@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers as tf
 
-from lrpx import Explainer, tasks
+from lrpx import ATTNLRP, LRP, Explainer, propagate, tasks
 from lrpx.coverage._classes import choose
 from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, ModelError
@@ -131,3 +131,51 @@ def test_only_rows_gives_the_rows_in_the_order_asked(positions):
         found = read(model(ids).logits)
     for row, wanted in enumerate(positions):
         torch.testing.assert_close(found[row], whole[row, wanted], rtol=1e-12, atol=1e-14)
+
+
+class OwnHead(torch.nn.Module):
+    """A model whose head is known, and what becomes of its logits."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.embedding, self.mix, self.head = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 31)
+        self.second, self.back = torch.nn.Embedding(31, 31), torch.nn.Linear(31, 8)
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        if self.kind == "back":
+            x = x + self.back(self.head(x).softmax(-1))
+        elif self.kind == "sure":
+            x = torch.nn.functional.layer_norm(x * self.head(x).softmax(-1).amax(-1, keepdim=True), (8,), eps=0.0)
+        logits = self.head(x + self.mix(x.cumsum(1)))
+        if self.kind == "second":
+            return logits + self.second(input_ids)
+        if self.kind == "gate":
+            return logits * x[..., :1].sigmoid()
+        if self.kind == "before":
+            return logits + logits.cumsum(1)
+        return logits
+
+
+@pytest.mark.parametrize("kind", ["none", "second", "gate", "before", "back", "sure"])
+@pytest.mark.parametrize("method", ["attnlrp", "lrp"])
+def test_a_head_whose_logits_meet_other_rows_sees_all(kind, method):
+    model, ids = OwnHead(kind), [3, 14, 15, 9, 26]
+    explain = Explainer(model, task=Task.CAUSAL)
+    assert explain.bound._rows_alone == (kind == "none")
+    for position in (4, 2):
+        with propagate(model, ATTNLRP if method == "attnlrp" else LRP) as trace:
+            trace.explain(model(torch.tensor([ids]))[0, position, 7])
+        expected = sum(trace.source_relevance(each)[0].sum(-1) for each in trace.sources)
+        found = explain(ids, target=7, method=method, position=position)
+        assert found.explained.value == pytest.approx(model(torch.tensor([ids]))[0, position, 7].item(), rel=1e-12)
+        torch.testing.assert_close(found.relevance, expected, rtol=1e-10, atol=1e-12)

@@ -411,6 +411,11 @@ class BoundModel(Named):
         """Tried once, not for each call: it takes two runs of the model."""
         return tasks.looks_back(self.module)
 
+    @cached_property
+    def _rows_alone(self) -> bool:
+        """Tried once, before a run."""
+        return self.task.reads != "position" or tasks.rows_alone(self.module, self.task, self.pad_id or 0)
+
     @property
     def pads_up(self) -> bool:
         """Whether rows are padded up to the sizes that code is compiled for."""
@@ -538,7 +543,7 @@ class BoundModel(Named):
             NonFiniteError: NaN or infinity in the logits.
         """
         batch = self.batch(questions)
-        reading = self._reading(batch, batch.positions(questions))
+        reading = self._reading(batch, batch.positions(questions), self._rows_alone)
         with torch.no_grad(), attending_as_before(self.module), reading as read:
             answers = self._answers(questions, read(self.module(**batch.inputs)))
         _refuse_non_finite(answers.logits)
@@ -614,6 +619,7 @@ class BoundModel(Named):
         asked: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
         for i, question in enumerate(questions.asked):
             asked[question.row].append(i)
+        alone = self._rows_alone
         changed_in_place = attention_mask is not None or embeddings is not None
         for group in self._groups(questions.rows, batch_size, exactly):
             some = questions.about(group)
@@ -634,7 +640,7 @@ class BoundModel(Named):
                 if attention_mask is not None:
                     stack.enter_context(hiding(batch.inputs["attention_mask"], batch.real))
                 stack.enter_context(torch.no_grad())
-                logits_of = stack.enter_context(self._reading(batch, batch.positions(some)))
+                logits_of = stack.enter_context(self._reading(batch, batch.positions(some), alone))
                 answers = self._answers(some, logits_of(self.module(**batch.inputs)))
                 if read is None:
                     values = answers.values
@@ -743,7 +749,7 @@ class BoundModel(Named):
         """
         batch = self.batch(questions, apart=taps is not None)
         self._know_tokens(batch)
-        recompute = self.recompute and taps is None
+        recompute, alone = self.recompute and taps is None, self._rows_alone
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
         compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
         own: list[Tap] = [Learned(len(batch.rows))] if learned and not compiled else []
@@ -755,7 +761,7 @@ class BoundModel(Named):
             changed = replace(batch, inputs={name: given[name] for name in batch.inputs})
             with (
                 propagate(self.module, recipe, observe, **how) as trace,
-                self._reading(changed, given["positions"]) as read,
+                self._reading(changed, given["positions"], alone) as read,
             ):
                 yield trace, read(self.module(**changed.inputs))
 
@@ -787,11 +793,11 @@ class BoundModel(Named):
         if batch.arguments and batch.rows[0].arguments and intervened(self.module):
             with_tokens(self.module, batch.inputs)
 
-    def _reading(self, batch: Batch, positions: Tensor | None) -> AbstractContextManager[tasks.Read]:
+    def _reading(self, batch: Batch, positions: Tensor | None, alone: bool) -> AbstractContextManager[tasks.Read]:
         inputs: Mapping[str, Any] = batch.inputs
         if self.task.reads == "span":  # where there is text, whatever the mask hides
             inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
-        return tasks.reading(self.module, self.task, inputs, positions, self.pooling)
+        return tasks.reading(self.module, self.task, inputs, positions, self.pooling, alone)
 
     def _refuse_probabilities(self, logits: Tensor) -> None:
         """Refuse a model that ends in a softmax, of which rules give other relevance than of the logits before it.

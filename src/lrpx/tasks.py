@@ -543,9 +543,44 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     return _is_close(alone, padded, weight.dtype)
 
 
+def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
+    """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
+    add others of each token to its logits, a second table's, say, or use them again. transformers' are believed."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if not isinstance(head, torch.nn.Module) or type(base_model(model)).__module__.startswith("transformers."):
+        return True
+    weight, positions, calls = first_weight(model), torch.tensor([[4, 1]]), 0
+    plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end_read(model, task))][:6]
+    given = {name: torch.tensor([plain], device=input_device(model)) for name in task.arguments}
+    given |= {MASKS[name]: torch.ones_like(ids) for name, ids in given.items() if accepts(model, MASKS[name])}
+
+    def count(_: Module, __: tuple[Any, ...]) -> None:
+        nonlocal calls
+        calls += 1
+
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with hooks() as on:
+                on.before(head, count)
+                whole = _at(_logits(model(**given), model, task, 1), positions)
+            with only_rows(model, positions) as read:
+                alone = read(_logits(model(**given), model, task, 1))
+    except Exception:  # of the model's own: it takes something else, or more
+        return False
+    if calls != 1 or alone.shape != whole.shape:
+        return False
+    lost = 16 * torch.finfo(weight.dtype).eps * whole.nan_to_num(0, 0, 0).abs().max().item()
+    return torch.allclose(alone, whole, rtol=0, atol=lost, equal_nan=True)
+
+
 @contextmanager
 def reading(
-    model: Module, task: Task, inputs: Mapping[str, Any], positions: Tensor | None, pooling: Pooling
+    model: Module,
+    task: Task,
+    inputs: Mapping[str, Any],
+    positions: Tensor | None,
+    pooling: Pooling,
+    alone: bool = True,
 ) -> Iterator[Read]:
     """Where the logits of a task are read.
 
@@ -555,6 +590,7 @@ def reading(
         inputs: what it is about to be called with.
         positions: ``[B, n]``, for a task that reads at positions.
         pooling: how the embeddings of texts are made, for a task that compares them.
+        alone: whether the head may be given the rows at the positions alone (:func:`rows_alone`).
 
     Yields:
         What reads the logits ``[B, n, V]`` from the model's output.
@@ -563,7 +599,7 @@ def reading(
     if task.reads == "position":
         assert positions is not None
         wide = _width(inputs.get(task.arguments[-1]))
-        with only_rows(model, positions, wide) as read:
+        with only_rows(model, positions, wide, alone) as read:
             yield lambda output: read(_logits(output, model, task, positions.shape[0]))
     elif task.reads == "span":
         yield lambda output: _span(output, mask, model, task)
@@ -682,7 +718,9 @@ def _compared(output: Any, model: Module, task: Task) -> Tensor:
 
 
 @contextmanager
-def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iterator[Callable[[Tensor], Tensor]]:
+def only_rows(
+    model: Module, positions: Tensor, wide: int | None = None, alone: bool = True
+) -> Iterator[Callable[[Tensor], Tensor]]:
     """Send only the rows at ``positions`` ``[B, n]`` of each sequence through the language-model head.
 
     The head's hidden states ``[B, T, d]`` become ``[B, n, d]``.
@@ -691,6 +729,7 @@ def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iter
         model: the model.
         positions: ``[B, n]``.
         wide: how many tokens it is given, where that is known.
+        alone: False for a head that must see all positions.
 
     Yields:
         What reads the logits ``[B, n, V]`` at the positions from those that the model gives, whether its head saw all
@@ -722,7 +761,7 @@ def only_rows(model: Module, positions: Tensor, wide: int | None = None) -> Iter
         return logits if places or logits.shape[1] == positions.shape[1] == 1 else _at(logits, positions)
 
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if head is None:
+    if head is None or not alone:
         yield read
         return
     with hooks() as on:
