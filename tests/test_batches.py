@@ -174,6 +174,7 @@ def test_a_model_that_pools_tokens_runs_row_by_row(length):
         assert_same(many, explain(row, position=1))
 
 
+@pytest.mark.filterwarnings("ignore:.*looks up other numbers:UserWarning")
 @pytest.mark.parametrize(("kind", "method"), [("BltForCausalLM", "attnlrp"), ("ReformerModelWithLMHead", "random")])
 def test_a_model_that_padding_on_the_left_changes_runs_row_by_row(kind, method):
     """BLT makes patches of bytes, and of padding; Reformer takes no positions where it pads by itself."""

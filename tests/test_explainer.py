@@ -574,3 +574,40 @@ def test_the_adapters_that_are_on_stand_in_the_result():
         assert explainer(IDS, 3).provenance.model == name
     model.merge_adapter(["one", "two"])
     assert explainer(IDS, 3).provenance.model == f"{name}; adapter one, two"
+
+
+class NGrams(torch.nn.Module):
+    """A model that looks each token up, and a number that is made of it and the one before."""
+
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.tokens, self.grams, self.head = (torch.nn.Embedding(n, 8) for n in (31, 64, 31))
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.tokens
+
+    def forward(self, input_ids):
+        before = torch.nn.functional.pad(input_ids[:, :-1], (1, 0))
+        numbers = {
+            "hash": (input_ids * 3) ^ (before * 5), "before": before, "same": input_ids,
+            "places": torch.arange(input_ids.shape[1]).expand_as(input_ids),
+        }[self.kind] % 64  # fmt: skip
+        return (self.tokens(input_ids) + self.grams(numbers)).cumsum(1) @ self.head.weight.T
+
+
+@pytest.mark.parametrize("kind", ["hash", "before"])
+def test_what_n_grams_are_worth_is_said_to_be_no_tokens(kind):
+    with pytest.warns(UserWarning, match=r"^grams looks up other numbers than the tokens' ids.*entry of the ledger"):
+        found = Explainer(NGrams(kind), task=Task.CAUSAL)([3, 14, 15, 9], target=7, method="lrp", ledger=True)
+    kinds = found.ledger.by_kind()
+    assert kinds["inputs"] != 0
+    assert found.relevance.sum().item() + kinds["inputs"] == pytest.approx(found.explained.value)
+
+
+@pytest.mark.parametrize("kind", ["same", "places"])
+def test_a_second_table_of_tokens_and_one_of_places_are_no_n_grams(kind):
+    found = Explainer(NGrams(kind), task=Task.CAUSAL)([3, 14, 15, 9], target=7, method="lrp", ledger=True)
+    assert found.relevance.sum().item() == pytest.approx(found.ledger.by_kind()["tokens"])

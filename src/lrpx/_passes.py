@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from lrpx.engine._places import place_of_tokens
 from lrpx.errors import ModelError
 
 if TYPE_CHECKING:
@@ -119,6 +121,7 @@ class Pass:
             if (group := next(fitting, None)) is not None:
                 group.append(source)
         self._refuse_types(found)
+        self._warn_of_others([source for group in found for source in group])
         names = self.batch.task.arguments
         for groups in (found, [group for group in found if not self._is_padding(group[0])]):
             is_twice = names == ("input_ids",) and len(groups) == 2
@@ -145,6 +148,22 @@ class Pass:
                 f"the token embedding {min(self.paths)} was used for the token_type_ids too; pass the input without "
                 "them, as tokenizer(text, return_token_type_ids=False) makes it"
             )
+
+    def _warn_of_others(self, known: Sequence[Source]) -> None:
+        """Say which tables have a share of the value that is no token's: looked up is a number for each token that is
+        neither its id nor its position or type, which go up by one at most."""
+        lengths = {tuple(self.batch.inputs[name].shape) for name in self.batch.arguments}
+        for source in self.trace.sources:
+            ids, is_known = source.ids, any(source is each for each in known)
+            if ids is None or is_known or place_of_tokens(source.paths[0], "") or tuple(ids.shape[:2]) not in lengths:
+                continue
+            given = any(_are_same(ids, each) for each in self.batch.inputs.values())
+            if not (given or bool(((steps := ids.diff(dim=1)) >= 0).logical_and(steps <= 1).all())):
+                warnings.warn(
+                    f"{source.paths[0]} looks up other numbers than the tokens' ids, as those of n-grams: what that is "
+                    "worth is in no token's relevance, and an entry of the ledger (ledger=True)",
+                    stacklevel=2,
+                )
 
     def _is_padding(self, source: Source) -> bool:
         """Whether nothing but padding was looked up, which the model itself puts behind what it was given, up to a
@@ -180,8 +199,8 @@ class Pass:
         return found
 
 
-def _are_same(ids: Tensor | None, others: Tensor | None) -> bool:
-    return ids is not None and others is not None and torch.equal(ids, others)
+def _are_same(ids: Tensor | None, others: Any) -> bool:
+    return ids is not None and isinstance(others, Tensor) and torch.equal(ids, others)
 
 
 def _one_later(ids: Tensor, looked_up: Tensor | None) -> bool:
