@@ -667,3 +667,33 @@ def test_batch_norms_without_statistics_see_one_row_at_a_time():
     images = [torch.randn(12, 2, 2) * scale for scale in (1, 3)]
     for found, image in zip(explain(images, target=1, method="gradient-x-input"), images, strict=True):
         assert_same(found, explain(image, target=1, method="gradient-x-input"), 1e-6)
+
+
+class Capped(torch.nn.Module):
+    """A layer with two experts, each of which takes a part of all tokens there are; what is left goes by."""
+
+    def __init__(self):
+        super().__init__()
+        self.switch, self.capacity_factor = torch.nn.Linear(8, 2), 1.5
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, x):
+        flat = x.reshape(-1, 8)
+        chosen, out = self.switch(flat).argmax(-1), flat.clone()
+        for i, expert in enumerate(self.experts):
+            taken = (chosen == i).nonzero()[:, 0][: int(self.capacity_factor * len(flat) / 2)]
+            out[taken] = expert(flat[taken])
+        return out.view_as(x)
+
+
+def test_experts_of_ones_own_that_take_a_part_of_all_tokens_run_row_by_row():
+    model = Own(looks_back=True)
+    model.head = torch.nn.Sequential(Capped(), model.head)
+    with torch.no_grad():  # the first expert takes tokens below 8, alternately in what the model tries
+        model.embedding.weight[:, 0] = torch.tensor([(-1.0) ** i for i in range(8)] + [1.0] * 23)
+        model.head[0].switch.weight.zero_()[0, 0] = 9.0
+        model.head[0].switch.bias.zero_()
+    explain = Explainer(model.double().eval(), task=Task.CAUSAL)
+    rows = [[9] * 8, [3, 5, 7, 1, 3, 5, 7, 1]]
+    for many, ids in zip(explain(rows), rows, strict=True):
+        assert_same(many, explain(ids))

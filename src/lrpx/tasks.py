@@ -447,9 +447,10 @@ def _is_changed_by_few(model: Module) -> bool:
 
 def rows_meet(model: Module) -> bool:
     """Whether what a model says of a text or an image hangs on what else is in the batch, which no short input tells:
-    experts that take a number of all tokens there are (NLLB-MoE), and batch norms that keep no statistics."""
+    experts that take a number of all tokens there are (NLLB-MoE, a Switch layer of one's own), which is known by the
+    name of that number, and batch norms that keep no statistics."""
     return any(
-        getattr(each, "expert_capacity", None) is not None
+        any("capacity" in name and isinstance(value, (int, float)) for name, value in vars(each).items())
         or (isinstance(each, _BatchNorm) and each.running_mean is None)
         for each in model.modules()
     )
