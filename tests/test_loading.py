@@ -162,6 +162,17 @@ def test_a_dtype_by_its_older_name_is_refused(dtype):
         Explainer.from_pretrained(torch_dtype=dtype)
 
 
+def test_a_model_with_code_of_its_own_is_not_run_by_that_of_transformers(tmp_path):
+    models.tiny_llama().save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_own.LlamaForCausalLM"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "modeling_own.py").write_text("from transformers import LlamaForCausalLM\n")
+    with says(ModelError, "a LlamaForCausalLM, which is to run by code of its own", "load it yourself"):
+        Explainer.from_pretrained(tmp_path, trust_remote_code=True)
+    assert Explainer.from_pretrained(tmp_path)(IDS).ids == tuple(IDS)
+
+
 def test_weights_of_other_shapes_are_random_too(tmp_path):
     bert(tf.BertForSequenceClassification, num_labels=3).save_pretrained(tmp_path)
     with says(ModelError, "no weights for classifier.bias and 2 in all", "which would be random"):

@@ -46,10 +46,12 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
         config = transformers.AutoConfig.from_pretrained(name, **where)
         architecture = (config.architectures or ["AutoModelForCausalLM"])[0]
         kind = getattr(transformers, architecture, None)
-        if kind is None:
+        has_code = any(each.startswith("AutoModel") for each in getattr(config, "auto_map", None) or ())
+        if kind is None or (has_code and options.get("trust_remote_code")):
+            whose = "no class of transformers" if kind is None else "to run by code of its own"
             raise ModelError(
-                f"{name} holds a {architecture}, which is no class of transformers; load it yourself and pass it "
-                "to lrpx.Explainer(model, tokenizer)"
+                f"{name} holds a {architecture}, which is {whose}; load it yourself and pass it to "
+                "lrpx.Explainer(model, tokenizer)"
             )
         if not architecture.startswith("Auto"):
             try:
