@@ -530,6 +530,20 @@ def test_a_module_of_ones_own_that_cannot_take_the_size():
         explain(image(size=20))
 
 
+def test_two_images_under_a_name_of_ones_own_are_not_one():
+    class Own(torch.nn.Sequential):
+        def forward(self, colours):
+            return super().forward(colours)
+
+    model = Own(torch.nn.Conv2d(3, 4, 4, 4), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(64, 5)).eval()
+    explain = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+    two = torch.randn(2, 3, 16, 16)
+    with pytest.raises(InputError, match="Own answers 2 inputs where 1 can be told apart; pass a list"):
+        explain({"colours": two})
+    found = explain([{"colours": two[:1]}, {"colours": two[1:]}])
+    assert [a.explained.value for a in found] == pytest.approx(model(two).amax(-1).tolist())
+
+
 def test_an_error_of_the_models_own_stays_one():
     class Broken(OwnViT):
         def forward(self, x):

@@ -816,7 +816,16 @@ class BoundModel(Named):
                 )
 
     def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
-        """The answers, from the logits ``[B, n, V]``; ``plain``: with the plain gradient of the targets."""
+        """The answers, from the logits ``[B, n, V]``; ``plain``: with the plain gradient of the targets.
+
+        Raises:
+            InputError: there are logits of other inputs, too, as of two images in one row.
+        """
+        if slots.shape[0] != len(questions.rows):
+            raise InputError(
+                f"{type(self.module).__name__} answers {slots.shape[0]} inputs where {len(questions.rows)} can be told "
+                "apart; pass a list, each input as a batch of one"
+            )
         with torch._C.DisableTorchFunction():  # a target is no part of the model, and has no rules
             logits = slots.flatten(0, 1)
             places = questions.slots(slots.shape[1])
