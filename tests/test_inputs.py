@@ -91,6 +91,15 @@ def test_without_a_tokenizer_the_config_says_what_padding_is():
     assert len(Explainer(explain.model)([2, 14, 3, 0, 0])) == 5
 
 
+def test_a_padding_token_that_the_tokenizer_is_given_later(byte_tokenizer):
+    byte_tokenizer.pad_token = None
+    explain, ids = Explainer(models.tiny_gpt2(vocab_size=400), byte_tokenizer), [5, 6, 2, 2]
+    assert explain(ids).ids == tuple(ids)
+    byte_tokenizer.pad_token = byte_tokenizer.eos_token
+    with pytest.raises(InputError, match="ends with 2 padding tokens"):
+        explain(ids)
+
+
 def test_a_padding_token_that_also_ends_a_text(byte_tokenizer):
     """As GPT-2's users have it: one at an end may be the text's own, more are padding."""
     byte_tokenizer.pad_token = byte_tokenizer.eos_token

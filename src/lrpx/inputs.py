@@ -438,7 +438,7 @@ class Reader:
             )
         return found
 
-    @cached_property
+    @property
     def _padding(self) -> Padding:
         return Padding.of(self.text_tokenizer, tasks.text_config(self.model))
 
