@@ -148,6 +148,21 @@ def test_a_model_of_sentence_transformers_is_taken_apart(encoder, piece_tokenize
         Explainer(package.SentenceTransformer(modules=[*list(model)[:2], dense], device="cpu"))
 
 
+def test_a_part_of_ones_own_that_is_called_as_one_of_sentence_transformers(encoder, piece_tokenizer, tmp_path):
+    package = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "cls"})
+    own = type("Pooling", (models.Pooling,), {"__module__": "own"})
+    parts = models.Transformer(str(folder)), own(encoder.config.hidden_size, "cls")
+    with pytest.raises(ModelError, match=r"SentenceTransformer makes its embeddings by a own\.Pooling too"):
+        Explainer(package.SentenceTransformer(modules=parts, device="cpu"))
+    listed = json.loads((folder / "modules.json").read_text())
+    listed[0]["type"] = "own.Transformer"
+    (folder / "modules.json").write_text(json.dumps(listed))
+    with pytest.raises(ModelError, match=r"makes its embeddings by a own\.Transformer too, says its modules\.json"):
+        Explainer.from_pretrained(folder)
+
+
 def test_a_cross_encoder_is_taken_apart(piece_tokenizer, tmp_path):
     package = pytest.importorskip("sentence_transformers")
     torch.manual_seed(0)

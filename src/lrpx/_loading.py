@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx import tasks
-from lrpx._pooling import UNTOUCHED, cut
+from lrpx._pooling import UNTOUCHED, cut, kind_of
 from lrpx.errors import InputError, ModelError
 from lrpx.targets import whole_number
 
@@ -175,8 +175,9 @@ def refuse_other_reading(model: Any) -> None:
         ModelError: it does, as it was told when it was made or by the model's config.
     """
     if is_cross_encoder(model):
-        parts = [type(part).__name__ for part in model]
-        does = f"makes its scores by a {parts[1]} too" if len(parts) > 1 else ""
+        parts = [kind_of(part) for part in model]
+        others = [*parts[1:], *(kind for kind in parts[:1] if kind != "Transformer")]
+        does = f"makes its scores by a {others[0]} too" if others else ""
         if model.default_prompt_name is not None:
             does = f"puts a prompt before each text, {model.default_prompt_name!r}"
         if "message" in (getattr(model[0], "modality_config", None) or ()):

@@ -96,7 +96,7 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any], tokenizer: Any
     if modules is None:
         return Pooling(is_assumed=True)
     try:
-        kinds = {str(each["type"]).rpartition(".")[2]: str(each["path"]) for each in modules}
+        kinds = {_short(str(each["type"])): str(each["path"]) for each in modules}
         _refuse_others(name, kinds, ", says its modules.json")
         config = _json(name, f"{kinds['Pooling']}/config.json", options) if "Pooling" in kinds else None
         if config is None:
@@ -133,7 +133,7 @@ def pooling_in(encoder: Any) -> Pooling:
         ModelError: in a way that is not known here, or of texts with a prompt before them or in a chat template.
     """
     name = type(encoder).__name__
-    parts = {type(part).__name__: part for part in encoder}
+    parts = {kind_of(part): part for part in encoder}
     _refuse_others(name, parts, "")
     if not {"Transformer", "Pooling"} <= set(parts):
         raise ModelError(f"the {name} has no Transformer with a Pooling after it; {MEND}")
@@ -160,6 +160,16 @@ def pooling_in(encoder: Any) -> Pooling:
 def _is_cosine(compares: Any, pooling: Pooling, kinds: Iterable[str]) -> bool:
     """Whether embeddings are compared by their cosine, which the product of two whole ones of length 1 is, too."""
     return compares in (None, "cosine") or (compares == "dot" and "Normalize" in kinds and pooling.dims is None)
+
+
+def kind_of(part: Any) -> str:
+    """The class of a part of a model of sentence-transformers, as that calls it; one of one's own, which may be called
+    the same and do something else, by its whole name."""
+    return _short(f"{type(part).__module__}.{type(part).__qualname__}")
+
+
+def _short(kind: str) -> str:
+    return kind.rpartition(".")[2] if kind.startswith("sentence_transformers.") else kind
 
 
 def _refuse_others(name: Any, kinds: Iterable[str], where: str) -> None:
