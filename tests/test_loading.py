@@ -336,6 +336,21 @@ def test_a_pipeline_that_reads_texts_otherwise_than_its_tokenizer_is_refused(tol
     assert list(Explainer(pipeline.model, pipeline.tokenizer)(text).ids) == piece_tokenizer(text)["input_ids"]
 
 
+def test_a_pipeline_of_ones_own_that_reads_texts_by_itself_is_refused(piece_tokenizer):
+    class Asking(tf.TextClassificationPipeline):
+        def preprocess(self, inputs, **told):
+            return super().preprocess(f"the key: {inputs}", **told)
+
+    class Telling(tf.TextClassificationPipeline):
+        def postprocess(self, outputs, **told):
+            return super().postprocess(outputs, **told)
+
+    model = bert(tf.BertForSequenceClassification, num_labels=3)
+    with says(ModelError, "the pipeline reads texts by code of its own, as Asking has it", "pass its model"):
+        Explainer(Asking(model=model, tokenizer=piece_tokenizer))
+    assert Explainer(Telling(model=model, tokenizer=piece_tokenizer)).model is model
+
+
 def test_a_pipeline_that_tells_the_chat_template_something_is_refused(byte_tokenizer):
     byte_tokenizer.chat_template = (
         "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -192,6 +192,8 @@ def refuse_other_reading(model: Any) -> None:
     given = _told(model)
     adds = getattr(getattr(model, "tokenizer", None), "num_special_tokens_to_add", lambda: 0)()
     does = f"puts {given['prefix'][:60]!r} before each text" if given.get("prefix") else ""
+    if any(not getattr(model, name).__module__.startswith("transformers.") for name in ("preprocess", "_forward")):
+        does = f"reads texts by code of its own, as {type(model).__name__} has it"
     if given.get("add_special_tokens") is False and adds:
         does = "reads texts without special tokens"
     told = {key for name in HANDED_ON for key in given.get(name) or {}}
