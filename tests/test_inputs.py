@@ -507,3 +507,20 @@ def test_what_processors_say_of_one_image():
     assert all(torch.equal(found.arguments[name], value) for name, value in of_images.items())
     with pytest.raises(InputError, match=r"the token_type_ids are int64 of shape \[2\] for 3 tokens"):
         read({"input_ids": ids, "token_type_ids": torch.tensor([[0, 1]])}, lambda *_: True)
+
+
+def test_a_token_of_a_page_is_left_out_where_the_model_counts_places_twice():
+    """LayoutLMv3 counts them from 2 for its embeddings, from 0 for its biases."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
+    parts = {"coordinate_size": 3, "shape_size": 2, "initializer_range": 0.4, "num_labels": 3}
+    torch.manual_seed(0)
+    model = tf.LayoutLMv3ForSequenceClassification(tf.LayoutLMv3Config(vocab_size=200, **sizes, **parts))
+    model = model.eval().double()
+    ids, boxes = torch.tensor([[5, 14, 15, 9, 3]]), torch.randint(0, 500, (1, 5, 4)).sort(-1).values
+    found = Explainer(model)({"input_ids": ids, "bbox": boxes}, 1, method="leave-one-out").relevance
+    masks = 1 - torch.eye(5, dtype=torch.int64)
+    with torch.no_grad():
+        whole, *others = (
+            model(input_ids=ids, bbox=boxes, attention_mask=mask[None]).logits[0, 1] for mask in (masks[0] | 1, *masks)
+        )
+    torch.testing.assert_close(found, whole - torch.stack(others), rtol=0, atol=1e-9)

@@ -58,14 +58,19 @@ def holding(model: Module, inputs: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+_NO_CALL = object()
+"""What stands for the places of a call that there was none of."""
+
+
 def _held(module: Module, places: list[Any]) -> Callable[..., Any]:
-    """A hook that gives a module the places of one call after another."""
+    """A hook that gives a module the places of one call after another; none where it had none, for it may count others
+    than a module around it is given (LayoutLMv3's embeddings from 2, its biases from 0)."""
     left = iter(places)
     where = _parameters(module).index(PLACES)
 
     def hook(_: Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        held = next(left, None)
-        if held is None:
+        held = next(left, _NO_CALL)
+        if held is _NO_CALL:
             return args, named
         if where < len(args):
             return (*args[:where], held, *args[where + 1 :]), named
