@@ -156,6 +156,10 @@ def test_a_part_of_ones_own_that_is_called_as_one_of_sentence_transformers(encod
     parts = models.Transformer(str(folder)), own(encoder.config.hidden_size, "cls")
     with pytest.raises(ModelError, match=r"SentenceTransformer makes its embeddings by a own\.Pooling too"):
         Explainer(package.SentenceTransformer(modules=parts, device="cpu"))
+    asking = type("Asking", (package.SentenceTransformer,), {"preprocess": lambda *_: None})
+    parts = parts[0], models.Pooling(encoder.config.hidden_size, "cls")
+    with pytest.raises(ModelError, match="the Asking reads texts by code of its own; pass pooling='mean'"):
+        Explainer(asking(modules=parts, device="cpu"))
     listed = json.loads((folder / "modules.json").read_text())
     listed[0]["type"] = "own.Transformer"
     (folder / "modules.json").write_text(json.dumps(listed))

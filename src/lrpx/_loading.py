@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx import tasks
-from lrpx._pooling import UNTOUCHED, cut, kind_of
+from lrpx._pooling import UNTOUCHED, cut, kind_of, reads_by_itself
 from lrpx.errors import InputError, ModelError
 from lrpx.targets import whole_number
 
@@ -178,6 +178,8 @@ def refuse_other_reading(model: Any) -> None:
         parts = [kind_of(part) for part in model]
         others = [*parts[1:], *(kind for kind in parts[:1] if kind != "Transformer")]
         does = f"makes its scores by a {others[0]} too" if others else ""
+        if reads_by_itself(model):
+            does = "reads pairs by code of its own"
         if model.default_prompt_name is not None:
             does = f"puts a prompt before each text, {model.default_prompt_name!r}"
         if "message" in (getattr(model[0], "modality_config", None) or ()):

@@ -134,6 +134,8 @@ def pooling_in(encoder: Any) -> Pooling:
     """
     name = type(encoder).__name__
     parts = {kind_of(part): part for part in encoder}
+    if reads_by_itself(encoder):
+        raise ModelError(f"the {name} reads texts by code of its own; {MEND}")
     _refuse_others(name, parts, "")
     if not {"Transformer", "Pooling"} <= set(parts):
         raise ModelError(f"the {name} has no Transformer with a Pooling after it; {MEND}")
@@ -166,6 +168,16 @@ def kind_of(part: Any) -> str:
     """The class of a part of a model of sentence-transformers, as that calls it; one of one's own, which may be called
     the same and do something else, by its whole name."""
     return _short(f"{type(part).__module__}.{type(part).__qualname__}")
+
+
+READING: Final = ("preprocess", "tokenize", "forward", "encode", "predict")
+"""The methods by which a model of sentence-transformers reads texts, of whichever kind and release."""
+
+
+def reads_by_itself(model: Any) -> bool:
+    """Whether a model of a class that derives from one of sentence-transformers reads texts in a way of its own."""
+    found = (getattr(type(model), name, None) for name in READING)
+    return any(not each.__module__.startswith(("sentence_transformers.", "torch.")) for each in found if each)
 
 
 def _short(kind: str) -> str:
