@@ -191,6 +191,39 @@ def test_files_that_are_none(content, said, tmp_path):
         find_method(str(path))
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"lrpx method": 1, "method": "smoothgrad", "settings": {"sigma": 0.1, "sigma": 0.5}}',
+        '{"lrpx method": 1, "method": "smoothgrad", "method": "occlusion"}',
+        '{"lrpx method": 1, "method": "pa-lrp", "settings": {"recipe": {"lrpx recipe": 1, "name": "mine", "rules": '
+        '{"softmax": "constant", "softmax": "identity"}}}}',
+    ],
+)
+def test_what_stands_twice_is_refused(content, tmp_path):
+    """As in a recipe's file; the last would be taken."""
+    path = tmp_path / "method.json"
+    path.write_text(content)
+    with pytest.raises(MethodError, match="a name stands twice in"):
+        find_method(str(path))
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "name", "label"),
+    [
+        ("smoothgrad", {"settings": {"sigma": 0.5}}, "smoothgrad, changed", "SmoothGrad changed"),
+        ("smoothgrad", {"name": "attnlrp"}, "attnlrp, changed", "SmoothGrad attnlrp, changed"),
+        ("smoothgrad", {"settings": {"batch_size": 4}}, "smoothgrad", "SmoothGrad"),
+        ("smoothgrad", {"name": "mine", "settings": {"sigma": 0.5}}, "mine", "SmoothGrad mine"),
+    ],
+)
+def test_no_file_takes_the_name_of_another_method(method, more, name, label, tmp_path):
+    path = tmp_path / "method.json"
+    path.write_text(json.dumps({"lrpx method": 1, "method": method} | more))
+    found = find_method(str(path))
+    assert (found.name, found.label) == (name, label)
+
+
 def test_positions_by_head_through_a_file(tmp_path):
     """What the command line has instead of an option."""
     path = tmp_path / "by-head.json"

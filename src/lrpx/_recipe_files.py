@@ -193,8 +193,7 @@ def read(path: str | Path, own: Collection[Callable[..., Any]] = ()) -> Recipe:
     except (OSError, TypeError, ValueError) as error:
         raise MethodError(f"cannot read {path} ({type(error).__name__}: {error}); name another file") from error
     try:
-        found = json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_constant)
-        return _recipe(found, known)
+        return _recipe(parsed(text), known)
     except (ValueError, RecursionError) as error:
         why = str(error) if isinstance(error, MethodError) else f"no JSON ({type(error).__name__}: {error})"
         raise MethodError(f"{path} is no recipe: {why}") from error
@@ -207,6 +206,16 @@ def made(found: Any) -> Recipe:
         MethodError: it is none, or it names a rule that is not LRPx's.
     """
     return _recipe(dict(found) if isinstance(found, dict) else found, BUILT_IN)
+
+
+def parsed(text: str) -> Any:
+    """A text as JSON, in which no name of an object stands twice, and every number is finite.
+
+    Raises:
+        MethodError: one does, or is not.
+        ValueError: it is no JSON.
+    """
+    return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_no_constant)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

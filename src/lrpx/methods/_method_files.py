@@ -5,7 +5,7 @@ A file holds the name of a registered method and its fields; what is left out is
     {"lrpx method": 1, "method": "smoothgrad", "name": "smoothgrad sigma=0.1", "settings": {"sigma": 0.1}}
 
 A setting that is a recipe is the object of the recipe's file. A method that is a recipe, and no more, is written as the
-recipe's file.
+recipe's file. What has the name of a method of :data:`METHODS` and is another has a word behind it, as of recipes.
 """
 
 from __future__ import annotations
@@ -68,13 +68,14 @@ def read(path: str) -> Method:
         MethodError: there is no such file, or it is neither.
     """
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        text = Path(path).read_text(encoding="utf-8-sig")
+        found = json.loads(text)
     except (OSError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict) or _FORMAT_KEY not in found:
         return of_recipe(Recipe.load(path))  # which says what is wrong with it
     try:
-        return _method(found)
+        return _method(_recipe_files.parsed(text))
     except MethodError as error:
         raise MethodError(f"{path} is no method: {error}") from error
 
@@ -118,7 +119,7 @@ def with_settings(method: Method, name: str, settings: dict[str, Any]) -> Method
         own = getattr(method, each)
         if own is not None and _kind(own) != _kind(value):
             raise MethodError(f"the {each} of {method.name} is {value!r}; pass {_kind(own)}")
-    of_its_own = name.removeprefix(method.name).strip(" -_")
+    of_its_own = name.removeprefix(method.name).strip(" -_,")
     label = method.label and f"{method.label} {of_its_own}".rstrip()
     made: Method = replace(method, name=name, label=label, **settings)  # type: ignore[type-var]
     return made
@@ -144,8 +145,18 @@ def _method(found: dict[str, Any]) -> Method:
     plain = {each: value for each, value in settings.items() if each not in own}
     if any(isinstance(value, dict | list) for value in plain.values()):
         raise MethodError("a setting is a list or an object; write a text or a number")
-    found_method: Method = replace(with_settings(method, name, plain), **own)  # type: ignore[type-var]
-    return found_method
+    made: Method = replace(with_settings(method, name, plain), **own)  # type: ignore[type-var]
+    if name in METHODS and not _is_same(METHODS[name], made):
+        return replace(with_settings(method, f"{name}, changed", plain), **own)  # type: ignore[type-var]
+    return made
+
+
+def _is_same(one: Method, other: Method) -> bool:
+    """Whether two methods compute the same, whatever they are called and however much of it at a time."""
+    if type(one) is not type(other):
+        return False
+    names = {each.name for each in fields(one)} - {*_OF_NAMES, "batch_size"}  # type: ignore[arg-type]
+    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 def _is_recipe(method: Method, name: str, settings: dict[str, Any]) -> bool:
