@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -338,3 +339,13 @@ def test_a_second_run_at_the_same_time_is_refused(again, explainer, tmp_path, ru
         kept.explain()
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert {path for path in after if after[path] != before[path]} <= {tmp_path / "run.json"}
+
+
+def test_a_copy_of_a_method_does_not_take_its_label(explainer, tmp_path):
+    """Tables would have two methods of one name, of which one is another."""
+    copies = [replace(lrpx.METHODS["attnlrp"], name=name, recipe=lrpx.LRP) for name in ("mine", "mine too")]
+    own = [replace(copies[0], name="new", label="New"), replace(copies[0], name="newer", label="New")]
+    run = Run(Agreement([SENTENCES], limit=3), explainer.bound, ["attnlrp", *copies, *own])
+    with keep(run, tmp_path) as kept:
+        found = kept.store.record["labels"]
+    assert found == {"attnlrp": "AttnLRP", "mine": "mine", "mine too": "mine too", "new": "New", "newer": "newer"}

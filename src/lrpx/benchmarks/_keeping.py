@@ -17,6 +17,7 @@ from lrpx._data.agreement import Dropped
 from lrpx.benchmarks._contract import Source
 from lrpx.benchmarks._running import data_of, of_scripts, read
 from lrpx.errors import InputError
+from lrpx.methods import METHODS
 from lrpx.runs import Store, digest, read_table, versions, write_table
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def keep(run: Run, folder: Path, command: str = "") -> Iterator[Kept]:
         facts = {
             "counts": counts,
             "statistics": dict(run.samples.statistics),
-            "labels": {method.name: method.label or method.name for method in run.methods},
+            "labels": labels_of(run.methods),
             "command": command,
             "batch_size": run.batch_size,
             "device": run.model.device,
@@ -77,6 +78,15 @@ def keep(run: Run, folder: Path, command: str = "") -> Iterator[Kept]:
         }
         store.note(**dict(run.source.notes) | facts)
         yield Kept(run, store)
+
+
+def labels_of(methods: Sequence[Method]) -> dict[str, str]:
+    """How tables spell methods: by their labels, and by its name one whose label is that of a method of
+    :data:`lrpx.METHODS`, or of another before it, which it was copied from."""
+    first: dict[str, str] = {}
+    for method in (*METHODS.values(), *methods):
+        first.setdefault(method.label, method.name)
+    return {each.name: each.label if each.label and first[each.label] == each.name else each.name for each in methods}
 
 
 def read_or_kept(benchmark: Benchmark[Any], folder: Path) -> Source:
