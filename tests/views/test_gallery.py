@@ -241,6 +241,16 @@ def test_the_width_is_honoured(sample, width, colours):
     assert max(cell_len(line) for line in plain(drawn(found, width, colours)).splitlines()) <= width
 
 
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_no_number_of_another_size_is_on_two_lines(width):
+    """They are wider than most: "+1.00e-0" and below it "7" is read as another."""
+    small, large = (attribution(["The", " keys"], values) for values in ([1e-7, -5e-8], [1e6, -0.5]))
+    found = Attributions([made_by(small, method="small"), made_by(large, method="large")])
+    words = plain(drawn(found, width, False)).split()
+    for number in ("+1.00e-07", "-5.00e-08", "+1000000.000", "-0.500"):
+        assert number in words
+
+
 def test_a_printed_list_is_a_line_for_each():
     text = str(methods())
     assert text.splitlines() == [str(a) for a in methods()]

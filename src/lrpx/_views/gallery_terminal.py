@@ -16,6 +16,8 @@ from lrpx._views.terminal import _card, _flat, _is_dark, _ledger, _legend, _numb
 from lrpx._views.waterfall import waterfall
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, ConsoleOptions, RenderResult
 
     from lrpx._views.gallery import Group, Line
@@ -82,9 +84,10 @@ class Gallery:
 def _tables(group: Group, width: int) -> RenderResult:
     """The strongest tokens with a column for each line, as many tables as the width asks for."""
     column = min(_COLUMN, max(cell_len(line.label) for line in group.lines), max(1, width - _TOKEN - 4))
-    column = max(column, _NUMBER)
-    fit = max(1, (width - _TOKEN) // (column + 2))
     rows = group.strongest(_STRONGEST)
+    told = [_numbers(line, [row[i].relevance for row in rows]) for i, line in enumerate(group.lines)]
+    column = max(column, _NUMBER, *(len(each) for numbers in told for each in numbers))
+    fit = max(1, (width - _TOKEN) // (column + 2))
     for start in range(0, len(group.lines), fit):
         lines = group.lines[start : start + fit]
         heads = (
@@ -93,10 +96,15 @@ def _tables(group: Group, width: int) -> RenderResult:
         )
         token = Column(Text("strongest"), max_width=_TOKEN, no_wrap=True, overflow="ellipsis", header_style="dim")
         table = Table(token, *heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        for row in rows:
-            numbers = (line.shown.number(row[start + i].relevance) for i, line in enumerate(lines))
-            table.add_row(Text(_flat(row[0].text)), *map(Text, numbers))
-        table.add_row(Text("sum", "dim"), *(Text(number(line.shown.total), "dim") for line in lines))
-        if any(line.shown.share is not None for line in lines):
-            table.add_row(Text("of the value", "dim"), *(Text(percent(line.shown.share), "dim") for line in lines))
+        *numbers, sums, shares = zip(*told[start : start + fit], strict=True)
+        for row, each in zip(rows, numbers, strict=True):
+            table.add_row(Text(_flat(row[0].text)), *map(Text, each))
+        table.add_row(Text("sum", "dim"), *(Text(each, "dim") for each in sums))
+        if any(shares):
+            table.add_row(Text("of the value", "dim"), *(Text(each, "dim") for each in shares))
         yield table
+
+
+def _numbers(line: Line, strongest: Sequence[float]) -> list[str]:
+    """What stands in a line's column: the relevance of the strongest tokens, the sum, and its share of the value."""
+    return [*map(line.shown.number, strongest), number(line.shown.total), percent(line.shown.share)]
