@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import lrpx
 from lrpx.errors import InputError, MethodError
@@ -230,3 +233,13 @@ def test_tokens_are_those_of_the_method(name, bundled):
         bundled.paths("The doors of", " the", layer=2, method=name),
     ):
         assert torch.allclose(getattr(found, "attribution", found).relevance, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("width", [20, 40, 50, 60, 70, 80])
+def test_a_terminal_cuts_no_number_in_two(width):
+    """A cell of tokens has their numbers in it, "+6.9" and below it "48"."""
+    flow = lrpx.Explainer.from_pretrained().flow("The ice bear lives in the")
+    out = io.StringIO()
+    Console(file=out, width=width).print(flow)
+    stream = flow["residual"][0]
+    assert f"{float(stream[stream.abs().argmax()]):+.4g}" in re.split(r"[\s│]+", out.getvalue())

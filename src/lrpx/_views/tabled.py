@@ -66,16 +66,27 @@ class _Shown:
 
 def _least_width(shown: Tabled) -> int:
     """Of a table whose numbers are whole."""
-    columns = zip(shown.columns, zip(*shown.rows, strict=True), strict=True) if shown.rows else ()
-    widths = [max(map(cell_len, (name, *cells))) if is_number else TEXT for (name, is_number), cells in columns]
+    widths = _least_widths(shown)
     return sum(widths) + 3 * len(widths) + 1
+
+
+def _least_widths(shown: Tabled) -> list[int]:
+    """Of each column; a text may have numbers in it, too."""
+    cells = zip(*shown.rows, strict=True) if shown.rows else ((),) * len(shown.columns)
+    return [
+        max(map(cell_len, (name, *each)))
+        if is_number
+        else max(TEXT, *(cell_len(word) for cell in each for word in cell.split() if word[0] in "+-"), 0)
+        for (name, is_number), each in zip(shown.columns, cells, strict=True)
+    ]
 
 
 def _table(shown: Tabled) -> Table:
     caption = "\n".join(filter(None, (shown.facts, shown.note)))
     found = Table(title=Text(shown.title, "bold"), caption=Text(caption), title_justify="left")
-    for name, is_number in shown.columns:
-        found.add_column(name, justify="right" if is_number else "left", overflow="fold", no_wrap=is_number)
+    for (name, is_number), least in zip(shown.columns, _least_widths(shown), strict=True):
+        side: Any = "right" if is_number else "left"
+        found.add_column(name, justify=side, overflow="fold", no_wrap=is_number, min_width=least)
     for row in shown.rows:
         found.add_row(*map(Text, row))
     return found
