@@ -280,6 +280,18 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("colour", [(1, 0, 0), (0, 1, 0), (0, 0, 1)])
+def test_a_mask_of_any_colour(tmp_path, colour):
+    """Grey of it may be 0, as of the first numbers of objects that are written as colours."""
+    Image.new("RGB", (3, 2)).save(tmp_path / "image.png")
+    mask = Image.new("RGB", (3, 2))
+    mask.putpixel((2, 1), colour)
+    mask.save(tmp_path / "mask.png")
+    (tmp_path / "table.csv").write_text("image,mask\nimage.png,mask.png\n")
+    pictures = find("pixels")(data=tmp_path / "table.csv").pictures
+    assert pictures.open_mask(pictures.listed()[0]).tolist() == [[False] * 3, [False, False, True]]
+
+
 @pytest.mark.parametrize(("how", "error", "said"), WRONG)
 def test_options_that_are_none(model, arrays, how, error, said):
     with pytest.raises(error, match=re.escape(said)):
@@ -304,6 +316,15 @@ def bad(tmp_path, files, kind):
     if kind == "empty mask":
         Image.new("L", (24, 20), 0).save(tmp_path / "mask0.png")
         return files, "has no pixel of an object"
+    if kind == "JPEG":
+        Image.open(tmp_path / "mask0.png").save(tmp_path / "mask0.jpg")
+        files.write_text(files.read_text().replace("mask0.png", "mask0.jpg"))
+        return files, "the mask mask0.jpg is a JPEG, which has grey around edges"
+    if kind == "transparent":
+        mask = Image.open(tmp_path / "mask0.png")
+        white = Image.new("L", mask.size, 255)
+        Image.merge("RGBA", [white, white, white, mask]).save(tmp_path / "mask0.png")
+        return files, "the mask mask0.png is partly transparent"
     if kind == "label":
         files.write_text(files.read_text().replace("c0", "zebra"))
         return files, "has the label 'zebra', which is not one of the model's classes"
@@ -321,7 +342,8 @@ def bad(tmp_path, files, kind):
 
 
 KINDS = [
-    "size", "cut short", "no image", "missing", "empty mask", "label", "column", "pickle", "floats", "empty",
+    "size", "cut short", "no image", "missing", "empty mask", "JPEG", "transparent", "label", "column", "pickle",
+    "floats", "empty",
 ]  # fmt: skip
 
 

@@ -117,10 +117,11 @@ class Pictures:
         return found
 
     def open_mask(self, picture: Picture) -> NDArray[np.bool_] | None:
-        """``[R, C]``, True at the object's pixels; None where there is no mask.
+        """``[R, C]``, True at the object's pixels, which are all that are not black; None where there is no mask.
 
         Raises:
-            DataError: it cannot be read, has another size than the image, or no pixel.
+            DataError: it cannot be read, has another size than the image, or no pixel; or what is black in it cannot be
+                told: it is a JPEG, or partly transparent.
         """
         if picture.mask is None:
             return None
@@ -129,9 +130,15 @@ class Pictures:
             found = self._arrays["mask"][int(picture.id)] != 0
         else:
             try:
-                found = np.asarray(open_image(self._at(picture.mask), 1)) > 0
+                found = (np.asarray(open_image(self._at(picture.mask), 3)) > 0).any(-1)
             except InputError as error:
                 raise DataError(f"{where}: the mask: {str(error).split('; ')[0]}; mend the file") from error
+            wrong = _is_unclear(self._at(picture.mask))
+            if wrong:
+                raise DataError(
+                    f"{where}: the mask {picture.mask} {wrong}, so what is black in it cannot be told; save it as a "
+                    "PNG of black and white"
+                )
         columns, rows = self.open(picture).size
         if found.shape != (rows, columns):
             raise DataError(
@@ -200,6 +207,17 @@ class Pictures:
                 raise DataError(f"{self.path}:{line}: the columns {self.image!r} and {self.mask!r} hold names of files")
             found.append(Picture(name, line, _label(row.get(self.label)), mask or None))
         return found
+
+
+def _is_unclear(path: Path) -> str:
+    """Why the black pixels of a mask may be others than were meant; empty where they are not."""
+    from PIL import Image
+
+    with Image.open(path) as opened:
+        if opened.format in ("JPEG", "MPO"):
+            return "is a JPEG, which has grey around edges"
+        is_solid = not opened.has_transparency_data or bool((np.asarray(opened.convert("RGBA"))[..., 3] == 255).all())
+    return "" if is_solid else "is partly transparent"
 
 
 def _bytes(path: Path) -> bytes:
