@@ -306,3 +306,15 @@ def test_json_is_json(command, tmp_path):
 
 def test_the_kinds_are_those_there_are():
     assert _neurons.KINDS == units.KINDS
+
+
+def test_white_space_at_the_end_of_a_prompt_is_read(command, tmp_path):
+    """As in a text that is given alone: what comes next is another after it."""
+    texts = ["The keys to the cabinet\n", "\tThe doors of the house "]
+    with (tmp_path / "a.jsonl").open("w") as file:
+        file.writelines(json.dumps({"text": text}) + "\n" for text in texts)
+    assert command("rank", "--texts", tmp_path / "a.jsonl", "--top", 3, "--json", tmp_path / "found.json")[0] == 0
+    expected = lrpx.Explainer.from_pretrained().neurons(texts, top=3)
+    assert [row.mean for row in Ranking.load(tmp_path / "found.json").rows] == pytest.approx(
+        [row.mean for row in expected.rows], rel=1e-4
+    )

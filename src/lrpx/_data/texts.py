@@ -42,6 +42,8 @@ def read_texts(
     label: str | None = "label",
     limit: int | None = None,
     decoder: str | None = None,
+    *,
+    whole: bool = False,
 ) -> list[Text]:
     """The texts of a file. White space around them and lines of nothing else are left out.
 
@@ -52,18 +54,24 @@ def read_texts(
         label: that of the labels, if there is such a column; None reads none.
         limit: take the first so many.
         decoder: the column of what an encoder-decoder model has written so far; None reads none.
+        whole: leave the white space around them, but for the ends of lines of plain text.
 
     Raises:
         DataError: the file cannot be read, has no such column or no text, or a line is not as the others.
     """
-    found = list(islice(stream_texts(path, text, label, decoder), limit))
+    found = list(islice(stream_texts(path, text, label, decoder, whole=whole), limit))
     if not found:
         raise DataError(f"there is no text in {path}; name a file that holds some")
     return found
 
 
 def stream_texts(
-    path: Path, text: str = "text", label: str | None = "label", decoder: str | None = None
+    path: Path,
+    text: str = "text",
+    label: str | None = "label",
+    decoder: str | None = None,
+    *,
+    whole: bool = False,
 ) -> Iterator[Text]:
     """The same one by one, of a file of any size; none where there is none.
 
@@ -81,7 +89,9 @@ def stream_texts(
                 if "\0" in given:
                     raise DataError(f"{path}:{number} holds characters of zero, as UTF-16 does; convert it to UTF-8")
                 said = None if decoder is None else _text(path, number, row, decoder, "decoder's texts with --decoder")
-                yield Text(number, given.strip(), None if label is None else _label(row.get(label)), said or None)
+                if not whole:
+                    given = given.strip()
+                yield Text(number, given, None if label is None else _label(row.get(label)), said or None)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 ({error.reason}, after line {number}); convert it") from error
     except OSError as error:
@@ -152,7 +162,7 @@ def _lines(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         elif path.suffix == ".jsonl":
             yield from _json(path, file)
         elif path.suffix in PLAIN:
-            yield from ((number, {text: line}) for number, line in enumerate(file, 1))
+            yield from ((number, {text: line.removesuffix("\n")}) for number, line in enumerate(file, 1))
         else:
             head = next(file, "").rstrip("\n").split("\t")
             for number, line in enumerate(file, 2):

@@ -145,7 +145,7 @@ def refuse_empty(text: str) -> None:
 
 
 def read_column(path: Path, limit: int | None = None) -> list[str]:
-    """The texts of a file: its lines, or its column ``text``.
+    """The texts of a file, with the white space around them: its lines, or its column ``text``.
 
     Raises:
         DataError: it cannot be read, or has none.
@@ -153,7 +153,7 @@ def read_column(path: Path, limit: int | None = None) -> list[str]:
     from lrpx._data.texts import read_texts
 
     try:
-        return [each.text for each in read_texts(path, label=None, limit=limit)]
+        return [each.text for each in read_texts(path, label=None, limit=limit, whole=True)]
     except DataError as error:
         told = str(error).replace("name the column of the texts with --text", "call the column of the texts 'text'")
         raise DataError(told) from error
