@@ -22,6 +22,7 @@ from lrpx.units import places
 from tests import tiny
 from tests.engine.samples import SAMPLES
 from tests.reference import models
+from tests.test_units import Experts
 from tests.work import Interrupt
 
 IDS = torch.tensor([[5, 9, 3, 12, 7, 22, 8], [4, 4, 19, 6, 30, 2, 9]])
@@ -157,6 +158,24 @@ def test_a_block_of_experts_is_no_mlp_and_one_beside_them_is():
         assert not torch.equal(wanted, logits(model))
         with lrpx.intervene(model, changes):
             assert torch.equal(logits(model), wanted)
+
+
+def test_nobody_knows_at_which_positions_the_rows_of_an_expert_stand():
+    """Two experts are each given all tokens, those of their first choice first."""
+    model, path = Experts().eval(), "layers.0.experts.1"
+    for each, side in ((path, "input"), (path, "output"), (f"{path}.down", "input"), (f"{path}.down", "output")):
+        with (
+            pytest.raises(MethodError, match=r"picked among all by their numbers, .* leave the positions out"),
+            lrpx.intervene(model, {(each, side): Scale(0.0, positions=[2])}),
+        ):
+            model(IDS)
+        before = model(IDS)
+        with lrpx.intervene(model, {(each, side): 0.0}):
+            assert not torch.equal(model(IDS), before)
+    with pytest.raises(MethodError, match="is an expert or in one"), lrpx.intervene(model, {path: {3: 0.0}}):
+        model(IDS)
+    with lrpx.intervene(model, {"layers.0": Scale(0.0, positions=[2])}):
+        model(IDS)
 
 
 @pytest.mark.parametrize(

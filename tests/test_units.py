@@ -280,6 +280,66 @@ def test_experts_are_not_left_out_where_there_are_other_neurons(name, experts):
     assert len(places(model, "heads")) == 2
 
 
+class Expert(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x):
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+class Routed(nn.Module):
+    """Each token's first and second choice of two experts: an expert is given the tokens of its first choice first."""
+
+    def __init__(self, pick):
+        super().__init__()
+        self.gate, self.pick = nn.Linear(16, 2), pick
+        self.experts = nn.ModuleList([Expert(), Expert()])
+
+    def forward(self, x):
+        flat = x.reshape(-1, 16)
+        weights, chosen = self.gate(flat).softmax(-1).topk(2)
+        out = torch.zeros_like(flat)
+        for number, expert in enumerate(self.experts):
+            which, at = torch.where((chosen == number).T)
+            out = out.index_add(0, at, expert(self.pick(flat, at)) * weights[at, which][:, None])
+        return out.reshape(x.shape)
+
+
+class Experts(nn.Module):
+    def __init__(self, pick=lambda x, at: x[at]):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
+        self.layers = nn.ModuleList([Routed(pick), Routed(pick)])
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda x, at: x[at],
+        lambda x, at: x[at, :],
+        lambda x, at: x[None][0, at],
+        lambda x, at: x.index_select(0, at),
+        lambda x, at: torch.gather(x, 0, at[:, None].expand(-1, 16)),
+    ],
+)
+def test_rows_that_were_picked_among_the_tokens_stand_in_no_order(pick):
+    """An expert that all tokens come to has as many rows as there are tokens, and not in theirs."""
+    for kind in ("neurons", "mlp"):
+        with pytest.raises(MethodError, match=r"Experts computes its \w+ inside layers\.0\.experts\.0\.down, where"):
+            places(Experts(pick).eval(), kind)
+
+
 def test_experts_are_not_left_out_beside_hyper_connections():
     model = tiny_model(next(each for each in every_class() if each.name == "Qwen4ExpForCausalLM"))
     with pytest.raises(MethodError, match=r"some of its neurons inside model\.layers\.0\.mlp\.experts, where"):

@@ -40,6 +40,7 @@ from lrpx.units import (
     called,
     calls_of,
     is_looking,
+    is_picked,
     is_turned,
     neurons_or_heads,
     own_paths,
@@ -241,11 +242,14 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
     """
-    tap = Writing(
-        Site(_facing(model, place) if any(_needs_positions(change) for _, change in edits) else place, edits)
-        for place, wanted in _resolved(model, changes)
-        for edits in (_edits(place, wanted),)
-    )
+    sites = []
+    for place, wanted in _resolved(model, changes):
+        edits = _edits(place, wanted)
+        if any(_needs_positions(change) for _, change in edits):
+            _refuse_picked(model, place)
+            place = _facing(model, place)
+        sites.append(Site(place, edits))
+    tap = Writing(sites)
     with _watching(model, tap):
         yield
         tap.refuse_unreached(type(model).__name__)
@@ -382,6 +386,19 @@ def _facing(model: Module, where: _Where) -> _Where:
     return replace(where, turned=is_turned(model, where.path, where.side))
 
 
+def _refuse_picked(model: Module, where: _Where) -> None:
+    """Refuse a change at some positions of what an expert takes or gives.
+
+    Raises:
+        MethodError: its rows are picked among the tokens.
+    """
+    if is_picked(model, where.path, where.side):
+        raise MethodError(
+            f"the tokens of {where.name} are picked among all by their numbers, as an expert's are, and nobody knows "
+            "which of its rows is at which position; leave the positions out, or choose the module that holds it"
+        )
+
+
 def _refuse_several(model: Module, path: str, call: int | None) -> None:
     """Refuse one of several paths of one module, where it may be taken for a layer of its own.
 
@@ -403,8 +420,14 @@ def _of_units(model: Module, path: str, call: int | None) -> _Where | None:
     """The neurons of the MLP at a path, or the heads of the attention there, if it is one of these and not both.
 
     Raises:
-        MethodError: a call is named of a module that calls the one with the units several times.
+        MethodError: a call is named of a module that calls the one with the units several times; or it is an expert,
+            which a few tokens need not come to.
     """
+    if is_picked(model, path, "input"):
+        raise MethodError(
+            f"{path} is an expert or in one, whose units are found only where some tokens come to it; name what is "
+            f'meant, ("{path}", "output") or the input of its second matrix, (path, "input")'
+        )
     inside = neurons_or_heads(model, path)
     if len(inside) != 1:
         return None

@@ -182,6 +182,25 @@ def is_turned(model: Module, path: str, side: Side) -> bool | None:
         return None
 
 
+def is_picked(model: Module, path: str, side: Side) -> bool:
+    """Whether a module, or another expert beside it, takes or gives rows that were picked among the tokens by their
+    numbers, in whatever order; False where nobody knows what the model takes."""
+    try:
+        picked = _found(model, None).picked
+        return (_alike(own_paths(model)[path]), side) in {(_alike(each), its) for each, its in picked}
+    except LRPxError:
+        return False
+
+
+def _alike(path: str) -> str:
+    """A path without the numbers in it, the same of all experts.
+
+    >>> _alike("layers.0.experts.3.up")
+    'layers.#.experts.#.up'
+    """
+    return ".".join("#" if each.isdigit() else each for each in path.split("."))
+
+
 def has_turned(model: Module) -> bool:
     """Whether some module of a model whose units were looked for takes or gives the tokens before the rows."""
     known = _known.get(model)
@@ -413,6 +432,7 @@ class _Found:
     turned: frozenset[tuple[str, Side]]
     attending: frozenset[str]
     """Modules that compute attention themselves, and the linear layers that these call behind it."""
+    picked: frozenset[tuple[str, Side]]
 
 
 _known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
@@ -487,8 +507,16 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
             ) from error
     found = tuple(follower.found())
     experts = follower.experts({place.path for place in found})
-    turned, attending = frozenset(follower.turned), frozenset(follower.attending)
-    return _Found(modules, found, follower.inside, experts, follower.calls, turned, attending)
+    return _Found(
+        modules,
+        found,
+        follower.inside,
+        experts,
+        follower.calls,
+        turned=frozenset(follower.turned),
+        picked=frozenset(follower.picked),
+        attending=frozenset(follower.attending),
+    )
 
 
 def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
@@ -593,6 +621,13 @@ class _Mark:
 ATTRIBUTE = "_lrpx_unit"
 LEARNED = "_lrpx_learned"
 """The attribute of a tensor that was chosen of a weight."""
+PICKED = "_lrpx_picked"
+"""The attribute of a tensor whose rows were picked among the tokens by their numbers, as those of an expert: of several
+that it is given all of, nobody knows the order."""
+PICKS = ("__getitem__", "index_select", "gather", "take_along_dim")
+"""Torch functions that pick."""
+PUTS = "index_ scatter masked_scatter __setitem__ put".split()
+"""How the names of those begin that put rows back to where they were."""
 
 
 def _mark_of(x: Any) -> _Mark | None:
@@ -647,6 +682,7 @@ class _Follower(Tap):
         self.turned: set[tuple[str, Side]] = set()
         self._attended: set[tuple[str, int]] = set()  # calls of modules in which attention has been computed
         self.attending: set[str] = set()
+        self.picked: set[tuple[str, Side]] = set()
 
     def begin(self, run: Running) -> None:
         self._run = weakref.proxy(run)
@@ -658,6 +694,8 @@ class _Follower(Tap):
             return
         if value.ndim == 3 and len(value) > value.shape[1] == 1:  # of one row
             self.turned.add((path, side))
+        if PICKED in vars(value):
+            self.picked.add((path, side))
         layer = layer_of(path)
         is_layer = layer is not None and layer.path == path
         if side == "input":
@@ -707,6 +745,8 @@ class _Follower(Tap):
         marks = [_mark_of(x) for x in args]  # before what is changed in place
         lists = [_mark_of(x) for x in args[0] if x.numel()] if _is_list(args[:1]) else []  # a cache may be empty
         out = proceed(args, call.kwargs)
+        if self._running and _is_picked(call, out):
+            setattr(out, PICKED, True)
         if row is None or not args:
             return out
         moves = row.gate == "moves" or call.name in REARRANGES
@@ -826,7 +866,7 @@ class _Follower(Tap):
         if kind == "heads":
             size = max(int((first == 0).sum()), 1)
             first = torch.arange(len(first), device=index.device) // size  # one head after another
-        if entered is None or not _is_same(x, entered):
+        if entered is None or not _is_same(x, entered) or PICKED in vars(x):
             self.inside.setdefault(kind, path)
             self._inside += [(path, out.shape[-1])] if kind == "neurons" else []
         elif torch.equal(index, first.expand_as(index)):
@@ -1019,6 +1059,28 @@ def _is_in(path: str, holder: str) -> bool:
 def _is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two are one, but for how many dimensions there are before the last."""
     return one.numel() == other.numel() and one.shape[-1] == other.shape[-1] and one.data_ptr() == other.data_ptr()
+
+
+def _is_picked(call: Call, out: Any) -> bool:
+    """Whether a call picks rows among the tokens by their numbers, or computes with such rows.
+
+    Those that a mask picks, or a slice, stay in order: of these there are as many as tokens where they are all.
+    """
+    if not isinstance(out, Tensor) or out.ndim != 2 or not carries(out) or not call.args:
+        return False
+    if any(isinstance(x, Tensor) and PICKED in vars(x) and len(x) == len(out) for x in call.args):
+        return not call.name.startswith(tuple(PUTS)) or call.name in PICKS
+    x = call.args[0]
+    if call.name not in PICKS or not isinstance(x, Tensor) or not carries(x) or x.ndim < 2:
+        return False
+    given = [*call.args[1:], *call.kwargs.values()]
+    if call.name == "__getitem__":
+        given = list(given[0][: x.ndim - 1]) if isinstance(given[0], tuple) else given
+    elif 0 not in [each for each in given if isinstance(each, int)]:
+        return False
+    return any(
+        isinstance(each, Tensor) and each.ndim > 0 and each.dtype in (torch.int32, torch.int64) for each in given
+    )
 
 
 def _is_list(args: Sequence[Any]) -> bool:
