@@ -256,6 +256,54 @@ def test_embeddings_of_neighbours_are_refused(method):
         explain([*range(12, 21)], 4, position=6, method=method)
 
 
+class Looks(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(found.transpose(1, 2).flatten(2))
+
+
+class Turned(torch.nn.Module):
+    """Its attention looks at the tokens in another order, as at what is behind them."""
+
+    def __init__(self, turn, back):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(31, 16), torch.nn.Linear(16, 3)
+        self.layers = torch.nn.ModuleList([Looks()])
+        self.turn, self.back = turn, back
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = x + self.back(layer(self.turn(x)))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_tokens_in_another_order_are_refused(method):
+    order = torch.tensor([2, 0, 1, 6, 3, 4, 5])
+    turns = (
+        (lambda x: x.flip(1), lambda x: x.flip(1)),
+        (lambda x: torch.roll(x, 2, 1), lambda x: torch.roll(x, -2, 1)),
+        (lambda x: x[:, order], lambda x: x[:, order.argsort()]),
+        (lambda x: x.index_select(1, order), lambda x: x.index_select(1, order.argsort())),
+    )
+    for turn, back in turns:
+        explain = Explainer(Turned(turn, back).eval(), task=Task.TOKEN_CLASSIFICATION)
+        with pytest.raises(MethodError, match=r"puts the tokens into another order"):
+            explain(IDS, 1, position=3, method=method)
+    for same in (lambda x: x, lambda x: x.flip(2), lambda x: x[:, torch.arange(7)]):
+        explain = Explainer(Turned(same, same).eval(), task=Task.TOKEN_CLASSIFICATION)
+        assert explain(IDS, 1, position=3, method=method).relevance.isfinite().all()
+
+
 @pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
 def test_a_convolution_of_the_values_of_heads_is_refused(method):
     """Nyströmformer adds one to its attention, which is a softmax where there are as many landmarks as segments."""

@@ -19,7 +19,7 @@ from lrpx.engine._attention import NAMES
 from lrpx.engine._graph import descends
 from lrpx.engine._heads import FILLED, mark_of, with_mark
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import arguments, first, is_parameter
+from lrpx.engine._tensors import any_carries, arguments, first, is_parameter
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ class Attentions(Tap):
         self._run: Running
         self._softmaxes: list[_Softmax] = []
         self._found: set[Kind] = set()
+        self._reordered = ""  # where tokens were put into another order
         self.attended: list[Attended] = []
 
     def begin(self, run: Running) -> None:
@@ -168,6 +169,8 @@ class Attentions(Tap):
             return out
         if call.name == "pad" and self._shifts(arguments(call.args, call.kwargs, "input", "pad")[1], out):
             raise MethodError(f"{self._run.where()} shifts tokens to their neighbours, besides attention; use attnlrp")
+        if call.name in REORDERS and self._reorders(call.args[0], out):
+            self._reordered = self._reordered or self._run.where()
         if name in ("linear", "addmm") or (name == "matmul" and any(map(is_parameter, call.args[1:2]))):
             return with_mark(out, _Linear(out.shape[-1]))
         if name == "softmax":
@@ -200,6 +203,18 @@ class Attentions(Tap):
         """Whether ``out``, which was padded, is as many vectors as there are tokens, moved to other places."""
         widths = {width for width, _ in self._kinds}
         return out.ndim == 3 and out.is_floating_point() and out.shape[1] in widths and any(pad[2:4])
+
+    def _reorders(self, x: Any, out: Tensor) -> bool:
+        """Whether ``out`` has the vectors of ``x``, one or more for each token, at other tokens, and not just their
+        features elsewhere. Those of all rows one after another ``[B · T, d]`` are an expert's."""
+        widths = {width for width, _ in self._kinds}
+        if not isinstance(x, Tensor) or x.shape != out.shape or x.ndim < 3 or not widths & {*x.shape[:-1]}:
+            return False
+        if not any_carries(x) if torch.is_grad_enabled() else x.ndim != 3 or not x.is_floating_point():
+            return False
+        with torch._C.DisableTorchFunction():
+            before, after = (each.detach().sort(-1).values for each in (x, out))
+            return not torch.equal(before, after)
 
     def _is_of_tokens(self, values: Tensor) -> bool:
         """Whether the values that attention multiplies come from the tokens' embeddings."""
@@ -245,6 +260,11 @@ class Attentions(Tap):
 
     def _kept(self, kind: Kind, raw: Tensor) -> None:
         self._found.add(kind)
+        if self._reordered:
+            raise MethodError(
+                f"{self._reordered} puts the tokens into another order, in which the attention in {self._run.where()} "
+                "may look at them; use attnlrp or lrp"
+            )
         if self._factors is None and not self._run.replaying:
             self.attended.append(Attended(self._run.where(), kind, raw, self._batch))
 
@@ -323,6 +343,8 @@ class Attentions(Tap):
         return rules.with_gradient_of(value.detach(), product) if torch.is_grad_enabled() else value
 
 
+REORDERS = frozenset("flip fliplr flipud rot90 roll __getitem__ index_select gather take_along_dim sort msort".split())
+"""How torch calls what may put tokens into another order."""
 FORBIDDEN = -5e3
 """What a mask forbids is at or below this, be it the lowest number there is or −10,000. No score that a model makes of
 queries and keys is; one that was would have the weight 0, too."""
