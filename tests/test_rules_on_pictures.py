@@ -150,3 +150,62 @@ def test_recipes_with_places_as_files(tmp_path):
     (tmp_path / "r.json").write_text((tmp_path / "r.json").read_text().replace("-2.1", '"x"'))
     with pytest.raises(MethodError, match="write a finite number"):
         Recipe.load(tmp_path / "r.json")
+
+
+class Padded(torch.nn.Module):
+    """A network whose first layer's input is padded before it, in one of two ways, or by the layer itself."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.inner, self.how = network(bias=True), how
+
+    def forward(self, x):
+        first, rest = self.inner[0], self.inner[1:]
+        if self.how == "unfold":
+            rows = torch.nn.functional.unfold(x, 3, padding=1).mT @ first.weight.flatten(1).T + first.bias
+            return rest(rows.mT.unflatten(-1, x.shape[2:]))
+        if self.how == "pad":
+            return rest(torch.nn.functional.conv2d(torch.nn.functional.pad(x, (1, 1, 1, 1)), first.weight, first.bias))
+        return rest(first(x))
+
+
+@pytest.mark.parametrize("rule", FIRST, ids=str)
+@pytest.mark.parametrize("how", ["pad", "unfold"])
+def test_what_the_input_was_padded_with_has_no_share(rule, how):
+    x, recipe = pixels(), replace(LRP, name="mine", first=rule)
+    expected, _ = ours(Padded("layer"), x, recipe)
+    found, _ = ours(Padded(how), x, recipe)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_padding_with_other_numbers_than_0_is_a_bias_to_the_first_layer():
+    layers = torch.nn.Conv2d(1, 1, 3), torch.nn.Flatten(), torch.nn.Linear(9, 2, bias=False)
+    model = torch.nn.Sequential(torch.nn.ConstantPad2d(1, 2.0), *layers).double()
+    x = torch.rand(1, 3, 3, dtype=torch.float64)
+    for rule in FIRST:
+        recipe = replace(LRP, name="mine", first=rule)
+        found = Explainer(model.eval(), task=Task.IMAGE_CLASSIFICATION)(x, 0, method=recipe)
+        assert float(found.parts["pixels"].values.sum()) == pytest.approx(found.explained.value, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+def test_what_a_first_layer_is_padded_with_may_be_pixels(mode):
+    conv = torch.nn.Conv2d(3, 4, 3, padding=1, padding_mode=mode)
+    model = torch.nn.Sequential(conv, torch.nn.Flatten(), torch.nn.Linear(256, 3, bias=False)).double()
+    found, value = ours(model, pixels(), replace(LRP, name="mine", first=Flat()))
+    assert float(found.sum()) == pytest.approx(value, abs=1e-9)
+
+
+def test_bounds_of_channels_are_none_of_rows_of_patches():
+    class Patches(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = torch.nn.Linear(12, 5), torch.nn.Linear(45, 3)
+
+        def forward(self, x):
+            rows = x.reshape(-1, 3, 3, 2, 3, 2).permute(0, 2, 4, 1, 3, 5).flatten(3)  # [B, 3, 3, 12]
+            return self.head(self.embedding(rows).relu().flatten(1))
+
+    recipe = replace(LRP, name="mine", first=ZBox((-3.0, -4.0, -5.0), (3.0, 4.0, 5.0)))
+    with pytest.raises(MethodError, match="bounds for 3 channels, and the first layer sees"):
+        ours(Patches().double(), pixels()[:, :6, :6], recipe)

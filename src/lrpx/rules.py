@@ -436,8 +436,8 @@ class ZBox:
     ``c_ij = x_i w_ij − l_i w_ij⁺ − h_i w_ij⁻`` (Montavon et al. 2017, Eq. 14). Only for the first layer.
 
     Args:
-        low: ``l``, what the least pixel is after normalisation: a number, or one for each channel, ``(−2.12, …)``, for
-            convolutions.
+        low: ``l``, what the least pixel is after normalisation: a number, or one for each channel, ``(−2.12, …)``, in
+            the order in which the layer sees them, for convolutions.
         high: ``h``, what the largest is.
 
     Raises:
@@ -464,7 +464,7 @@ class ZBox:
         """
         z = op(x, weight, bias)
         still, weight = x.detach(), dequantised(weight)
-        low, high = (self._bound(each, still) for each in (self.low, self.high))
+        low, high = (self._bound(each, still, weight) for each in (self.low, self.high))
         slack = 1e-3 * (high - low)
         if bool(((still < low - slack) | (still > high + slack)).any()):
             raise MethodError(
@@ -480,10 +480,10 @@ class ZBox:
         return with_gradient_of(z, shared(_units(x)) * ratio(z.detach(), total).to(z.dtype))
 
     @staticmethod
-    def _bound(bound: float | tuple[float, ...], x: Tensor) -> Tensor:
+    def _bound(bound: float | tuple[float, ...], x: Tensor, weight: Tensor) -> Tensor:
         if not isinstance(bound, tuple) or len(bound) == 1:
             return torch.full_like(x, bound[0] if isinstance(bound, tuple) else bound)
-        if x.ndim != 4 or x.shape[1] != len(bound):
+        if x.ndim != 4 or weight.ndim != 4 or x.shape[1] != len(bound):
             raise MethodError(
                 f"ZBox has bounds for {len(bound)} channels, and the first layer sees {list(x.shape)}; pass two numbers"
             )

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lrpx import _kernels, rules
 from lrpx.engine._nodes import COPY, OWN, SCALES, SHAPES, SUMS, kind
 from lrpx.engine._tensors import FROM_INPUT, is_tensor
@@ -29,9 +31,11 @@ WEIGHTS = "lrpx attention weights"
 
 LEAF = "AccumulateGrad"
 MOVES = SHAPES | frozenset(
-    "ConstantPadNd Pad ReflectionPad2d ReplicationPad2d Slice Select Index IndexSelect Narrow Im2Col Unfold".split()
+    "ConstantPadNd Pad ReflectionPad2D ReplicationPad2D Slice Select Index IndexSelect Narrow Im2Col Unfold".split()
 )
 """Nodes whose result is some of the numbers of what they are made of, in another shape."""
+PADS = frozenset("ConstantPadNd Pad Im2Col".split())
+"""Those that may put constants beside them."""
 LAYERS = frozenset(
     """Convolution ConvolutionOverrideable MkldnnConvolution Addmm Mm Bmm Baddbmm Addmv Mv Linear Dot Addbmm
     ScaledDotProductFlashAttentionForCpu ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
@@ -45,9 +49,11 @@ FARTHEST = 1024
 def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """``op(*inputs)``, a linear layer or a convolution (``what``), under the rule for what it is to the model."""
     recipe, x = run.recipe, inputs[0]
-    if recipe.first is not None and _sees_the_input(run, x):
+    if recipe.first is not None and (seen := _input_seen(run, x)) is not None:
         # what these hand on where the input is 0, the leaf alone shows: a ledger would look for it here in vain
         conserves = isinstance(recipe.first, (rules.Flat, rules.WSquare, rules.ZBox))
+        if conserves and seen[1]:
+            op = _without_padding(op, x, seen[0])
         return run.apply(what, op, *inputs, rule=recipe.first, conserves=conserves)
     if what != "linear":
         return run.apply(what, op, *inputs, rule=getattr(recipe, what))
@@ -109,18 +115,18 @@ def _reaches(x: Tensor, mark: str) -> bool:
     return False
 
 
-def _sees_the_input(run: Any, x: Tensor) -> bool:
-    """Whether a layer's input is the model's own, such as pixels.
+def _input_seen(run: Any, x: Tensor) -> tuple[Tensor, bool] | None:
+    """The leaf that a layer's input is, such as pixels, and whether it was padded; None for what is computed.
 
     Raises:
-        MethodError: it is, but not as it was given.
+        MethodError: it is the model's own input, but not as it was given.
     """
     leaves = {id(source.value) for source in run.sources if source.ids is None}
-    waiting: list[tuple[Any, str]] = [(x.grad_fn, "")]
+    waiting: list[tuple[Any, str, bool]] = [(x.grad_fn, "", False)]
     for _ in range(FARTHEST):
         if not waiting:
-            return False
-        node, changed = waiting.pop()
+            return None
+        node, changed, is_padded = waiting.pop()
         if node is None or kind(node) in LAYERS or ATTENDED in node.metadata:
             continue
         if kind(node) == LEAF:
@@ -132,10 +138,23 @@ def _sees_the_input(run: Any, x: Tensor) -> bool:
                     "rule for the first layer can tell what the input has; leave first= out, or pass the model "
                     "without that and normalise the pixels yourself"
                 )
-            return True
+            return node.variable, is_padded
         changed = changed if kind(node) in MOVES or changed else kind(node)
-        waiting += [(child, changed) for child, _ in node.next_functions]
-    return False
+        waiting += [(child, changed, is_padded or kind(node) in PADS) for child, _ in node.next_functions]
+    return None
+
+
+def _without_padding(op: Callable[..., Any], x: Tensor, leaf: Tensor) -> Callable[..., Any]:
+    """``op``, of which all but the layer's own value sees none of the constants that its input was padded with: they
+    have no share, as those have none with which a convolution itself pads.
+
+    What is the input's own, the moves that made ``x`` of the leaf make of ones: they are linear, and their gradient's
+    gradient is they themselves.
+    """
+    seed = torch.zeros_like(x, requires_grad=True)
+    (back,) = torch.autograd.grad(x, leaf, seed, create_graph=True)
+    (is_own,) = torch.autograd.grad(back, seed, torch.ones_like(back))
+    return lambda given, *weights: op(given if given is x else given * is_own, *weights)
 
 
 def _tell(node: Any) -> None:
