@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers.utils.import_utils import is_tracing
 
-from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin
+from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin, Task
 from lrpx.engine._settings import Settings
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from tests import tiny
@@ -453,3 +453,34 @@ def test_errors_are_those_of_the_plain_pass(compiled_llama):
         broken.model.layers[1].mlp.down_proj.weight[0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"first in the output of model.layers.1.mlp.down_proj"):
         compiled(ROWS[0])
+
+
+class Seeing(nn.Module):
+    """Words beside features that are looked up nowhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.features, self.head = nn.Embedding(20, 8), nn.Linear(4, 8), nn.Linear(8, 20)
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, input_ids, features, attention_mask=None):
+        return self.head(nn.functional.silu(self.words(input_ids).cumsum(1) + self.features(features)[:, None]))
+
+
+def test_what_is_looked_up_nowhere_has_its_part():
+    torch.manual_seed(0)
+    images = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)).eval()
+    words = {"input_ids": torch.tensor([[1, 5, 6, 7, 2]]), "features": torch.rand(1, 4)}
+    cases = (
+        (images, Task.IMAGE_CLASSIFICATION, torch.rand(3, 8, 8), "pixels"),
+        (Seeing().eval(), Task.CAUSAL, words, "features"),
+    )
+    for model, task, given, part in cases:
+        plain, compiled = (Explainer(model, task=task, compile=each)(given, 1) for each in (False, True))
+        assert list(compiled.parts) == list(plain.parts)
+        expected = plain.parts[part].values
+        assert expected.abs().max() > 0
+        torch.testing.assert_close(compiled.parts[part].values, expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(compiled.relevance, plain.relevance, rtol=0, atol=1e-6)

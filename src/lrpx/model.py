@@ -777,7 +777,8 @@ class BoundModel(Named):
         if self.compiler is None or not compiled:
             run = forward(given)
         else:
-            run = self.compiler.run(self.module, forward, given, paths, recipe)
+            recorded = paths | questions.rows[0].arguments.keys()
+            run = self.compiler.run(self.module, forward, given, recorded, recipe)
         with attending_as_before(self.module), run as (trace, logits):
             with torch._C.DisableTorchFunction():  # no part of the model
                 seen = logits.detach()

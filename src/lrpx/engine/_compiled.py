@@ -163,13 +163,13 @@ class _Pass:
     Args:
         before: from the inputs to the logits, the value and the ids of each source, and what ``after`` needs.
         after: from that and the gradient of the logits to the gradient of each source.
-        paths: of each source.
+        sources: the paths of each source, and whether ids were looked up in it.
         needed: where to find what ``after`` needs: ``(is an input, index)``.
     """
 
     before: Callable[..., Sequence[Tensor]]
     after: Callable[..., Sequence[Tensor]]
-    paths: Sequence[tuple[str, ...]]
+    sources: Sequence[tuple[tuple[str, ...], bool]]
     needed: Sequence[tuple[bool, int]]
 
     def __call__(self, tensors: Sequence[Tensor]) -> tuple[Trace, Tensor]:
@@ -177,8 +177,9 @@ class _Pass:
         with torch.no_grad():
             out = self.before(*tensors)
         trace = Trace(GRADIENT)
-        for paths, value, ids in zip(self.paths, out[1::2], out[2::2], strict=False):
-            trace.sources.append(Source(paths, value.detach().requires_grad_(), ids, is_of_tokens=True))
+        for (paths, has_ids), value, ids in zip(self.sources, out[1::2], out[2::2], strict=False):
+            leaf = value.detach().requires_grad_()
+            trace.sources.append(Source(paths, leaf, ids if has_ids else None, is_of_tokens=has_ids))
         needed = [tensors[i] if is_input else out[i] for is_input, i in self.needed]
         leaves = [source.value for source in trace.sources]
         return trace, _Logits.apply(lambda seed: self.after(*needed, seed), out[0], *leaves)  # type: ignore[no-untyped-call]
@@ -229,13 +230,13 @@ def _numbers(trace: Trace, logits: Tensor, seed: Tensor, paths: frozenset[str]) 
 
 
 def _made(call: _Call, seed: Tensor) -> _Pass:
-    paths: list[tuple[str, ...]] = []
+    kept: list[tuple[tuple[str, ...], bool]] = []
 
     def joint(*tensors: Tensor) -> list[Tensor]:
         own, given = call.with_tensors(tensors[:-1])
         with _Swapped(own), call.forward(given) as (trace, logits):
             sources = _recorded(trace, call.paths)
-            paths[:] = [source.paths for source in sources]
+            kept[:] = [(source.paths, source.ids is not None) for source in sources]
             leaves = [source.value for source in sources]
             gradients = [
                 torch.zeros_like(leaf) if gradient is None else gradient
@@ -248,7 +249,7 @@ def _made(call: _Call, seed: Tensor) -> _Pass:
         with _unchanged(call.model):
             before, after = _halves(joint, [*call.tensors, seed])
         needed = _needed(before, after)
-        return _Pass(_code(before), _code(after), paths, needed)
+        return _Pass(_code(before), _code(after), kept, needed)
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".strip().split("\n")[0]
         raise ModelError(f"{type(call.model).__name__} cannot be compiled ({reason}); {INSTEAD}") from error
