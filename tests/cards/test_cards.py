@@ -143,6 +143,32 @@ def test_a_norm_behind_the_mlp_comes_first():
     torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-4, atol=1e-4)
 
 
+MULTIPLYING = {
+    "Granite": ({"residual_multiplier": 0.22, "logits_scaling": 8.0}, 0.22 / 8.0),
+    "Cohere": ({"logit_scale": 0.0625}, 0.0625),
+    "Gemma2": ({"head_dim": 4, "final_logit_softcapping": 5.0}, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", MULTIPLYING)
+def test_constants_that_a_model_multiplies_by_come_in(name):
+    """Behind the MLP and behind the head, and no more: a soft cap of the logits is left out."""
+    import transformers as tf
+
+    more, gain = MULTIPLYING[name]
+    config = getattr(tf, f"{name}Config")(**tiny.SIZES | {"num_key_value_heads": 2, "pad_token_id": 0} | more)
+    model = BoundModel(tiny.build(getattr(tf, f"{name}ForCausalLM"), config, "eager"), None)
+    for place in places(model.module, "neurons"):
+        lens = Lens.of(model, [place])
+        module = model.module.get_submodule(place.path)
+        row = module.weight.detach()[:, 4].float()
+        if place.path in lens.branch:
+            row = lens.branch[place.path](row)
+        wanted = gain * lens.logits(lens.final(row))
+        found = lens.logits(lens.directions(module, place.path)[4])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
 def test_models_without_a_vocabulary(byte_tokenizer):
     bert = BoundModel(models.tiny_bert(vocab_size=340), byte_tokenizer)
     classifier = BoundModel(tiny.bert_classifier(vocab_size=340, pad_token_id=0), byte_tokenizer)

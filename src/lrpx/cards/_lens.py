@@ -3,7 +3,8 @@
 ``logits(w) = U (γ ⊙ w)``, with the scale ``γ`` of the final norm, and ``w − mean(w)`` for ``w`` where that norm takes
 the mean off, as LayerNorm does. The norm's deviation, which depends on the text, scales all of them alike and is left
 out, as are the biases, which are no neuron's. Where a norm stands between the MLP and the residual stream, as in
-Gemma 3, its scale comes first.
+Gemma 3, its scale comes first. Constants that a model multiplies by on the way, as Granite and Cohere do, come in; a
+soft cap of the logits, as Gemma 2 has, is left out.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor
 
 from lrpx import tasks
-from lrpx._modules import attending_as_before, layers, named_modules
+from lrpx._hooks import hooks
+from lrpx._modules import attending_as_before, layer_of, layers, named_modules
 from lrpx.engine import Tap, propagate
 from lrpx.errors import ModelError
 from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch.nn import Module
 
@@ -59,11 +61,15 @@ class Lens:
         unembedding: ``[V, d]``, the head's matrix.
         final: the norm before the head.
         branch: for the path of an MLP's second matrix, the norm between it and the residual stream.
+        gains: for such a path, what the model multiplies by before it adds to the stream: one number, or ``[d]``.
+        gain: what it multiplies by behind the head.
     """
 
     unembedding: Tensor
     final: Scale
     branch: dict[str, Scale] = field(default_factory=dict)
+    gains: dict[str, Tensor] = field(default_factory=dict)
+    gain: float = 1.0
 
     @classmethod
     def of(cls, model: BoundModel, places: Sequence[Place] = ()) -> Lens:
@@ -89,13 +95,16 @@ class Lens:
                 f"before the head of {name} stands more than a norm of the residual stream, so nobody knows what a "
                 "neuron's row does to a token there; use a model whose head reads the stream"
             )
-        branch = {
-            place: _scale(modules[norm], norm)
+        norms = {
+            place: norm
             for place, made in seen.made.items()
             for norm, value in seen.took.items()
             if _is_same(made, value)
         }
-        return cls(head.weight.detach().float(), _scale(modules[before], before), branch)
+        branch = {place: _scale(modules[norm], norm) for place, norm in norms.items()}
+        last = {place: norms.get(place, place) for place in seen.made}
+        gains, gain = _gains(model.module, path, last, ids)
+        return cls(head.weight.detach().float(), _scale(modules[before], before), branch, gains, gain)
 
     def directions(self, module: Module, path: str) -> Tensor:
         """``[n, d]`` float32: what each of the ``n`` inputs of a linear layer writes, as the head would read it.
@@ -115,7 +124,9 @@ class Lens:
         found = rows.float()
         if path in self.branch:
             found = self.branch[path](found)
-        return self.final(found)
+        if path in self.gains:
+            found = self.gains[path] * found
+        return self.gain * self.final(found)
 
     def logits(self, directions: Tensor) -> Tensor:
         """``[…, V]``, from ``[…, d]``."""
@@ -159,6 +170,61 @@ class _Seen(Tap):
             self.made[path] = value
         elif side == "output" and path in self._layers:
             self.layers[path] = value
+
+
+def _gains(module: Module, head: str, last: Mapping[str, str], ids: Tensor) -> tuple[dict[str, Tensor], float]:
+    """What a model multiplies by, for each of some second matrices between it and the output of its layer, and behind
+    the head: the gradients there, as far as they are the same at all tokens; of the head at logits of 0, where a soft
+    cap changes nothing.
+
+    Args:
+        module: the model.
+        head: its head's path.
+        last: for each second matrix, itself or the norm behind it.
+        ids: a text.
+    """
+    modules = dict(named_modules(module))
+    given: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {}
+
+    def leaf(path: str, of: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+        def hook(_: Module, args: object, value: Tensor) -> Tensor:
+            given[path] = of(value.detach()).requires_grad_()
+            return given[path].clone()  # which the model may write to
+
+        return hook
+
+    def layer(of: Sequence[str]) -> Callable[..., Any]:
+        def hook(_: Module, args: object, output: Any) -> Any:
+            value = output if isinstance(output, Tensor) else output[0]
+            for place in of:
+                if last[place] in given and value.requires_grad:
+                    gradient = _gradient(value, given[last[place]])
+                    if gradient is not None and gradient.isclose(gradient[:, :1], rtol=1e-3).all():
+                        found[place] = gradient[0, 0].float()
+            value = value.detach()
+            return value if isinstance(output, Tensor) else (value, *output[1:])
+
+        return hook
+
+    inside: dict[str, list[str]] = {}
+    for place in last:
+        if (around := layer_of(place)) is not None:
+            inside.setdefault(around.path, []).append(place)
+    with hooks() as on, attending_as_before(module), torch.inference_mode(mode=False), torch.enable_grad():
+        for path in dict.fromkeys(last.values()):
+            on.after(modules[path], leaf(path, torch.clone))
+        for path, of in inside.items():
+            on.after(modules[path], layer(of))
+        on.after(modules[head], leaf(head, torch.zeros_like))
+        made = module(input_ids=ids)
+        gradient = _gradient(made if isinstance(made, Tensor) else made[0], given[head])
+    return found, 1.0 if gradient is None else float(gradient.float().median())
+
+
+def _gradient(value: Tensor, leaf: Tensor) -> Tensor | None:
+    """Of a tensor's sum."""
+    return torch.autograd.grad(value.sum(), leaf, allow_unused=True)[0] if value.requires_grad else None
 
 
 def _is_norm(module: Module) -> bool:
