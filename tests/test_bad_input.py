@@ -269,6 +269,47 @@ def test_a_model_that_ends_in_a_softmax(piece_tokenizer):
     assert Explainer(model, piece_tokenizer)("the film", target=LogProb(0)).tokens
 
 
+class EndsIn(torch.nn.Module):
+    """A binary classifier as it is trained with ``BCELoss``."""
+
+    def __init__(self, end, count=1):
+        super().__init__()
+        torch.manual_seed(3)
+        self.table, self.head, self.end = torch.nn.Embedding(50, 16), torch.nn.Linear(16, count), end
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids):
+        return self.end(self.head(self.table(input_ids).relu().mean(1)))
+
+
+@pytest.mark.parametrize("end", [torch.nn.Sigmoid(), torch.Tensor.sigmoid, lambda z: z.clone().sigmoid_()], ids=str)
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_model_that_ends_in_a_sigmoid(end, count):
+    for method in ("attnlrp", "lrp", "gradient-x-input"):
+        with says(ModelError, "EndsIn gives probabilities, not logits", "without the sigmoid"):
+            Explainer(EndsIn(end, count).eval(), task=lrpx.Task.CLASSIFICATION)(IDS, method=method)
+
+
+def test_a_batch_of_a_model_that_ends_in_a_sigmoid():
+    model = tiny.bert_classifier()
+    model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Sigmoid())
+    with says(ModelError, "gives probabilities, not logits", "without the sigmoid"):
+        Explainer(model)([IDS, [5, 7]])
+
+
+def test_what_lies_between_0_and_1_is_no_probability():
+    model = EndsIn(lambda z: z.sigmoid() / 2 + 0.25).double().eval()
+    a = Explainer(model, task=lrpx.Task.CLASSIFICATION)(IDS, ledger=True)
+    with lrpx.propagate(model, lrpx.ATTNLRP) as trace:
+        value = model(torch.tensor([IDS]))[0, 0]
+    trace.explain(value)
+    assert 0 < a.explained.value < 1
+    assert a.ledger.total == pytest.approx(a.explained.value, abs=1e-9)
+    assert torch.allclose(a.relevance, trace.relevance("table")[0].sum(-1), atol=1e-12)
+
+
 def test_logits_that_sum_to_about_one_are_no_probabilities():
     model = tiny.bert_classifier()
     ids = [5, 7, 9, 11, 13]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import Enum
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
@@ -786,6 +788,7 @@ class BoundModel(Named):
                     trace.refuse_non_finite(seen.masked_fill(seen == -torch.inf, 0.0), "logits")
                 if self.task.reads != "map":
                     self._refuse_probabilities(seen)
+            self._refuse_sigmoids(seen, batch, given["positions"])
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
             yield Pass(questions, batch, trace, answers, paths, packs, self.pad_id)
 
@@ -814,6 +817,30 @@ class BoundModel(Named):
                     f"{type(self.module).__name__} gives probabilities, not logits: none is negative, they sum to 1, "
                     "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
                     "where you want to explain a probability"
+                )
+
+    def _refuse_sigmoids(self, logits: Tensor, batch: Batch, positions: Tensor | None) -> None:
+        """Refuse a model that ends in a sigmoid, whose relevance has the other sign than that of the logits before it
+        where these are negative. It runs once more to tell, where all that it gives is between 0 and 1: in another
+        thread, where no recipe holds.
+
+        Raises:
+            ModelError: its output is that of a sigmoid.
+        """
+        with torch._C.DisableTorchFunction():
+            if self.task.reads in ("embeddings", "similarity") or not bool(((logits >= 0) & (logits <= 1)).all()):
+                return
+
+        def ends_in_one() -> bool:
+            with torch.no_grad(), _Sigmoids() as sigmoids, self._reading(batch, positions, self._rows_alone) as read:
+                found = read(self.module(**batch.inputs))
+            return any(bool(torch.isin(found, each).all()) for each in sigmoids.given)
+
+        with ThreadPoolExecutor(1) as thread:
+            if thread.submit(ends_in_one).result():
+                raise ModelError(
+                    f"{type(self.module).__name__} gives probabilities, not logits: it ends in a sigmoid; pass the "
+                    "model without the sigmoid at its end"
                 )
 
     def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
@@ -845,6 +872,20 @@ class BoundModel(Named):
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None
+
+
+class _Sigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what the sigmoids in a block give."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.given: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.sigmoid, torch.ops.aten.sigmoid_):
+            self.given.append(found.detach().clone())
+        return found
 
 
 def _plain(config: Any) -> Any:
