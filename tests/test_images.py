@@ -627,6 +627,14 @@ def test_a_map_of_a_module_of_ones_own():
         )(image())
 
 
+@pytest.mark.parametrize(("end", "named"), [(torch.nn.Softmax(1), "softmax"), (torch.nn.Sigmoid(), "sigmoid")])
+def test_a_map_of_probabilities(end, named):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 4, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 3, 1), end).eval()
+    for method in ("attnlrp", "gradient-x-input"):
+        with pytest.raises(ModelError, match=f"gives probabilities, not logits.*without the {named}"):
+            Explainer(model.double(), task=Task.IMAGE_MAP)(image(), Cell(0, 1, 2), method=method)
+
+
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
 def test_an_image_and_a_text(kind):
     from tests.pictures import TOWER, WORDS

@@ -786,8 +786,7 @@ class BoundModel(Named):
                 seen = logits.detach()
                 if not is_finite(seen):
                     trace.refuse_non_finite(seen.masked_fill(seen == -torch.inf, 0.0), "logits")
-                if self.task.reads != "map":
-                    self._refuse_probabilities(seen)
+                self._refuse_probabilities(seen, -3 if self.task.reads == "map" else -1)
             self._refuse_sigmoids(seen, batch, given["positions"])
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
             yield Pass(questions, batch, trace, answers, paths, packs, self.pad_id)
@@ -803,16 +802,16 @@ class BoundModel(Named):
             inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}
         return tasks.reading(self.module, self.task, inputs, positions, self.pooling, alone)
 
-    def _refuse_probabilities(self, logits: Tensor) -> None:
+    def _refuse_probabilities(self, logits: Tensor, dim: int) -> None:
         """Refuse a model that ends in a softmax, of which rules give other relevance than of the logits before it.
 
         Raises:
-            ModelError: no logit is negative, and each row sums to one.
+            ModelError: no logit is negative, and those along a dimension, of the tokens or classes, sum to one.
         """
-        if logits.shape[-1] > 1 and logits.numel() and float(logits.min()) >= 0:
-            sums = logits.double().sum(-1)
+        if logits.shape[dim] > 1 and logits.numel() and float(logits.min()) >= 0:
+            sums = logits.double().sum(dim)
             # no more than a softmax may lose, for two or three logits sum to about 1 by chance too
-            if bool(((sums - 1).abs() <= max(torch.finfo(logits.dtype).eps, 1e-6, 1e-8 * logits.shape[-1])).all()):
+            if bool(((sums - 1).abs() <= max(torch.finfo(logits.dtype).eps, 1e-6, 1e-8 * logits.shape[dim])).all()):
                 raise ModelError(
                     f"{type(self.module).__name__} gives probabilities, not logits: none is negative, they sum to 1, "
                     "as after a softmax; pass the model without the softmax at its end, and ask for the target LogProb "
