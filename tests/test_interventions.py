@@ -561,6 +561,34 @@ def test_the_model_in_the_block_is_explained(llama, method):
     assert torch.allclose(found.relevance, expected.relevance, rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("method", ["attnlrp-vit", "lrp-vit", "attnlrp"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("factor", [1.0, 2.5, 0.0])
+def test_behind_a_changed_head_is_the_output_projection_all_the_same(method, attention, factor):
+    """A recipe with a rule of its own for it has that rule there: the numbers of a model with other weights."""
+    model, other = (models.tiny_llama(attn_implementation=attention) for _ in range(2))
+    width = model.config.hidden_size // model.config.num_attention_heads
+    with torch.no_grad():
+        other.model.layers[1].self_attn.o_proj.weight[:, width : 2 * width] *= factor
+    expected = lrpx.Explainer(other)(IDS[0].tolist(), target=5, method=method)
+    with lrpx.intervene(model, {"model.layers.1.self_attn": {1: Scale(factor)}}):
+        found = lrpx.Explainer(model)(IDS[0].tolist(), target=5, method=method)
+    assert torch.allclose(
+        found.relevance, expected.relevance, rtol=0, atol=1e-9 * float(expected.relevance.abs().max())
+    )
+
+
+@pytest.mark.parametrize("change", [Scale(1.0), Add(0.0), {3: Scale(1.0)}, {3: Add(0.0)}, {3: Clamp()}])
+def test_a_change_of_nothing_in_attention_changes_no_rule(llama, change):
+    explainer = lrpx.Explainer(llama)
+    expected = explainer(IDS[0].tolist(), target=5, method="attnlrp-vit")
+    with lrpx.intervene(llama, {"model.layers.1.self_attn": change}):
+        found = explainer(IDS[0].tolist(), target=5, method="attnlrp-vit")
+    assert torch.allclose(
+        found.relevance, expected.relevance, rtol=0, atol=1e-9 * float(expected.relevance.abs().max())
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "layer", "given"),
     [

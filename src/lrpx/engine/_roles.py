@@ -36,6 +36,8 @@ MOVES = SHAPES | frozenset(
 """Nodes whose result is some of the numbers of what they are made of, in another shape."""
 PADS = frozenset("ConstantPadNd Pad Im2Col".split())
 """Those that may put constants beside them."""
+WRITES = frozenset("IndexCopy IndexPut CopySlices SelectScatter SliceScatter Scatter".split())
+"""Nodes whose result is what they are made of first, with others written into a part of it, as an intervention does."""
 LAYERS = frozenset(
     """Convolution ConvolutionOverrideable MkldnnConvolution Addmm Mm Bmm Baddbmm Addmv Mv Linear Dot Addbmm
     ScaledDotProductFlashAttentionForCpu ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
@@ -100,18 +102,22 @@ def any_weights(values: Any) -> bool:
 
 
 def _reaches(x: Tensor, mark: str) -> bool:
-    """Whether a tensor is what a marked node has made, in another shape or another precision, or scaled."""
-    node: Any = x.grad_fn
-    allowed = MOVES | SCALES | {OWN, COPY, "NativeDropout", "Cat", "Stack", "MaskedFill", "Where"}
+    """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, shifted
+    by a constant, or written into in part."""
+    waiting: list[Any] = [x.grad_fn]
+    allowed = MOVES | SCALES | WRITES | {OWN, COPY, "NativeDropout", "Cat", "Stack", "MaskedFill", "Where"}
     for _ in range(FARTHEST):
-        if node is None:
+        if not waiting:
             return False
+        node = waiting.pop()
+        if node is None:
+            continue
         if mark in node.metadata:
             return True
         made_of: list[Any] = [child for child, _ in node.next_functions if child is not None]
-        if kind(node) not in allowed or not made_of:
-            return False
-        node = made_of[0]
+        is_shifted = kind(node) in SUMS and len(made_of) == 1  # by a constant
+        if kind(node) in allowed or is_shifted:
+            waiting += made_of[:1]
     return False
 
 
