@@ -209,3 +209,28 @@ def test_bounds_of_channels_are_none_of_rows_of_patches():
     recipe = replace(LRP, name="mine", first=ZBox((-3.0, -4.0, -5.0), (3.0, 4.0, 5.0)))
     with pytest.raises(MethodError, match="bounds for 3 channels, and the first layer sees"):
         ours(Patches().double(), pixels()[:, :6, :6], recipe)
+
+
+def test_a_gate_may_stand_on_either_side_of_what_attention_gives():
+    class Gated(torch.nn.Module):
+        def __init__(self, by):
+            super().__init__()
+            torch.manual_seed(0)
+            self.by = by
+            self.embedding = torch.nn.Embedding(20, 16)
+            self.q, self.k, self.v, self.gate, self.out = (torch.nn.Linear(16, 16) for _ in range(5))
+            self.head = torch.nn.Linear(16, 20)
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def forward(self, input_ids):
+            x = self.embedding(input_ids)
+            given = torch.nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), is_causal=True)
+            return self.head(x + self.out(self.by(given, torch.sigmoid(self.gate(x)))))
+
+    def found(by):
+        return Explainer(Gated(by).double().eval(), task=Task.CAUSAL)([3, 5, 7, 9], 4, method="attnlrp-vit").relevance
+
+    first = found(lambda given, gate: given * gate)
+    assert torch.allclose(found(lambda given, gate: gate * given), first, rtol=0, atol=1e-12)

@@ -116,7 +116,9 @@ def _reaches(x: Tensor, mark: str) -> bool:
             return True
         made_of: list[Any] = [child for child, _ in node.next_functions if child is not None]
         is_shifted = kind(node) in SUMS and len(made_of) == 1  # by a constant
-        if kind(node) in allowed or is_shifted:
+        if kind(node) in SCALES and mark == ATTENDED:
+            waiting += made_of  # a gate may come first or second
+        elif kind(node) in allowed or is_shifted:
             waiting += made_of[:1]
     return False
 
