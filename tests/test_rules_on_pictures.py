@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lrpx import GRADIENT, LRP, Epsilon, Explainer, Gamma, Recipe, Task, ZPlus
 from lrpx.errors import MethodError
+from lrpx.recipes import ATTNLRP_VIT
 from lrpx.rules import AlphaBeta, Flat, WSquare, ZBox, identity
 from tests.families.without_torchvision import imported
 
@@ -234,3 +236,39 @@ def test_a_gate_may_stand_on_either_side_of_what_attention_gives():
 
     first = found(lambda given, gate: given * gate)
     assert torch.allclose(found(lambda given, gate: gate * given), first, rtol=0, atol=1e-12)
+
+
+SIZES = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+RELATIVE = {
+    "deberta": (
+        tf.DebertaV2ForMaskedLM,
+        tf.DebertaV2Config(**SIZES, relative_attention=True, pos_att_type=["c2p"], share_att_key=True),
+        ("*.query_proj", "*.key_proj", "*.value_proj", "*.attention.output.dense"),
+    ),
+    "prophetnet": (
+        tf.ProphetNetForCausalLM,
+        tf.ProphetNetConfig(
+            vocab_size=31, hidden_size=16, num_decoder_layers=2, num_decoder_attention_heads=4, decoder_ffn_dim=24,
+            is_decoder=True, add_cross_attention=False,
+        ),
+        ("*.query_proj", "*.key_proj", "*.value_proj", "*.out_proj"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_queries_and_keys_whose_scores_are_a_sum(name):
+    """Of contents and of places: the numbers of a recipe that names these layers."""
+    kind, config, paths = RELATIVE[name]
+    torch.manual_seed(0)
+    model = kind(config).eval()  # in float64 ProphetNet's masks are no numbers
+    with torch.no_grad():
+        for each in model.parameters():
+            each.add_(0.2 * torch.randn_like(each))
+    named = replace(ATTNLRP_VIT, input_projection=None, output_projection=None)
+    for path in paths:
+        named = named.at(path, linear=Epsilon())
+    explainer = Explainer(model)
+    expected, found = (explainer([3, 5, 7, 9], 4, position=3, method=each) for each in (named, ATTNLRP_VIT))
+    size = float(expected.relevance.abs().max())
+    assert torch.allclose(found.relevance, expected.relevance, rtol=0, atol=1e-4 * size)

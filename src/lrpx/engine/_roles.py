@@ -29,6 +29,10 @@ ATTENDED = "lrpx attended"
 WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
 
+SCORES, SUMMED = "scores", "summands of scores"
+"""What is met between a softmax and the products of queries and keys."""
+PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
+"""Nodes of these."""
 LEAF = "AccumulateGrad"
 MOVES = SHAPES | frozenset(
     "ConstantPadNd Pad ReflectionPad2D ReplicationPad2D Slice Select Index IndexSelect Narrow Im2Col Unfold".split()
@@ -170,17 +174,25 @@ def _tell(node: Any) -> None:
         each.is_second = True
 
 
-def _layers_behind(node: Any, left: list[int]) -> set[Any]:
+def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
-    residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two."""
+    residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two.
+
+    Scores (``of``) may be a sum, of those of contents and of places; what a layer gives to it, as of queries and a
+    table of places, is neither query nor key."""
     left[0] -= 1
     if node is None or left[0] < 0 or ATTENDED in node.metadata:
         return set()
     name = kind(node)
     if name == "_Either":
-        return {node}
-    found = [_layers_behind(child, left) for child, _ in node.next_functions]
+        return set() if of == SUMMED else {node}
+    if WEIGHTS in node.metadata:
+        of = of or SCORES
+    elif name in PRODUCTS:
+        of = ""
+    children = [child for child, _ in node.next_functions]
+    found = [_layers_behind(child, left, of) for child in children]
     together = set().union(*found)
-    if name in SUMS and any(each not in (set(), together) for each in found):
-        return set()
+    if of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found):
+        return set().union(*(_layers_behind(child, left, SUMMED) for child in children)) if of else set()
     return together
