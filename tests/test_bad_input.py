@@ -284,7 +284,10 @@ class EndsIn(torch.nn.Module):
         return self.end(self.head(self.table(input_ids).relu().mean(1)))
 
 
-@pytest.mark.parametrize("end", [torch.nn.Sigmoid(), torch.Tensor.sigmoid, lambda z: z.clone().sigmoid_()], ids=str)
+ENDS = {"module": torch.nn.Sigmoid(), "method": torch.Tensor.sigmoid, "in place": lambda z: z.clone().sigmoid_()}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
 @pytest.mark.parametrize("count", [1, 4])
 def test_a_model_that_ends_in_a_sigmoid(end, count):
     for method in ("attnlrp", "lrp", "gradient-x-input"):
