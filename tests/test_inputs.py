@@ -394,6 +394,23 @@ def test_an_array_of_texts_says_what_several_inputs_are(classify):
         classify(np.array(["one", "two"]))
 
 
+class Table:
+    """A table as pandas has it: as an array has rows, and as a sequence the names of its columns."""
+
+    ndim, columns = 2, ("one", "two")
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return iter(self.columns)
+
+
+def test_a_table_is_not_read_as_the_names_of_its_columns(classify):
+    with pytest.raises(InputError, match=r"the input is Table, a table; pass the list of one column"):
+        classify(Table())
+
+
 def test_a_column_of_texts_says_what_several_inputs_are(classify):
     polars = pytest.importorskip("polars", reason="polars is not installed")
     for given in (polars.Series(["one", "two"]), (each for each in ["one", "two"])):

@@ -132,10 +132,15 @@ class Reader:
         A tuple of two is one input, or refused; so two rows are for a text encoder, and those of a multiple choice.
 
         Raises:
-            InputError: a tuple that may be meant as one or as several.
+            InputError: a tuple that may be meant as one or as several, or a table.
         """
         if isinstance(inputs, Mapping):
             return self.task is not Task.EMBEDDINGS and _encoded.rows_in(inputs, self._rank) > 1
+        if hasattr(inputs, "columns"):
+            raise InputError(
+                f"the input is {type(inputs).__name__}, a table; pass the list of one column, as "
+                "table['text'].to_list() makes one"
+            )
         if self.task.pictures and getattr(inputs, "ndim", 0) == 2:
             return False  # one image in grey
         if not isinstance(inputs, tuple) or not inputs:
