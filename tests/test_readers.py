@@ -697,6 +697,28 @@ def test_an_image_and_a_text():
     assert found.explained.value == pytest.approx(float(logit.detach()), abs=1e-5)
 
 
+def test_positions_of_an_image_in_tiles_are_those_of_all_tiles():
+    torch.manual_seed(0)
+    text = tf.Qwen2Config(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=50,
+    )  # fmt: skip
+    vision = tf.InternVLVisionConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=[16, 16],
+        patch_size=[4, 4],
+    )  # fmt: skip
+    config = tf.InternVLConfig(text_config=text, vision_config=vision, image_token_id=40, image_seq_length=4)
+    model = tf.InternVLForConditionalGeneration(config).double().eval()
+    with torch.no_grad():
+        model.model.vision_tower.embeddings.position_embeddings.normal_()
+    inputs = {"input_ids": torch.tensor([[3, *[40] * 8, 9, 11]])}
+    inputs["pixel_values"] = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    found = Explainer(model)(inputs, 5, ledger=True)
+    part = found.parts["positions"]
+    assert part.shape == {"dimension 0": 2, "place": 17}
+    assert float(part.values.sum()) == pytest.approx(found.ledger.by_kind()["positions"], abs=1e-9)
+
+
 # ------------------------------------------------------------------- models of one's own
 
 

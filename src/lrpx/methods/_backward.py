@@ -184,9 +184,7 @@ def _of_arguments(
             # a number is its own embedding: the reduction over a dimension of size one
             scores = method.reduce(source.value.detach().unsqueeze(-1), gradient.unsqueeze(-1)).cpu()
             for i in chosen:
-                row = ran.questions.asked[i].row if len(ran.questions.rows) > 1 else slice(None)
-                values = scores[row]
-                values = values[0] if isinstance(row, slice) and len(values) == 1 else values
+                values = _of_row(ran, i, scores)
                 mine[i] = Part(called, values, _axes(called, values.ndim))
 
 
@@ -209,7 +207,15 @@ def _of_learned(
             mine = parts.setdefault(kind, [[] for _ in methods])[at]
             mine += [Part(kind, torch.empty(0), (axis,))] * (len(ran.questions) - len(mine))
             for i in chosen:
-                mine[i] = Part(kind, scores[ran.questions.asked[i].row], (axis,))
+                values = _of_row(ran, i, scores)
+                mine[i] = Part(kind, values, (*_axes(kind, values.ndim - 1), axis))
+
+
+def _of_row(ran: Pass, question: int, scores: Tensor) -> Tensor:
+    """What a question's row has of ``[B, …]``; all of it where one row alone has several images, or tiles of one."""
+    if len(ran.questions.rows) > 1:
+        return scores[ran.questions.asked[question].row]
+    return scores[0] if len(scores) == 1 else scores
 
 
 def _axes(name: str, count: int) -> tuple[str, ...]:
