@@ -503,7 +503,8 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     """Whether the model says the same of a text with padding that its mask hides, as far as a short input tells: a
     convolution over tokens, as ConvBERT's, reads what is there, and so do MobileBERT's embeddings. With padding on the
     right, a model of transformers that gives one token after another is believed, if it has none, and torch's own
-    attention can take the place of its; padding on the left moves the patches that BLT makes of bytes."""
+    attention can take the place of its; padding on the left moves the patches that BLT makes of bytes. What draws at
+    random, as Reformer's hashes are, says the same by chance alone."""
     convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
     is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
     if side == "right" and is_plain and not convolves and task in (Task.CAUSAL, Task.SEQ2SEQ):
@@ -518,6 +519,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     found = []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            before = torch.get_rng_state()
             for ids, mask in (
                 (text, torch.ones_like(text)),
                 (torch.nn.functional.pad(text, space, value=pad_id), torch.nn.functional.pad(text * 0 + 1, space)),
@@ -533,6 +535,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
                     given["decoder_input_ids"] = text[:, :3]
                 named = (_named(model(**given), name) for name in ("logits", "start_logits", "last_hidden_state"))
                 found.append(next(each for each in named if isinstance(each, Tensor) and each.ndim > 1))
+            draws = not torch.equal(before, torch.get_rng_state())
     except InputError:  # no padding on the left; a run will say so
         return True
     except Exception:  # of the model's own: it takes something else, and a run will say so; or no positions (Reformer)
@@ -541,7 +544,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     padded = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
     if alone.shape != padded.shape:
         return True
-    return _is_close(alone, padded, weight.dtype)
+    return not draws and _is_close(alone, padded, weight.dtype)
 
 
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
