@@ -176,6 +176,58 @@ def test_functions_of_several_arguments_and_calls() -> None:
         trace.relevance("input2", call=2)
 
 
+class Step(nn.Module):
+    """A step of a recurrence, whose state is a tensor, or in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of_input, self.of_state, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, h: Any) -> tuple[Tensor, Any]:
+        state = torch.tanh(self.of_input(x) + self.of_state(h[0] if isinstance(h, list) else h))
+        return self.head(state), [state] if isinstance(h, list) else state
+
+
+class Unrolled(nn.Module):
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, xs: Tensor, h: Tensor) -> Tensor:
+        for x in xs:
+            out, h = self.step(x, h)
+        return out
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+@pytest.mark.parametrize("recipe", [GRADIENT, *RECIPES], ids=lambda recipe: recipe.name)
+def test_a_state_that_an_earlier_call_has_computed_is_no_input(recipe: Recipe, is_listed: bool) -> None:
+    torch.manual_seed(0)
+    model, xs, start = Unrolled(Step()).double(), torch.randn(3, 1, 4).double(), torch.randn(1, 8).double()
+    with propagate(model, recipe) as whole:
+        whole.explain(model(xs, start)[0, 1])
+    with propagate(model.step, recipe, ledger=True) as trace:
+        state = [start] if is_listed else start
+        for x in xs:
+            out, state = model.step(x, state)
+        trace.explain(out[0, 1])
+    near(torch.stack([trace.relevance("x", call=i) for i in range(3)]), whole.relevance("xs"))
+    assert abs(trace.ledger().difference) < 1e-12
+    with pytest.raises(TraceError, match="an earlier call has computed in this block"):
+        trace.relevance("h.0" if is_listed else "h", call=0)
+
+
+def test_a_state_that_was_detached_is_an_input() -> None:
+    torch.manual_seed(0)
+    step, start = Step().double(), torch.randn(1, 8).double()
+    with propagate(step, ATTNLRP) as trace:
+        _, state = step(torch.ones(1, 4).double(), start)
+        out, _ = step(torch.ones(1, 4).double(), state.detach())
+        trace.explain(out[0, 1])
+    assert not trace.relevance("x", call=0).any()
+    assert trace.relevance("h", call=1).any()
+
+
 def test_relevance_is_value_times_gradient_and_wide() -> None:
     model = models.tiny_llama(lifted=False).to(torch.bfloat16)
     trace = run(model, ATTNLRP)

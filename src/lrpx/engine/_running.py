@@ -543,7 +543,7 @@ class _Seams:
 
     def _source(self, name: str, value: Any) -> Any:
         """A floating-point input of the model as a leaf of the graph, also one in a list or a dictionary; masks are no
-        input."""
+        input, nor is what an earlier call has computed in this block, such as a state: relevance goes on there."""
         if isinstance(value, UserDict):  # what a tokenizer or a processor returns
             changed = copy(value)
             changed.data = self._source(name, value.data)
@@ -561,6 +561,9 @@ class _Seams:
             value = value.clone()  # autograd cannot save an inference tensor
         if not isinstance(value, Tensor) or not value.is_floating_point() or "label" in name or _is_mask(name, value):
             self.run.mark_input(value, name)
+            return value
+        if value.grad_fn is not None and self.run.nodes.is_own(value.grad_fn):
+            self.run.trace.carried.add(name)
             return value
         has_own_rule = self.recipe.has_rule_for_first()
         leaf = (_nudged(value) if has_own_rule else value.detach()).requires_grad_()

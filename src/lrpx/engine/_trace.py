@@ -75,6 +75,8 @@ class Trace:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.sources: list[Source] = []
+        self.carried: set[str] = set()
+        """The arguments that were given what an earlier call of the model has computed."""
         self.places: list[Place] = []
         self.taps: Sequence[Tap] = ()
         self.ran: Counter[tuple[str, str, str]] | None = None
@@ -377,6 +379,11 @@ class Trace:
         return torch.zeros_like(value, dtype=wide) if gradient is None else gradient.to(wide)
 
     def _find(self, path: str, of: Side, call: int | None) -> Tensor:
+        if path in self.carried and of == "output":
+            raise TraceError(
+                f"{path} was given what an earlier call has computed in this block, which is no input: relevance goes "
+                f"on to what that call was given; detach it, {path}.detach(), to end there"
+            )
         values = [source.value for source in self.sources if path in source.paths and of == "output"]
         if not values:
             found = [place for place in self.places if place.path == path and place.side == of]
