@@ -1172,6 +1172,29 @@ def test_a_softmax_by_its_logsumexp_is_constant_where_a_softmax_is(recipe: Recip
     )
 
 
+def test_a_weight_among_what_sums_of_exponentials_are_made_of_is_a_constant() -> None:
+    class Chain(nn.Module):
+        """The sum over all paths of a conditional random field, with weights that are trained."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.emit, self.moves = nn.Linear(4, 3), nn.Parameter(torch.randn(3, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            first, *rest = self.emit(x).unbind(1)
+            for each in rest:
+                first = torch.log(torch.exp(first[:, :, None] + self.moves).sum(1)) + each
+            return first.logsumexp(-1)
+
+    torch.manual_seed(0)
+    model, x, found = Chain().double(), torch.randn(1, 4, 4).double(), []
+    for is_trained in (True, False):
+        with propagate(model.requires_grad_(is_trained), ATTNLRP) as trace:
+            trace.explain(model(x)[0])
+        found.append(trace.relevance("x"))
+    torch.testing.assert_close(*found)
+
+
 def test_what_a_model_returns_can_be_saved_and_copied(tmp_path: Path) -> None:
     for function in (
         lambda x: 30 * torch.tanh(x / 30),

@@ -20,7 +20,7 @@ from lrpx import _kernels, rules
 from lrpx.engine import _factors, _roles
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
 from lrpx.engine._nodes import SCALES, kind
-from lrpx.engine._tensors import carries, detached, is_tensor
+from lrpx.engine._tensors import carries, detached, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -191,7 +191,7 @@ def _slots(value: Any, changed: Any, found: list[tuple[Made, int]]) -> Any:
             raise LookupError
         found.append((Made(torch.clone, known[1]) if is_changed else known[1], known[2]))
         return _Slot(len(found) - 1)
-    return value
+    return value.detach() if is_parameter(value) else value
 
 
 def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
