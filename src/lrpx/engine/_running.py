@@ -563,7 +563,8 @@ class _Seams:
             self.run.mark_input(value, name)
             return value
         if value.grad_fn is not None and self.run.nodes.is_own(value.grad_fn):
-            self.run.trace.carried.add(name)
+            trace = self.run.trace
+            trace.carried.setdefault(name, sum(name in source.paths for source in trace.sources))
             return value
         has_own_rule = self.recipe.has_rule_for_first()
         leaf = (_nudged(value) if has_own_rule else value.detach()).requires_grad_()

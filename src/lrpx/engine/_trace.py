@@ -75,8 +75,8 @@ class Trace:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self.sources: list[Source] = []
-        self.carried: set[str] = set()
-        """The arguments that were given what an earlier call of the model has computed."""
+        self.carried: dict[str, int] = {}
+        """The arguments that were given what an earlier call of the model has computed, and from which call on."""
         self.places: list[Place] = []
         self.taps: Sequence[Tap] = ()
         self.ran: Counter[tuple[str, str, str]] | None = None
@@ -379,7 +379,7 @@ class Trace:
         return torch.zeros_like(value, dtype=wide) if gradient is None else gradient.to(wide)
 
     def _find(self, path: str, of: Side, call: int | None) -> Tensor:
-        if path in self.carried and of == "output":
+        if of == "output" and path in self.carried and not (call is not None and 0 <= call < self.carried[path]):
             raise TraceError(
                 f"{path} was given what an earlier call has computed in this block, which is no input: relevance goes "
                 f"on to what that call was given; detach it, {path}.detach(), to end there"
