@@ -254,11 +254,13 @@ def test_units_of_attention_in_which_no_heads_are_found_are_no_features(made, pa
             model(IDS)
 
 
-def test_a_linear_layer_before_attention_has_features():
+@pytest.mark.parametrize("path", ["layers.0", "layers.0.q"])
+def test_a_layer_and_a_linear_layer_before_attention_have_features(path):
     model = OfSums().eval()
-    with torch.no_grad(), lrpx.intervene(model, {"layers.0.q": {1: 0.0}}):
+    with torch.no_grad(), lrpx.intervene(model, {path: {1: 0.0}}):
         found = model(IDS)
-    with torch.no_grad(), model.layers[0].q.register_forward_hook(lambda _, __, y: y.index_fill(-1, FIRST, 0.0)):
+    module = model.get_submodule(path)
+    with torch.no_grad(), module.register_forward_hook(lambda _, __, y: y.index_fill(-1, FIRST, 0.0)):
         assert torch.equal(model(IDS), found)
 
 

@@ -237,8 +237,7 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
     Raises:
         InputError: a change that is none, or does not fit the features.
         MethodError: a unit or a module that is not there, or units of an attention in which no heads are found; or
-            when it is met: the numbers that a router gives beside its
-            choice, which nothing reads.
+            when it is met: the numbers that a router gives beside its choice, which nothing reads.
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
     """
@@ -343,27 +342,10 @@ def _resolved(model: Module, changes: Mapping[Any, Any]) -> list[tuple[_Where, A
             f"{name} is compiled by torch.compile, whose code does not look at what is changed later; pass the model "
             "before it is compiled"
         )
-    found = [(key, _where(model, modules, key), wanted) for key, wanted in changes.items()]
-    for key, where, wanted in found:
-        if isinstance(key, str) and where.place is None and isinstance(wanted, Mapping):
-            _refuse_no_heads(model, where.path)
-    return [(where, wanted) for _, where, wanted in found]
+    return [(_where(model, modules, key, isinstance(wanted, Mapping)), wanted) for key, wanted in changes.items()]
 
 
-def _refuse_no_heads(model: Module, path: str) -> None:
-    """Refuse units of attention whose heads nobody knows: they would be features.
-
-    Raises:
-        MethodError: it is attention.
-    """
-    if not neurons_or_heads(model, path) and attends(model, path):
-        raise MethodError(
-            f"{path} is a part of attention in which no heads were found; name the linear layer that reads them, if "
-            f'places(model, "heads") has one, or pass ("{path}", "output") for the features that it gives'
-        )
-
-
-def _where(model: Module, modules: Mapping[str, Module], key: Any) -> _Where:
+def _where(model: Module, modules: Mapping[str, Module], key: Any, by_units: bool) -> _Where:
     if isinstance(key, Place):
         return _Where(key.path, key.side, key, key.call if key.calls > 1 else None)
     named = key[0] if isinstance(key, tuple) and len(key) == 2 and key[1] in ("input", "output") else key
@@ -378,7 +360,7 @@ def _where(model: Module, modules: Mapping[str, Module], key: Any) -> _Where:
     if not isinstance(key, str):
         return _Where(path, key[1], None, call)
     is_layer = path in layers([path])  # which is its output, whatever units are in it
-    return (None if is_layer else _of_units(model, path, call)) or _Where(path, "output", None, call)
+    return (None if is_layer else _of_units(model, path, call, by_units)) or _Where(path, "output", None, call)
 
 
 def _facing(model: Module, where: _Where) -> _Where:
@@ -416,12 +398,13 @@ def _refuse_several(model: Module, path: str, call: int | None) -> None:
         )
 
 
-def _of_units(model: Module, path: str, call: int | None) -> _Where | None:
+def _of_units(model: Module, path: str, call: int | None, by_units: bool) -> _Where | None:
     """The neurons of the MLP at a path, or the heads of the attention there, if it is one of these and not both.
 
     Raises:
         MethodError: a call is named of a module that calls the one with the units several times; or it is an expert,
-            which a few tokens need not come to.
+            which a few tokens need not come to; or units are named (``by_units``) of attention whose heads nobody
+            knows, which would be features.
     """
     if is_picked(model, path, "input"):
         raise MethodError(
@@ -429,6 +412,11 @@ def _of_units(model: Module, path: str, call: int | None) -> _Where | None:
             f'meant, ("{path}", "output") or the input of its second matrix, (path, "input")'
         )
     inside = neurons_or_heads(model, path)
+    if by_units and not inside and attends(model, path):
+        raise MethodError(
+            f"{path} is a part of attention in which no heads were found; name the linear layer that reads them, if "
+            f'places(model, "heads") has one, or pass ("{path}", "output") for the features that it gives'
+        )
     if len(inside) != 1:
         return None
     (place,) = inside.values()
