@@ -142,8 +142,7 @@ class Pass:
         types, ids = (self.batch.inputs.get(name) for name in ("token_type_ids", "input_ids"))
         if types is None or ids is None or torch.equal(types, ids):
             return
-        types = types.flatten(0, -2)
-        if any(group[0].ids is not None and torch.equal(group[0].ids.to(types.device), types) for group in found):
+        if any(_are_same(group[0].ids, types.flatten(0, -2)) for group in found):
             raise ModelError(
                 f"the token embedding {min(self.paths)} was used for the token_type_ids too; pass the input without "
                 "them, as tokenizer(text, return_token_type_ids=False) makes it"
@@ -200,7 +199,7 @@ class Pass:
 
 
 def _are_same(ids: Tensor | None, others: Any) -> bool:
-    return ids is not None and isinstance(others, Tensor) and torch.equal(ids, others)
+    return ids is not None and isinstance(others, Tensor) and torch.equal(ids, others.to(ids.device))
 
 
 def _one_later(ids: Tensor, looked_up: Tensor | None) -> bool:

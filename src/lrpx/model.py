@@ -381,7 +381,7 @@ class BoundModel(Named):
         also needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an
         encoder's and decoder's the last end of a text, which padding must not be. And the model must heed the mask.
         Nothing can run beside another where rows of a batch see each other."""
-        if tasks.rows_meet(self.module):
+        if self.rows_meet:
             return False
         if not self.task.segments:
             return True
@@ -392,6 +392,11 @@ class BoundModel(Named):
         pads_end = end is not None and end == self.pad_id
         known = self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
         return known and self._heeds_mask
+
+    @cached_property
+    def rows_meet(self) -> bool:
+        """Whether rows that run together see each other, so that each must run alone."""
+        return tasks.rows_meet(self.module)
 
     def groups(self, rows: Sequence[Row], batch_size: int) -> list[list[int]]:
         """Which rows run together, as :func:`~lrpx._batching.batches` has it; one by one where several cannot."""

@@ -584,7 +584,7 @@ def reading(
     inputs: Mapping[str, Any],
     positions: Tensor | None,
     pooling: Pooling,
-    alone: bool = True,
+    alone: bool,
 ) -> Iterator[Read]:
     """Where the logits of a task are read.
 

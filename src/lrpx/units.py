@@ -626,7 +626,7 @@ PICKED = "_lrpx_picked"
 that it is given all of, nobody knows the order."""
 PICKS = ("__getitem__", "index_select", "gather", "take_along_dim")
 """Torch functions that pick."""
-PUTS = "index_ scatter masked_scatter __setitem__ put".split()
+PUTS = ("index_", "scatter", "masked_scatter", "__setitem__", "put")
 """How the names of those begin that put rows back to where they were."""
 
 
@@ -733,6 +733,10 @@ class _Follower(Tap):
             if made.numel() == value.numel() and made.shape[-1] == value.shape[-1]:
                 self._made[path] = _with(value, _Mark("linear", _along(value, -1), path))
 
+    def _here(self) -> str:
+        """The path of the module that runs now; of one with several, the first."""
+        return self._own.get(where := self._run.where(), where)
+
     def _saw(self, place: Place, wide: int = 0, rows: int = 0) -> None:
         if self._running:
             self._seen.append((place, wide, rows, self._running[-1]))
@@ -802,7 +806,7 @@ class _Follower(Tap):
         return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
 
     def _attends(self) -> None:
-        path = self._own.get(where := self._run.where(), where)
+        path = self._here()
         self._attended.add((path, self.calls[path]))
         self.attending.add(path)
 
@@ -842,7 +846,7 @@ class _Follower(Tap):
         return isinstance(x, Tensor) and (LEARNED in vars(x) or storage_of(x) in self._weights)
 
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
-        path = self._own.get(where := self._run.where(), where)
+        path = self._here()
         self._made[path] = out
         holder = path.rpartition(".")[0]
         if (holder, self.calls[holder]) in self._attended:
@@ -876,7 +880,7 @@ class _Follower(Tap):
     def _reads(self, name: str, args: Sequence[Any], marks: Sequence[_Mark | None]) -> None:
         """An operation of units, which a module that is given them does beside its linear layer, as adapters do that
         scale them first or sum parts of them."""
-        path = self._own.get(where := self._run.where(), where)
+        path = self._here()
         for x, mark in zip(args, marks, strict=True):
             if mark is not None and mark.kind in ("neurons", "heads"):
                 for each in self._given_units(path, x, mark):
@@ -1069,7 +1073,7 @@ def _is_picked(call: Call, out: Any) -> bool:
     if not isinstance(out, Tensor) or out.ndim != 2 or not carries(out) or not call.args:
         return False
     if any(isinstance(x, Tensor) and PICKED in vars(x) and len(x) == len(out) for x in call.args):
-        return not call.name.startswith(tuple(PUTS)) or call.name in PICKS
+        return not call.name.startswith(PUTS) or call.name in PICKS
     x = call.args[0]
     if call.name not in PICKS or not isinstance(x, Tensor) or not carries(x) or x.ndim < 2:
         return False

@@ -152,7 +152,7 @@ class PixelFunction:
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """``[N]``."""
-        return _at_a_time(1 if tasks.rows_meet(self.model.module) else len(pixels), self, pixels)
+        return _at_a_time(1 if self.model.rows_meet else len(pixels), self, pixels)
 
     def values(self, pixels: Tensor) -> Tensor:
         """``[N]``, without a graph."""
@@ -211,7 +211,7 @@ class Function:
     def __call__(self, *embeddings: Tensor) -> Tensor:
         """``[N]``."""
         # beside an image there is room for one text
-        alone = self.questions.row_of(self.question).arguments or tasks.rows_meet(self.model.module)
+        alone = self.questions.row_of(self.question).arguments or self.model.rows_meet
         return _at_a_time(1 if alone else len(embeddings[0]), self, *embeddings)
 
     def values(self, *embeddings: Tensor) -> Tensor:

@@ -145,10 +145,12 @@ def _method(found: dict[str, Any]) -> Method:
     plain = {each: value for each, value in settings.items() if each not in own}
     if any(isinstance(value, dict | list) for value in plain.values()):
         raise MethodError("a setting is a list or an object; write a text or a number")
-    made: Method = replace(with_settings(method, name, plain), **own)  # type: ignore[type-var]
-    if name in METHODS and not _is_same(METHODS[name], made):
-        return replace(with_settings(method, f"{name}, changed", plain), **own)  # type: ignore[type-var]
-    return made
+
+    def made(called: str) -> Method:
+        return replace(with_settings(method, called, plain), **own)  # type: ignore[type-var]
+
+    is_another = name in METHODS and not _is_same(METHODS[name], made(name))
+    return made(f"{name}, changed" if is_another else name)
 
 
 def _is_same(one: Method, other: Method) -> bool:
