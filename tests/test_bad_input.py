@@ -441,6 +441,16 @@ def test_types_and_places_that_the_model_has_no_embeddings_of(field, wrong, said
     assert len(explain(given | {field: [0, 1, 1]})) == 3
 
 
+def test_texts_that_are_packed_into_one_row():
+    explain, packed = Explainer(models.tiny_llama()), {"input_ids": [*IDS, *IDS], "position_ids": [0, 1, 2, 0, 1, 2]}
+    with says(InputError, "the position_ids do not count up by one", "pass each text by itself"):
+        explain(packed)
+    ones = packed | {"attention_mask": [1] * 6}  # of a mask all models make the same
+    assert explain(ones).explained.value != explain({"input_ids": [*IDS, *IDS]}).explained.value
+    moved = {"input_ids": IDS, "position_ids": [3, 4, 5]}
+    assert explain(moved | {"attention_mask": [1, 1, 1]}).explained.value == explain(moved).explained.value
+
+
 def test_a_tokenizer_whose_types_the_model_does_not_have(piece_tokenizer):
     config = tf.RobertaConfig(**tiny.SIZES | {"vocab_size": 160}, pad_token_id=0, type_vocab_size=1)
     explain = Explainer(tiny.build(tf.RobertaForSequenceClassification, config), piece_tokenizer)

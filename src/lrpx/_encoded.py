@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -119,6 +120,13 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
                 raise InputError(f"the {key} are {_told(value)} for {len(ids)} tokens; pass one number for each token")
             elif key not in RANKS and fields[key].shape[:2] == (1, len(ids)):
                 fields[key] = fields[key][:, kept]  # several numbers for each token, such as its place on the page
+        places = per_token.get("position_ids", [])
+        if not has_mask and any(after - before != 1 for before, after in pairwise(places)):
+            raise InputError(
+                "the position_ids do not count up by one, as where several texts are packed into a row, which without "
+                "an attention_mask some models keep apart and others do not; pass each text by itself, or an "
+                "attention_mask of ones if they are one"
+            )
     return Encoded(per_token, {key: _as_batch(key, value) for key, value in fields.items()}, has_mask)
 
 
