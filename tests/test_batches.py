@@ -697,3 +697,25 @@ def test_experts_of_ones_own_that_take_a_part_of_all_tokens_run_row_by_row():
     rows = [[9] * 8, [3, 5, 7, 1, 3, 5, 7, 1]]
     for many, ids in zip(explain(rows), rows, strict=True):
         assert_same(many, explain(ids))
+
+
+class Choosing(Own):
+    """Half of all tokens, those with the largest scores, have a layer of their own (mixture of depths)."""
+
+    def __init__(self, seed):
+        super().__init__(looks_back=True)
+        torch.manual_seed(seed)
+        self.score, self.layer = torch.nn.Linear(8, 1), torch.nn.Linear(8, 8)
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        weights, chosen = self.score(x)[..., 0].topk(max(1, x.shape[1] // 2), 1)
+        chosen = chosen[..., None].expand(-1, -1, 8)
+        return self.head(x.scatter_add(1, chosen, weights.sigmoid()[..., None] * self.layer(x.gather(1, chosen))))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_that_are_chosen_among_all_run_row_by_row(seed):
+    explain = Explainer(Choosing(seed).double().eval(), task=Task.CAUSAL)
+    for many, ids in zip(explain(ROWS), ROWS, strict=True):
+        assert_same(many, explain(ids))
