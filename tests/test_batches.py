@@ -719,3 +719,28 @@ def test_tokens_that_are_chosen_among_all_run_row_by_row(seed):
     explain = Explainer(Choosing(seed).double().eval(), task=Task.CAUSAL)
     for many, ids in zip(explain(ROWS), ROWS, strict=True):
         assert_same(many, explain(ids))
+
+
+class Together(Own):
+    """Heeds its mask, and takes off each feature's mean over the tokens of all rows."""
+
+    def __init__(self):
+        super().__init__(looks_back=True)
+
+    def forward(self, input_ids, attention_mask):
+        x, kept = self.embedding(input_ids), attention_mask[..., None].double()
+        return self.head(x - (x * kept).sum((0, 1)) / kept.sum())
+
+
+def test_a_model_of_ones_own_whose_rows_see_each_other_runs_row_by_row():
+    model = Together().double().eval()
+    explain, row = Explainer(model, task=Task.CAUSAL), ROWS[0]
+    for many, ids in zip(explain(ROWS), ROWS, strict=True):
+        assert_same(many, explain(ids))
+
+    def value(hidden=None):
+        mask = torch.tensor([[int(i != hidden) for i in range(len(row))]])
+        return float(model(torch.tensor([row]), mask)[0, -1, 5].detach())
+
+    found = explain(row, target=5, method="leave-one-out").relevance
+    assert found[:-1].tolist() == pytest.approx([value() - value(i) for i in range(len(row) - 1)], abs=1e-9)

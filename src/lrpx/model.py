@@ -395,8 +395,8 @@ class BoundModel(Named):
 
     @cached_property
     def rows_meet(self) -> bool:
-        """Whether rows that run together see each other, so that each must run alone."""
-        return tasks.rows_meet(self.module)
+        """Whether rows that run together see each other, so that each must run alone. Tried once."""
+        return tasks.rows_meet(self.module, self.task)
 
     def groups(self, rows: Sequence[Row], batch_size: int) -> list[list[int]]:
         """Which rows run together, as :func:`~lrpx._batching.batches` has it; one by one where several cannot."""

@@ -445,15 +445,40 @@ def _is_changed_by_few(model: Module) -> bool:
     return any(getattr(each, "attention_type", None) == "block_sparse" for each in model.modules())
 
 
-def rows_meet(model: Module) -> bool:
-    """Whether what a model says of a text or an image hangs on what else is in the batch, which no short input tells:
+def rows_meet(model: Module, task: Task) -> bool:
+    """Whether what a model says of a text or an image hangs on what else is in the batch. No short input tells of
     experts that take a number of all tokens there are (NLLB-MoE, a Switch layer of one's own), which is known by the
-    name of that number, and batch norms that keep no statistics."""
-    return any(
+    name of that number, and of batch norms that keep no statistics; of a module of one's own that takes texts, two
+    short runs tell the rest (experts that choose their tokens)."""
+    return _seem_to_meet(model, task) or any(
         any("capacity" in name and isinstance(value, (int, float)) for name, value in vars(each).items())
         or (isinstance(each, _BatchNorm) and each.running_mean is None)
         for each in model.modules()
     )
+
+
+def _seem_to_meet(model: Module, task: Task) -> bool:
+    """Whether a short text is another beside others of its length."""
+    if not task.segments or task.together == "choices" or type(model).__module__.startswith("transformers."):
+        return False
+    weight = first_weight(model)
+    steps = torch.tensor([1, 3, 5, 7])[:, None]
+    ids = (torch.arange(6) * steps + steps).to(input_device(model)) % weight.shape[0]
+    found = []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for rows in (ids[:1], ids):
+                given = dict.fromkeys(task.arguments, rows)
+                given |= {MASKS[name]: torch.ones_like(rows) for name in given if accepts(model, MASKS[name])}
+                found.append(_named(model(**given), "logits"))
+    except Exception:  # of the model's own: it takes something else, and a run will say so
+        return False
+    alone, beside = found
+    if not (isinstance(alone, Tensor) and isinstance(beside, Tensor) and alone.ndim and beside.ndim):
+        return False
+    if beside.shape != (len(ids), *alone.shape[1:]) or len(alone) != 1:
+        return False
+    return not _is_close(alone, beside[:1], weight.dtype)
 
 
 def looks_back(model: Module) -> bool:
