@@ -1664,3 +1664,23 @@ def test_a_loss_in_the_block_is_told_of_outputs(loss: Callable[..., Tensor]) -> 
         UnknownOperationError, match=r"compute it after the block, trace\.explain\(loss, outputs=logits\), or"
     ):
         relevance(lambda a, *_: a * loss(a[:, 0], a[:, 1].detach().softmax(-1)), lrpx.ATTNLRP)
+
+
+LEARNED = torch.tensor(0.6, dtype=torch.float64)
+SHIFTED: dict[str, tuple[Of, Of]] = {
+    "tanh": (lambda a, b, c: torch.tanh(LEARNED + a), lambda a, b, c: torch.tanh(a + 0.6)),
+    "less": (lambda a, b, c: torch.tanh(LEARNED - a), lambda a, b, c: torch.tanh(0.6 - a)),
+    "add": (lambda a, b, c: torch.sigmoid(torch.add(LEARNED, a)), lambda a, b, c: torch.sigmoid(a + LEARNED)),
+    "product": (lambda a, b, c: (LEARNED + a) * torch.sigmoid(a) * b, lambda a, b, c: (a + 0.6) * torch.sigmoid(a) * b),
+    "rational": (
+        lambda a, b, c: (LEARNED + a) / (1 + (LEARNED * a).abs()),
+        lambda a, b, c: (a + 0.6) / (1 + (0.6 * a).abs()),
+    ),
+}
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", SHIFTED)
+def test_a_learned_number_is_a_number_on_either_side(name: str, recipe: str, ledger: bool) -> None:
+    agree(*SHIFTED[name], recipe, ledger=ledger)

@@ -491,7 +491,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         _steps.keep(func, out, *args, **kwargs)
     if len(args) == 2 and not kwargs and carries(out):
         a, b = args
-        if not is_tensor(a) or (a.ndim == 0 and a.is_leaf and carries(a) and is_tensor(b)):
+        if not is_tensor(a) or (a.ndim == 0 and a.is_leaf and is_tensor(b) and not is_in_place(func.__name__)):
             a, b, func = b, a, _swapped(func)
         if not is_tensor(b) or (b.ndim == 0 and b.is_leaf):  # a number, or the leaf that a ledger makes of it
             number = b.detach() if is_tensor(b) else b
