@@ -393,6 +393,10 @@ class AlphaBeta:
 # place of 0, which the model does not see, and these rules know it.
 
 
+BY_SIGNS = (Epsilon, ZPlus, Gamma, AlphaBeta)
+"""The rules that look at the signs of what a layer computes."""
+
+
 def nudge(dtype: torch.dtype) -> float:
     """What stands for 0 in the leaf of an input whose layer has a rule of its own: the root of the least number."""
     return float(torch.finfo(dtype).tiny ** 0.5)

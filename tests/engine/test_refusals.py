@@ -13,7 +13,7 @@ from torch.autograd import Function
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, TraceError, UnknownOperationError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
-from lrpx.rules import Gamma
+from lrpx.rules import AlphaBeta, Epsilon, Gamma, ZPlus
 
 X = torch.tensor([[1.0, -2.0, 0.5]], dtype=torch.float64)
 
@@ -166,3 +166,24 @@ def test_a_leaf_that_the_model_makes_is_a_constant_with_a_ledger_too() -> None:
         trace.explain(model(X).flatten()[0])
     assert torch.equal(trace.relevance("x"), wanted)
     assert trace.ledger().closes(1e-9)
+
+
+class Complex(torch.nn.Module):
+    """A layer of complex numbers, as state spaces and Fourier layers have."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.weight = torch.nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
+
+    def forward(self, x):
+        return (torch.fft.fft(x) @ self.weight).real
+
+
+@pytest.mark.parametrize("rule", [Epsilon(0.1), Gamma(0.2), ZPlus(), AlphaBeta()], ids=repr)
+def test_a_rule_by_signs_is_refused_for_complex_numbers(rule):
+    model = Complex()
+    refused = pytest.raises(MethodError, match="complex numbers, which have no signs")
+    with refused, propagate(model, replace(ATTNLRP, linear=rule)):
+        model(torch.ones(2, 4))

@@ -264,6 +264,8 @@ class Run:
             if kind in ("linear", "convolution") and self.recipe.has_places():
                 return _roles.layer(self, kind, op, inputs)
             rule = getattr(self.recipe, kind)
+            if isinstance(rule, rules.BY_SIGNS) and any(is_tensor(x) and x.is_complex() for x in inputs):
+                raise self.refuse_rule(kind, getattr(op, "__name__", kind), "of complex numbers, which have no signs")
         if conserves or not self._on_rules:
             return rule(op, *inputs)
         proceed: Callable[..., Any] = partial(rule, op)
