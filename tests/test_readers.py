@@ -479,6 +479,34 @@ def test_a_sound():
         explain("a text")
 
 
+def test_a_sound_as_a_batch_of_one():
+    """As its processor returns it."""
+    torch.manual_seed(0)
+    model, _, batch = spectrogram_classifier()
+    one = batch[:1]
+    assert Explainer(model)(one, 1, method="lrp") == Explainer(model)({"input_values": one}, 1, method="lrp")
+
+
+@pytest.mark.parametrize("volume", [0.1, 1.0, 20_000.0])
+def test_a_recording_is_no_sound_as_the_model_takes_it(volume):
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    convolutions = {"conv_dim": (8,), "conv_kernel": (10,), "conv_stride": (5,), "num_feat_extract_layers": 1}
+    places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    config = tf.Wav2Vec2Config(**size, **convolutions, **places, num_labels=3, classifier_proj_size=8)
+    processor = tf.Wav2Vec2FeatureExtractor(do_normalize=True)
+    explain = Explainer(tf.Wav2Vec2ForSequenceClassification(config).eval(), processor)
+    recorded = torch.randn(400)
+    recorded *= volume / recorded.abs().max()
+    made = processor(recorded.numpy(), sampling_rate=16000, return_tensors="pt")
+    found = explain(made, 1)
+    assert explain(made["input_values"], 1) == explain(made["input_values"][0], 1) == found
+    for given in (recorded, recorded[None], [recorded]):
+        with pytest.raises(InputError, match=r"the model's processor normalises them; pass what it returned"):
+            explain(given, 1)
+    explain({"input_values": recorded}, 1)
+
+
 def spectrogram_classifier():
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     cut = {"patch_size": 4, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 8}

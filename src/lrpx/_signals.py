@@ -33,11 +33,14 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
         InputError: it is no image or sound, or one of other colours than the model takes.
     """
     if isinstance(given, Tensor) and given.is_floating_point() and (given.ndim in (3, 4) or not is_image):
-        one = given[None] if given.ndim == 3 or not is_image else given
+        is_batch = given.ndim == 4 if is_image else given.ndim > 1 and len(given) == 1
+        one = given if is_batch else given[None]
         if len(one) == 1:
             _refuse_channels(model, one, given)
             if is_image:
                 _refuse_plain(processor, one)
+            else:
+                _refuse_recording(processor, one, argument)
             return {argument: one}
     if not is_image:
         raise InputError(
@@ -107,6 +110,21 @@ def _refuse_plain(processor: Any, pixels: Tensor) -> None:
         raise InputError(
             f"the image is {_told(pixels)} from {low:g} to {high:g}, and the model's processor normalises it; pass "
             "whole numbers from 0 to 255, which it reads, or {'pixel_values': image} if these are what the model takes"
+        )
+
+
+def _refuse_recording(processor: Any, sound: Tensor, argument: str) -> None:
+    """Refuse samples as they were recorded, for a model whose processor gives each sound the mean 0 and the variance 1:
+    among such samples one is at least 1, and none beyond the root of their number. They would be read as made for it.
+    """
+    reader = getattr(processor, "feature_extractor", processor)
+    if not getattr(reader, "do_normalize", False) or sound.ndim != 2 or not sound.numel():
+        return
+    most = float(sound.abs().max())
+    if 0 < most <= 1 or most > sound.numel() ** 0.5:
+        raise InputError(
+            f"the sound has samples up to {most:g}, and the model's processor normalises them; pass what it returned, "
+            f"or {{'{argument}': sound}} if the model takes these"
         )
 
 
