@@ -744,3 +744,14 @@ def test_a_model_of_ones_own_whose_rows_see_each_other_runs_row_by_row():
 
     found = explain(row, target=5, method="leave-one-out").relevance
     assert found[:-1].tolist() == pytest.approx([value() - value(i) for i in range(len(row) - 1)], abs=1e-9)
+
+
+def test_a_padding_token_that_is_taken_away_or_named_later():
+    model = tiny.llama_classifier()
+    explain = Explainer(model)
+    found = explain(ROWS, 1)
+    model.config.pad_token_id = None
+    for one, other in zip(explain(ROWS, 1), found, strict=True):
+        assert_same(one, other)
+    model.config.pad_token_id = 0
+    assert explain.bound.can_batch

@@ -375,7 +375,7 @@ class BoundModel(Named):
 
     # -------------------------------------------------------------------------- batches
 
-    @cached_property
+    @property
     def can_batch(self) -> bool:
         """Padding needs an attention mask, or on the right a model whose tokens look back alone; a decoder's classifier
         also needs to know the padding token to find each row's last one, XLNet's takes the last of all, and an
