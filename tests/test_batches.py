@@ -755,3 +755,16 @@ def test_a_padding_token_that_is_taken_away_or_named_later():
         assert_same(one, other)
     model.config.pad_token_id = 0
     assert explain.bound.can_batch
+
+
+def test_a_decoder_that_was_told_to_look_ahead():
+    """It does so where there is no padding, and with padding transformers hides what is ahead."""
+    torch.manual_seed(0)
+    model = tiny.build(LlamaForCausalLM, tf.LlamaConfig(**tiny.SIZES | {"num_key_value_heads": 2}))
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    explain = Explainer(model)
+    single = [explain(row, 1, position=0) for row in ROWS]
+    assert any(a.relevance[1:].any() for a in single)
+    for one, other in zip(explain(ROWS, 1, position=0), single, strict=True):
+        assert_same(one, other)

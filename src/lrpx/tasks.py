@@ -535,10 +535,12 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     convolution over tokens, as ConvBERT's, reads what is there, and so do MobileBERT's embeddings. With padding on the
     right, a model of transformers that gives one token after another is believed, if it has none, and torch's own
     attention can take the place of its; padding on the left moves the patches that BLT makes of bytes. What draws at
-    random, as Reformer's hashes are, says the same by chance alone."""
+    random, as Reformer's hashes are, says the same by chance alone. A decoder whose attention was told to look ahead
+    does so only where no mask is needed."""
     convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
     is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
-    if side == "right" and is_plain and not convolves and task in (Task.CAUSAL, Task.SEQ2SEQ):
+    is_told = task is Task.CAUSAL and any(getattr(each, "is_causal", None) is False for each in model.modules())
+    if side == "right" and is_plain and not (convolves or is_told) and task in (Task.CAUSAL, Task.SEQ2SEQ):
         return True
     if _is_changed_by_few(model):  # and its random blocks hang on how wide a batch is
         return False
