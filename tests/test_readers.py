@@ -507,6 +507,20 @@ def test_a_recording_is_no_sound_as_the_model_takes_it(volume):
     explain({"input_values": recorded}, 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_an_image_and_a_sound_in_another_precision_than_the_weights(dtype):
+    """As a processor makes them, whatever the model is."""
+    torch.manual_seed(0)
+    sizes = {"hidden_sizes": [8, 8], "depths": [1, 1], "embedding_size": 8, "layer_type": "basic"}
+    image, sound = torch.randn(1, 3, 32, 32), torch.randn(1, 16, 8)
+    models = tf.ResNetForImageClassification(tf.ResNetConfig(**sizes)), spectrogram_classifier()[0]
+    for model, name, given in zip(models, ("pixel_values", "input_values"), (image, sound), strict=True):
+        explain = Explainer(model.eval().to(dtype))
+        found = explain({name: given}, 1)
+        assert found.parts == explain({name: given.to(dtype)}, 1).parts
+        assert found.provenance.dtype == str(dtype).removeprefix("torch.")
+
+
 def spectrogram_classifier():
     size = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
     cut = {"patch_size": 4, "frequency_stride": 4, "time_stride": 4, "max_length": 16, "num_mel_bins": 8}

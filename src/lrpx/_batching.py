@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lrpx import _tokens, tasks
+from lrpx._encoded import RANKS
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
@@ -248,13 +249,22 @@ def batch_of(
         inputs |= named
     for name in rows[0].arguments:
         values = [row.arguments[name] for row in rows]
-        inputs[name] = values[0] if len(values) == 1 else torch.cat(values)
+        inputs[name] = _as_weights(model, name, values[0] if len(values) == 1 else torch.cat(values))
     if tasks.accepts(model, "use_cache"):
         inputs["use_cache"] = False
     device = tasks.input_device(model)
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
     wide = inputs[arguments[0]].shape[-1] if arguments else 0
     return Batch(task, tuple(rows), moved, tuple(starts), wide)
+
+
+def _as_weights(model: Module, name: str, value: Tensor) -> Tensor:
+    """An image or a sound in the precision of the model's weights, where they have one: processors know no other than
+    float32, and not every model asks."""
+    if name not in RANKS or not value.is_floating_point():
+        return value
+    kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    return value.to(kinds.pop()) if len(kinds) == 1 else value
 
 
 def _fields(segments: Sequence[Segment], width: int, side: str) -> dict[str, Tensor]:
