@@ -580,6 +580,10 @@ def test_speech_to_text():
     torch.testing.assert_close(found.relevance.clone(), expected, rtol=1e-3, atol=1e-6)
     of_sound = (sound * sound.grad)[0].detach()
     torch.testing.assert_close(found.parts["input_features"].values.clone(), of_sound, rtol=1e-3, atol=1e-6)
+    for given in (features, features[0], [features[0]], features.repeat(2, 1, 1)):
+        again = explain(given, 5, method="gradient-x-input", decoder=written)
+        again = again[0] if isinstance(again, list) else again
+        torch.testing.assert_close(again.relevance.clone(), expected, rtol=1e-3, atol=1e-6)
     with pytest.raises(InputError, match="the sound is str"):
         explain("a text")
 

@@ -143,6 +143,9 @@ class Reader:
             )
         if self.task.pictures and getattr(inputs, "ndim", 0) == 2:
             return False  # one image in grey
+        is_signal = getattr(inputs, "ndim", 0) in (2, 3) and self.task.arguments[0] != "input_ids"
+        if is_signal and tasks.signal_argument(self.model, self.task) == "input_features":  # spectrograms
+            return bool(inputs.ndim == 3 and len(inputs) > 1)
         if not isinstance(inputs, tuple) or not inputs:
             return is_many(inputs)
         if self.task is Task.IMAGE_TEXT and len(inputs) == 2:
