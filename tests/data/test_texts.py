@@ -68,6 +68,15 @@ def test_two_columns_of_one_name(ending, tmp_path):
     assert [each.text for each in read_texts(path)] == ["good"]
 
 
+def test_two_columns_of_one_name_in_a_parquet_file(tmp_path):
+    path = tmp_path / "texts.parquet"
+    pq.write_table(pa.table([["good"], ["bad"], ["1"]], names=["text", "text", "label"]), path)
+    with pytest.raises(DataError, match=r"texts.parquet has two columns called 'text'; rename one of them"):
+        read_texts(path)
+    pq.write_table(pa.table([["good"], ["bad"], ["1"]], names=["text", "more", "more"]), path)
+    assert [each.text for each in read_texts(path)] == ["good"]
+
+
 def test_plain_text_and_windows_lines(tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_bytes("\ufeffone\r\n\r\n  two\t2 \n".encode())
@@ -85,6 +94,12 @@ def test_plain_text_and_windows_lines(tmp_path):
         ("a.csv", 'text,label\n"x,1\n', r"a.csv:\d: unexpected end of data; quote"),
         ("a.csv", "text,label\nx,1,2\n", r"a.csv:2 has 3 columns and the first line 2; part them by commas"),
         ("a.jsonl", '{"text": "x"}\n{"text": \n', r"a.jsonl:2 is no JSON .*; write one object a line"),
+        (
+            "a.jsonl",
+            '{"text": "x", "label": 1, "text": "y"}\n',
+            r"a.jsonl:1 says text, label, text, .* stands twice; leave",
+        ),
+        ("a.csv", 'text\n"' + "x" * 200_000 + '"\n', r"a.csv:2: field larger .*; end each quote, .* a .jsonl or"),
         ("a.jsonl", '["x"]\n', r"a.jsonl:1 holds list; write one object a line"),
         ("a.jsonl", '{"text": 3}\n', r"a.jsonl:1: the column 'text' holds int; give texts"),
         ("a.parquet", "text", r"cannot read .*a.parquet: .*; name a Parquet file"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -194,7 +195,10 @@ def _comma(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str,
             if cells:
                 yield reader.line_num, _row(path, reader.line_num, head, cells, "commas")
     except csv.Error as error:
-        raise DataError(f"{path}:{reader.line_num}: {error}; quote texts with commas or quotes in them") from error
+        mend = "quote texts with commas or quotes in them"
+        if "field larger" in str(error):  # one text of a book, or a quote that nothing ends
+            mend = "end each quote, and write texts as long as that into a .jsonl or a .parquet file"
+        raise DataError(f"{path}:{reader.line_num}: {error}; {mend}") from error
 
 
 def _row(path: Path, number: int, head: list[str], cells: list[str], between: str) -> dict[str, str]:
@@ -213,12 +217,22 @@ def _json(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, 
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=partial(_named_once, f"{path}:{number}"))
+        except DataError:
+            raise
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}:{number} is no JSON ({error}); write one object a line") from error
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number} holds {type(row).__name__}; write one object a line")
         yield number, row
+
+
+def _named_once(where: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a line; of two values with one name none is right."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise DataError(f"{where} says {', '.join(name for name, _ in pairs)}, of which one stands twice; leave one")
+    return found
 
 
 def _parquet(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -234,6 +248,9 @@ def _parquet(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[in
                     "with --text"
                 )
             wanted = [name for name in names if name in columns]
+            twice = next((name for name in wanted if names.count(name) > 1), None)
+            if twice is not None:
+                raise DataError(f"{path} has two columns called {twice!r}; rename one of them")
             number = 0
             for batch in file.iter_batches(batch_size=1024, columns=wanted):
                 for row in batch.to_pylist():
