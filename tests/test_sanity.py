@@ -273,6 +273,12 @@ def test_bad_options_end_with_one_line(run: Any, arguments: list[str], said: str
     assert len(err.strip().splitlines()) == 1
 
 
+def test_a_limit_holds_for_our_sentences_too(run: Any) -> None:
+    code, out, _ = run("check", "--limit", 2, "--method", "lrp")
+    assert code == 0
+    assert "2 texts, seed 0" in out
+
+
 def test_a_file_without_a_text_is_refused(run: Any, tmp_path: Any) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
     code, _, err = run("check", "--texts", tmp_path / "empty.txt")

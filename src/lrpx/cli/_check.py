@@ -72,7 +72,7 @@ def check(
     """
     chosen = [find(method) for method in dict.fromkeys(methods)]
     check_each_once(chosen)
-    given = TEXTS if texts is None else read_column(texts, limit)
+    given = TEXTS[:limit] if texts is None else read_column(texts, limit)
     with progress("Loading the model …"):
         hush()
         bound = Spec(model, dtype, device).build()
