@@ -26,6 +26,13 @@ def test_explain_shows_the_heatmap_with_its_numbers(run):
     assert "doors" in out
 
 
+def test_a_terminal_that_says_it_has_no_width(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "0")
+    code, out, _ = run("explain", *DOORS)
+    assert code == 0
+    assert "logit of ' are' − logit of ' is'" in out
+
+
 def test_the_numbers_are_the_librarys(run, tmp_path):
     code, _, _ = run("explain", *DOORS, "--method", "lrp", "--json", str(tmp_path / "a.json"))
     assert code == 0

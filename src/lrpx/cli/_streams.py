@@ -161,7 +161,9 @@ def read_column(path: Path, limit: int | None = None) -> list[str]:
 
 def prepare_output() -> None:
     """Characters that the terminal's encoding does not have are written as others that look like them, or as escapes,
-    rather than not at all."""
+    rather than not at all; and a width of 0, as some terminals that do not know theirs say, is none."""
+    if os.environ.get("COLUMNS", "").strip("0") == "":
+        os.environ.pop("COLUMNS", None)
     codecs.register_error("lrpx", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
