@@ -77,6 +77,13 @@ def test_two_columns_of_one_name_in_a_parquet_file(tmp_path):
     assert [each.text for each in read_texts(path)] == ["good"]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_ends_of_lines_in_a_quoted_text_are_the_texts_own(end, tmp_path):
+    path, text = tmp_path / "texts.csv", "one\r\ntwo\nthree\rfour"
+    path.write_bytes(f'text,label{end}"{text}",1{end}five,2{end}'.encode())
+    assert [(each.text, each.label) for each in read_texts(path)] == [(text, "1"), ("five", "2")]
+
+
 def test_plain_text_and_windows_lines(tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_bytes("\ufeffone\r\n\r\n  two\t2 \n".encode())

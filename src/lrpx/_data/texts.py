@@ -157,7 +157,8 @@ def _label(value: Any) -> str | None:
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8-sig") as file:
+    newline = "" if path.suffix == ".csv" else None  # which are in quotes a text's own
+    with path.open(encoding="utf-8-sig", newline=newline) as file:
         if path.suffix == ".csv":
             yield from _comma(path, file)
         elif path.suffix == ".jsonl":
