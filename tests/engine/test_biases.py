@@ -58,6 +58,19 @@ LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "in a row, of one": lambda x, w, b: torch.cat([each @ w.T + b.view(1, -1) for each in x.split(1, 1)], 1),
     "a second": lambda x, w, b: F.linear(x, w, 0.5 * b) + 0.5 * b,
     "a second, of a convolution": lambda x, w, b: (F.conv1d(x.mT, w[:, :, None], 0.25 * b) + 0.75 * b[:, None]).mT,
+    "a second, of addmm": lambda x, w, b: torch.addmm(0.25 * b, x.flatten(0, 1), w.T).view(2, ROWS, -1) + 0.75 * b,
+    "a second, of addmm by name": lambda x, w, b: (
+        torch.addmm(input=b, mat1=x.flatten(0, 1), mat2=w.T / 2, beta=0.25, alpha=2).view(2, ROWS, -1) + 0.75 * b
+    ),
+    "a second, of addmm on the left": lambda x, w, b: (
+        torch.addmm(0.25 * b[:, None], w, x.flatten(0, 1).T) + 0.75 * b[:, None]
+    ).T.unflatten(0, (2, ROWS)),
+    "after addmm of nothing": lambda x, w, b: (
+        torch.addmm(torch.full_like(b, torch.nan), x.flatten(0, 1), w.T, beta=0).view(2, ROWS, -1) + b
+    ),
+    "a second, of baddbmm": lambda x, w, b: (
+        torch.baddbmm(0.25 * b[None, None], x, w.T.expand(len(x), -1, -1)) + 0.75 * b
+    ),
     "three": lambda x, w, b: F.linear(x, w, b) + b - b,
     "taken from": lambda x, w, b: b - F.linear(x, -w),
     "taken from, with another": lambda x, w, b: 2 * b - F.linear(x, -w, b),

@@ -60,15 +60,17 @@ class Layer(NamedTuple):
 
 
 def layered(
-    run: Any, kind: str, op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, dims: Collection[int]
+    run: Any, kind: str, op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, dims: Collection[int], beta: float = 1
 ) -> Tensor:
     """``op(x, weight, bias)`` under the rule for a kind of layer; ``dims``: which dimensions of the result are the
-    weight's, the last is -1. The bias is as a convolution or ``F.linear`` has it."""
+    weight's, the last is -1. The bias is as a convolution or ``F.linear`` has it, and is added ``beta`` times."""
     out: Tensor = run.apply(kind, op, x, weight, bias)
     recipe = run.recipe
     if run.asks_for_weights and (getattr(recipe, kind) is not rules.unmodified or recipe.has_places()) and carries(out):
         if bias is not None and kind == "convolution":
             bias = bias.view(-1, *(1,) * (weight.ndim - 2))
+        if bias is not None and beta != 1:
+            bias = beta * bias if beta else None  # what is not added may be no number
 
         def product(x: Tensor, weight: Tensor) -> Tensor:
             return op(x, weight, None)

@@ -162,7 +162,10 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
                     op = _kernels.for_sparse_gradients(op, transposed=True)
                 elif run.is_usual and run.recipe.linear is rules.unmodified and _prefers_onednn(run, x, weight):
                     op = _kernels.by_onednn(op, transposed=True)
-            return run.apply("linear", op, x, weight, bias)
+            if func.__name__ not in ("addmm", "baddbmm") or not isinstance(bias, Tensor):
+                return run.apply("linear", op, x, weight, bias)
+            beta = settings.get("beta", 1)
+            return _biases.layered(run, "linear", op, x, weight, bias, {-1 if x is a else -2}, beta)
         if run.recipe.linear is rules.unmodified:
             return run.apply("linear", lambda x, weight, _: op(x, weight, bias), x, weight, None)
         apart = run.apply("linear", op, x, weight, None)
