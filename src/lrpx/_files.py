@@ -7,9 +7,9 @@ import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from lrpx.errors import ResultFileError
+from lrpx.errors import DataError, ResultFileError
 
 TEMPORARY = ".tmp"
 """How a file that is not whole yet ends."""
@@ -106,3 +106,15 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what a killed process left half written in a folder."""
     for path in folder.glob(f".*{TEMPORARY}"):
         path.unlink()
+
+
+def named_once(where: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for ``json.loads(…, object_pairs_hook=…)``; of two values with one name none is right.
+
+    Raises:
+        DataError: a name stands twice; ``where`` is the line that says it.
+    """
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise DataError(f"{where} says {', '.join(name for name, _ in pairs)}, of which one stands twice; leave one")
+    return found

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from lrpx._modules import layer_of
 from lrpx.errors import MethodError, ModelError
-from lrpx.units import READS, Called, Place, own_paths, places
+from lrpx.units import Place, places
+from lrpx.units._place import READS, own_paths
+from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

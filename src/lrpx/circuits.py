@@ -34,7 +34,7 @@ from torch import Tensor
 from lrpx._wiring import Wiring, wiring_of
 from lrpx.errors import InputError, MethodError
 from lrpx.patching import backward, beginning, between, by_row
-from lrpx.units import Called
+from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -32,22 +32,11 @@ from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import CACHES, interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
-from lrpx.units import (
-    AGAIN,
-    Called,
-    Place,
-    attends,
-    called,
-    calls_of,
-    is_looking,
-    is_picked,
-    is_turned,
-    neurons_or_heads,
-    own_paths,
-    split_name,
-    stack_of,
-    with_tokens,
-)
+from lrpx.units import Place
+from lrpx.units._asked import attends, calls_of, is_picked, is_turned, neurons_or_heads
+from lrpx.units._looking import is_looking, with_tokens
+from lrpx.units._place import called, own_paths, split_name, stack_of
+from lrpx.units._reading import AGAIN, Called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -55,7 +55,7 @@ from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
 from lrpx.tasks import Task
-from lrpx.units import has_turned, with_tokens
+from lrpx.units._looking import has_turned, with_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,7 +19,8 @@ from lrpx.errors import InputError, MethodError
 from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
 from lrpx.ranking import MeanUnit, Unit
-from lrpx.units import Reading, place_in, places, with_tokens
+from lrpx.units import Reading, place_in, places
+from lrpx.units._looking import with_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

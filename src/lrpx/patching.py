@@ -35,7 +35,8 @@ from lrpx.errors import InputError, MethodError, TargetError
 from lrpx.interventions import Patch, Writing, recording, writing
 from lrpx.questions import Question, Questions
 from lrpx.targets import Contrast, Target
-from lrpx.units import Called, Place, places
+from lrpx.units import Place, places
+from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -31,7 +31,10 @@ from lrpx.questions import Question, Questions
 from lrpx.recipes import ATTNLRP
 from lrpx.rules import with_gradient_of
 from lrpx.targets import target_of
-from lrpx.units import Called, called, example, places, split_name
+from lrpx.units import places
+from lrpx.units._looking import example
+from lrpx.units._place import called, split_name
+from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

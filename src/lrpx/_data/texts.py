@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from lrpx._files import named_once
 from lrpx.errors import DataError
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def _json(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, 
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=partial(_named_once, f"{path}:{number}"))
+            row = json.loads(line, object_pairs_hook=partial(named_once, f"{path}:{number}"))
         except DataError:
             raise
         except (ValueError, RecursionError) as error:
@@ -226,14 +227,6 @@ def _json(path: Path, lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, 
         if not isinstance(row, dict):
             raise DataError(f"{path}:{number} holds {type(row).__name__}; write one object a line")
         yield number, row
-
-
-def _named_once(where: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a line; of two values with one name none is right."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise DataError(f"{where} says {', '.join(name for name, _ in pairs)}, of which one stands twice; leave one")
-    return found
 
 
 def _parquet(path: Path, text: str, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -31,7 +31,8 @@ from lrpx.recipes import ATTNLRP
 from lrpx.runs import Store, versions, write_table
 from lrpx.targets import Logit, whole_number
 from lrpx.tasks import Task
-from lrpx.units import Called, Place, places
+from lrpx.units import Place, places
+from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

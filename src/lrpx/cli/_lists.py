@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.text import Text
 
-from lrpx._files import goes_on
+from lrpx._files import goes_on, named_once
 from lrpx._scripts import digest_of
 from lrpx.cli import in_one_line
 from lrpx.cli._mends import on_the_command_line
@@ -209,10 +209,7 @@ def _object(text: str, where: str) -> dict[str, Any]:
 
 def _said(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     """An object of a line; null is how tables write what is not there."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise DataError(f"{where} says {', '.join(name for name, _ in pairs)}, of which one stands twice; leave one")
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in named_once(where, pairs).items() if value is not None}
 
 
 def _is(value: Any, kind: Any) -> bool:

@@ -1,0 +1,130 @@
+"""What is asked of a model's units: where they are, and what is known of the modules there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from lrpx._modules import layer_of
+from lrpx.errors import LRPxError, MethodError
+from lrpx.units._looking import found_in
+from lrpx.units._place import KINDS, TITLES, Kind, Place, is_in, own_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.nn import Module
+
+    from lrpx.engine._places import Side
+
+
+def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -> tuple[Place, ...]:
+    """The places of all units of a kind, in the order of the forward pass.
+
+    The model is run once, under no recipe; what was found is kept with it.
+
+    Args:
+        model: a model in eval mode.
+        kind: one of :data:`KINDS`.
+        inputs: an example of what its forward pass takes; a few tokens by default, or an empty image.
+
+    Raises:
+        MethodError: there are none, or the model computes some of them inside a module (experts in one tensor), where
+            nothing can be read or written.
+        ModelError: it is in training mode, or nobody knows what it takes.
+
+    >>> from lrpx.model import Spec
+    >>> found = places(Spec().build().module, "neurons")
+    >>> len(found), found[0].path, found[0].width
+    (6, 'model.layers.0.mlp.down_proj', 704)
+    """
+    if kind not in KINDS:
+        raise MethodError(f"there are no units called {kind!r}; pass one of {', '.join(KINDS)}")
+    found = found_in(model, inputs)
+    chosen = tuple(place for place in found.places if place.kind == kind)
+    if chosen and kind in ("neurons", "mlp") and found.experts:
+        raise MethodError(
+            f"{type(model).__name__} computes some of its {TITLES[kind]} inside {found.experts[0]}, where no module "
+            "takes or gives them for all tokens, as with experts whose weights are one tensor or a second stream, or "
+            "several layers read them, and others elsewhere; ask for other units, or for those alone that "
+            f"{chosen[0].path} is given: "
+            'trace.relevance(path, of="input"), lrpx.intervene of (path, "input")'
+        )
+    if not chosen:
+        inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)
+        name = type(model).__name__
+        if inside:
+            raise MethodError(
+                f"{name} computes its {TITLES[kind]} inside {inside}, where no module takes or gives them for all "
+                "tokens, as with experts whose weights are one tensor, or several layers read them, as with a low-rank "
+                "adapter in the block's own forward pass; ask for other units"
+            )
+        raise MethodError(
+            f"no {TITLES[kind]} were found in {name}: none of its modules does what makes them (lrpx.units); ask for "
+            "other units"
+        )
+    return chosen
+
+
+def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
+    """The modules at a path, or in the module there, at which latent neurons or heads are; none where some of these are
+    computed inside of it (experts), and are at no module.
+
+    Raises:
+        ModelError: as :func:`places`.
+    """
+    found = found_in(model, None)
+
+    if any(is_in(each, path) for each in found.experts):
+        return {}
+    there = (place for place in found.places if place.kind in ("neurons", "heads") and is_in(place.path, path))
+    inside: dict[str, Place] = {}
+    for each in there:
+        inside.setdefault(each.path, each)
+    return inside
+
+
+def attends(model: Module, path: str) -> bool:
+    """Whether attention is computed in a module of a layer, or what it gives is read by a linear layer there: one of
+    heads, if :func:`neurons_or_heads` knows some in it, and else one whose heads nobody knows.
+
+    Raises:
+        ModelError: as :func:`places`.
+    """
+    return layer_of(path) is not None and any(is_in(each, path) for each in found_in(model, None).attending)
+
+
+def calls_of(model: Module) -> Mapping[str, int]:
+    """How often each module is called in one forward pass.
+
+    Raises:
+        ModelError: nobody knows what the model takes.
+    """
+    return found_in(model, None).calls
+
+
+def is_turned(model: Module, path: str, side: Side) -> bool | None:
+    """Whether a module takes, or gives, the tokens before the rows, ``[T, B, n]``; None where nobody knows what the
+    model takes."""
+    try:
+        return (own_paths(model)[path], side) in found_in(model, None).turned
+    except LRPxError:
+        return None
+
+
+def is_picked(model: Module, path: str, side: Side) -> bool:
+    """Whether a module, or another expert beside it, takes or gives rows that were picked among the tokens by their
+    numbers, in whatever order; False where nobody knows what the model takes."""
+    try:
+        picked = found_in(model, None).picked
+        return (_alike(own_paths(model)[path]), side) in {(_alike(each), its) for each, its in picked}
+    except LRPxError:
+        return False
+
+
+def _alike(path: str) -> str:
+    """A path without the numbers in it, the same of all experts.
+
+    >>> _alike("layers.0.experts.3.up")
+    'layers.#.experts.#.up'
+    """
+    return ".".join("#" if each.isdigit() else each for each in path.split("."))

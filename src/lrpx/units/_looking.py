@@ -1,0 +1,242 @@
+"""A model runs once on a few tokens, so that its units are known; what was found is kept with it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
+
+from lrpx import tasks
+from lrpx._hooks import hooks
+from lrpx._modules import adapted_layers, attending_as_before, named_modules
+from lrpx.engine import propagate
+from lrpx.engine._book import storage_of
+from lrpx.engine._observer import first_tensor
+from lrpx.engine._running import CACHES, is_running
+from lrpx.errors import LRPxError, ModelError
+from lrpx.recipes import GRADIENT
+from lrpx.units._follower import Follower
+from lrpx.units._place import Place, own_paths
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch.nn import Module
+
+    from lrpx.engine._places import Side
+
+LENGTH = 5
+"""On so many tokens a model is run to find its units."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    modules: tuple[str, ...]
+    places: tuple[Place, ...]
+    inside: dict[str, str]
+    experts: tuple[str, ...]
+    calls: Mapping[str, int]
+    turned: frozenset[tuple[str, Side]]
+    attending: frozenset[str]
+    """Modules that compute attention themselves, and the linear layers that these call behind it."""
+    picked: frozenset[tuple[str, Side]]
+
+
+_known: weakref.WeakKeyDictionary[Module, _Found] = weakref.WeakKeyDictionary()
+_with_tokens: weakref.WeakKeyDictionary[Module, dict[object, frozenset[tuple[str, Side]]]] = weakref.WeakKeyDictionary()
+_looking = threading.local()
+
+
+def is_looking() -> bool:
+    """Whether this thread runs a model to find its units, and not for its user."""
+    return getattr(_looking, "now", False)
+
+
+def found_in(model: Module, inputs: Mapping[str, Any] | None) -> _Found:
+    modules = tuple(f"{path} {type(module).__name__}" for path, module in named_modules(model))
+    known = _known.get(model)
+    if known is None or known.modules != modules:
+        if model.training or tasks.active_dropout(model):
+            raise ModelError(f"{type(model).__name__} is in training mode; call model.eval()")
+        _known[model] = known = _look(model, modules, example(model) if inputs is None else inputs)
+    return known
+
+
+def example(model: Module) -> dict[str, Any]:
+    """A short input.
+
+    Raises:
+        ModelError: nobody knows what the model takes.
+    """
+    config: Any = getattr(model, "config", None)
+    weight = tasks.first_weight(model)
+    device = tasks.input_device(model)
+    names = getattr(model, "main_input_name", None) or "input_ids"
+    if names == "pixel_values" and isinstance(side := getattr(config, "image_size", None), (int, list, tuple)):
+        size = (side, side) if isinstance(side, int) else tuple(side)
+        shape = 1, getattr(config, "num_channels", 3), *size
+        numbers = torch.linspace(-1, 1, shape[1] * size[0] * size[1], device=device)
+        return {"pixel_values": numbers.reshape(shape).to(weight.dtype)}
+    if names != "input_ids" or not tasks.accepts(model, "input_ids"):
+        raise ModelError(
+            f"nobody knows what {type(model).__name__} takes; pass an example, places(model, kind, inputs={{…}})"
+        )
+    ids = torch.arange(LENGTH, device=device)[None] % len(weight)  # that of the token embedding
+    end = tasks.end_read(model, tasks.Task.CLASSIFICATION)
+    if end is not None:  # which a classifier reads, and at one place
+        ids = torch.where(ids == end, end - 1 if end else 1, ids)
+        ids[0, -1] = end
+    found: dict[str, Any] = {"input_ids": ids}
+    if getattr(config, "is_encoder_decoder", False) and "SequenceClassification" not in type(model).__name__:
+        found["decoder_input_ids"] = ids[:, :-1]
+    if tasks.accepts(model, "use_cache"):
+        found["use_cache"] = False
+    return found
+
+
+def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) -> _Found:
+    follower = Follower(own_paths(model), map(storage_of, model.parameters()), adapted_layers(model))
+    with (
+        _now_looking(),
+        torch.random.fork_rng(devices=[]),
+        attending_as_before(model),
+        propagate(model, GRADIENT, (), taps=[follower]),
+    ):
+        try:
+            model(**inputs)
+        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
+            if isinstance(error, LRPxError):
+                raise
+            first = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ModelError(
+                f"{type(model).__name__} cannot be run to find its units ({first}); pass an example of what it takes, "
+                "places(model, kind, inputs={…})"
+            ) from error
+    found = tuple(follower.found())
+    experts = follower.experts({place.path for place in found})
+    return _Found(
+        modules,
+        found,
+        follower.inside,
+        experts,
+        follower.calls,
+        turned=frozenset(follower.turned),
+        picked=frozenset(follower.picked),
+        attending=frozenset(follower.attending),
+    )
+
+
+def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
+    """The same, from one run, whose graph keeps no values."""
+    is_both = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    tables = tasks.source_paths(model, tasks.Task.SEQ2SEQ if is_both else tasks.Task.CAUSAL)
+    begins: dict[Any, bool] = {}
+    sees: dict[tuple[str, Side], bool] = {}
+
+    def begin(value: Tensor) -> Tensor:
+        leaf = value.detach().requires_grad_()
+        begins[get_gradient_edge(leaf).node] = True
+        return leaf.clone()  # into which the model may write
+
+    def look(path: str, side: Side, value: Tensor | None) -> None:
+        if value is not None:
+            sees[path, side] = sees.get((path, side), True) and _comes_from(value, begins)
+
+    def entered(path: str) -> Callable[..., Any]:
+        return lambda _, args, kwargs: look(path, "input", first_tensor((*args, *kwargs.values())))
+
+    def left(path: str) -> Callable[..., Any]:
+        def after(_: Module, args: Any, output: Any) -> Any:
+            is_table = path in tables and args and first_tensor(args) is None and isinstance(output, Tensor)
+            found = begin(output) if is_table else None
+            look(path, "output", first_tensor(output) if found is None else found)
+            return found
+
+        return after
+
+    with (
+        _now_looking(),
+        torch.random.fork_rng(devices=[]),
+        attending_as_before(model),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        saved_tensors_hooks(lambda _: None, lambda kept: kept),
+        hooks() as on,
+    ):
+        for path, module in named_modules(model):
+            if own[path] == path:
+                on.before(module, entered(path), with_kwargs=True)
+                on.after(module, left(path))
+        given = {name: _plain(value) for name, value in inputs.items()}
+        if isinstance(given.get("inputs_embeds"), Tensor):
+            given["inputs_embeds"] = begin(given["inputs_embeds"])
+        if tasks.accepts(model, "use_cache"):
+            given["use_cache"] = False
+        model(**given)
+    return frozenset(place for place, is_seen in sees.items() if is_seen)
+
+
+def _plain(value: Any) -> Any:
+    """A tensor that a graph can keep, which one made in inference mode is not."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+def _comes_from(value: Tensor, known: dict[Any, bool]) -> bool:
+    """Whether a value is computed from what is known to be; what is found on the way is known from then on."""
+    if not value.requires_grad:
+        return False
+    start = get_gradient_edge(value).node
+    seen, waiting = set(), [start]
+    while waiting:
+        node = waiting.pop()
+        if known.get(node, False):
+            known[start] = True
+            return True
+        if node not in seen and node not in known:
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions if each is not None]
+    known.update(dict.fromkeys(seen, False))
+    return False
+
+
+@contextmanager
+def _now_looking() -> Iterator[None]:
+    _looking.now = True
+    try:
+        yield
+    finally:
+        _looking.now = False
+
+
+def has_turned(model: Module) -> bool:
+    """Whether some module of a model whose units were looked for takes or gives the tokens before the rows."""
+    known = _known.get(model)
+    return known is not None and bool(known.turned)
+
+
+def with_tokens(model: Module, inputs: Mapping[str, Any]) -> frozenset[tuple[str, Side]]:
+    """The modules that take, or give, in every call what is computed from the tokens that a model is given: not what it
+    makes of an image or a sound before they meet, of which no shape tells how many places it has.
+
+    The model is run once on such inputs; what was found is kept with it. Where this thread runs a model under a recipe
+    it cannot be, and if nothing was found before there are none.
+
+    Raises:
+        ModelError: it has no input embeddings.
+    """
+    inputs = {name: value for name, value in inputs.items() if value is not None and name not in CACHES}
+    own = own_paths(model)
+    names = frozenset(name for name, value in inputs.items() if isinstance(value, (Tensor, list, tuple)))
+    known = _with_tokens.setdefault(model, {})
+    key = names, frozenset(own)
+    if key not in known:
+        if is_running():
+            return frozenset()
+        known[key] = _look_for_tokens(model, own, inputs)
+    return known[key]
