@@ -203,7 +203,8 @@ class Recipe:
 
         Args:
             path: shell pattern on the module's path, ``"model.layers.3.mlp"`` or ``"*.mlp"``.
-            layers: only in the layers of these indices: an int, a range, a slice or any container.
+            layers: only in the layers of these indices: an int, a range, a slice or any container. A model that has not
+                all that are named one by one is refused; a range or a slice may go beyond its last.
             use: take every rule from this recipe, which has one for each kind of operation and no overrides.
             kinds: rules by kind of operation: ``linear=Gamma(0.25)``.
 

@@ -241,7 +241,7 @@ def _refuse_unused(recipe: Recipe, model: str, modules: dict[str, Module]) -> No
     """Refuse an override of what a model does not have. A range of layers may begin behind the last.
 
     Raises:
-        MethodError: it has no such path, none of such layers, which were named one by one, or nothing of the path in
+        MethodError: it has no such path, not all of such layers, which were named one by one, or nothing of the path in
             its layers.
     """
     for override in recipe.overrides:
@@ -256,9 +256,13 @@ def _refuse_unused(recipe: Recipe, model: str, modules: dict[str, Module]) -> No
         numbers, of_path = (
             {layer.number for path in among if (layer := layer_of(path)) is not None} for among in (modules, paths)
         )
-        if isinstance(override.layers, tuple) and numbers.isdisjoint(override.layers):
+        named = override.layers if isinstance(override.layers, tuple) else ()
+        if missing := [number for number in named if number not in numbers]:
             has = f"layers {min(numbers)} to {max(numbers)}" if numbers else "no list of layers"
-            raise MethodError(f"{model} has none of {override.where}, which an override wants; it has {has}")
+            raise MethodError(
+                f"{model} has no layer {' and no layer '.join(map(str, missing))}, which an override wants "
+                f"({override.where}); it has {has}"
+            )
         if numbers and (not of_path or (isinstance(override.layers, tuple) and of_path.isdisjoint(override.layers))):
             raise MethodError(
                 f"{override.where!r} is nothing in {model}: what {override.path!r} names is in none of these layers; "
