@@ -287,7 +287,8 @@ def test_what_is_shown(bundled):
     assert "logit of ' are'" in str(found)
     assert "default-src 'none'" in page
     several = str(bundled.neurons(["The doors", "A cat"], " are", versus=["The door"], top=3))
-    assert "2 texts less 1 texts" in several
+    assert "2 texts less 1 text" in several
+    assert "sum: over the first texts" in several
     assert "95 % bootstrap" in several
     for kind, many in zip(KINDS, CALLED, strict=True):
         assert many in str(bundled.neurons("The doors", " are", kind=kind, top=2))

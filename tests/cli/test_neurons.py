@@ -71,7 +71,7 @@ def test_rank_over_files(command, tmp_path):
         "rank", "--texts", tmp_path / "a.txt", "--versus", tmp_path / "b.txt", "--target", " are", "--top", 3
     )
     assert code == 0
-    assert "2 texts less 1 texts" in out
+    assert "2 texts less 1 text" in out
 
 
 def test_flow(command, tmp_path):

@@ -48,7 +48,9 @@ def drawn(ranking: Ranking) -> Tabled:
         title = f"{ranking.explained.description} = {number(ranking.explained.value)}"
         note = "activation: of several features the length of their vector; share: of the explained value"
     else:
-        counts = " less ".join(f"{count} texts" for count in ranking.texts)
+        counts = " less ".join("1 text" if count == 1 else f"{count:,} texts" for count in ranking.texts)
         title = f"mean relevance over {counts}"
         note = "from, to: 95 % bootstrap interval of each unit alone; the largest of many are partly so by chance"
+        if len(ranking.texts) > 1:
+            note += "; sum: over the first texts"
     return Tabled(one_line(title), one_line(facts), tuple(columns), tuple(rows), ratios(sizes), note)
