@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import types
 
 import pytest
 import torch
@@ -744,6 +745,55 @@ def test_a_model_of_ones_own_whose_rows_see_each_other_runs_row_by_row():
 
     found = explain(row, target=5, method="leave-one-out").relevance
     assert found[:-1].tolist() == pytest.approx([value() - value(i) for i in range(len(row) - 1)], abs=1e-9)
+
+
+class Typed(Own):
+    """Cannot run without its tokens' types, and averages over all places of its input, whatever the mask says."""
+
+    def __init__(self, most=64, together=False):
+        super().__init__(looks_back=False)
+        self.positions, self.together = torch.nn.Embedding(most, 8), together
+        self.config = types.SimpleNamespace(pad_token_id=0)
+
+    def forward(self, input_ids, attention_mask, token_type_ids):
+        x = self.embedding(input_ids) + self.positions(torch.arange(input_ids.shape[1]))
+        if self.together:
+            kept = attention_mask[..., None].double()
+            return {"last_hidden_state": x - (x * kept).sum((0, 1)) / kept.sum()}
+        return self.head((x + token_type_ids[..., None]).mean(1))
+
+
+class Untyped(Typed):
+    def forward(self, input_ids, attention_mask):
+        return super().forward(input_ids, attention_mask, torch.zeros_like(input_ids))
+
+
+def encoded(rows):
+    wide = max(map(len, rows))
+    mask = torch.tensor([[1] * len(row) + [0] * (wide - len(row)) for row in rows])
+    ids = torch.tensor([row + [0] * (wide - len(row)) for row in rows])
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+
+
+@pytest.mark.parametrize("build", [Typed, lambda: Untyped(most=12), lambda: Untyped(most=5)])
+def test_a_model_of_ones_own_that_ignores_its_mask_runs_row_by_row(build):
+    model = build().double().eval()
+    rows = [[5, 6, 7, 8, 9], [4, 3], [11, 12, 13]]
+    explain = Explainer(model, task=Task.CLASSIFICATION)
+    asked = encoded(rows) if type(model) is Typed else rows
+    for many, row in zip(explain(asked, 1), rows, strict=True):
+        ids = torch.tensor([row])
+        alone = model(*encoded([row]).values()) if type(model) is Typed else model(ids, torch.ones_like(ids))
+        assert many.explained.value == pytest.approx(float(alone[0, 1].detach()), abs=1e-12)
+
+
+def test_hidden_states_that_hang_on_other_rows_run_row_by_row():
+    model = Untyped(together=True).double().eval()
+    explain = Explainer(model, task=Task.EMBEDDINGS)
+    assert explain.bound.rows_meet
+    pairs = [([5, 6, 7], [8, 9]), ([1, 2, 3, 4], [3, 2])]
+    for many, pair in zip(explain(pairs), pairs, strict=True):
+        torch.testing.assert_close(many.relevance, explain(pair).relevance, rtol=0, atol=1e-12)
 
 
 def test_a_padding_token_that_is_taken_away_or_named_later():

@@ -470,9 +470,9 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
             for rows in (ids[:1], ids):
                 given = dict.fromkeys(task.arguments, rows)
                 given |= {MASKS[name]: torch.ones_like(rows) for name in given if accepts(model, MASKS[name])}
-                found.append(_named(model(**given), "logits"))
-    except Exception:  # of the model's own: it takes something else, and a run will say so
-        return False
+                found.append(_first_of(model(**given | _needed(model, rows))))
+    except Exception:  # of the model's own: it takes something else, or fewer tokens, and nothing is known
+        return not _is_theirs(model)
     alone, beside = found
     if not (isinstance(alone, Tensor) and isinstance(beside, Tensor) and alone.ndim and beside.ndim):
         return False
@@ -504,6 +504,30 @@ def looks_back(model: Module) -> bool:
     )
 
 
+def _is_theirs(model: Module) -> bool:
+    """Whether a model, without what adapters have put around it, is one of transformers."""
+    return type(base_model(model)).__module__.startswith("transformers.")
+
+
+def _needed(model: Module, ids: Tensor) -> dict[str, Tensor]:
+    """What a module of one's own cannot run without, beside ids and their mask: what tokenizers tell of each token."""
+    kinds = inspect.signature(model.forward).parameters.get("token_type_ids")
+    return {} if kinds is None or kinds.default is not kinds.empty else {"token_type_ids": torch.zeros_like(ids)}
+
+
+def _first_of(output: Any) -> Tensor:
+    """What a model says in a short run: its logits, those of a span's start, or its hidden states.
+
+    Raises:
+        ValueError: none of these.
+    """
+    for name in ("logits", "start_logits", "last_hidden_state"):
+        found = _named(output, name)
+        if isinstance(found, Tensor) and found.ndim > 1:
+            return found
+    raise ValueError("no logits and no hidden states")
+
+
 def _is_close(alone: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     """Whether outputs are the same, but for rounding beside the largest finite number of them."""
     largest, lost = alone.nan_to_num(0, 0, 0).abs().max().item(), torch.finfo(dtype).eps ** 0.5
@@ -524,7 +548,7 @@ def hides(model: Module, task: Task) -> bool:
                 given = {"input_ids": ids, "attention_mask": (~hidden.bool()).to(torch.int64)}
                 if "decoder_input_ids" in task.arguments:
                     given["decoder_input_ids"] = ids[:, :3]
-                found.append(_named(model(**given), "logits"))
+                found.append(_named(model(**given | _needed(model, ids)), "logits"))
         return not torch.equal(*found)
     except Exception:  # of the model's own: it takes something else
         return True
@@ -557,7 +581,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
                 (text, torch.ones_like(text)),
                 (torch.nn.functional.pad(text, space, value=pad_id), torch.nn.functional.pad(text * 0 + 1, space)),
             ):
-                given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+                given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask} | _needed(model, ids)
                 if side == "left" and not mask.all():
                     given["position_ids"] = position_ids(model, task, mask)
                 if task.together == "choices":
@@ -566,13 +590,12 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
                     given["use_cache"] = False
                 if "decoder_input_ids" in task.arguments:
                     given["decoder_input_ids"] = text[:, :3]
-                named = (_named(model(**given), name) for name in ("logits", "start_logits", "last_hidden_state"))
-                found.append(next(each for each in named if isinstance(each, Tensor) and each.ndim > 1))
+                found.append(_first_of(model(**given)))
             draws = not torch.equal(before, torch.get_rng_state())
     except InputError:  # no padding on the left; a run will say so
         return True
-    except Exception:  # of the model's own: it takes something else, and a run will say so; or no positions (Reformer)
-        return side == "right" or not found
+    except Exception:  # it takes something else, and a run will say so; or no positions (Reformer)
+        return _is_theirs(model) and (side == "right" or not found)  # one's own may take fewer tokens: nothing is known
     alone, padded = found
     padded = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
     if alone.shape != padded.shape:
