@@ -796,6 +796,32 @@ def test_hidden_states_that_hang_on_other_rows_run_row_by_row():
         torch.testing.assert_close(many.relevance, explain(pair).relevance, rtol=0, atol=1e-12)
 
 
+class Unmasked(Own):
+    """An encoder and a decoder, which is told of no padding."""
+
+    def __init__(self):
+        super().__init__(looks_back=True)
+
+    def get_encoder(self):
+        return self
+
+    get_decoder = get_encoder
+
+    def forward(self, input_ids, attention_mask, decoder_input_ids):
+        kept = attention_mask[..., None].double()
+        read = (self.embedding(input_ids) * kept).sum(1, keepdim=True) / kept.sum(1, keepdim=True)
+        return self.head(read * self.embedding(decoder_input_ids).cumsum(1))
+
+
+def test_a_decoder_of_ones_own_that_takes_no_mask_runs_row_by_row():
+    model = Unmasked().double().eval()
+    explain, texts, written = Explainer(model, task=Task.SEQ2SEQ), ROWS[:2], [[1], [2, 4, 9]]
+    for many, ids, begun in zip(explain(texts, decoder=written), texts, written, strict=True):
+        ids, begun = torch.tensor([ids]), torch.tensor([begun])
+        best = model(ids, torch.ones_like(ids), begun)[0, -1].max()
+        assert many.explained.value == pytest.approx(float(best.detach()), abs=1e-12)
+
+
 def test_a_padding_token_that_is_taken_away_or_named_later():
     model = tiny.llama_classifier()
     explain = Explainer(model)

@@ -236,8 +236,7 @@ def batch_of(
         wide = width[i] if i < len(width) else 0
         ids, mask = _tokens.pad([segment.tokens.ids for segment in each], pad_id, where, wide)
         named: dict[str, Tensor] = {argument: ids}
-        # a decoder's mask is given even where the forward pass hides it among its keyword arguments
-        if argument != "input_ids" or tasks.accepts(model, tasks.MASKS[argument]):
+        if tasks.takes_mask(model, argument):
             named[tasks.MASKS[argument]] = mask
         if argument == "input_ids":
             named |= _fields(each, ids.shape[1], where)

@@ -385,7 +385,8 @@ class BoundModel(Named):
             return False
         if not self.task.segments:
             return True
-        if not self.accepts("attention_mask"):
+        takes_masks = all(tasks.takes_mask(self.module, argument) for argument in self.task.arguments)
+        if not (takes_masks and self.accepts("attention_mask")):
             return self.task is Task.CAUSAL and self.padding_side == "right" and self._looks_back
         takes_last = getattr(self.config, "summary_type", None) == "last"
         end = tasks.end_read(self.module, self.task)

@@ -230,6 +230,13 @@ def _inherited(model_class: type, argument: str) -> bool:
     return False
 
 
+def takes_mask(model: Module, argument: str) -> bool:
+    """Whether the model may be told which of these tokens are none. Of a decoder's it is told also where its forward
+    pass takes arguments of any name and hides this one among them."""
+    hidden = argument != "input_ids" and ANY in _parameters.__wrapped__(model.forward)
+    return hidden or accepts(model, MASKS[argument])
+
+
 def may_hand_on(model: Module) -> bool:
     """Whether nobody can tell which arguments a model takes: its forward pass, none of transformers' own, takes any and
     may hand them on to a model inside, or leave them out."""
