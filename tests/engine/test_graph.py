@@ -1068,6 +1068,28 @@ def test_compiled_models_name_what_to_pass() -> None:
         pass
 
 
+def test_a_model_that_switches_gradients_off_is_told_so() -> None:
+    class Frozen(nn.Module):
+        def __init__(self, looks_up: bool) -> None:
+            super().__init__()
+            self.tower, self.head = nn.Linear(4, 4, dtype=WIDE), nn.Linear(4, 4, dtype=WIDE)
+            self.table = nn.Embedding(4, 4, dtype=WIDE) if looks_up else nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                seen = self.tower(self.table(x))
+            return self.head(seen)
+
+    for model, x, told in (
+        (Frozen(looks_up=False), X, r"or where gradients are off, as table computes"),
+        (Frozen(looks_up=True), torch.tensor([[1, 2]]), r"not inside of the model's own torch\.no_grad\(\)"),
+    ):
+        with propagate(model, LRP) as trace:
+            value = model(x).sum()
+        with pytest.raises(TraceError, match=told):
+            trace.explain(value)
+
+
 def test_a_part_without_gradients_warns() -> None:
     class Frozen(nn.Module):
         def __init__(self) -> None:

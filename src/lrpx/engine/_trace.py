@@ -187,7 +187,7 @@ class Trace:
             raise TraceError(
                 "nothing was recorded: call the very module that was given to propagate(), inside the block; neither "
                 "its methods, as model.encode(), nor a part of it are seen, and its input must be looked up in an "
-                "embedding or be floating-point tensors"
+                "embedding or be floating-point tensors, and not inside of the model's own torch.no_grad()"
             )
         if self._spent:
             raise TraceError(
@@ -197,9 +197,10 @@ class Trace:
         for tap in self.taps:
             tap.check()
         if not value.requires_grad:
+            cut = f", or where gradients are off, as {self.notes.cut} computes" if self.notes.cut else ""
             raise TraceError(
                 "the value does not depend on the model's inputs under this recipe, as where it ends in a softmax that "
-                "the recipe holds constant; pass a logit of this very run"
+                f"the recipe holds constant{cut}; pass a logit of this very run"
             )
         self.refuse_non_finite(value.detach(), "explained value")
         self._gradients = self._explained = None
