@@ -524,6 +524,20 @@ def test_what_is_no_image_says_so(processed, photograph, tmp_path):
         Explainer(build("vit"))(photograph)
 
 
+def test_patches_that_a_processor_cuts_itself_are_refused_by_name():
+    pil = pytest.importorskip("PIL.Image", reason="Pillow is not installed")
+    from transformers.models.siglip2.image_processing_pil_siglip2 import Siglip2ImageProcessorPil
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = tf.Siglip2Config(vision_config={**small, "patch_size": 8, "num_patches": 16}, num_labels=3)
+    read = Siglip2ImageProcessorPil(patch_size=8, max_num_patches=16)
+    explain = Explainer(tf.Siglip2ForImageClassification(config).eval(), read)
+    photo = pil.fromarray(np.random.default_rng(0).integers(0, 255, (48, 64, 3), dtype=np.uint8))
+    for given in (photo, read(photo, return_tensors="pt")):
+        with pytest.raises(InputError, match=r"cuts images into patches itself.*; .*use lrpx.propagate"):
+            explain(given)
+
+
 def test_a_module_of_ones_own_that_cannot_take_the_size():
     explain = Explainer(OwnViT("conv").eval().double(), task=Task.IMAGE_CLASSIFICATION)
     with pytest.raises(InputError, match="OwnViT cannot take pixels of 3 × 20 × 20"):

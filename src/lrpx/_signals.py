@@ -11,6 +11,8 @@ from lrpx._images import as_of_a_file, open_image, reader_of
 from lrpx.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch.nn import Module
 
 
@@ -67,9 +69,21 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
             f"the processor cannot read the image, which is {_told(given)}: {told}; pass one of as many colours as "
             "the model was trained with, such as image.convert('RGB'), or pixel_values"
         ) from error
+    refuse_packed(made)
     pixels = made["pixel_values"]
     _refuse_channels(model, pixels, given)
     return {argument: pixels}
+
+
+def refuse_packed(made: Mapping[str, Any]) -> None:
+    """Refuse what a processor has made of an image where it cuts it into patches itself, as that of SigLIP 2 does for
+    images of any shape: no pixel has a row and a column then."""
+    if made.get("spatial_shapes") is not None:
+        raise InputError(
+            "the processor cuts images into patches itself, and says in spatial_shapes how many rows and columns of "
+            "them there are; an image is explained as pixel_values [channels, rows, columns], so use "
+            "lrpx.propagate(model, recipe), which gives relevance at any input"
+        )
 
 
 def _refuse_numbers(processor: Any, given: Any) -> None:
