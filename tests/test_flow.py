@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import transformers as tf
 from rich.console import Console
 
 import lrpx
@@ -132,6 +133,19 @@ def test_other_families():
         assert flow["residual"].shape == (2, 7)
         assert ("heads" in flow.attribution.parts) == (name != "mamba")
         assert ("mlp" in flow.attribution.parts) == (name != "mixtral")
+
+
+def test_a_layer_without_attention_shows_no_head():
+    config = tf.JambaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=32,
+        vocab_size=40, attn_layer_period=2, attn_layer_offset=1, num_experts=1, mamba_d_state=4,
+        use_mamba_kernels=False,
+    )  # fmt: skip
+    flow = lrpx.Explainer(tf.JambaForCausalLM(config).double().eval()).flow(IDS, 5)
+    rows = [[cell.strip() for cell in line.split("│")] for line in str(flow).splitlines() if line.startswith("│ ")]
+    assert ": " in rows[0][5]
+    assert rows[1][5] == ""
+    assert flow.to_html().count("head 3:") == len(IDS)
 
 
 @pytest.fixture(scope="module")

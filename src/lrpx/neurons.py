@@ -295,8 +295,8 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
     """How the relevance of one question flows: the answers, ``[T]`` of the tokens, and parts of it.
 
     ``"residual"``, ``"attention"``, ``"mlp"`` are ``[L, T]``: the stream behind each layer, and what each branch gives
-    to it; ``"heads"`` ``[L, H, T]``, where every layer has one attention of as many heads. What a model has not is left
-    out.
+    to it; ``"heads"`` ``[L, H, T]``, where every layer has one attention of as many heads, or none: then it has zeros.
+    What a model has not is left out.
 
     Raises:
         MethodError: the model has no layers that are known (:mod:`lrpx.units`).

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.figure import Figure
+    from torch import Tensor
 
     from lrpx.attribution import Attribution
     from lrpx.flow import Flow
@@ -69,6 +70,7 @@ def drawn(flow: Flow) -> Map:
     limit, sink = scale(stream.flatten())
     heads = a.parts["heads"].values if "heads" in a.parts else None
     most = 0.0 if heads is None else float(heads.abs().max())
+    attending = _attending(heads)
     names = tuple(one_line(name) for name in a.parts["residual"].labels["layer"])
     tokens = tuple(visible(token)[1] or " " for token in a.tokens)
     rows, opened = [], []
@@ -84,7 +86,7 @@ def drawn(flow: Flow) -> Map:
                 for part in ("attention", "mlp")
                 if part in a.parts
             ]
-            each = [] if heads is None else heads[layer, :, token].tolist()
+            each = heads[layer, :, token].tolist() if heads is not None and layer in attending else []
             inside = tuple(
                 Cell(layer, head, f"head {head}", amount, share_of_scale(amount, most))
                 for head, amount in enumerate(each)
@@ -95,6 +97,11 @@ def drawn(flow: Flow) -> Map:
         cell = rows[len(names) - 1 - sink // len(tokens)][sink % len(tokens)]
         note += "; " * bool(note) + beyond(cell.place, cell.value)
     return Map(names[::-1], tokens, tuple(rows), tuple(opened), limit, note)
+
+
+def _attending(heads: Tensor | None) -> set[int]:
+    """The layers whose heads have relevance: of a hybrid model's others, which have no heads, there are zeros."""
+    return set() if heads is None else {layer for layer, each in enumerate(heads) if bool(each.any())}
 
 
 def page(flow: Flow) -> str:
@@ -123,7 +130,9 @@ def tabled(flow: Flow) -> Tabled:
     largest relevance, and the tokens that the stream has it at."""
     a = flow.attribution
     branches = [part for part in ("attention", "mlp") if part in a.parts]
-    heads = a.parts["heads"].values.sum(-1) if "heads" in a.parts else None
+    heads = a.parts["heads"].values if "heads" in a.parts else None
+    attending = _attending(heads)
+    heads = None if heads is None else heads.sum(-1)
     columns = [("layer", False), ("stream", True), *((part, True) for part in branches)]
     columns += [] if heads is None else [("first head", True)]
     names = a.parts["residual"].labels["layer"]
@@ -137,7 +146,7 @@ def tabled(flow: Flow) -> Tabled:
         cells += [number(float(a.parts[part].values[layer].sum())) for part in branches]
         if heads is not None:
             head = int(heads[layer].abs().argmax())
-            cells.append(f"{head}: {number(float(heads[layer, head]))}")
+            cells.append(f"{head}: {number(float(heads[layer, head]))}" if layer in attending else "")
         best = stream.abs().argsort(descending=True, stable=True)[:_TOKENS].tolist()
         told = (f"{one_line(a.tokens[token]) or ' '} {number(float(stream[token]))}" for token in best if stream[token])
         rows.append((*cells, " · ".join(told)))
