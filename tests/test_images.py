@@ -538,6 +538,15 @@ def test_patches_that_a_processor_cuts_itself_are_refused_by_name():
             explain(given)
 
 
+def test_pixels_that_are_whole_numbers_are_refused_by_name(processed, photograph):
+    processed.tokenizer.do_rescale = processed.tokenizer.do_normalize = False
+    made = processed.tokenizer(images=np.zeros((16, 16, 3), dtype=np.uint8), return_tensors="pt")
+    assert made["pixel_values"].dtype == torch.uint8
+    for given in (photograph, made, {"pixel_values": np.zeros((1, 3, 16, 16), dtype=np.int64)}):
+        with pytest.raises(InputError, match=r"pixel_values are u?int.*; pass pixel_values.float\(\)"):
+            processed(given)
+
+
 def test_a_module_of_ones_own_that_cannot_take_the_size():
     explain = Explainer(OwnViT("conv").eval().double(), task=Task.IMAGE_CLASSIFICATION)
     with pytest.raises(InputError, match="OwnViT cannot take pixels of 3 × 20 × 20"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import _encoded, _tokens, tasks
 from lrpx._padding import Padding
-from lrpx._signals import refuse_packed, signal
+from lrpx._signals import refuse_unshown, signal
 from lrpx._tokens import Tokens
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
@@ -422,7 +422,7 @@ class Reader:
     def _processed(self, given: Mapping[str, Any], name: str) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
         """What a tokenizer or a processor returned for one input."""
         if self.task.pictures or self.task is Task.IMAGE_TEXT:
-            refuse_packed(given)
+            refuse_unshown(given)
         found = _encoded.read(given, self._takes)
         if found.per_token:
             ids = found.per_token["input_ids"]
