@@ -399,6 +399,23 @@ def test_folders_are_labels(model, tmp_path):
     assert {row["explained"] for row in run.part(0).to_pylist()} == {"logit of 'c1'", "logit of 'c3'"}
 
 
+def test_labels_are_names_or_numbers_and_not_some_of_both(arrays, tmp_path):
+    """Of classes called "1" to "5" the labels 0 to 4 were those of 0, 0, 1, 2, 3."""
+    module = vit().double()
+    module.config.id2label = {i: str(i + 1) for i in range(CLASSES)}
+    module.config.label2id = {name: i for i, name in module.config.id2label.items()}
+    named = BoundModel(module, processor())
+    for y, right in ((np.arange(1, CLASSES + 1), True), (np.arange(CLASSES), False)):
+        np.savez(tmp_path / "named.npz", x=np.zeros((CLASSES, 8, 8, 3), np.uint8), y=y)
+        for name in ("pixels", "mosaics"):
+            run = Run(find(name)(data=tmp_path / "named.npz"), named, METHODS)
+            if not right:
+                with pytest.raises(DataError, match=r"npz:1 has the label '0', .* '\d', which is the name of class \d"):
+                    run.samples  # noqa: B018
+            elif name == "pixels":
+                assert sorted(each.label for each in run.samples.kept) == list(range(CLASSES))
+
+
 def test_some_of_the_images_are_a_sample(model, tmp_path):
     """Of data that are sorted by class too, and always the same."""
     x = np.zeros((50, 8, 8, 3), np.uint8)

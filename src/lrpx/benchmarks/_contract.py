@@ -23,7 +23,7 @@ from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.questions import Answers, Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
     from rich.console import RenderableType
@@ -277,6 +277,32 @@ def labelled(row: Mapping[str, Any], model: BoundModel, path: Path) -> int:
         raise DataError(
             f"{path}:{row['line']} has the label {given!r}, which is not one of the model's classes: {mend}"
         ) from error
+
+
+def refuse_mixed_labels(rows: Iterable[Mapping[str, Any]], model: BoundModel, path: Path) -> None:
+    """Refuse labels that are the names of some classes and the numbers of others, as 0 to 4 are of "1" to "5".
+
+    Raises:
+        DataError: the model has none such; or one is a class's number alone, and another names a class of another
+            number.
+    """
+    if model.task.logits != "classes":
+        return
+    numbers: list[Mapping[str, Any]] = []
+    names: list[tuple[Mapping[str, Any], int]] = []
+    for row in rows:
+        if row["label"] is not None and row["label"].isdecimal():
+            index = labelled(row, model, path)
+            if index != int(row["label"]):
+                names.append((row, index))
+            elif model.label(index) != row["label"]:
+                numbers.append(row)
+    if numbers and names:
+        number, (name, index) = numbers[0], names[0]
+        raise DataError(
+            f"{path}:{number['line']} has the label {number['label']!r}, which is a class's number and no name, and "
+            f"line {name['line']} {name['label']!r}, which is the name of class {index}; write the names of all classes"
+        )
 
 
 def index_of(given: str, model: BoundModel) -> int:
