@@ -75,6 +75,8 @@ LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "taken from": lambda x, w, b: b - F.linear(x, -w),
     "taken from, with another": lambda x, w, b: 2 * b - F.linear(x, -w, b),
     "more than once": lambda x, w, b: torch.add(x @ w.T, 0.5 * b, alpha=2),
+    "inner": lambda x, w, b: torch.inner(x, w) + b,
+    "inner, on the left": lambda x, w, b: (torch.inner(w, x) + b[:, None, None]).permute(1, 2, 0),
     "less, by keyword": lambda x, w, b: torch.sub(x @ w.T, other=b, alpha=-1),
 }
 WHOLE = 8

@@ -201,8 +201,12 @@ def _matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return written
     if run.has_scales and (softmax := _exponentials.times_inverse(run, op, a, b)) is not None:
         return softmax
-    has_bias = run.asks_for_weights and func.__name__ in MATRICES
-    out = product_of_two(run, op, a, b, _dims(a, b) if has_bias else ((), ()))
+    dims: Dims = (), ()
+    if run.asks_for_weights and func.__name__ in MATRICES:
+        dims = _dims(a, b)
+    elif run.asks_for_weights and func.__name__ == "inner":  # those of the first factor before those of the second
+        dims = range(2 - a.ndim - b.ndim, 1 - b.ndim), range(1 - b.ndim, 0)
+    out = product_of_two(run, op, a, b, dims)
     if run.has_scales:
         is_matrix = b.ndim > 1 and func.__name__ != "__rmatmul__"
         again = (lambda a: product_of_two(run, op, a, b)) if is_matrix else None
