@@ -77,6 +77,21 @@ LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "more than once": lambda x, w, b: torch.add(x @ w.T, 0.5 * b, alpha=2),
     "inner": lambda x, w, b: torch.inner(x, w) + b,
     "inner, on the left": lambda x, w, b: (torch.inner(w, x) + b[:, None, None]).permute(1, 2, 0),
+    "in parts": lambda x, w, b: torch.cat(
+        [part + c for part, c in zip((x @ w.T).split((2, OUT - 2), -1), b.split((2, OUT - 2)), strict=True)], -1
+    ),
+    "in parts, before and after": lambda x, w, b: torch.cat(
+        [F.linear(x, w, 0.5 * b)[..., :2] + 0.5 * b[:2], F.linear(x, w, 0.25 * b)[..., 2:] + 0.75 * b[2:]], -1
+    ),
+    "in parts of a convolution": lambda x, w, b: (
+        torch.cat(
+            [
+                part + c[:, None]
+                for part, c in zip(F.conv1d(x.mT, w[:, :, None]).tensor_split(2, 1), b.tensor_split(2), strict=True)
+            ],
+            1,
+        ).mT
+    ),
     "less, by keyword": lambda x, w, b: torch.sub(x @ w.T, other=b, alpha=-1),
 }
 WHOLE = 8

@@ -6,6 +6,7 @@ that is the same for each row is added to what a layer has made, the rule is app
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -170,7 +171,8 @@ def _is_bias(run: Any, bias: Tensor, dims: frozenset[int]) -> bool:
 
 
 def _layer(made: Tensor) -> Layer | None:
-    """How a layer has made a tensor, also where that has another shape since, in the same memory."""
+    """How a layer has made a tensor, also where that has another shape since, or is some of the outputs, in the same
+    memory."""
     if note := getattr(made, LAYER, None):
         return _noted(made, note)
     base = made._base
@@ -187,8 +189,9 @@ def _noted(made: Tensor, note: Note) -> Layer | None:
 
 
 def _moved(layer: Layer, made: Tensor, base: Tensor) -> Layer | None:
-    """``layer``, which has made the base of ``made``."""
-    if made.numel() != base.numel() or not base.is_contiguous() or base.storage_offset():
+    """``layer``, which has made the base of ``made``: its outputs for all rows, or some of them, as the queries are of
+    one product that gives queries, keys and values."""
+    if not base.is_contiguous() or base.storage_offset():
         return None
     memory: list[tuple[int, int]] = []
     for least, end in sorted((base.stride(i), base.stride(i) * base.shape[i]) for i in layer.dims):
@@ -201,7 +204,10 @@ def _moved(layer: Layer, made: Tensor, base: Tensor) -> Layer | None:
         return any(least <= step and step * size <= end for least, end in memory)
 
     dims = frozenset(i for i in range(-made.ndim, 0) if is_in_one(made.stride(i), made.shape[i]))
-    place, shape = (made.shape, made.stride()), base.shape
+    rows = prod(size for i, size in enumerate(base.shape, -base.ndim) if i not in layer.dims)
+    if rows != prod(size for i, size in enumerate(made.shape, -made.ndim) if i not in dims):
+        return None
+    place, shape = (made.shape, made.stride(), made.storage_offset()), base.shape
 
     def moved(x: Tensor) -> Tensor:
         return x.contiguous().as_strided(*place)
