@@ -374,3 +374,13 @@ def test_a_classifier(byte_tokenizer):
     found = explain_features(lrpx.Explainer.of(model), TEXT, made(), path="bert.encoder.layer.0")
     alone = explain_features(lrpx.Explainer.of(model), [TEXT, OTHER], made(), path="bert.encoder.layer.0")[0]
     assert found.total == pytest.approx(alone.total, abs=1e-9)
+
+
+def test_a_model_that_has_its_tokens_before_the_rows():
+    explainer, sae = lrpx.Explainer(tiny.xlnet()), made()
+    texts = [[3, 7, 11], [6, 9, 21], [8, 8, 4]]  # as many as each has tokens
+    together = explain_features(explainer, texts, sae, 8, path="transformer.layer.0")
+    for text, found in zip(texts, together, strict=True):
+        alone = explain_features(explainer, text, sae, 8, path="transformer.layer.0")
+        torch.testing.assert_close(found.sparse.to_dense(), alone.sparse.to_dense(), rtol=0, atol=1e-9)
+        torch.testing.assert_close(found.error, alone.error, rtol=0, atol=1e-9)

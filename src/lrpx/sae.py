@@ -32,6 +32,7 @@ from lrpx.recipes import ATTNLRP
 from lrpx.rules import with_gradient_of
 from lrpx.targets import target_of
 from lrpx.units import places
+from lrpx.units._asked import is_turned
 from lrpx.units._looking import example
 from lrpx.units._place import called, split_name
 from lrpx.units._reading import Called
@@ -516,26 +517,31 @@ def explain_features(
         return [explain_features(explainer, text, sae, target, contrast, **how) for text in texts]
     wanted = target_of(target, contrast, model.default_target())
     asked = [Question(i, model.reader.position(row, position), wanted) for i, row in enumerate(rows)]
-    tap = FeatureTap(sae, where)
+    tap, turned = FeatureTap(sae, where), bool(is_turned(model.module, split_name(where)[0], "output"))
     with model.traced(Questions(tuple(rows), tuple(asked)), recipe, taps=lambda _: [tap]) as ran:
         for _ in ran.explained():  # one round: one question a row
-            made = [_found(model, ran, i, tap, where, recipe) for i in range(len(rows))]
+            made = [_found(model, ran, i, tap, where, recipe, turned=turned) for i in range(len(rows))]
     return made if several else made[0]
 
 
-def _found(model: BoundModel, ran: Pass, i: int, tap: FeatureTap, path: str, recipe: Recipe) -> FeatureRelevance:
+def _found(
+    model: BoundModel, ran: Pass, i: int, tap: FeatureTap, path: str, recipe: Recipe, *, turned: bool
+) -> FeatureRelevance:
+    """Those of row ``i``; ``turned``: whether the tokens come before the rows, as XLNet has them."""
     batch, trace, row = ran.batch, ran.trace, ran.batch.rows[i]
     length = row.lengths[0]
     begin = int(batch.starts[0][i])
-    if tap.features.shape[:2] != (len(batch.rows), batch.wide):
-        raise ModelError(
-            f"the output of {path} is {list(tap.features.shape[:2])} for {[len(batch.rows), batch.wide]} tokens"
-        )
+    found, wanted = list(tap.features.shape[:2]), [len(batch.rows), batch.wide]
+    if found != (wanted[::-1] if turned else wanted):
+        raise ModelError(f"the output of {path} is {found} for {wanted} tokens")
+
+    def own(x: Tensor) -> Tensor:
+        return (x.transpose(0, 1) if turned else x)[i, begin : begin + length].cpu()
 
     def of(x: Tensor) -> Tensor:
-        return trace.relevance_of(x)[i, begin : begin + length].cpu()
+        return own(trace.relevance_of(x))
 
-    values = tap.features.detach()[i, begin : begin + length].cpu()
+    values = own(tap.features.detach())
     indices = values.nonzero()
     scores = [sum(trace.source_relevance(each).sum(-1) for each in parts) for parts in ran.sources]
     tokens = batch.of_row(i, [each.cpu() for each in ran.by_token(scores)]).clone()  # type: ignore[arg-type]
