@@ -197,6 +197,16 @@ def test_batches_are_single_runs(build, method, side):
         near(many.relevance, explain(row, 1, method=method).relevance, 1e-12)
 
 
+@pytest.mark.parametrize("method", [each for each in NAMES if each != "occlusion"])
+@pytest.mark.parametrize("build", [tiny.llama_classifier, tiny.gpt2_classifier])
+def test_a_classifier_without_a_padding_token(build, method):
+    """It takes no two texts together, so points run one by one; a padding token that no text has changes nothing."""
+    model = build(pad_token_id=None)
+    found = Explainer(model)(IDS, 1, method=method).relevance
+    model.config.pad_token_id = 0
+    near(found, Explainer(model)(IDS, 1, method=method).relevance, 1e-6)
+
+
 @pytest.mark.parametrize("build", [models.tiny_t5, tiny.bart, tiny.marian])
 def test_an_encoder_and_a_decoder(build):
     """One set of embeddings for both (T5, BART), and one for each (Marian); occlusion by hand."""

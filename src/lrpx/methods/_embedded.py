@@ -210,8 +210,9 @@ class Function:
 
     def __call__(self, *embeddings: Tensor) -> Tensor:
         """``[N]``."""
-        # beside an image there is room for one text
-        alone = self.questions.row_of(self.question).arguments or self.model.rows_meet
+        # beside an image there is room for one text, and some decoders' classifiers take one without a padding token
+        unpadded = self.model.pad_id is None and self.model.task.reads == "whole"
+        alone = self.questions.row_of(self.question).arguments or self.model.rows_meet or unpadded
         return _at_a_time(1 if alone else len(embeddings[0]), self, *embeddings)
 
     def values(self, *embeddings: Tensor) -> Tensor:
