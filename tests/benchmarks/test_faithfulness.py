@@ -510,8 +510,8 @@ def test_a_target_of_several_tokens_is_told_what_this_command_takes(bundled, tmp
 
 def test_a_column_of_labels_that_was_named_and_is_not_there(classifier, tmp_path):
     data = table(tmp_path, TEXTS[:2], ["positive", "negative"])
-    with pytest.raises(DataError, match=r"texts.tsv has no label in a column 'lable'; name the column .* with --label"):
-        Run(Faithfulness(data, label="lable"), classifier, ["lrp"]).samples  # noqa: B018
+    with pytest.raises(DataError, match=r"texts.tsv has no label in a column 'mood'; name the column .* with --label"):
+        Run(Faithfulness(data, label="mood"), classifier, ["lrp"]).samples  # noqa: B018
 
 
 def test_labels_the_model_does_not_have(classifier, tmp_path):
