@@ -321,10 +321,6 @@ class Perturbed(Benchmark[S]):
         return terminal(write_reports(store, self.title, show=show))
 
 
-LABEL = "label"
-"""The column of the labels, where nobody names another: a file without it has none."""
-
-
 @register
 @dataclass(frozen=True)
 class Faithfulness(Perturbed[TextSample]):
@@ -348,7 +344,7 @@ class Faithfulness(Perturbed[TextSample]):
 
     data: Annotated[Path, "Texts: .tsv, .csv, .jsonl or .parquet with named columns, or .txt, a line each."]
     text: Annotated[str, "The column of the texts."] = "text"
-    label: Annotated[str, "The column of the labels, if there is one."] = LABEL
+    label: Annotated[str, "The column of the labels, if there is one."] = "label"
     decoder: Annotated[str | None, "The column of what an encoder-decoder model has written so far."] = None
     target: Annotated[str, "What is explained: predicted, label, or the name of a class or token."] = "predicted"
     perturbation: Annotated[
@@ -403,7 +399,7 @@ class Faithfulness(Perturbed[TextSample]):
             DataError: it cannot be read, or has no such column, or no text; or no label in the column that was named.
         """
         texts = read_texts(self.data, self.text, self.label, self.limit, self.decoder)
-        if self.label != LABEL and all(each.label is None for each in texts):
+        if self.label != Faithfulness.label and all(each.label is None for each in texts):
             raise DataError(
                 f"{self.data} has no label in a column {self.label!r}; name the column of the labels with --label, or "
                 "leave it out"
