@@ -134,3 +134,18 @@ def test_a_rule_that_the_grid_would_not_reach_is_refused():
     with pytest.raises(MethodError, match=r"^mine has a rule for linear in some modules \(\*.mlp\)"):
         composites(mine, GRID_OF_TWO)
     assert len(composites(mine, {"convolution": ["epsilon", "zplus"]})) == 2
+
+
+@pytest.mark.parametrize("option", ["--text", "--perturbation", "--steps", "--context", "--part"])
+def test_the_command_refuses_what_only_texts_have(run, arrays, tmp_path, option):
+    given = ["tune", "--method", "attnlrp", "--data", arrays, "--out", tmp_path / "out", option, "5"]
+    code, _, err = run(*given)
+    assert (code, err) == (2, f"lrpx: {arrays} holds images, and {option} is of texts; leave it out\n")
+
+
+def test_the_command_refuses_of_texts_what_only_images_have(run, tmp_path):
+    data = tmp_path / "texts.txt"
+    data.write_text("The doors of the house\n")
+    given = ["tune", "--method", "smoothgrad", "--data", data, "--out", tmp_path / "out", "--cells", "pixels"]
+    code, _, err = run(*given)
+    assert (code, err) == (2, f"lrpx: {data} holds texts, and --cells is of images; leave it out\n")

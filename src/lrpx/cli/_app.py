@@ -246,8 +246,15 @@ def explain(
     _explain.explain(wanted)
 
 
+def _is_given(ctx: typer.Context, name: str) -> bool:
+    """Whether an option was written, whatever its value is."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 @app.command(cls=Command)
 def tune(
+    ctx: typer.Context,
     method: Annotated[
         str,
         typer.Option(
@@ -285,7 +292,12 @@ def tune(
     """Search the settings of a method (σ, steps, quantile, suppression, γ) that are most faithful on held-out texts."""
     from lrpx.cli import _composites, _tuning
 
-    if _composites.are_images(data, text):
+    images = _composites.are_images(data, text)
+    for name in ("text", "perturbation", "steps", "context", "part") if images else ("cells",):
+        if _is_given(ctx, name):
+            what, of = ("images", "texts") if images else ("texts", "images")
+            raise InputError(f"{data} holds {what}, and --{name} is of {of}; leave it out")
+    if images:
         of_images = {"data": data, "label": label, "target": target, "last": last, "cells": cells}
         where: dict[str, str | None] = {"name": model, "dtype": dtype, "device": device}
         _composites.tune(of_images, method, tuple(grid or ()), out, batch_size, **where)
