@@ -13,6 +13,7 @@ import torch
 import lrpx
 from lrpx._covering import FILLS, _fill
 from lrpx.benchmarks import Run, find
+from lrpx.cli._composites import are_images
 from lrpx.composites import GRID, KINDS, composites, plotted, search
 from lrpx.errors import InputError, MethodError
 from lrpx.methods import Backward
@@ -149,3 +150,20 @@ def test_the_command_refuses_of_texts_what_only_images_have(run, tmp_path):
     given = ["tune", "--method", "smoothgrad", "--data", data, "--out", tmp_path / "out", "--cells", "pixels"]
     code, _, err = run(*given)
     assert (code, err) == (2, f"lrpx: {data} holds texts, and --cells is of images; leave it out\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ('{"image": "a.png"}', True),
+        ('{"image": "a.png", "text": "a"}', False),
+        ('{"text": "a"}', False),
+        ('["image"]', False),
+        ('{"image"', False),
+        ("", False),
+    ],
+)
+def test_lines_of_json_that_name_images(line, wanted, tmp_path):
+    data = tmp_path / "data.jsonl"
+    data.write_text(f"\n{line}\n")
+    assert are_images(data, "text") is wanted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any, Final
@@ -32,11 +33,23 @@ def are_images(data: Path, text: str) -> bool:
     """Whether the data are images: a folder, an npz file, or a table with a column ``image`` and none of the texts."""
     if data.is_dir() or data.suffix == ".npz":
         return True
-    if data.suffix not in (".csv", ".tsv") or not data.is_file():
+    if data.suffix not in (".csv", ".tsv", ".jsonl") or not data.is_file():
         return False
     with data.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        head = next(csv.reader(file, delimiter="\t" if data.suffix == ".tsv" else ","), [])
+        if data.suffix == ".jsonl":
+            head = _names(next(filter(str.strip, file), ""))
+        else:
+            head = next(csv.reader(file, delimiter="\t" if data.suffix == ".tsv" else ","), [])
     return "image" in head and text not in head
+
+
+def _names(line: str) -> list[str]:
+    """The names in an object of JSON; none where it is no object, as who reads the table will say."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return list(found) if isinstance(found, dict) else []
 
 
 def tune(
