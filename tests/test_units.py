@@ -22,7 +22,7 @@ from transformers import (
 )
 
 import lrpx
-from lrpx.coverage._classes import every_class
+from lrpx.coverage._classes import choose, every_class
 from lrpx.coverage._tiny import tiny_model
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError
@@ -140,6 +140,13 @@ def test_keys_and_values_of_one_matrix_are_told_apart():
     assert torch.equal(first.of(torch.arange(48)), torch.tensor(first.columns))
     (first, _) = places(SAMPLES["llama"].build(), "values")
     assert first == Place(0, "model.layers.0.self_attn.v_proj", "output", "values", 8)
+
+
+def test_values_that_attention_reads_in_two_parts_are_numbered_once():
+    (diffllama,) = choose(["diffllama"], "causal-lm")  # half of them in each of two calls
+    (first, _) = places(tiny_model(diffllama), "values")
+    assert first == Place(0, "model.layers.0.self_attn.v_proj", "output", "values", 32)
+    assert first.heads == 4
 
 
 def test_one_module_run_as_several_layers_has_a_place_for_each():

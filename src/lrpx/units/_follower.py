@@ -107,6 +107,7 @@ class Follower(Tap):
         self._gives: set[str] = set()
         self._products: dict[tuple[str, int], Tensor] = {}  # which a module's call has given
         self._read: dict[tuple[str, int], list[Tensor]] = {}  # of which attention has read a part
+        self._parts: dict[tuple[Kind, str, int, tuple[str, int]], tuple[int, list[Tensor]]] = {}  # where it is seen
         self._around: dict[tuple[str, int], list[tuple[str, int]]] = {}  # of a layer of units, what is given them, too
         self._readers: dict[tuple[str, int], set[str]] = {}  # the layers of units in a module that is given them
         self._units: dict[tuple[str, int], Tensor] = {}  # which a layer of units was given
@@ -347,12 +348,17 @@ class Follower(Tap):
         if mark is None or mark.kind != "linear" or layer_of(mark.path) is None:
             return
         made = self._made[mark.path]
-        columns = tuple(sorted(set(mark.index.flatten().tolist())))
-        all_of_them = len(columns) == made.shape[-1]
         call = max(self.calls[mark.path] - 1, 0)  # it has given its output
-        place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, call)
         self._read.setdefault((mark.path, call), []).append(made)
-        self._saw(replace(place, heads=_heads_of(mark.index, columns)))
+        if not self._running:
+            return
+        layer = self._running[-1]
+        at, indices = self._parts.setdefault((kind, mark.path, call, layer), (len(self._seen), []))
+        indices.append(mark.index)
+        columns = tuple(sorted({i for index in indices for i in index.flatten().tolist()}))
+        all_of_them = len(columns) == made.shape[-1]
+        place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, call)
+        self._seen[at : at + 1] = [(replace(place, heads=_heads_of(indices, columns)), 0, 0, layer)]
 
     def _rearranged(
         self, call: Call, name: str, marks: list[_Mark | None], out: Any, proceed: Callable[..., Any]
@@ -473,9 +479,9 @@ class Follower(Tap):
         return found
 
 
-def _heads_of(index: Tensor, columns: Sequence[int]) -> int:
-    """Of how many heads some features are: ``index`` ``[…, H, T, n]`` or ``[…, H, n, T]`` says which stand where."""
-    blocks = index.reshape(-1, *index.shape[-2:])
+def _heads_of(indices: Sequence[Tensor], columns: Sequence[int]) -> int:
+    """Of how many heads some features are: each index ``[…, H, T, n]`` or ``[…, H, n, T]`` says which stand where."""
+    blocks = [block for index in indices for block in index.reshape(-1, *index.shape[-2:])]
     each = list(dict.fromkeys(tuple(sorted(set(one.flatten().tolist()))) for one in blocks))
     return len(each) if [i for one in each for i in one] == list(columns) and len({*map(len, each)}) == 1 else 0
 
