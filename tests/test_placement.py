@@ -9,6 +9,7 @@ import torch
 
 import lrpx
 from lrpx import Explainer
+from lrpx.errors import ModelError
 from tests import tiny
 from tests.reference import models
 
@@ -133,3 +134,12 @@ def test_nothing_of_an_offloaded_model_changes(accelerate):
     assert before[0] == after[0]
     assert torch.equal(before[1], after[1])
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("path", ["lm_head", "model.layers.1.mlp", ""])
+def test_weights_that_were_never_loaded_are_refused(path):
+    """torch multiplies a tensor on the CPU with a weight on "meta" all the same, and gives what is in memory."""
+    model = models.tiny_llama()
+    model.get_submodule(path).to("meta")
+    with pytest.raises(ModelError, match='is on the device "meta"'):
+        Explainer(model)

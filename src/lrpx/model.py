@@ -226,6 +226,7 @@ class BoundModel(Named):
         if not (task is None or isinstance(task, Task)):
             raise InputError(f"task is {task!r}; pass one such as lrpx.Task.CAUSAL")
         _refuse_no_tokenizer(tokenizer)
+        _refuse_no_numbers(module)
         self.module = module
         self.tokenizer = tokenizer
         self.task = tasks.task_of(module) if task is None else task
@@ -891,6 +892,23 @@ class _Sigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.overloadpacket in (torch.ops.aten.sigmoid, torch.ops.aten.sigmoid_):
             self.given.append(found.detach().clone())
         return found
+
+
+def _refuse_no_numbers(module: Module) -> None:
+    """Refuse weights on the device "meta", which nothing brings when they are needed, as accelerate's hooks do: torch
+    multiplies with them on the CPU, and gives whatever is in memory.
+
+    Raises:
+        ModelError: there are some.
+    """
+    modules = dict(named_modules(module))
+    if any(hasattr(each, "_hf_hook") or each._forward_pre_hooks for each in modules.values()):
+        return
+    empty = next((name for name, weight in module.named_parameters() if weight.is_meta), None)
+    if empty is not None:
+        raise ModelError(
+            f'{empty} of {type(module).__name__} is on the device "meta", which holds no numbers; load its weights'
+        )
 
 
 def _plain(config: Any) -> Any:
