@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Barrier, BrokenBarrierError
 
 import numpy as np
 import pytest
@@ -274,6 +277,27 @@ def test_another_seed_draws_other_numbers(method):
     a, b = (explain(IDS, 4, method=method(n_samples=9, seed=seed)).relevance for seed in (0, 1))
     assert (a - b).abs().max() > 1e-6
     assert method(seed=1).describe() != method().describe()
+
+
+@pytest.mark.parametrize("method", [SmoothGrad, GradientShap, KernelShap])
+def test_threads_draw_one_after_the_other(method, monkeypatch):
+    explain, chosen = Explainer(models.tiny_gpt2()), method(n_samples=4, batch_size=2)
+    alone = explain(IDS, 4, method=chosen).relevance
+    plain, both = _embedded.Function.__call__, Barrier(2)
+
+    def meeting(self, *embeddings):
+        with suppress(BrokenBarrierError):  # as when one of the two has to wait for the other
+            both.wait(0.2)
+        return plain(self, *embeddings)
+
+    monkeypatch.setattr(_embedded.Function, "__call__", meeting)
+    before = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(lambda _: explain(IDS, 4, method=chosen).relevance, range(2)):
+            assert torch.equal(found, alone)
+    after = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert torch.equal(before[0], after[0])
+    assert before[1:] == after[1:]
 
 
 def test_an_interrupt_leaves_everything_as_it_was(monkeypatch):

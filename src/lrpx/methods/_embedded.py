@@ -12,7 +12,8 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from threading import RLock
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, get_args
 
 import torch
 from torch import Tensor, autograd
@@ -360,14 +361,18 @@ def deviations(sigma: float, inputs: Sequence[Tensor]) -> tuple[float, ...]:
     return tuple(sigma * float(each.max() - each.min()) for each in inputs)
 
 
+_DRAWING: Final = RLock()
+"""The generators are the process's: of two threads one draws after the other."""
+
+
 @contextmanager
 def seeded(seed: int, inputs: Sequence[Tensor]) -> Iterator[None]:
     """Inside, what is drawn depends on the seed alone; afterwards every generator is where it was."""
     import numpy as np
 
     devices = sorted({each.get_device() for each in inputs if each.is_cuda})
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=devices):
+    with _DRAWING, torch.random.fork_rng(devices=devices):
+        numpy_state, python_state = np.random.get_state(), random.getstate()
         try:
             torch.manual_seed(seed)
             np.random.seed(seed)
