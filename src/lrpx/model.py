@@ -601,9 +601,13 @@ class BoundModel(Named):
         if attention_mask is not None and len({tuple(mask.tolist()) for mask in attention_mask}) > 1:
             moved = (found - found[:1]).abs().max()
             if moved <= 16 * torch.finfo(found.dtype).eps * found.abs().max() and not self._hides:
+                is_half = self.dtype in ("bfloat16", "float16")
+                told = f", as far as {self.dtype} tells," if is_half else ""
+                mend = "try dtype float32, or " if is_half else ""
                 raise ModelError(
-                    f"{type(self.module).__name__} takes an attention_mask and does not look at it, so no token can be "
-                    "hidden from it; use a method or a perturbation that changes the tokens or their embeddings"
+                    f"{type(self.module).__name__} takes an attention_mask and{told} does not look at it, so no token "
+                    f"can be hidden from it; {mend}use a method or a perturbation that changes the tokens or their "
+                    "embeddings"
                 )
         if masks is not None and self._sees_hidden(asked):
             raise ModelError(

@@ -214,6 +214,15 @@ def test_a_model_that_does_not_look_at_its_mask_is_refused():
     assert first.relevance.abs().max() <= 1e-12 * abs(first.explained.value)
 
 
+def test_what_half_precision_does_not_show_is_told_as_such():
+    model = tiny.bert_classifier().bfloat16()
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.attention.output.dense.weight.mul_(1e-6)
+    with pytest.raises(ModelError, match=r"and, as far as bfloat16 tells, does not look at it.*; try dtype float32"):
+        Explainer(model)([3, 4, 5, 6], method="leave-one-out")
+
+
 OTHERS_SEE = {
     "recurrent_gemma": "causal-lm",  # its recurrences
     "convbert": "masked-lm",  # its convolutions
