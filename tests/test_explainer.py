@@ -489,6 +489,8 @@ def test_real_minilm_as_a_classifier_and_as_a_masked_model(minilm):
     wanted = stock(masked, b.ids)[b.explained.position]
     ids = tokenizer.convert_tokens_to_ids(["are", "is"])
     near(b.explained.value, float(wanted[ids[0]] - wanted[ids[1]]), 1e-5)
+    c = Explainer(masked, tokenizer)("The keys [MASK] rusty.", target="##s", contrast="s")
+    assert c.explained.description == "logit of '##s' − logit of 's'"
 
 
 def test_real_stories_llama(shared_data):

@@ -531,6 +531,17 @@ def test_token_id_of_wordpiece(minilm):
     assert token_id(minilm, "[UNK]") == 100  # asked for by its own name
 
 
+def test_tokens_that_read_alike_are_called_apart(minilm, llama):
+    def called(tokenizer, string):
+        number = tokenizer.convert_tokens_to_ids(string)
+        return reading.alone(tokenizer, number, *describe(tokenizer, [number]).pieces)
+
+    strings = ["s", "##s", "are", "###", "[MASK]"]
+    assert [called(minilm, string) for string in strings] == strings
+    assert [called(llama, string) for string in ("▁a", "a", "<0x61>", "<0x0A>")] == [" a", "a", "a (100)", "\n"]
+    assert reading.alone(None, 7, "#7") == "#7"
+
+
 def test_a_target_of_several_tokens_is_shown_with_the_mend(byte_bpe, llama):
     with pytest.raises(TargetError, match=r"' the key' is 2 tokens: ' the' \(id \d+\), .*; pass one of them"):
         token_id(byte_bpe, " the key")

@@ -84,6 +84,14 @@ class Named(ABC):
         except InputError:  # a model's vocabulary may be larger than its tokenizer's
             return f"#{index}"
 
+    def exact_label(self, index: int) -> str:
+        """The same where it stands alone, so that no two tokens are called the same."""
+        label = self.label(index)
+        if self.task.logits != "tokens" or label == f"#{index}":
+            return label
+        how = {"decoder": "decoder" in self.task.segments}
+        return _tokens.alone(self.reader.text_tokenizer, index, label, **how)
+
     def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
         """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its
         probability; of an answer, its place and the index of its start. None where nothing is predicted."""
@@ -100,7 +108,7 @@ class Named(ABC):
             starts, ends = (each.softmax(-1) for each in logits.chunk(2))
             return f"token {start} to {end}", start, float(starts[start] * ends[end])
         index = int(logits.argmax())
-        return self.label(index), index, float(self.probabilities(logits)[index])
+        return self.exact_label(index), index, float(self.probabilities(logits)[index])
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What the model gives each token or class, from the logits ``[V]`` of one question: by their softmax, or
@@ -112,7 +120,7 @@ class Named(ABC):
         if self.task.reads == "similarity" and isinstance(target, Similarity):
             return f"{target.name} of the image and the text"
         made = f" ({self.pooling})" if self.task.reads == "embeddings" else ""
-        return target.describe(self.label) + made
+        return target.describe(self.exact_label) + made
 
     @property
     def _problem(self) -> str | None:

@@ -336,6 +336,26 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
     )
 
 
+def alone(tokenizer: PreTrainedTokenizerBase | None, number: int, piece: str, *, decoder: bool = False) -> str:
+    """How a token is called where it stands alone: by its ``piece``; if that continues a word, with its mark
+    (``"##s"``); if another token is meant by the piece, or spelled so, and reads the same, with its id
+    (``"a (100)"``)."""
+    if tokenizer is None:
+        return piece
+    (string,), (kind, mark) = _vocabulary_strings(tokenizer, [number]), _spelling(tokenizer)
+    if kind == "wordpiece" and string.startswith(mark) and string != mark:
+        return string
+    try:
+        meant = token_id(tokenizer, piece, decoder=decoder)
+    except TargetError:
+        meant = None
+    if meant == number:
+        return piece
+    others = [each for each in (meant, tokenizer.convert_tokens_to_ids(piece)) if isinstance(each, int)]
+    alike = any(each != number and describe(tokenizer, [each]).pieces == (piece,) for each in others)
+    return f"{piece} ({number})" if alike else piece
+
+
 def _listed(pieces: Sequence[str], ids: Sequence[int]) -> str:
     """Tokens with their ids, the first eight."""
     shown = [f"{piece!r} (id {number})" for piece, number in zip(pieces, ids, strict=True)]

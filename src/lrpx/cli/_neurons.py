@@ -348,10 +348,10 @@ def _predicted(explainer: Explainer, text: str, _: int) -> list[str]:
     question = Question(0, bound.reader.position(row, None), bound.default_target())
     logits = bound.ask(Questions((row,), (question,))).logits[0].double()
     if bound.predicted(logits) is None:
-        return [f"{number(value)}  {bound.label(index)!r}" for index, value in enumerate(logits.tolist()[:SHOWN])]
+        return [f"{number(value)}  {bound.exact_label(index)!r}" for index, value in enumerate(logits.tolist()[:SHOWN])]
     best = bound.probabilities(logits).topk(min(SHOWN, len(logits)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-    return [f"{chance:6.1%}  {bound.label(index)!r}" for chance, index in pairs]
+    return [f"{chance:6.1%}  {bound.exact_label(index)!r}" for chance, index in pairs]
 
 
 def _written(explainer: Explainer, text: str, count: int) -> list[str]:
