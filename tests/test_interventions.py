@@ -804,6 +804,21 @@ def test_what_is_recorded_has_the_rows_first(rows, key):
         torch.testing.assert_close(together[key][row], alone[key][0], rtol=0, atol=1e-9)
 
 
+def test_positions_where_all_tokens_of_a_place_stand_side_by_side():
+    """As ``[T·B, n]``, which no shape tells from ``[B·T, n]``."""
+    model, key = tiny.tokens_first(), ("layers.0", "input")
+    changes = {"layers.0.2": {3: Set(2.0, positions=[1])}}
+    alone = []
+    with torch.no_grad():
+        for ids in SQUARE[:3]:
+            with lrpx.intervene(model, changes), record(model, [key]) as there:
+                alone.append((model(ids[None])[0], there[key]))
+        with lrpx.intervene(model, changes), record(model, [key]) as there:
+            together = model(SQUARE[:3])
+    torch.testing.assert_close(together, torch.stack([out for out, _ in alone]))
+    torch.testing.assert_close(there[key], torch.cat([value for _, value in alone]))
+
+
 class Tutorial(Module):
     """torch's own layers as they are by default, the tokens before the rows, in a model of no known argument."""
 

@@ -170,11 +170,13 @@ def test_other_families(name, given):
     assert any(row.relevance for row in found)
 
 
+@pytest.mark.parametrize("name", ["xlnet", "tokens_first"])
 @pytest.mark.parametrize("kind", ["neurons", "residual"])
-def test_as_many_texts_as_tokens_where_the_tokens_come_before_the_rows(kind):
-    """XLNet computes with ``[T, B, d]``, which no shape tells from ``[B, T, d]`` where both are as many."""
+def test_as_many_texts_as_tokens_where_the_tokens_come_before_the_rows(kind, name):
+    """XLNet computes with ``[T, B, d]``, which no shape tells from ``[B, T, d]`` where both are as many; nor
+    ``[T·B, d]`` from ``[B·T, d]``, however many."""
     texts = [[11, 25, 3, 4], [12, 24, 1, 27], [30, 29, 8, 3], [9, 8, 7, 6]]
-    explainer = lrpx.Explainer(tiny.xlnet())
+    explainer = lrpx.Explainer(getattr(tiny, name)(), task=lrpx.Task.CAUSAL if name == "tokens_first" else None)
     how = {"kind": kind, "at": 1, "top": 10**6, "position": 2}
     found = {(row.path, row.unit): row.mean for row in explainer.neurons(texts, 3, **how)}
     for text in texts:

@@ -427,3 +427,6 @@ def test_a_model_whose_tokens_come_before_the_rows_is_refused(length):
     for measure in (lambda: patching.exact(model, pair, "mlp"), lambda: patching.attributed(model, pair, LRP, ["mlp"])):
         with pytest.raises(MethodError, match=r"tokens before the rows as XLNet.*use lrpx.intervene"):
             measure()
+    flat = lrpx.Explainer(tiny.tokens_first(), task=lrpx.Task.CAUSAL).bound  # whose shapes do not tell
+    with pytest.raises(MethodError, match=r"tokens before the rows as XLNet.*use lrpx.intervene"):
+        patching.exact(flat, patching.pair_of(flat, [11, 25, 3], [12, 25, 3], RIGHT, WRONG), "neurons")

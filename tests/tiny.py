@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import transformers as tf
 
 from tests.reference import models
@@ -166,3 +167,28 @@ def speech_to_text():
         decoder_start_token_id=2,
     )  # fmt: skip
     return build(tf.Speech2TextForConditionalGeneration, config, "eager")
+
+
+class TokensFirst(torch.nn.Module):
+    """A causal language model of one layer, whose MLP is given all tokens in one dimension, those of each place first:
+    ``[T·B, d]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31)
+        mlp = (torch.nn.Linear(8, 12), torch.nn.GELU(), torch.nn.Linear(12, 8))
+        self.layers = torch.nn.ModuleList([torch.nn.Sequential(*mlp)])
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embed
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        x = self.embed(input_ids).transpose(0, 1).cumsum(0)
+        x = x + self.layers[0](x.reshape(-1, 8)).view(x.shape)
+        return self.head(x.transpose(0, 1))
+
+
+def tokens_first():
+    model = TokensFirst().double().eval()
+    models.randomise(model, 0)
+    return model

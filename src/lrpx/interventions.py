@@ -535,7 +535,7 @@ class Site:
         """
         self.reached = True
         if self.keep is not None:
-            self.keep(value.transpose(0, 1) if value.ndim == 3 and self._is_turned(value, positions) else value)
+            self.keep(self._rows_first(value, positions))
         if not self.edits:
             return None
         return self._edited(value, self._positions(value, positions) if self.needs_positions else None)
@@ -581,6 +581,14 @@ class Site:
             after = torch.where(mask[..., None], after, before)
         return after if chosen is None else value.index_copy(-1, chosen, after)
 
+    def _rows_first(self, value: Tensor, at: Tensor | None) -> Tensor:
+        """A value ``[B, W, n]`` or ``[B·W, n]``, also where the model has the tokens first."""
+        if not self._is_turned(value, at):
+            return value
+        if value.ndim == 2 and at is not None and len(value) == at.numel():
+            return value.view(*at.T.shape, -1).transpose(0, 1).flatten(0, 1)
+        return value.transpose(0, 1) if value.ndim == 3 else value
+
     def _is_turned(self, value: Tensor, at: Tensor | None) -> bool:
         """Whether the tokens of a value ``[B, W, n]`` or ``[W, B, n]`` come before the rows.
 
@@ -607,7 +615,7 @@ class Site:
         if at is not None:
             at = at.to(value.device)
             first, last = (at.T, at) if self._is_turned(value, at) else (at, at.T)  # it may have as many rows as tokens
-            for each in (first, at.flatten(), last):
+            for each in (first, first.flatten(), last):
                 if each.shape == before:
                     return each
             if len(at) == 1 and before[1:] == at.shape[1:]:

@@ -96,8 +96,10 @@ class Spots:
     first: int
 
     def of(self, value: Tensor) -> Tensor:
-        """``[T, n]`` of ``[B, W, n]``, ``[W, B, n]`` or ``[B·W, n]``."""
-        value = value.transpose(0, 1) if self.turned else value.reshape(-1, self.wide, value.shape[-1])
+        """``[T, n]`` of ``[B, W, n]``, ``[W, B, n]``, ``[B·W, n]`` or ``[W·B, n]``."""
+        before = (self.wide, -1) if self.turned else (-1, self.wide)
+        value = value.reshape(*before, value.shape[-1])
+        value = value.transpose(0, 1) if self.turned else value
         parts = [value[row, start:stop] for row, start, stop in self.ranges]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -142,7 +144,7 @@ def spots_of(batch: Batch, row: int, place: Place, shape: Sequence[int]) -> Spot
         ]
     for rows, spots in known:
         if before in ((rows, spots.wide), (rows * spots.wide,)):
-            return spots
+            return replace(spots, turned=place.turned and len(before) == 1)
         if before == (spots.wide, rows):
             return replace(spots, turned=True)
     raise MethodError(

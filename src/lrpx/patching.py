@@ -146,13 +146,18 @@ def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
 
     Raises:
         InputError: there is no such kind.
-        MethodError: the model has no parts of that kind that are seen.
+        MethodError: the model has no parts of that kind that are seen, or the tokens before the rows there.
     """
     if kind not in KINDS:
         raise InputError(f"there is no kind of parts {kind!r}; the kinds are {', '.join(KINDS)}")
     found = places(model.module, kind)  # type: ignore[arg-type]
     if len({each.width for each in found}) > 1:
         raise MethodError(f"the layers have {kind} of unequal number, and no table holds them; ask for other parts")
+    if turned := next((each for each in found if each.turned), None):
+        raise MethodError(
+            f"the {turned.side} of {turned.name} has the tokens before the rows as XLNet, and patching takes the rows "
+            "first; use lrpx.intervene with Patch"
+        )
     return found
 
 

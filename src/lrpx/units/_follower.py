@@ -63,6 +63,10 @@ LEARNED = "_lrpx_learned"
 PICKED = "_lrpx_picked"
 """The attribute of a tensor whose rows were picked among the tokens by their numbers, as those of an expert: of several
 that it is given all of, nobody knows the order."""
+TURNED = "_lrpx_turned"
+"""The attribute of a tensor ``[T, 1, n]`` that was ``[1, T, n]``, and of ``[T, n]`` that was made of it: of more
+rows it has the first token of each first."""
+TURNS = frozenset("transpose swapaxes swapdims permute movedim moveaxis".split())
 PICKS = ("__getitem__", "index_select", "gather", "take_along_dim")
 """Torch functions that pick."""
 PUTS = ("index_", "scatter", "masked_scatter", "__setitem__", "put")
@@ -132,7 +136,7 @@ class Follower(Tap):
     def module(self, path: str, side: Side, value: Tensor) -> None:
         if self._own[path] != path:
             return
-        if value.ndim == 3 and len(value) > value.shape[1] == 1:  # of one row
+        if (value.ndim == 3 and len(value) > value.shape[1] == 1) or TURNED in vars(value):  # of one row
             self.turned.add((path, side))
         if PICKED in vars(value):
             self.picked.add((path, side))
@@ -191,6 +195,8 @@ class Follower(Tap):
         out = proceed(args, call.kwargs)
         if self._running and _is_picked(call, out):
             setattr(out, PICKED, True)
+        if _is_turned(call, out):
+            setattr(out, TURNED, True)
         if row is None or not args:
             return out
         moves = row.gate == "moves" or call.name in REARRANGES
@@ -451,7 +457,7 @@ class Follower(Tap):
             for one in each:
                 if one not in done:  # keys that several heads read
                     done.add(one)
-                    yield one
+                    yield replace(one, turned=(one.path, one.side) in self.turned)
 
     def _is_given(self, place: Place) -> bool:
         """Whether a module gives what was read: torch's attention makes queries, keys and values inside, and gives
@@ -489,6 +495,18 @@ def _heads_of(indices: Sequence[Tensor], columns: Sequence[int]) -> int:
 def _is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two are one, but for how many dimensions there are before the last."""
     return one.numel() == other.numel() and one.shape[-1] == other.shape[-1] and one.data_ptr() == other.data_ptr()
+
+
+def _is_turned(call: Call, out: Any) -> bool:
+    """Whether a call brings the tokens before the rows, of which there is one, or computes with such a tensor."""
+    if not isinstance(out, Tensor) or out.ndim not in (2, 3) or not carries(out) or not call.args:
+        return False
+    if out.ndim == 3 and not len(out) > out.shape[1] == 1:
+        return False
+    x = call.args[0]
+    if call.name in TURNS and isinstance(x, Tensor) and out.ndim == 3:
+        return x.shape[:2] == (1, len(out))
+    return any(isinstance(x, Tensor) and TURNED in vars(x) and len(x) == len(out) for x in call.args)
 
 
 def _is_picked(call: Call, out: Any) -> bool:

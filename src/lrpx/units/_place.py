@@ -56,6 +56,7 @@ class Place:
         stack: the list that the layer is in.
         heads: of queries, keys and values: of how many heads they are, as many of one head after another; 0 where they
             stand otherwise.
+        turned: whether the tokens come before the rows there, as ``[T, B, n]`` or ``[T·B, n]``.
     """
 
     layer: int
@@ -69,6 +70,7 @@ class Place:
     calls: int = 1
     stack: str = field(default="", compare=False)
     heads: int = field(default=0, compare=False)
+    turned: bool = field(default=False, compare=False)
 
     @property
     def name(self) -> str:
