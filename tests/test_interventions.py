@@ -213,7 +213,7 @@ def test_a_layer_of_a_model_whose_units_nobody_can_look_for():
 
 
 class Summed(Module):
-    """A layer of attention by sums of products, in which no heads are found."""
+    """A layer of attention by sums of products, whose heads are not side by side, so that none are found."""
 
     def __init__(self):
         super().__init__()
@@ -221,8 +221,8 @@ class Summed(Module):
 
     def forward(self, x):
         q, k, v = (each(x).unflatten(-1, (4, 4)) for each in (self.q, self.k, self.v))
-        weights = torch.einsum("bthd,bshd->bhts", q, k).softmax(-1)
-        return x + self.o(torch.einsum("bhts,bshd->bthd", weights, v).flatten(-2))
+        weights = torch.einsum("btdh,bsdh->bhts", q, k).softmax(-1)
+        return x + self.o(torch.einsum("bhts,bsdh->btdh", weights, v).flatten(-2))
 
 
 class OfSums(Module):

@@ -395,6 +395,78 @@ def test_heads_that_are_modules_of_their_own(how):
     assert found == tuple(Place(i, f"blocks.{i}.attention.project", "input", "heads", 4, 4) for i in range(3))
 
 
+EINSUMS = {
+    "heads first": ("bhid,bhjd->bhij", "bhij,bhjd->bhid"),
+    "dots": ("...id,...jd->...ij", "...ij,...jd->...id"),
+    "tokens first": ("bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd"),
+    "keys and values before": ("bjhd,bihd->bhij", "bjhd,bhij->bihd"),
+    "one head of keys": ("bhid,bjd->bhij", "bhij,bjd->bhid"),
+    "groups": ("bghid,bgjd->bghij", "bghij,bgjd->bghid"),
+}
+
+
+class Einsums(nn.Module):
+    """A layer of attention by ``einsum``, and a gate of its input that scales what it has read, as in AlphaFold."""
+
+    def __init__(self, spelled: str) -> None:
+        super().__init__()
+        self.spelled, (self.scores, self.read) = spelled, EINSUMS[spelled]
+        self.q, self.v, self.gate, self.out = (nn.Linear(16, 16) for _ in range(4))
+        self.k = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (4, 4)) for layer in (self.q, self.k, self.v))
+        k, v = (k[:, :, 0], v[:, :, 0]) if self.spelled == "one head of keys" else (k, v)
+        if "groups" in self.spelled:
+            q, k, v = (
+                q.unflatten(2, (2, 2)).permute(0, 2, 3, 1, 4),
+                k[:, :, :2].transpose(1, 2),
+                v[:, :, :2].transpose(1, 2),
+            )
+        elif self.spelled in ("heads first", "dots"):
+            q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        elif self.spelled == "one head of keys":
+            q = q.transpose(1, 2)
+        two = (k, q) if self.scores.startswith("bjhd") else (q, k)
+        weights = torch.einsum(self.scores, *two).softmax(-1)
+        two = (v, weights) if self.read.startswith("bjhd") else (weights, v)
+        read = torch.einsum(self.read, *two)
+        if self.spelled not in ("tokens first", "keys and values before"):
+            read = read.flatten(1, -3).transpose(1, 2)
+        return x + self.out(read.flatten(2) * self.gate(x).sigmoid())
+
+
+class OfEinsums(nn.Module):
+    def __init__(self, spelled: str) -> None:
+        super().__init__()
+        self.embed, self.layers = nn.Embedding(31, 16), nn.ModuleList([Einsums(spelled)])
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.layers[0](self.embed(input_ids))
+
+
+@pytest.mark.parametrize("spelled", EINSUMS)
+def test_what_attention_by_einsum_reads_is_heads_and_no_neurons_behind_a_gate(spelled):
+    model = OfEinsums(spelled).eval()
+    with pytest.raises(MethodError, match="no neurons"):
+        places(model, "neurons")
+    if spelled == "groups":  # of which nobody knows the heads
+        with pytest.raises(MethodError, match="no heads"):
+            places(model, "heads")
+        return
+    assert places(model, "heads") == (Place(0, "layers.0.out", "input", "heads", 4, 4),)
+    heads = 1 if spelled == "one head of keys" else 4
+    columns = tuple(range(4)) if heads == 1 else None
+    for kind, path, width, of in zip(KINDS[2:5], "qkv", (16, 4 * heads, 4 * heads), (4, heads, heads), strict=True):
+        (found,) = places(model, kind)
+        its = None if kind == "queries" else columns
+        assert found == Place(0, f"layers.0.{path}", "output", kind, width, 1, its)
+        assert found.heads == of
+
+
 class Adapted(nn.Module):
     """A linear layer with a low-rank adapter beside it, as peft puts them."""
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from lrpx._modules import layer_of
 from lrpx.engine import Tap
 from lrpx.engine._book import storage_of
+from lrpx.engine._layers import _spelled
 from lrpx.engine._tensors import any_carries, carries
 from lrpx.units._place import READS, Kind, Place, is_in, stack_of
 
@@ -214,6 +215,8 @@ class Follower(Tap):
             return self._rearranged(call, name, marks, out, proceed)
         if is_linear:
             return self._linear(args[1] if name == "addmm" else args[0] if args else None, marks[name == "addmm"], out)
+        if name == "einsum":
+            return self._einsum(*args, out=out)
         if name in PRODUCTS:
             two = [*args, *call.kwargs.values()][name == "baddbmm" :][:2]
             return self._product(two, [_mark_of(x) for x in two], out)
@@ -286,6 +289,44 @@ class Follower(Tap):
         if left is not None and right is not None and {left.kind, right.kind} == {"linear"}:
             return _with(out, _Mark("scores", _along(out, -1), made_of=(left, right)))
         return out
+
+    def _einsum(self, equation: str, *given: Any, out: Tensor) -> Tensor:
+        """Scores, or what attention reads, in whatever order their indices are.
+
+        The heads are the last index that weights, values and result have, or one of the weights and the result, where
+        all heads read the same values. Where they cannot be told, as of several that share keys and values, they are
+        heads of no place.
+        """
+        two = given[0] if _is_list(given[:1]) else given
+        marks = [_mark_of(x) for x in two]
+        if len(two) != 2 or not all(map(any_carries, two)):
+            return out
+        labels, _, result = _spelled(equation, two).partition("->")
+        left, right = labels.split(",")
+        kinds = [None if mark is None else mark.kind for mark in marks]
+        common = [letter for letter in left if letter in right and letter in result]
+        if kinds == ["linear", "linear"]:
+            if result[-1] in common:
+                return out
+            keys = int(result[-1] in right)
+            made_of = [_ordered(marks[i], labels.split(",")[i], common) for i in (1 - keys, keys)]
+            return _with(out, _Mark("scores", _along(out, -1), made_of=(made_of[0], made_of[1])))
+        if "weights" not in kinds:
+            return out
+        weights = kinds.index("weights")
+        label, values = (left, right) if weights == 0 else (right, left)
+        own = [letter for letter in label[:-1] if letter not in values and letter in result]
+        heads = common[-1] if len(own) == 1 and common else own[-2] if len(own) == 2 and len(common) == 1 else ""
+        if label[-1] in result or not heads:
+            return _with(out, _Mark("heads", torch.full_like(out, -1, dtype=torch.int64, requires_grad=False)))
+        mark = marks[weights]
+        assert mark is not None
+        for kind, each in zip(READS, (*mark.made_of, _ordered(marks[1 - weights], values, common)), strict=True):
+            self._features(kind, each)
+        index = _along(out, result.index(heads) - len(result))
+        if len(label) == 3:  # the heads of each row of the batch, one row after another
+            index = index % max(out.shape[result.index(heads)] // self._run.sources[0].value.shape[0], 1)
+        return self._heads(out, index)
 
     def _is_learned(self, x: Any) -> bool:
         """Whether a tensor is a weight of the model, or was chosen of one."""
@@ -483,6 +524,14 @@ class Follower(Tap):
             found[path, call] = runs[stack] if stack in again else layer.number
             runs[stack] += 1
         return found
+
+
+def _ordered(mark: _Mark | None, label: str, first: Sequence[str]) -> _Mark | None:
+    """What is known of a factor of an ``einsum``, with the indices first that it shares."""
+    if mark is None:
+        return None
+    order = [*first, *(letter for letter in label if letter not in first)]
+    return replace(mark, index=mark.index.permute([label.index(letter) for letter in order]))
 
 
 def _heads_of(indices: Sequence[Tensor], columns: Sequence[int]) -> int:
