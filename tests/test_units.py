@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForMaskedLM,
     DeepseekV3Config,
     Llama4TextConfig,
     MBartConfig,
@@ -465,6 +466,15 @@ def test_what_attention_by_einsum_reads_is_heads_and_no_neurons_behind_a_gate(sp
         its = None if kind == "queries" else columns
         assert found == Place(0, f"layers.0.{path}", "output", kind, width, 1, its)
         assert found.heads == of
+
+
+@pytest.mark.parametrize("kind", ["neurons", "mlp", "heads", "values"])
+def test_units_are_not_left_out_where_a_layer_is_a_list_that_never_runs(kind):
+    """As of Funnel, whose encoder's layers are in lists in a list, and its decoder's in one."""
+    sizes = {"vocab_size": 31, "d_model": 16, "n_head": 4, "d_head": 4, "d_inner": 24, "block_sizes": [2, 1]}
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("funnel", num_decoder_layers=1, **sizes)).eval()
+    with pytest.raises(MethodError, match=r"inside funnel\.encoder\.blocks\.0"):
+        places(model, kind)
 
 
 class Adapted(nn.Module):

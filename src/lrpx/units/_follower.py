@@ -122,6 +122,7 @@ class Follower(Tap):
         self._embedded: set[int] = set()  # how wide the first of the sources is
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
+        self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
@@ -185,6 +186,8 @@ class Follower(Tap):
     def _saw(self, place: Place, wide: int = 0, rows: int = 0) -> None:
         if self._running:
             self._seen.append((place, wide, rows, self._running[-1]))
+        else:
+            self._homeless.setdefault(place.kind, (place.path, wide))
 
     # ---------------------------------------------------------------- operations
 
@@ -468,7 +471,13 @@ class Follower(Tap):
         numbers = self._numbers()
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
         done = set()
+        widths = {shape[-1] for shape in self._rows.values()}
+        homeless = {kind: path for kind, (path, wide) in self._homeless.items() if wide in widths}
+        homeless |= {kind: self._homeless[kind][0] for kind in READS if kind in self._homeless and "heads" in homeless}
         for place, wide, rows, layer in self._seen:
+            if place.kind in homeless:
+                self.inside[place.kind] = homeless[place.kind]
+                continue
             shape = self._rows.get(layer)
             if shape is None or (place.kind == "residual" and layer[0] not in whole):
                 continue
