@@ -468,6 +468,31 @@ def test_what_attention_by_einsum_reads_is_heads_and_no_neurons_behind_a_gate(sp
         assert found.heads == of
 
 
+class Scaled(nn.Module):
+    """A layer whose output a sum or a diagonal of products scales."""
+
+    def __init__(self, *given: object) -> None:
+        super().__init__()
+        self.given = given
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.a(x), self.b(x)
+        if self.given[0] == "list":
+            return x + torch.einsum(a, [0, 1, 2], b, [0, 1, 2], [0, 1])[..., None]
+        if self.given[0] == "btt->b":
+            return x + torch.einsum("btt,btt->b", a[..., :5], b[..., :5])[:, None, None]
+        return x + torch.einsum(self.given[0], a, b)
+
+
+@pytest.mark.parametrize("spelled", ["bti,bti->", "bti,bti", "btt->b", "list"])
+def test_sums_and_diagonals_by_einsum_are_no_attention(spelled):
+    model = OfEinsums("dots")
+    model.layers[0] = Scaled(spelled)
+    with pytest.raises(MethodError, match="no heads were found"):
+        places(model.eval(), "heads")
+
+
 @pytest.mark.parametrize("kind", ["neurons", "mlp", "heads", "values"])
 def test_units_are_not_left_out_where_a_layer_is_a_list_that_never_runs(kind):
     """As of Funnel, whose encoder's layers are in lists in a list, and its decoder's in one."""

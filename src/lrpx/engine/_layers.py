@@ -387,7 +387,7 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _einsum_dims(equation: str, operands: Sequence[Tensor]) -> Dims:
-    given, result = _spelled(equation, operands).split("->")
+    given, result = spelled(equation, operands).split("->")
     of_a, of_b = ([i - len(result) for i, letter in enumerate(result) if letter in label] for label in given.split(","))
     return of_a, of_b
 
@@ -403,7 +403,7 @@ def _sums_nothing(equation: str) -> bool:
 def _without_diagonals(run: Run, equation: str, operands: Sequence[Tensor]) -> tuple[str, list[Tensor]] | None:
     """An equation and its operands with the vectors on their diagonals in the place of diagonal matrices, if it is an
     element-wise product then."""
-    equation = _spelled(equation, operands)
+    equation = spelled(equation, operands)
     given, result = equation.split("->")
     labels, vectors = given.split(","), list(operands)
     for i, x in enumerate(operands):
@@ -427,7 +427,7 @@ def _without_a_gate(run: Run, func: Any, equation: str, operands: Sequence[Tenso
     """The same product after one of its gates was multiplied with another factor, or before one is multiplied with the
     result, element by element, for it makes no difference where: ``(c g) · s = (c · s) g``. None where there is none.
     What is summed over of one factor alone is summed first."""
-    given, result = _spelled(equation, operands).split("->")
+    given, result = spelled(equation, operands).split("->")
     labels = given.split(",")
     if any(len(set(label)) < len(label) for label in labels):
         return None
@@ -463,7 +463,7 @@ def _without_a_gate(run: Run, func: Any, equation: str, operands: Sequence[Tenso
 def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]) -> Any:
     """Products of two after one another, as ``a * b * c`` is; none is a layer, for no index is summed over."""
     if run.positions is not None:
-        equation = _spelled(equation, operands)
+        equation = spelled(equation, operands)
     factors, arrow, result = equation.replace(" ", "").partition("->")
     labels = factors.split(",")
     if not arrow:
@@ -493,7 +493,7 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
     return made
 
 
-def _spelled(equation: str, operands: Sequence[Tensor]) -> str:
+def spelled(equation: str, operands: Sequence[Tensor]) -> str:
     """An equation with letters for its dots."""
     factors, arrow, result = equation.replace(" ", "").partition("->")
     labels = factors.split(",")

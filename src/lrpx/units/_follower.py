@@ -18,7 +18,7 @@ from torch import Tensor
 from lrpx._modules import layer_of
 from lrpx.engine import Tap
 from lrpx.engine._book import storage_of
-from lrpx.engine._layers import _spelled
+from lrpx.engine._layers import spelled
 from lrpx.engine._tensors import any_carries, carries
 from lrpx.units._place import READS, Kind, Place, is_in, stack_of
 
@@ -219,7 +219,7 @@ class Follower(Tap):
         if is_linear:
             return self._linear(args[1] if name == "addmm" else args[0] if args else None, marks[name == "addmm"], out)
         if name == "einsum":
-            return self._einsum(*args, out=out)
+            return self._einsum(*args, out=out) if isinstance(args[0], str) else out
         if name in PRODUCTS:
             two = [*args, *call.kwargs.values()][name == "baddbmm" :][:2]
             return self._product(two, [_mark_of(x) for x in two], out)
@@ -304,15 +304,17 @@ class Follower(Tap):
         marks = [_mark_of(x) for x in two]
         if len(two) != 2 or not all(map(any_carries, two)):
             return out
-        labels, _, result = _spelled(equation, two).partition("->")
+        labels, _, result = spelled(equation, two).partition("->")
         left, right = labels.split(",")
+        if not result or any(len(set(label)) < len(label) for label in (left, right)):  # a sum, or a diagonal
+            return out
         kinds = [None if mark is None else mark.kind for mark in marks]
         common = [letter for letter in left if letter in right and letter in result]
         if kinds == ["linear", "linear"]:
             if result[-1] in common:
                 return out
             keys = int(result[-1] in right)
-            made_of = [_ordered(marks[i], labels.split(",")[i], common) for i in (1 - keys, keys)]
+            made_of = [_ordered(marks[i], (left, right)[i], common) for i in (1 - keys, keys)]
             return _with(out, _Mark("scores", _along(out, -1), made_of=(made_of[0], made_of[1])))
         if "weights" not in kinds:
             return out
@@ -401,6 +403,7 @@ class Follower(Tap):
         call = max(self.calls[mark.path] - 1, 0)  # it has given its output
         self._read.setdefault((mark.path, call), []).append(made)
         if not self._running:
+            self._homeless.setdefault(kind, (mark.path, 0))
             return
         layer = self._running[-1]
         at, indices = self._parts.setdefault((kind, mark.path, call, layer), (len(self._seen), []))
