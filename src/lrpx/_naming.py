@@ -89,8 +89,7 @@ class Named(ABC):
         label = self.label(index)
         if self.task.logits != "tokens" or label == f"#{index}":
             return label
-        how = {"decoder": "decoder" in self.task.segments}
-        return _tokens.alone(self.reader.text_tokenizer, index, label, **how)
+        return _tokens.alone(self.reader.text_tokenizer, index, label, decoder="decoder" in self.task.segments)
 
     def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
         """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its

@@ -905,8 +905,7 @@ def _refuse_no_numbers(module: Module) -> None:
     Raises:
         ModelError: there are some.
     """
-    modules = dict(named_modules(module))
-    if any(hasattr(each, "_hf_hook") or each._forward_pre_hooks for each in modules.values()):
+    if any(hasattr(each, "_hf_hook") or each._forward_pre_hooks for each in module.modules()):
         return
     empty = next((name for name, weight in module.named_parameters() if weight.is_meta), None)
     if empty is not None:

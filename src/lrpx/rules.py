@@ -386,15 +386,15 @@ class AlphaBeta:
         return with_gradient_of(z, favoured - self.beta * negative * ratio(still, negative.detach()).to(z.dtype))
 
 
+BY_SIGNS = (Epsilon, ZPlus, Gamma, AlphaBeta)
+"""The rules that look at the signs of what a layer computes."""
+
+
 # ------------------------------------------------------------------------ the first layer
 #
 # Rules for the layer that sees the pixels hand on relevance whatever the pixel is, also where it is 0, and there no
 # gradient could: R = x ⊙ ∂x. So where a recipe has such a rule, the leaf that stands for the input has ``nudge`` in the
 # place of 0, which the model does not see, and these rules know it.
-
-
-BY_SIGNS = (Epsilon, ZPlus, Gamma, AlphaBeta)
-"""The rules that look at the signs of what a layer computes."""
 
 
 def nudge(dtype: torch.dtype) -> float:

@@ -233,7 +233,7 @@ def _inherited(model_class: type, argument: str) -> bool:
 def takes_mask(model: Module, argument: str) -> bool:
     """Whether the model may be told which of these tokens are none. Of a decoder's it is told also where its forward
     pass takes arguments of any name and hides this one among them."""
-    hidden = argument != "input_ids" and ANY in _parameters.__wrapped__(model.forward)
+    hidden = argument != "input_ids" and _takes_any(model)
     return hidden or accepts(model, MASKS[argument])
 
 
@@ -242,7 +242,12 @@ def may_hand_on(model: Module) -> bool:
     may hand them on to a model inside, or leave them out."""
     if (inner := base_model(model)) is not model:
         return may_hand_on(inner)
-    return not type(model).__module__.startswith("transformers.") and ANY in _parameters.__wrapped__(model.forward)
+    return not type(model).__module__.startswith("transformers.") and _takes_any(model)
+
+
+def _takes_any(model: Module) -> bool:
+    """Whether the forward pass takes arguments of any name."""
+    return ANY in _parameters.__wrapped__(model.forward)
 
 
 ANY = "**"
@@ -475,14 +480,10 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for rows in (ids[:1], ids):
-                given = dict.fromkeys(task.arguments, rows)
-                given |= {MASKS[name]: torch.ones_like(rows) for name in given if accepts(model, MASKS[name])}
-                found.append(_first_of(model(**given | _needed(model, rows))))
+                found.append(_first_of(model(**_whole(model, task, rows) | _needed(model, rows))))
     except Exception:  # of the model's own: it takes something else, or fewer tokens, and nothing is known
         return not _is_theirs(model)
     alone, beside = found
-    if not (isinstance(alone, Tensor) and isinstance(beside, Tensor) and alone.ndim and beside.ndim):
-        return False
     if beside.shape != (len(ids), *alone.shape[1:]) or len(alone) != 1:
         return False
     return not _is_close(alone, beside[:1], weight.dtype)
@@ -514,6 +515,12 @@ def looks_back(model: Module) -> bool:
 def _is_theirs(model: Module) -> bool:
     """Whether a model, without what adapters have put around it, is one of transformers."""
     return type(base_model(model)).__module__.startswith("transformers.")
+
+
+def _whole(model: Module, task: Task, ids: Tensor) -> dict[str, Tensor]:
+    """The same ids for all that a model reads, none of them hidden."""
+    given = dict.fromkeys(task.arguments, ids)
+    return given | {MASKS[name]: torch.ones_like(ids) for name in given if accepts(model, MASKS[name])}
 
 
 def _needed(model: Module, ids: Tensor) -> dict[str, Tensor]:
@@ -618,8 +625,7 @@ def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
         return True
     weight, positions, calls = first_weight(model), torch.tensor([[4, 1]]), 0
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end_read(model, task))][:6]
-    given = {name: torch.tensor([plain], device=input_device(model)) for name in task.arguments}
-    given |= {MASKS[name]: torch.ones_like(ids) for name, ids in given.items() if accepts(model, MASKS[name])}
+    given = _whole(model, task, torch.tensor([plain], device=input_device(model)))
 
     def count(_: Module, __: tuple[Any, ...]) -> None:
         nonlocal calls

@@ -132,7 +132,6 @@ def tabled(flow: Flow) -> Tabled:
     branches = [part for part in ("attention", "mlp") if part in a.parts]
     heads = a.parts["heads"].values if "heads" in a.parts else None
     attending = _attending(heads)
-    heads = None if heads is None else heads.sum(-1)
     columns = [("layer", False), ("stream", True), *((part, True) for part in branches)]
     columns += [] if heads is None else [("first head", True)]
     names = a.parts["residual"].labels["layer"]
@@ -145,8 +144,9 @@ def tabled(flow: Flow) -> Tabled:
         cells = [one_line(name.removeprefix(f"{shared}.")), number(sizes[-1])]
         cells += [number(float(a.parts[part].values[layer].sum())) for part in branches]
         if heads is not None:
-            head = int(heads[layer].abs().argmax())
-            cells.append(f"{head}: {number(float(heads[layer, head]))}" if layer in attending else "")
+            each = heads[layer].sum(-1)
+            head = int(each.abs().argmax())
+            cells.append(f"{head}: {number(float(each[head]))}" if layer in attending else "")
         best = stream.abs().argsort(descending=True, stable=True)[:_TOKENS].tolist()
         told = (f"{one_line(a.tokens[token]) or ' '} {number(float(stream[token]))}" for token in best if stream[token])
         rows.append((*cells, " · ".join(told)))

@@ -23,7 +23,7 @@ from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.questions import Answers, Questions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
     from rich.console import RenderableType
@@ -279,15 +279,17 @@ def labelled(row: Mapping[str, Any], model: BoundModel, path: Path) -> int:
         ) from error
 
 
-def refuse_mixed_labels(rows: Iterable[Mapping[str, Any]], model: BoundModel, path: Path) -> None:
-    """Refuse labels that are the names of some classes and the numbers of others, as 0 to 4 are of "1" to "5".
+def rows_of(source: Source, model: BoundModel, path: Path) -> list[dict[str, Any]]:
+    """The rows of a source, whose labels are not the names of some classes and the numbers of others, as 0 to 4 are of
+    "1" to "5".
 
     Raises:
         DataError: the model has none such; or one is a class's number alone, and another names a class of another
             number.
     """
+    rows: list[dict[str, Any]] = source.rows.to_pylist()
     if model.task.logits != "classes":
-        return
+        return rows
     numbers: list[Mapping[str, Any]] = []
     names: list[tuple[Mapping[str, Any], int]] = []
     for row in rows:
@@ -303,6 +305,7 @@ def refuse_mixed_labels(rows: Iterable[Mapping[str, Any]], model: BoundModel, pa
             f"{path}:{number['line']} has the label {number['label']!r}, which is a class's number and no name, and "
             f"line {name['line']} {name['label']!r}, which is the name of class {index}; write the names of all classes"
         )
+    return rows
 
 
 def index_of(given: str, model: BoundModel) -> int:

@@ -24,17 +24,7 @@ import pyarrow as pa
 from lrpx._covering import CELLS, FILLS, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
-from lrpx.benchmarks._contract import (
-    Benchmark,
-    Case,
-    Samples,
-    Source,
-    index_of,
-    joined,
-    labelled,
-    refuse_mixed_labels,
-    register,
-)
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register, rows_of
 from lrpx.benchmarks._pixel_report import LEDGER, terminal, write_reports
 from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric
@@ -289,9 +279,7 @@ class Pixels(Pictured[ImageSample]):
             DataError, TargetError: a label is none of the model's, or one is missing that is to be explained.
         """
         kept = []
-        rows = source.rows.to_pylist()
-        refuse_mixed_labels(rows, model, self.data)
-        for row in rows:
+        for row in rows_of(source, model, self.data):
             label = None if row["label"] is None else labelled(row, model, self.data)
             picture = Picture(row["id"], row["line"], row["label"], row["mask"])
             named = None if label is None else model.label(label)
@@ -486,9 +474,7 @@ class Mosaics(Pictured[Mosaic]):
             InputError: there are fewer than four classes.
         """
         by_class: dict[int, list[Picture]] = {}
-        rows = source.rows.to_pylist()
-        refuse_mixed_labels(rows, model, self.data)
-        for row in rows:
+        for row in rows_of(source, model, self.data):
             by_class.setdefault(labelled(row, model, self.data), []).append(
                 Picture(row["id"], row["line"], row["label"])
             )
