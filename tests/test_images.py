@@ -538,6 +538,17 @@ def test_patches_that_a_processor_cuts_itself_are_refused_by_name():
             explain(given)
 
 
+def test_patches_that_a_processor_cuts_itself_are_refused_beside_text_too():
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    vision = small | {"model_type": "siglip2_vision_model", "patch_size": 8, "num_patches": 16}
+    text = small | {"model_type": "lfm2", "num_key_value_heads": 2, "vocab_size": 40, "layer_types": ["full_attention"]}
+    config = tf.Lfm2VlConfig(vision_config=vision, text_config=text, image_token_id=39)
+    given = {"input_ids": torch.tensor([[5, 39, 39, 39, 39, 7]]), "attention_mask": torch.ones(1, 6, dtype=torch.int64)}
+    given |= {"pixel_values": torch.zeros(1, 16, 192), "pixel_attention_mask": torch.ones(1, 16, dtype=torch.int64)}
+    with pytest.raises(InputError, match="cuts images into patches itself, and says in spatial_shapes"):
+        Explainer(tf.Lfm2VlForConditionalGeneration(config).eval())(given | {"spatial_shapes": torch.tensor([[4, 4]])})
+
+
 def test_pixels_that_are_whole_numbers_are_refused_by_name(processed, photograph):
     processed.tokenizer.do_rescale = processed.tokenizer.do_normalize = False
     made = processed.tokenizer(images=np.zeros((16, 16, 3), dtype=np.uint8), return_tensors="pt")

@@ -69,27 +69,32 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
             f"the processor cannot read the image, which is {_told(given)}: {told}; pass one of as many colours as "
             "the model was trained with, such as image.convert('RGB'), or pixel_values"
         ) from error
-    refuse_unshown(made)
+    refuse_whole(made)
+    refuse_cut(made)
     pixels = made["pixel_values"]
     _refuse_channels(model, pixels, given)
     return {argument: pixels}
 
 
-def refuse_unshown(made: Mapping[str, Any]) -> None:
+def refuse_cut(made: Mapping[str, Any]) -> None:
     """Refuse what a processor has made of an image where it cuts it into patches itself, as that of SigLIP 2 does for
-    images of any shape: no pixel has a row and a column then. And pixels that are whole numbers, as of a processor that
-    neither rescales nor normalises: none of them can have relevance."""
-    kind = str(getattr(made.get("pixel_values"), "dtype", "")).removeprefix("torch.")
-    if kind.startswith(("int", "uint", "bool")):
-        raise InputError(
-            f"the pixel_values are {kind}, and relevance is that of floating-point numbers; pass pixel_values.float() "
-            "if these are what the model takes, or set the processor to rescale and normalise as it was trained with"
-        )
+    images of any shape: no pixel has a row and a column then."""
     if made.get("spatial_shapes") is not None:
         raise InputError(
             "the processor cuts images into patches itself, and says in spatial_shapes how many rows and columns of "
             "them there are; an image is explained as pixel_values [channels, rows, columns], so use "
             "lrpx.propagate(model, recipe), which gives relevance at any input"
+        )
+
+
+def refuse_whole(made: Mapping[str, Any]) -> None:
+    """Refuse pixels that are whole numbers, as of a processor that neither rescales nor normalises: none of them can
+    have relevance."""
+    kind = str(getattr(made.get("pixel_values"), "dtype", "")).removeprefix("torch.")
+    if kind.startswith(("int", "uint", "bool")):
+        raise InputError(
+            f"the pixel_values are {kind}, and relevance is that of floating-point numbers; pass pixel_values.float() "
+            "if these are what the model takes, or set the processor to rescale and normalise as it was trained with"
         )
 
 

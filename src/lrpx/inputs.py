@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import _encoded, _tokens, tasks
 from lrpx._padding import Padding
-from lrpx._signals import refuse_unshown, signal
+from lrpx._signals import refuse_cut, refuse_whole, signal
 from lrpx._tokens import Tokens
 from lrpx.errors import InputError
 from lrpx.targets import whole_number
@@ -421,8 +421,9 @@ class Reader:
 
     def _processed(self, given: Mapping[str, Any], name: str) -> tuple[tuple[Segment, ...], dict[str, Tensor]]:
         """What a tokenizer or a processor returned for one input."""
+        refuse_cut(given)
         if self.task.pictures or self.task is Task.IMAGE_TEXT:
-            refuse_unshown(given)
+            refuse_whole(given)
         found = _encoded.read(given, self._takes)
         if found.per_token:
             ids = found.per_token["input_ids"]
