@@ -129,14 +129,23 @@ def byte_tokenizer(byte_backend):
 @pytest.fixture(scope="session")
 def piece_backend():
     """A WordPiece vocabulary, as BERT's, that puts [CLS] and [SEP] around a text."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer()
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    backend.train_from_iterator(
-        SENTENCES, trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False)
-    )
+    splitter, words = pre_tokenizers.BertPreTokenizer(), set()
+    normalizer = normalizers.BertNormalizer()
+    for sentence in SENTENCES:
+        words.update(word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(sentence)))
+    letters = sorted(set("".join(words)))
+    pieces = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *letters,
+        *(f"##{letter}" for letter in letters if letter.isalpha()),
+    ]
+    pieces += sorted(words.difference(letters))  # not trained: the trainer's order of pieces is another in each process
+    backend = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.normalizer, backend.pre_tokenizer, backend.decoder = normalizer, splitter, decoders.WordPiece()
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
