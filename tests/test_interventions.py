@@ -849,3 +849,72 @@ def test_where_only_shapes_tell_what_comes_first(rows):
         together = model(SQUARE[:rows])
     torch.testing.assert_close(together, torch.stack([out for out, _ in alone]))
     torch.testing.assert_close(there[key], torch.stack([value for _, value in alone]))
+
+
+class Weighed(Summed):
+    """The same, its heads side by side, and its weights no softmax that torch has."""
+
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, x):
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        return x + self.o((self.weights(q @ k.mT) @ v).transpose(1, 2).flatten(-2))
+
+
+class ByHead(Module):
+    """Attention whose heads each have a matrix back to the stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(16, 16, dtype=torch.float64) for _ in range(3))
+        self.o = torch.nn.ModuleList(torch.nn.Linear(4, 16, dtype=torch.float64) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        read = ((q @ k.mT).softmax(-1) @ v).unbind(1)
+        return sum(o(each) for o, each in zip(self.o, read, strict=True))
+
+
+class Around(Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return x + self.attention(x)
+
+
+@pytest.mark.parametrize(
+    ("attention", "match"),
+    [
+        (lambda: Weighed(torch.sigmoid), "is a part of attention in which no heads"),
+        (lambda: Weighed(lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True)), "is a part of attention"),
+        (ByHead, "has heads in layers.0.attention.o.0, layers.0.attention.o.1"),
+    ],
+)
+def test_units_of_attention_whose_heads_are_at_no_one_place_are_no_features(attention, match):
+    model = OfSums()
+    model.layers = torch.nn.ModuleList([Around(attention())])
+    path = "layers.0.attention"
+    with pytest.raises(MethodError, match=match), lrpx.intervene(model.eval(), {path: {1: 0.0}}):
+        raise AssertionError("the block began")
+    for changes in ({(path, "output"): {1: 0.0}}, {path: 0.0}):
+        with lrpx.intervene(model, changes):
+            model(IDS)
+
+
+def test_heads_with_a_matrix_each_are_all_found():
+    model = OfSums()
+    model.layers = torch.nn.ModuleList([Around(ByHead())])
+    found = places(model.eval(), "heads")
+    assert [(place.path, place.width, place.size) for place in found] == [
+        (f"layers.0.attention.o.{head}", 1, 4) for head in range(4)
+    ]
+    for place in found:
+        with torch.no_grad(), lrpx.intervene(model, {place: {0: 0.0}}):
+            without = model(IDS)
+        matrix = model.get_submodule(place.path)
+        with torch.no_grad(), matrix.register_forward_hook(lambda module, _, y: torch.zeros_like(y) + module.bias):
+            torch.testing.assert_close(model(IDS), without, rtol=0, atol=1e-12)

@@ -626,3 +626,30 @@ def test_a_stage_that_makes_them_wider_at_its_end_has_its_units():
     handle.remove()
     with lrpx.intervene(model, {path: {5: 3.0}}):
         assert torch.equal(model(image).logits, wanted)
+
+
+@pytest.mark.parametrize("turn", [lambda k: k.mT, lambda k: k.mH, lambda k: k.transpose(-1, -2)])
+def test_queries_and_keys_are_seen_through_any_transpose(turn):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.o = (torch.nn.Linear(16, 16) for _ in range(4))
+
+        def forward(self, x):
+            q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+            return x + self.o(((q @ turn(k)).softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layers = torch.nn.Embedding(31, 16), torch.nn.ModuleList([Block()])
+
+        def get_input_embeddings(self):
+            return self.table
+
+        def forward(self, input_ids):
+            return self.layers[0](self.table(input_ids))
+
+    model = Model().eval()
+    for kind, path in (("queries", "layers.0.q"), ("keys", "layers.0.k"), ("values", "layers.0.v")):
+        assert [(place.path, place.width, place.heads) for place in places(model, kind)] == [(path, 16, 4)]

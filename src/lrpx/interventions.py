@@ -393,7 +393,7 @@ def _of_units(model: Module, path: str, call: int | None, by_units: bool) -> _Wh
     Raises:
         MethodError: a call is named of a module that calls the one with the units several times; or it is an expert,
             which a few tokens need not come to; or units are named (``by_units``) of attention whose heads nobody
-            knows, which would be features.
+            knows, or are read by several linear layers, which would be features.
     """
     if is_picked(model, path, "input"):
         raise MethodError(
@@ -401,6 +401,12 @@ def _of_units(model: Module, path: str, call: int | None, by_units: bool) -> _Wh
             f'meant, ("{path}", "output") or the input of its second matrix, (path, "input")'
         )
     inside = neurons_or_heads(model, path)
+    kinds = {place.kind for place in inside.values()}
+    if by_units and len(inside) > 1 and kinds == {"heads"} and attends(model, path):
+        raise MethodError(
+            f'{path} has heads in {", ".join(inside)}; name one of these, or pass ("{path}", "output") for the '
+            "features that it gives"
+        )
     if by_units and not inside and attends(model, path):
         raise MethodError(
             f"{path} is a part of attention in which no heads were found; name the linear layer that reads them, if "

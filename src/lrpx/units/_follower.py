@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 REARRANGES = frozenset(
     """chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unbind narrow select repeat repeat_interleave
-    tile flip roll __getitem__ slice broadcast_to cat concat concatenate stack""".split()
+    tile flip roll __getitem__ __get__ slice broadcast_to cat concat concatenate stack""".split()
 )
-"""Torch functions that put numbers elsewhere and change none, beside those that move the mark of a gate."""
+"""Torch functions that put numbers elsewhere and change none, beside those that move the mark of a gate; ``__get__`` is
+``x.mT`` and ``x.T``."""
 CASTS = frozenset("type float half bfloat16 double to type_as dropout".split())
 """Of these, those that leave them where they are."""
 PRODUCTS = ("matmul", "baddbmm", "grouped_mm")
@@ -210,7 +211,9 @@ class Follower(Tap):
         if isinstance(out, Tensor) and moves and self._is_learned(args[0]):
             setattr(out, LEARNED, True)
         is_product = name in PRODUCTS or name == "einsum"
-        if name == "attention" or (is_product and any(mark is not None and mark.kind == "weights" for mark in marks)):
+        kinds = {mark.kind for mark in marks if mark is not None} if is_product else set()
+        weighs = "weights" in kinds or ("scores" in kinds and all(map(any_carries, args)))  # by more than a softmax
+        if name == "attention" or weighs:
             self._attends()
         if name == "attention":
             return self._attention(args, call.kwargs, out)
@@ -360,7 +363,8 @@ class Follower(Tap):
         kind: Any = mark.kind
         size, first = 1, index[0]
         if kind == "heads":
-            size = max(int((first == 0).sum()), 1)
+            index = index - max(int(first.min()), 0)  # as where each head has a linear layer of its own
+            size = max(int((index[0] == 0).sum()), 1)
             first = torch.arange(len(first), device=index.device) // size  # one head after another
         if entered is None or not _is_same(x, entered) or PICKED in vars(x):
             self.inside.setdefault(kind, path)
@@ -416,9 +420,10 @@ class Follower(Tap):
     def _rearranged(
         self, call: Call, name: str, marks: list[_Mark | None], out: Any, proceed: Callable[..., Any]
     ) -> Any:
-        mark = marks[0] if marks else None
+        mark, names = marks[0] if marks else None, {name, call.name}
+        gate = call.operation.gate if call.operation else None
         several = isinstance(out, (tuple, list))
-        if mark is None or not (several or isinstance(out, Tensor)) or not (name in REARRANGES or call.operation.gate):  # type: ignore[union-attr]
+        if mark is None or not (several or isinstance(out, Tensor)) or not (names & REARRANGES or gate):
             return out
         index = self._moved(mark.index, call, proceed)
         if index is None:
