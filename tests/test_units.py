@@ -653,3 +653,20 @@ def test_queries_and_keys_are_seen_through_any_transpose(turn):
     model = Model().eval()
     for kind, path in (("queries", "layers.0.q"), ("keys", "layers.0.k"), ("values", "layers.0.v")):
         assert [(place.path, place.width, place.heads) for place in places(model, kind)] == [(path, 16, 4)]
+
+
+class Gated(nn.Module):
+    """A layer whose MLP is gated by a sigmoid, in one function of torch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 48), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.glu(self.up(x)))
+
+
+def test_what_a_glu_gives_are_neurons():
+    model = OfEinsums("tokens first")
+    model.layers = nn.ModuleList([Gated()])
+    assert places(model.eval(), "neurons") == (Place(0, "layers.0.down", "input", "neurons", 24),)

@@ -232,6 +232,9 @@ class Follower(Tap):
         if name == "clamp" and _guards(call):
             vars(out).pop(ATTRIBUTE, None)
             return _with(out, marks[0])
+        if call.name == "glu" and carries(out):
+            given = dict(zip(("input", "dim"), args, strict=False)) | call.kwargs
+            return _with(out, _Mark("neurons", _along(out, int(given.get("dim", -1)) % out.ndim - out.ndim)))
         if row.kind == "activation":
             if marks[0] is not None and marks[0].kind == "scores":  # as where they are kept between bounds
                 return _with(out, marks[0])
