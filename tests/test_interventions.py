@@ -918,3 +918,14 @@ def test_heads_with_a_matrix_each_are_all_found():
         matrix = model.get_submodule(place.path)
         with torch.no_grad(), matrix.register_forward_hook(lambda module, _, y: torch.zeros_like(y) + module.bias):
             torch.testing.assert_close(model(IDS), without, rtol=0, atol=1e-12)
+
+
+def test_a_patch_from_a_row_that_was_padded_on_the_left(llama):
+    key = "model.layers.0"
+    with torch.no_grad(), lrpx.interventions.record(llama, [key]) as alone:
+        llama(IDS[:1])
+    padded = torch.cat([torch.zeros(1, 2, dtype=torch.int64), IDS[:1]], 1)
+    mask = (torch.arange(padded.shape[1]) >= 2).long()[None]
+    with torch.no_grad(), lrpx.interventions.record(llama, [key]) as found:
+        llama(padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0))
+    torch.testing.assert_close(found[key][0, mask[0].bool()], alone[key][0], rtol=0, atol=1e-9)

@@ -141,8 +141,8 @@ class Clamp(Change):
 
 @dataclass(frozen=True, eq=False)
 class Patch(Change):
-    """What stood there in another run (:func:`record`): ``values [T, n]``, all features of the place at each position.
-    Beyond ``T`` it stays as it is.
+    """What stood there in another run (:func:`record`): ``values [T, n]``, all features of the place at each position
+    of the text, without padding before it. Beyond ``T`` it stays as it is.
     """
 
     values: Tensor
@@ -253,7 +253,8 @@ def record(model: Module, keys: Sequence[Key]) -> Iterator[dict[Any, Tensor]]:
 
     Yields:
         For each key, after a call of the model, ``[B, T, n]``: all features of the place in the newest call, the rows
-        first in every model.
+        first in every model. Padding is there as the model was given it, and a :class:`Patch` counts without: of a row
+        that is padded on the left pass ``found[key][row, mask[row].bool()]``.
 
     Raises:
         MethodError, ModelError, TraceError: as :func:`intervene`.
