@@ -274,6 +274,13 @@ ATTENTIONS = {  # of queries, keys and values [B, H, T, d]
     "a head after another": lambda q, k, v: torch.stack(
         [(q[:, i] @ k[:, i].mT).softmax(-1) @ v[:, i] for i in range(q.shape[1])], 1
     ),
+    "heads by unbind": lambda q, k, v: torch.stack(((q @ k.mT).softmax(-1) @ v).unbind(1), 1),
+    "heads by chunks": lambda q, k, v: torch.cat(((q @ k.mT).softmax(-1) @ v).chunk(2, 1), 1),
+    "heads by sizes": lambda q, k, v: torch.cat(((q @ k.mT).softmax(-1) @ v).split([1, 1], 1), 1),
+    "rolled": lambda q, k, v: ((q.roll(2, 2) @ k.roll(2, 2).mT).softmax(-1) @ v.roll(2, 2)).roll(-2, 2),
+    "flipped": lambda q, k, v: ((q.flip(2) @ k.mT).softmax(-1) @ v).flip(2),
+    "gathered": lambda q, k, v: ((q @ k.mT).softmax(-1) @ v).gather(2, torch.arange(6).view(6, 1).expand(v.shape)),
+    "repeated": lambda q, k, v: ((q @ k.mT).softmax(-1) @ v).repeat(1, 1, 2, 1)[:, :, :6],
 }  # fmt: skip
 
 

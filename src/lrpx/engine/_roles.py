@@ -35,9 +35,10 @@ PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
 """Nodes of these."""
 LEAF = "AccumulateGrad"
 MOVES = SHAPES | frozenset(
-    "ConstantPadNd Pad ReflectionPad2D ReplicationPad2D Slice Select Index IndexSelect Narrow Im2Col Unfold".split()
+    """ConstantPadNd Pad ReflectionPad2D ReplicationPad2D Slice Select Index IndexSelect Narrow Im2Col Unfold Unbind
+    Split SplitWithSizes UnsafeSplit Roll Flip Gather Repeat""".split()
 )
-"""Nodes whose result is some of the numbers of what they are made of, in another shape."""
+"""Nodes whose result is some of the numbers of what they are made of, in another shape or order."""
 PADS = frozenset("ConstantPadNd Pad Im2Col".split())
 """Those that may put constants beside them."""
 WRITES = frozenset("IndexCopy IndexPut CopySlices SelectScatter SliceScatter Scatter".split())
