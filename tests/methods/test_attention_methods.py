@@ -304,6 +304,67 @@ def test_tokens_in_another_order_are_refused(method):
         assert explain(IDS, 1, position=3, method=method).relevance.isfinite().all()
 
 
+def chunks(x):
+    return torch.cat(x.chunk(4, -1))
+
+
+HEADS_FIRST = {  # queries, keys and values [B, T, d] in heads, and what attention gives [B, T, d] again
+    "in chunks": (chunks, lambda o, rows: torch.cat(o.chunk(4), -1)),
+    "in one copy": (
+        lambda x: x.unflatten(-1, (4, 4)).permute(2, 0, 1, 3).reshape(-1, x.shape[1], 4),
+        lambda o, rows: o.unflatten(0, (4, rows)).permute(1, 2, 0, 3).flatten(2),
+    ),
+    "stacked": (lambda x: torch.stack(x.chunk(4, -1)), lambda o, rows: torch.cat(list(o), -1)),
+    "turned": (lambda x: x.unflatten(-1, (4, 4)).permute(2, 0, 1, 3), lambda o, rows: torch.cat(list(o), -1)),
+}
+
+
+class HeadsFirst(Looks):
+    """Its heads stand before the rows of a batch."""
+
+    def __init__(self, split, join):
+        super().__init__()
+        self.split, self.join = split, join
+
+    def forward(self, x):
+        q, k, v = map(self.split, self.qkv(x).chunk(3, -1))
+        causal = torch.ones(x.shape[1], x.shape[1]).tril() == 0
+        weights = (q @ k.mT / 2).masked_fill(causal, -torch.inf).softmax(-1)
+        return self.out(self.join(weights @ v, len(x)))
+
+
+class Batched(Turned):
+    """Its inputs run together, for it takes a mask."""
+
+    def __init__(self, layer):
+        super().__init__(lambda x: x, lambda x: x)
+        self.layers[0] = layer
+
+    def forward(self, input_ids, attention_mask=None):
+        return super().forward(input_ids)
+
+
+@pytest.mark.parametrize("spelled", HEADS_FIRST)
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_heads_before_the_rows_of_a_batch_are_refused_in_one(method, spelled):
+    """A row alone is right but under AtMan, which changes copies of it in a batch."""
+
+    def explain(layer, inputs, **options):
+        torch.manual_seed(1)
+        explainer = Explainer(Batched(layer).double().eval(), task=Task.TOKEN_CLASSIFICATION)
+        return explainer(inputs, 1, position=3, method=method, **options)
+
+    torch.manual_seed(0)
+    layer, usual = HeadsFirst(*HEADS_FIRST[spelled]), Looks()
+    usual.load_state_dict(layer.state_dict())
+    batch = [IDS[:4], ROWS[3][:4], IDS[3:], IDS[2:6]]
+    with pytest.raises(MethodError, match=r"heads before the rows of a batch|no softmax attention"):
+        explain(layer, batch)
+    if method != "atman":
+        for found, wanted in zip(explain(layer, batch, batch_size=1), explain(usual, batch), strict=True):
+            assert_allclose(found.relevance, wanted.relevance, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
 def test_a_convolution_of_the_values_of_heads_is_refused(method):
     """Nyströmformer adds one to its attention, which is a softmax where there are as many landmarks as segments."""

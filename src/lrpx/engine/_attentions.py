@@ -119,6 +119,7 @@ class Attentions(Tap):
         self._softmaxes: list[_Softmax] = []
         self._found: set[Kind] = set()
         self._reordered = ""  # where tokens were put into another order
+        self._heads_first = ""  # where heads were put before the rows of the batch
         self.attended: list[Attended] = []
 
     def begin(self, run: Running) -> None:
@@ -171,6 +172,8 @@ class Attentions(Tap):
             raise MethodError(f"{self._run.where()} shifts tokens to their neighbours, besides attention; use attnlrp")
         if call.name in REORDERS and self._reorders(call.args[0], out):
             self._reordered = self._reordered or self._run.where()
+        if call.name in JOINS | COPIES and self._puts_heads_first(call, out):
+            self._heads_first = self._heads_first or self._run.where()
         if name in ("linear", "addmm") or (name == "matmul" and any(map(is_parameter, call.args[1:2]))):
             return with_mark(out, _Linear(out.shape[-1]))
         if name == "softmax":
@@ -216,6 +219,25 @@ class Attentions(Tap):
             before, after = (each.detach().sort(-1).values for each in (x, out))
             return not torch.equal(before, after)
 
+    def _puts_heads_first(self, call: Call, out: Tensor) -> bool:
+        """Whether ``out`` has heads before the rows of the batch, ``[H, B, T, d]`` or ``[H · B, T, d]``: put together
+        from heads, or a copy of such in another shape."""
+        parts = call.args[0]
+        if call.name in COPIES:
+            return isinstance(parts, Tensor) and self._is_heads_first(parts)
+        if not isinstance(parts, (tuple, list)) or len(parts) < 2 or out.ndim not in (3, 4):
+            return False
+        dim = arguments(call.args, call.kwargs, "tensors", "dim")[1] or 0
+        is_first = dim in (0, -out.ndim) and out.shape[-2] in {width for pair in self._kinds for width in pair}
+        one = out.ndim - (call.name == "stack")
+        return is_first and one == 3 and all(each.ndim == 3 and len(each) == self._batch for each in parts)
+
+    def _is_heads_first(self, x: Tensor) -> bool:
+        """Whether a view has heads before rows: in memory a row's heads are beside one another."""
+        if x.ndim != 4 or x.shape[1] != self._batch or len(x) < 2:
+            return False
+        return x.shape[-2] in {width for pair in self._kinds for width in pair} and x.stride(0) < x.stride(1)
+
     def _is_of_tokens(self, values: Tensor) -> bool:
         """Whether the values that attention multiplies come from the tokens' embeddings."""
         if not self._embeddings and not self._is_known:
@@ -258,8 +280,15 @@ class Attentions(Tap):
         fits = weights.ndim in (3, 4) and weights.shape[0] % self._batch == 0
         return self._kinds.get((weights.shape[-2], weights.shape[-1])) if fits else None
 
-    def _kept(self, kind: Kind, raw: Tensor) -> None:
+    def _kept(self, kind: Kind, raw: Tensor, values: Tensor) -> None:
         self._found.add(kind)
+        are_other_rows = raw.ndim == 4 and len(raw) != self._batch
+        if self._batch > 1 and (self._heads_first or are_other_rows or self._is_heads_first(values)):
+            alone = "" if self._factors else "explain one input at a time (batch_size=1), or "
+            raise MethodError(
+                f"{self._heads_first or self._run.where()} puts heads before the rows of a batch, so nothing tells of "
+                f"which row the weights of attention in {self._run.where()} are; {alone}use attnlrp or lrp"
+            )
         if self._reordered:
             raise MethodError(
                 f"{self._reordered} puts the tokens into another order, in which the attention in {self._run.where()} "
@@ -289,7 +318,7 @@ class Attentions(Tap):
                 f"in {mark.path} values are multiplied by a softmax of a linear layer, which has as many outputs as "
                 "there are tokens, so nobody knows whether that is attention or a choice of experts; use attnlrp or lrp"
             )
-        self._kept(kind, weights)
+        self._kept(kind, weights, rest[0])
         factor = self._factor(kind, weights)
         if factor is None:
             return proceed(call.args, call.kwargs)
@@ -334,7 +363,7 @@ class Attentions(Tap):
             scores = scores.masked_fill(~admitted, torch.finfo(scores.dtype).min)  # narrow under autocast
         weights = scores.softmax(-1)
         weights = weights if admitted is None else weights.masked_fill(~admitted, 0.0)
-        self._kept(kind, weights)
+        self._kept(kind, weights, v)
         product = (weights @ values).to(v.dtype)
         if factor is not None:
             return product
@@ -345,6 +374,10 @@ class Attentions(Tap):
 
 REORDERS = frozenset("flip fliplr flipud rot90 roll __getitem__ index_select gather take_along_dim sort msort".split())
 """How torch calls what may put tokens into another order."""
+JOINS = frozenset("cat concat concatenate stack".split())
+"""How torch calls what may put heads together, one behind another along a batch."""
+COPIES = frozenset("reshape contiguous clone flatten".split())
+"""How torch calls what may copy heads that were put before the rows, after which their strides tell nothing."""
 FORBIDDEN = -5e3
 """What a mask forbids is at or below this, be it the lowest number there is or −10,000. No score that a model makes of
 queries and keys is; one that was would have the weight 0, too."""
