@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertForQuestionAnswering, T5Config, T5ForConditionalGeneration
+from transformers import (
+    BertConfig,
+    BertForQuestionAnswering,
+    GPT2Config,
+    GPT2LMHeadModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 import lrpx
 from lrpx._data.squad import read_squad
@@ -277,6 +284,19 @@ def test_what_the_model_writes_is_explained_where_it_writes_the_answer(tmp_path:
     assert row["correct"] is True
     with pytest.raises(InputError, match="does not write in 1 tokens"):
         Answers(data=tmp_path / "a.json", write=1).samples(benchmark.read(), model)
+
+
+def test_a_model_writes_no_further_than_its_context(tmp_path: Any) -> None:
+    """Learned positions end there, and with them the whole run would."""
+    tokenizer = Spec().build().tokenizer
+    content = squad(("Where?", [("The girl", CONTEXT.index("The girl"))], False))
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    length = len(tokenizer(PROMPT.format(context=CONTEXT, question="Where?"))["input_ids"])
+    config = GPT2Config(vocab_size=len(tokenizer), n_positions=length + 2, n_embd=8, n_layer=1, n_head=1)
+    model = BoundModel(GPT2LMHeadModel(config).eval(), tokenizer)
+    benchmark = Answers(data=tmp_path / "a.json", write=8)
+    with pytest.raises(InputError, match="does not write in 3 tokens"):
+        benchmark.samples(benchmark.read(), model)
 
 
 @pytest.mark.parametrize("answer", ["he", "in"])

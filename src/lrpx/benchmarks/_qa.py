@@ -187,9 +187,10 @@ class Squad(Benchmark[AnswerSample]):
         limit = min((each for each in (self.context, model.limit) if each is not None), default=None)
         if limit is not None and len(ids) > limit:
             return f"has more than {limit} tokens"
-        written = self._written(ids, asked, model) if self.write else []
+        room = self.write if model.limit is None else min(self.write, model.limit + 1 - len(ids))
+        written = self._written(ids, asked, model, room) if self.write else []
         if written is None:
-            return f"has an answer that the model does not write in {self.write} tokens"
+            return f"has an answer that the model does not write in {room} tokens"
         so_far = [*ids, *written[:-1]]
         try:
             whole = {"input_ids": so_far, "attention_mask": [1] * len(so_far)}
@@ -226,11 +227,11 @@ class Squad(Benchmark[AnswerSample]):
         said = [{"role": "user", "content": prompt}]
         return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
 
-    def _written(self, ids: Sequence[int], asked: Asked, model: BoundModel) -> list[int] | None:
-        """What the model writes, up to the first token of an answer, in whole words, and with it; None where it writes
-        none."""
+    def _written(self, ids: Sequence[int], asked: Asked, model: BoundModel, room: int) -> list[int] | None:
+        """What the model writes in so many tokens, which its context has room for, up to the first token of an answer,
+        in whole words, and with it; None where it writes none."""
         given = torch.tensor([ids], device=model.device)
-        how: dict[str, Any] = {**GREEDY, "max_new_tokens": self.write}
+        how: dict[str, Any] = {**GREEDY, "max_new_tokens": room}
         pad = next(
             (each for each in (model.tokenizer.pad_token_id, model.tokenizer.eos_token_id) if each is not None), 0
         )
