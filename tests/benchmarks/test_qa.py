@@ -69,6 +69,9 @@ def test_the_first_answer_is_what_most_say_and_what_has_none_is_dropped(data: An
         ("q3", "has an answer that is not where the file says"),
     ]
     assert len(read_squad(data, limit=1)[0]) == 1
+    marked = data.with_name("marked.json")
+    marked.write_text(data.read_text(), encoding="utf-8-sig")  # as Windows saves it
+    assert read_squad(marked) == (found, dropped)
 
 
 @pytest.mark.parametrize(

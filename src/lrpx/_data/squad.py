@@ -48,7 +48,7 @@ def read_squad(path: Path, limit: int | None = None) -> tuple[list[Asked], list[
         DataError: it cannot be read, or is no such file.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         paragraphs = [each for article in content["data"] for each in article["paragraphs"]]
         asked = [(str(each["context"]), one) for each in paragraphs for one in each["qas"]]
         read = [(context, str(one["id"]), str(one["question"]), _spans(one), one) for context, one in asked]
