@@ -127,6 +127,12 @@ class Pass:
             is_twice = names == ("input_ids",) and len(groups) == 2
             if len(groups) == len(names) or (is_twice and _one_later(self.batch.inputs["input_ids"], groups[1][0].ids)):
                 return groups
+        if not found:
+            raise ModelError(
+                f"the token embedding {min(self.paths)} was not called: its rows are looked up by another module, as "
+                "where peft trains a few of them (trainable_token_indices); pass model.merge_and_unload(), or use "
+                "lrpx.propagate(model, recipe) and read trace.sources"
+            )
         raise ModelError(
             f"the token embedding {min(self.paths)} was used {len(found)} times, not {len(names)}; "
             "use lrpx.propagate(model, recipe) and read trace.sources"

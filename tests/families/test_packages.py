@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer, GPT2Config, GPT2LMHeadModel, 
 from lrpx import LRP, Explainer
 from lrpx.coverage._checking import _everything_wide
 from lrpx.engine import propagate
-from lrpx.errors import MethodError
+from lrpx.errors import MethodError, ModelError
 from lrpx.units import Reading, places
 from tests.families.checks import RECIPES, alike, holds, ready, sources
 from tests.families.without_torchvision import imported
@@ -100,6 +100,17 @@ def test_an_adapter_of_the_token_embedding():
             assert apart.ledger.closes(1e-9) or method == "gradient-x-input"
         with pytest.raises(MethodError, match=r"embed_tokens\.base_layer and .*lora_embedding_A.*merge_and_unload"):
             Explainer(adapted, tokenizer=None)(ids, target=7, method="gradient-l1")
+
+
+@pytest.mark.filterwarnings(ITS_WARNING)
+def test_trained_rows_of_the_token_embedding():
+    """A layer of peft's looks all tokens up, and the embedding's own module is never called."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=3, target_modules=["q_proj"], trainable_token_indices=[5, 9], task_type="CAUSAL_LM")
+    adapted = ready(peft.get_peft_model(LlamaForCausalLM(LLAMA), config))
+    with pytest.raises(ModelError, match=r"was not called: .*trainable_token_indices.*merge_and_unload"):
+        Explainer(adapted, tokenizer=None)(IDS[0].tolist(), target=7)
+    assert Explainer(copy.deepcopy(adapted).merge_and_unload(), tokenizer=None)(IDS[0].tolist(), target=7)
 
 
 def explained(model, recipe):
