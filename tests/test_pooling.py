@@ -148,6 +148,33 @@ def test_a_model_of_sentence_transformers_is_taken_apart(encoder, piece_tokenize
         Explainer(package.SentenceTransformer(modules=[*list(model)[:2], dense], device="cpu"))
 
 
+def test_a_decoder_in_a_model_of_sentence_transformers_gives_embeddings(piece_tokenizer, tmp_path):
+    """Its class says nothing of what it is for, and there is no head."""
+    package = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    config = tf.LlamaConfig(**SIZES | {"vocab_size": 160, "num_key_value_heads": 2, "initializer_range": 0.5})
+    build(tf.LlamaForCausalLM, config).save_pretrained(tmp_path)
+    piece_tokenizer.save_pretrained(tmp_path)
+    transformer = models.Transformer(str(tmp_path), model_kwargs={"dtype": torch.float64})
+    model = package.SentenceTransformer(modules=[transformer, models.Pooling(16, "lasttoken")], device="cpu")
+    explain = Explainer(model)
+    found = explain(PAIR, method="gradient-x-input")
+    assert explain.task is Task.EMBEDDINGS
+    assert found.explained.description == "similarity of the two texts (last token)"
+
+    decoder, made = transformer.auto_model, []
+    for text in PAIR:
+        ids = model.tokenizer(text, return_tensors="pt")["input_ids"]
+        embedded = decoder.embed_tokens(ids).detach().requires_grad_()
+        made.append((embedded, decoder(inputs_embeds=embedded).last_hidden_state[0, -1]))
+    cosine = torch.cosine_similarity(made[0][1], made[1][1], 0)
+    gradients = torch.autograd.grad(cosine, [embedded for embedded, _ in made])
+    pairs = zip(made, gradients, strict=True)
+    wanted = torch.cat([(embedded * gradient)[0].sum(-1) for (embedded, _), gradient in pairs])
+    assert found.explained.value == pytest.approx(float(cosine.detach()), abs=1e-12)
+    assert (found.relevance - wanted).abs().max() < 1e-9 * wanted.abs().max()
+
+
 def test_a_part_of_ones_own_that_is_called_as_one_of_sentence_transformers(encoder, piece_tokenizer, tmp_path):
     package = pytest.importorskip("sentence_transformers")
     models = pytest.importorskip("sentence_transformers.models")

@@ -212,7 +212,8 @@ class BoundModel(Named):
         pooling: str | Pooling | None = None,
         spec: Spec | None = None,
     ) -> None:
-        pooled = pooling_in(module) if is_sentence_transformer(module) and pooling is None else None
+        is_encoder = is_sentence_transformer(module)
+        pooled = pooling_in(module) if is_encoder and pooling is None else None
         refuse_other_reading(module)
         cut, whole = cut_by_whole(module), "sentence-transformers" if is_cross_encoder(module) else "the pipeline"
         module, tokenizer = taken_apart(module, tokenizer)
@@ -229,6 +230,8 @@ class BoundModel(Named):
         _refuse_no_numbers(module)
         self.module = module
         self.tokenizer = tokenizer
+        if task is None and is_encoder and not getattr(self.config, "is_encoder_decoder", False):
+            task = Task.EMBEDDINGS  # also of a decoder without its head, whose class does not tell
         self.task = tasks.task_of(module) if task is None else task
         self.pooling = pooled or self._pooling(pooling, spec)
         cuts = ((self.pooling.most, "sentence-transformers"), (cut, whole))
