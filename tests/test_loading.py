@@ -162,6 +162,11 @@ def test_a_dtype_by_its_older_name_is_refused(dtype):
         Explainer.from_pretrained(torch_dtype=dtype)
 
 
+def test_a_task_is_that_of_the_class_that_is_loaded():
+    with says(InputError, "class its config names", "pass it to lrpx.Explainer(model, tokenizer, task=…)"):
+        Explainer.from_pretrained(task=Task.CAUSAL)
+
+
 def test_a_model_with_code_of_its_own_is_not_run_by_that_of_transformers(tmp_path):
     models.tiny_llama().save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -30,7 +30,7 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
         options: passed on to transformers.
 
     Raises:
-        InputError: there is no such dtype, or it is given by its older name.
+        InputError: there is no such dtype, or it is given by its older name; or a task is given.
         ModelError: the model cannot be found or loaded, or its class has no head to explain.
     """
     import transformers
@@ -40,6 +40,11 @@ def load_pretrained(name: str, dtype: Any, options: dict[str, Any]) -> tuple[Any
         raise InputError(f"there is no dtype {dtype!r} to run a model in; pass float32, float64, bfloat16 or float16")
     if "torch_dtype" in options:  # which transformers leaves out beside the newer name
         raise InputError(f"torch_dtype is an older name of dtype; pass dtype={options['torch_dtype']!r} instead")
+    if "task" in options:
+        raise InputError(
+            "the task of a model is that of the class its config names; load it yourself and pass it to "
+            "lrpx.Explainer(model, tokenizer, task=…)"
+        )
     where = {option: options[option] for option in HUB_OPTIONS if option in options}
     _refuse_no_folder(name)
     try:
