@@ -192,7 +192,7 @@ def test_what_a_router_has_chosen_by_is_no_place_to_change(made, config, path):
     for change in (-100.0, lrpx.Add(3.0, positions=[1])):
         with (
             pytest.raises(MethodError, match="has chosen by its first output"),
-            lrpx.intervene(model, {path: {0: change}}),
+            lrpx.intervene(model, {(path, "output"): {0: change}}),
         ):
             model(ids)
     with lrpx.interventions.record(model, [path]) as kept:
@@ -243,23 +243,25 @@ class OfSums(Module):
         (lambda: OfSums().eval(), "layers.0.o"),
         (tiny.xlnet, "transformer.layer.0.rel_attn"),
         (tiny.bert_classifier, "bert.encoder.layer.0.attention.self"),  # whose heads are at attention.output.dense
+        (lambda: OfSums().eval(), "layers.0.q"),
+        (lambda: OfSums().eval(), "table"),
     ],
 )
-def test_units_of_attention_in_which_no_heads_are_found_are_no_features(made, path):
+def test_units_where_no_neurons_or_heads_are_found_are_no_features(made, path):
     model = made()
-    with pytest.raises(MethodError, match=f"{path} is a part of attention"), lrpx.intervene(model, {path: {1: 0.0}}):
+    with pytest.raises(MethodError, match=f"{path} has no neurons or heads"), lrpx.intervene(model, {path: {1: 0.0}}):
         raise AssertionError("the block began")
     for changes in ({(path, "output"): {1: 0.0}}, {path: 0.0}):  # asked for, and all of it
         with lrpx.intervene(model, changes):
             model(IDS)
 
 
-@pytest.mark.parametrize("path", ["layers.0", "layers.0.q"])
-def test_a_layer_and_a_linear_layer_before_attention_have_features(path):
+@pytest.mark.parametrize("key", ["layers.0", ("layers.0.q", "output")])
+def test_a_layer_and_an_output_that_is_named_have_features(key):
     model = OfSums().eval()
-    with torch.no_grad(), lrpx.intervene(model, {path: {1: 0.0}}):
+    with torch.no_grad(), lrpx.intervene(model, {key: {1: 0.0}}):
         found = model(IDS)
-    module = model.get_submodule(path)
+    module = model.get_submodule(key if isinstance(key, str) else key[0])
     with torch.no_grad(), module.register_forward_hook(lambda _, __, y: y.index_fill(-1, FIRST, 0.0)):
         assert torch.equal(model(IDS), found)
 
@@ -877,6 +879,18 @@ class ByHead(Module):
         return sum(o(each) for o, each in zip(self.o, read, strict=True))
 
 
+class Maxout(Module):
+    """An MLP whose latent neurons nobody finds."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = (torch.nn.Linear(*sizes, dtype=torch.float64) for sizes in ((16, 64), (32, 16)))
+
+    def forward(self, x):
+        one, other = self.up(x).chunk(2, -1)
+        return self.down(torch.maximum(one, other))
+
+
 class Around(Module):
     def __init__(self, attention):
         super().__init__()
@@ -889,12 +903,13 @@ class Around(Module):
 @pytest.mark.parametrize(
     ("attention", "match"),
     [
-        (lambda: Weighed(torch.sigmoid), "is a part of attention in which no heads"),
-        (lambda: Weighed(lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True)), "is a part of attention"),
-        (ByHead, "has heads in layers.0.attention.o.0, layers.0.attention.o.1"),
+        (lambda: Weighed(torch.sigmoid), "has no neurons or heads"),
+        (lambda: Weighed(lambda scores: scores.exp() / scores.exp().sum(-1, keepdim=True)), "has no neurons or heads"),
+        (ByHead, "has units in layers.0.attention.o.0, layers.0.attention.o.1"),
+        (Maxout, "has no neurons or heads"),
     ],
 )
-def test_units_of_attention_whose_heads_are_at_no_one_place_are_no_features(attention, match):
+def test_units_that_are_at_no_one_place_are_no_features(attention, match):
     model = OfSums()
     model.layers = torch.nn.ModuleList([Around(attention())])
     path = "layers.0.attention"

@@ -33,7 +33,7 @@ from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import CACHES, interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.units import Place
-from lrpx.units._asked import attends, calls_of, is_picked, is_turned, neurons_or_heads
+from lrpx.units._asked import calls_of, is_picked, is_turned, neurons_or_heads
 from lrpx.units._looking import is_looking, with_tokens
 from lrpx.units._place import called, own_paths, split_name, stack_of
 from lrpx.units._reading import AGAIN, Called
@@ -217,16 +217,18 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
         model: the model that is called; it is run once on a few tokens to find its units, if names are to be found.
         changes: for a place a change of all its features, or of each of some of its units. A place is the path of an
             MLP (``"model.layers.17.mlp"``, or of its second matrix), whose units are its latent neurons; of an
-            attention (or of its output projection), whose units are its heads; of a layer, or any other module, whose
-            units are the features of its output; ``(path, "input")`` or ``(path, "output")`` for the features that any
-            module takes or gives; or a :class:`~lrpx.units.Place`. Of a module that is called several times in a pass,
-            ``"path#2"`` is the third call, and ``"path"`` every one. A change is a number, which is set, or
-            :class:`Set`, :class:`Scale`, :class:`Add`, :class:`Clamp`, :class:`Patch` or :class:`Along`.
+            attention (or of its output projection), whose units are its heads; of a layer, whose units are the features
+            of its output; ``(path, "input")`` or ``(path, "output")`` for the features that any module takes or gives,
+            which may be left out where no unit of it is named; or a :class:`~lrpx.units.Place`. Of a module that is
+            called several times in a pass, ``"path#2"`` is the third call, and ``"path"`` every one. A change is a
+            number, which is set, or :class:`Set`, :class:`Scale`, :class:`Add`, :class:`Clamp`, :class:`Patch` or
+            :class:`Along`.
 
     Raises:
         InputError: a change that is none, or does not fit the features.
-        MethodError: a unit or a module that is not there, or units of an attention in which no heads are found; or
-            when it is met: the numbers that a router gives beside its choice, which nothing reads.
+        MethodError: a unit or a module that is not there, or units of a module that is no layer and in which no neurons
+            or heads are found; or when it is met: the numbers that a router gives beside its choice, which nothing
+            reads.
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
     """
@@ -393,8 +395,8 @@ def _of_units(model: Module, path: str, call: int | None, by_units: bool) -> _Wh
 
     Raises:
         MethodError: a call is named of a module that calls the one with the units several times; or it is an expert,
-            which a few tokens need not come to; or units are named (``by_units``) of attention whose heads nobody
-            knows, or are read by several linear layers, which would be features.
+            which a few tokens need not come to; or units are named (``by_units``) of a module in a layer in which
+            none were found, or those of several modules: they would be taken for features of its output.
     """
     if is_picked(model, path, "input"):
         raise MethodError(
@@ -402,17 +404,16 @@ def _of_units(model: Module, path: str, call: int | None, by_units: bool) -> _Wh
             f'meant, ("{path}", "output") or the input of its second matrix, (path, "input")'
         )
     inside = neurons_or_heads(model, path)
-    kinds = {place.kind for place in inside.values()}
-    if by_units and len(inside) > 1 and kinds == {"heads"} and attends(model, path):
-        raise MethodError(
-            f'{path} has heads in {", ".join(inside)}; name one of these, or pass ("{path}", "output") for the '
-            "features that it gives"
+    if by_units and len(inside) != 1:
+        held = (
+            f"has units in {', '.join(inside)}; name one of these"
+            if inside
+            else (
+                "has no neurons or heads that were found (lrpx.units); name the linear layer that reads them, if "
+                'places(model, "neurons") or places(model, "heads") has one'
+            )
         )
-    if by_units and not inside and attends(model, path):
-        raise MethodError(
-            f"{path} is a part of attention in which no heads were found; name the linear layer that reads them, if "
-            f'places(model, "heads") has one, or pass ("{path}", "output") for the features that it gives'
-        )
+        raise MethodError(f'{path} {held}, or pass ("{path}", "output") for the features that it gives')
     if len(inside) != 1:
         return None
     (place,) = inside.values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lrpx._modules import layer_of
 from lrpx.errors import LRPxError, MethodError
 from lrpx.units._looking import found_in
 from lrpx.units._place import KINDS, TITLES, Kind, Place, is_in, own_paths
@@ -81,16 +80,6 @@ def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
     for each in there:
         inside.setdefault(each.path, each)
     return inside
-
-
-def attends(model: Module, path: str) -> bool:
-    """Whether attention is computed in a module of a layer, or what it gives is read by a linear layer there: one of
-    heads, if :func:`neurons_or_heads` knows some in it, and else one whose heads nobody knows.
-
-    Raises:
-        ModelError: as :func:`places`.
-    """
-    return layer_of(path) is not None and any(is_in(each, path) for each in found_in(model, None).attending)
 
 
 def calls_of(model: Module) -> Mapping[str, int]:

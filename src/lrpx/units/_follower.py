@@ -127,8 +127,6 @@ class Follower(Tap):
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
-        self._attended: set[tuple[str, int]] = set()  # calls of modules in which attention has been computed
-        self.attending: set[str] = set()
         self.picked: set[tuple[str, Side]] = set()
 
     def begin(self, run: Running) -> None:
@@ -210,11 +208,6 @@ class Follower(Tap):
             self._reads(name, args, marks)
         if isinstance(out, Tensor) and moves and self._is_learned(args[0]):
             setattr(out, LEARNED, True)
-        is_product = name in PRODUCTS or name == "einsum"
-        kinds = {mark.kind for mark in marks if mark is not None} if is_product else set()
-        weighs = "weights" in kinds or ("scores" in kinds and all(map(any_carries, args)))  # by more than a softmax
-        if name == "attention" or weighs:
-            self._attends()
         if name == "attention":
             return self._attention(args, call.kwargs, out)
         if not isinstance(out, Tensor):
@@ -262,11 +255,6 @@ class Follower(Tap):
         if not is_one:
             return out
         return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
-
-    def _attends(self) -> None:
-        path = self._here()
-        self._attended.add((path, self.calls[path]))
-        self.attending.add(path)
 
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
@@ -346,9 +334,6 @@ class Follower(Tap):
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
         path = self._here()
         self._made[path] = out
-        holder = path.rpartition(".")[0]
-        if (holder, self.calls[holder]) in self._attended:
-            self.attending.add(path)
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
         return _with(out, _Mark("linear", _along(out, -1), path))

@@ -43,8 +43,6 @@ class _Found:
     experts: tuple[str, ...]
     calls: Mapping[str, int]
     turned: frozenset[tuple[str, Side]]
-    attending: frozenset[str]
-    """Modules that compute attention themselves, and the linear layers that these call behind it."""
     picked: frozenset[tuple[str, Side]]
 
 
@@ -128,7 +126,6 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
         follower.calls,
         turned=frozenset(follower.turned),
         picked=frozenset(follower.picked),
-        attending=frozenset(follower.attending),
     )
 
 
