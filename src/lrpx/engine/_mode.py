@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -53,12 +54,47 @@ def _known(run: Run, value: Any) -> None:
 AUTOGRAD = frozenset({"grad", "backward"})
 
 
+HOP = getattr(torch._C, "_skip_one_hop_torch_function", None)
+"""It runs a function of torch that is written in Python as if no mode were on, and what that calls under it; since
+torch 2.12."""
+
+
+class _Beside:
+    """A module with other things under some of its names."""
+
+    def __init__(self, module: Any, others: dict[str, Any]) -> None:
+        self.__dict__ |= others | {"_module": module}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+def _no(*tensors: Any) -> bool:
+    return False
+
+
+ASKS = dict.fromkeys(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"), _no)
+"""By these a function of torch that is written in Python asks, before all else, whether a mode is to run it."""
+OVERRIDES = _Beside(torch.overrides, ASKS)
+UNASKED = {**ASKS, "overrides": OVERRIDES, "torch": _Beside(torch, {"overrides": OVERRIDES})}
+
+
+@cache
+def _unasked(func: FunctionType) -> FunctionType:
+    """A function of torch that does not hand itself to the mode, as it does while that is on; what it calls does. Where
+    torch cannot skip that itself."""
+    found = FunctionType(func.__code__, func.__globals__ | UNASKED, func.__name__, func.__defaults__, func.__closure__)
+    found.__kwdefaults__ = func.__kwdefaults__
+    return found
+
+
 class RuleMode(TorchFunctionMode):
     """Gives each torch function called inside the model its rule; the state is the run's."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.run = run
+        self.inside: set[FunctionType] = set()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -227,6 +263,14 @@ class RuleMode(TorchFunctionMode):
             self.run.refuse_gradients(name, (*args, *kwargs.values()))
         if isinstance(func, FunctionType):
             # a function written in Python hides its inner calls unless the mode is entered again
-            with self:
-                return torch._C._skip_one_hop_torch_function(func, types, args, kwargs)
+            if HOP is not None:
+                with self:
+                    return HOP(func, types, args, kwargs)
+            if func not in self.inside:  # else it hands itself over from deeper within, and stays unknown
+                self.inside.add(func)
+                try:
+                    with self:
+                        return _unasked(func)(*args, **kwargs)
+                finally:
+                    self.inside.discard(func)
         return unknown(self.run, func, args, kwargs)

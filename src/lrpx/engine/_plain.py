@@ -469,7 +469,7 @@ OTHERS = (
     )
     + _each("item tolist numpy __array__ __int__ __index__ __float__ histc", handler=leaving)
     + _each("bincount", handler=counting)
-    + _each("_unique2 unique_dim unique_consecutive", handler=ordering)
+    + _each("unique _unique2 unique_dim unique_consecutive", handler=ordering)
     + _each("fill fill_", numbers=(1,))
     + _each("scatter_reduce scatter_reduce_ index_reduce index_reduce_", "joins", handler=reducing)
     + _each("segment_reduce _segment_reduce", "joins", handler=reducing)

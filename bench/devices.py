@@ -1,0 +1,199 @@
+"""Compare a GPU with the processor on every class of transformers: the same relevance, and an unchanged forward pass.
+
+Each class is built tiny and random as ``lrpx coverage`` builds it. In float64, one value of its output is explained on
+both, under AttnLRP and CP-LRP; in float32, the outputs inside ``propagate`` on the GPU are compared with its own
+outputs there. Ends with code 1 where relevance differs, or a class runs on one alone.
+
+    python bench/devices.py --workers 12 --report devices.md
+    python bench/devices.py --types llama gpt2 --device cpu
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import multiprocessing
+import os
+import sys
+import warnings
+from collections import Counter, defaultdict
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pebble import ProcessPool
+from torch import Tensor
+from transformers.utils import logging
+
+from lrpx.coverage import ModelClass, _checking, _inputs, _tiny, choose, versions
+from lrpx.errors import LRPxError
+from lrpx.recipes import ATTNLRP, LRP
+
+SECONDS = 240.0
+"""How long a class may take."""
+TOLERANCE = 1e-9
+"""How far apart relevance may be, relative to the largest: far above rounding, far below another rule."""
+OUTCOMES = ("agree", "differ", "refused by both", "one alone", "not built")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What became of a class under one recipe: how far apart the two are, or why that cannot be said.
+
+    ``changed`` is what the forward pass differs inside ``propagate`` on the device, in eps of the largest output.
+    """
+
+    outcome: str
+    difference: float = 0.0
+    changed: float = 0.0
+    reason: str = ""
+
+
+def examine(one: ModelClass, device: str) -> dict[str, Compared]:
+    """What became of a class under both recipes."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        model: Any = _tiny.tiny_model(one)
+        inputs = _inputs.tiny_inputs(one, model)
+        _tiny.let_batch_norms_learn(model, inputs)
+        _checking._stock(one, model, inputs)
+        there = _moved(copy.deepcopy(model), device)
+        given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+        stock = _checking._stock(one, there, given)
+    except Exception as error:
+        return {recipe.name: Compared("not built", reason=_reason(error)) for recipe in (ATTNLRP, LRP)}
+    found = {}
+    for recipe in (ATTNLRP, LRP):
+        try:
+            logits = _checking._run(one, there, given, recipe).logits
+            changed = min(_checking._difference(logits, expected) for expected in stock)
+        except Exception:
+            changed = float("nan")  # it says why below
+        found[recipe.name] = _compared(one, _wide(model), inputs, device, recipe, changed)
+    return found
+
+
+def _compared(
+    one: ModelClass, model: Any, inputs: dict[str, Any], device: str, recipe: Any, changed: float
+) -> Compared:
+    relevance, errors = [], []
+    for place in ("cpu", device):
+        try:
+            given = {name: _put(value, place) for name, value in inputs.items()}
+            with _checking._everything_wide():
+                run = _checking._run(one, _moved(copy.deepcopy(model), place), given, recipe)
+            relevance.append([each.detach().cpu() for each in run.relevance])
+        except Exception as error:
+            errors.append(f"{'' if isinstance(error, LRPxError) else 'failed: '}{place}: {_reason(error)}")
+    if errors:
+        return Compared("refused by both" if len(errors) > 1 else "one alone", changed=changed, reason=errors[-1])
+    first, second = relevance
+    if [each.shape for each in first] != [each.shape for each in second]:
+        return Compared("differ", float("inf"), changed, "other sources")
+    largest = max((float(each.abs().max()) for each in first if each.numel()), default=0.0) or 1.0
+    apart = max(
+        (float((a - b).abs().max()) / largest for a, b in zip(first, second, strict=True) if a.numel()), default=0.0
+    )
+    return Compared("agree" if apart <= TOLERANCE else "differ", apart, changed)
+
+
+def _wide(model: Any) -> Any:
+    precise = copy.deepcopy(model).double()
+    for held in _checking._in_lists(precise):
+        held.double()
+    if hasattr(precise, "set_experts_implementation"):
+        precise.set_experts_implementation("eager")  # the others have no float64
+    return precise
+
+
+def _moved(model: Any, device: str) -> Any:
+    for held in _checking._in_lists(model):
+        held.to(device)
+    return model.to(device)
+
+
+def _put(value: Any, device: str) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device, torch.float64) if value.is_floating_point() else value.to(device)
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_checking.first_line(str(error))}"
+
+
+def report(found: dict[ModelClass, dict[str, Compared]], device: str) -> str:
+    """Counts, and each class that is not as on the processor."""
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else device
+    counts = Counter((recipe, each.outcome) for every in found.values() for recipe, each in every.items())
+    recipes = (ATTNLRP.name, LRP.name)
+    lines = [
+        f"{name}. {', '.join(' '.join(each) for each in versions().items())}. {len(found)} classes.",
+        "",
+        "| recipe | " + " | ".join(OUTCOMES) + " |",
+        "|---|" + "---:|" * len(OUTCOMES),
+        *(f"| {recipe} | {' | '.join(str(counts[recipe, outcome]) for outcome in OUTCOMES)} |" for recipe in recipes),
+    ]
+    agreeing = [each.difference for every in found.values() for each in every.values() if each.outcome == "agree"]
+    lines += [
+        "",
+        f"The largest difference of two that agree is {max(agreeing, default=0.0):.1e} of the largest relevance.",
+    ]
+    changed = {
+        one.name: max(each.changed for each in every.values())
+        for one, every in found.items()
+        if any(each.changed > 0 for each in every.values())
+    }
+    lines += [f"Outputs on the device changed by the rules: {len(changed)} classes."]
+    lines += [f"- {name}: {size:.2g} eps" for name, size in sorted(changed.items())]
+    for outcome in OUTCOMES[1:]:
+        grouped = defaultdict(list)
+        for one, every in found.items():
+            for recipe, each in every.items():
+                if each.outcome == outcome:
+                    size = f" {each.difference:.1e}" if outcome == "differ" else ""
+                    grouped[each.reason].append(f"{one.name} ({one.mapping}, {recipe}{size})")
+        if grouped:
+            lines += ["", f"## {outcome.capitalize()}", ""]
+            lines += [f"- {reason}: {', '.join(names)}" for reason, names in sorted(grouped.items())]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--types", nargs="*", default=(), help="model types, such as llama; all without")
+    parser.add_argument("--quick", action="store_true", help="the representative few")
+    parser.add_argument("--first", type=int, help="only so many; each model type's first class comes first")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    parser.add_argument("--report", type=Path, help="write the report there")
+    options = parser.parse_args()
+    classes = choose(options.types, None, options.quick)
+    types: set[str] = set()
+    firsts = [one for one in classes if not (one.model_type in types or types.add(one.model_type))]
+    classes = list(dict.fromkeys([*firsts, *classes]))[: options.first]
+    pool = ProcessPool(options.workers, context=multiprocessing.get_context("spawn"))
+    waiting = {pool.schedule(examine, args=[one, options.device], timeout=SECONDS): one for one in classes}
+    found = {}
+    for number, future in enumerate(as_completed(waiting), 1):
+        one = waiting[future]
+        try:
+            found[one] = future.result()
+        except Exception as error:
+            found[one] = {each.name: Compared("one alone", reason=_reason(error)) for each in (ATTNLRP, LRP)}
+        if number % 50 == 0 or number == len(waiting):
+            print(f"{number}/{len(waiting)}", file=sys.stderr, flush=True)
+            if options.report:
+                options.report.write_text(report(found, options.device), encoding="utf-8")
+    pool.close()
+    pool.join()
+    print(report(found, options.device))
+    return 1 if any(each.outcome in OUTCOMES[1:4:2] for every in found.values() for each in every.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
