@@ -75,6 +75,39 @@ def test_a_uniform_bias_of_a_softmax_is_its_twin(x, of, seen, forbidden):
     assert not gradient[seen:].any()
 
 
+OF_SCORES = [recipes.LRP_DING, recipes.LRP_VOITA, recipes.LRP_CHEFER]
+
+
+def of_attention(weights: Any, recipe: lrpx.Recipe) -> torch.Tensor:
+    """The relevance of four tokens that attend to each other by these weights, which are made of scores."""
+    x, project, of = torch.randn((3, 4, 4), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    class Model(torch.nn.Module):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return weights(tokens @ project @ tokens.mT) @ tokens
+
+    with lrpx.propagate(model := Model(), recipe) as trace:
+        out = model(tokens=x)
+    trace.explain((out * of).sum())
+    return trace.relevance("tokens")
+
+
+@pytest.mark.parametrize("recipe", OF_SCORES, ids=lambda recipe: recipe.name)
+def test_a_softmax_that_is_written_out_is_masked_after_its_exponential(recipe):
+    """What a mask keeps out has no share of the bias, whether it is in the scores or in their exponentials."""
+    seen = torch.ones((4, 4), dtype=torch.bool).tril()
+    kept = {
+        "in the scores": lambda s: s.masked_fill(~seen, -torch.inf).softmax(-1),
+        "by a product": lambda s: (e := s.exp() * seen) / e.sum(-1, keepdim=True),
+        "filled": lambda s: (e := s.exp().masked_fill(~seen, 0.0)) / e.sum(-1, keepdim=True),
+        "where": lambda s: (e := torch.where(seen, s.exp(), 0.0)) / e.sum(-1, keepdim=True),
+        "tril": lambda s: (e := s.exp().tril()) / e.sum(-1, keepdim=True),
+    }
+    found = {name: of_attention(weights, recipe) for name, weights in kept.items()}
+    for name, each in found.items():
+        assert_allclose(each, found["in the scores"], rtol=1e-9, atol=1e-9, err_msg=name)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_uniform_bias_of_a_softmax_in_half_precision(dtype):
     """Its rounded weights sum to 1 but for a few thousandths."""

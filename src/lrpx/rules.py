@@ -142,7 +142,7 @@ def uniform_bias(op: Operation, /, x: Tensor) -> Tensor:
     still, value = wide.detach(), y.detach().to(wide.dtype)
     rounding = max(1e-3, 2 * torch.finfo(y.dtype).eps)
     if y.shape == x.shape and x.ndim and torch.allclose(value.sum(-1), value.new_ones(()), rtol=0, atol=rounding):
-        taking_part = still > MASKED
+        taking_part = (still > MASKED) & (op(torch.zeros_like(x)) != 0)  # a mask may follow the exponential
         expected = (value * still).masked_fill(~taking_part, 0.0).sum(-1, keepdim=True)
         bias = value - value * (still.masked_fill(~taking_part, 0.0) - expected)
         count = taking_part.sum(-1, keepdim=True)
