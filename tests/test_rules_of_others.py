@@ -108,6 +108,23 @@ def test_a_softmax_that_is_written_out_is_masked_after_its_exponential(recipe):
         assert_allclose(each, found["in the scores"], rtol=1e-9, atol=1e-9, err_msg=name)
 
 
+@pytest.mark.parametrize("recipe", OF_SCORES, ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize(
+    "taken",
+    [
+        lambda s: s - s.amax(-1, keepdim=True),
+        lambda s: s - s.detach().amax(-1, keepdim=True),
+        lambda s: (
+            s.sub(s.max(-1, keepdim=True).values).div(2.0).masked_fill(~torch.ones(4, 4).tril().bool(), -torch.inf)
+        ),
+    ],
+    ids=["largest", "a constant", "masked"],
+)
+def test_a_softmax_whose_largest_score_was_taken_off_has_no_rule_that_sees_the_scores(recipe, taken):
+    with pytest.raises(MethodError, match=r"'exp', of scores that something was taken off.*torch\.softmax"):
+        of_attention(lambda s: (e := taken(s).exp()) / e.sum(-1, keepdim=True), recipe)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_uniform_bias_of_a_softmax_in_half_precision(dtype):
     """Its rounded weights sum to 1 but for a few thousandths."""

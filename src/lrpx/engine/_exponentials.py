@@ -19,7 +19,7 @@ from torch import Tensor
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _roles
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import SCALES, kind
+from lrpx.engine._nodes import LINEAR, SCALES, kind
 from lrpx.engine._tensors import carries, detached, is_parameter, is_tensor
 
 if TYPE_CHECKING:
@@ -735,6 +735,9 @@ def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     is_one = len(scores) == 1 or softmax is rules.unmodified
     if softmax is not rules.constant and not (is_one and _unchanged(leaves)):
         return None
+    if softmax in (rules.identity, rules.uniform_bias) and any(_has_taken_off(each.grad_fn) for each in scores):
+        why = "of scores that something was taken off, which this rule would share by what is left of them"
+        raise run.refuse_rule("softmax", "exp", why, "call torch.softmax on the scores as they are, or ")
 
     def again(*given: Tensor) -> Any:
         if softmax is rules.constant:
@@ -744,6 +747,17 @@ def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
 
     y: Tensor = run.apply("softmax", again, *scores)
     return y if softmax is rules.constant else rules.with_gradient_of(value, y)
+
+
+def _has_taken_off(node: Any) -> bool:
+    """Whether scores are a difference, as those are that their largest was taken off; scaled, masked or moved since."""
+    for _ in range(_factors.DEEPEST):
+        if node is None or kind(node) in ("Sub", "Rsub"):
+            return node is not None
+        if kind(node) == "Add" or kind(node) not in LINEAR | SCALES:
+            return False
+        node = next((of for of, _ in node.next_functions if of is not None), None)
+    return False
 
 
 def _unchanged(leaves: Iterable[Leaf]) -> bool:
