@@ -170,6 +170,43 @@ def test_atman_turns_down_what_is_alike():
     near(Explainer(model)(IDS, LogProb(4), method=AtMan("own", 0.5, threshold)).relevance, expected)
 
 
+class TwoAttentions(torch.nn.Module):
+    """One attention that the model calls itself, and then torch's own, which a function written in Python hides."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.head = torch.nn.Embedding(99, 8), torch.nn.Linear(8, 99)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, input_ids):
+        x = self.words(input_ids)
+        x = x + torch.nn.functional.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+        return self.head(x + self.attention(x, x, x, need_weights=False)[0])
+
+    def less(self, factors):
+        """The logits, with the scores multiplied by ``factors``, and both attentions written out."""
+        x, torchs = self.words(torch.tensor(IDS)), self.attention
+        x = x + (x @ x.T / 8**0.5 * factors).softmax(-1) @ x
+        projected = torch.nn.functional.linear(x, torchs.in_proj_weight, torchs.in_proj_bias)
+        q, k, v = (each.unflatten(-1, (2, 4)).transpose(0, 1) for each in projected.chunk(3, -1))
+        heads = (q @ k.mT / 2.0 * factors).softmax(-1) @ v
+        return self.head(x + torchs.out_proj(heads.transpose(0, 1).flatten(1)))
+
+
+def test_atman_sees_the_attention_within_a_function_written_in_python():
+    """Or it would turn down the scores of the other attention alone, without a word."""
+    model = TwoAttentions().eval().double()
+    found = Explainer(model, task=Task.CAUSAL)(IDS, 4, method="atman").relevance
+    factors = 1 - AtMan().suppression * torch.eye(len(IDS), dtype=torch.float64)
+    with torch.no_grad():
+        changed = torch.stack([model.less(each)[-1, 4] for each in factors])
+        assert_allclose(found, model.less(torch.ones(len(IDS), dtype=torch.float64))[-1, 4] - changed, atol=1e-12)
+
+
 def test_atman_with_a_bias_on_the_scores_is_the_same_for_both_kernels():
     """ALiBi belongs to the scores, as for T5's relative bias."""
     config = tf.MptConfig(vocab_size=31, d_model=16, n_layers=2, n_heads=4, max_seq_len=32)

@@ -250,6 +250,8 @@ class RuleMode(TorchFunctionMode):
         if not is_grad_enabled():
             if not run.trace.notes.cut and any_carries((*args, *kwargs.values())):
                 run.trace.notes.cut = run.where()
+            if row is None and run.is_tapped and isinstance(func, FunctionType):
+                return self._opened(func, types, args, kwargs)
             return func(*args, **kwargs)
         if row is None:
             return self._unlisted(name, func, types, args, kwargs)
@@ -262,15 +264,19 @@ class RuleMode(TorchFunctionMode):
         if name in AUTOGRAD:
             self.run.refuse_gradients(name, (*args, *kwargs.values()))
         if isinstance(func, FunctionType):
-            # a function written in Python hides its inner calls unless the mode is entered again
-            if HOP is not None:
-                with self:
-                    return HOP(func, types, args, kwargs)
-            if func not in self.inside:  # else it hands itself over from deeper within, and stays unknown
-                self.inside.add(func)
-                try:
-                    with self:
-                        return _unasked(func)(*args, **kwargs)
-                finally:
-                    self.inside.discard(func)
+            return self._opened(func, types, args, kwargs)
         return unknown(self.run, func, args, kwargs)
+
+    def _opened(self, func: FunctionType, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a function written in Python, which hides its inner calls unless the mode is entered again."""
+        if HOP is not None:
+            with self:
+                return HOP(func, types, args, kwargs)
+        if func in self.inside:  # it hands itself over from deeper within, and stays unknown
+            return unknown(self.run, func, args, kwargs)
+        self.inside.add(func)
+        try:
+            with self:
+                return _unasked(func)(*args, **kwargs)
+        finally:
+            self.inside.discard(func)
