@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lrpx import _kernels, rules
+from lrpx.engine import propagate
 from lrpx.errors import MethodError
+from lrpx.recipes import ATTNLRP
 from tests.reference import rules as twins
 
 if TYPE_CHECKING:
@@ -378,3 +381,40 @@ def test_a_parameter_that_is_no_number_from_zero_is_refused_when_the_rule_is_mad
     with pytest.raises(MethodError, match=r"(gamma|epsilon) is .*; pass a finite number, at least 0"):
         make(value)
     assert make(0) == make(0.0)
+
+
+def without_bias(op: Any, /, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return op(x, weight, None)  # type: ignore[no-any-return]
+
+
+def doubling(op: Any, /, x: Tensor, *rest: Any) -> Tensor:
+    return op(x.mul_(2), *rest)  # type: ignore[no-any-return]
+
+
+def widened(op: Any, /, x: Tensor, *rest: Any) -> Tensor:
+    return op(x, *rest).double()  # type: ignore[no-any-return]
+
+
+def forgotten(op: Any, /, *inputs: Any) -> None:
+    op(*inputs)
+
+
+@pytest.mark.parametrize("rule", [without_bias, doubling, widened, forgotten])
+def test_a_rule_of_ones_own_that_gives_another_value_is_refused(rule: Any) -> None:
+    """Else another model would be explained, without a word."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2)).eval(), torch.randn(1, 4)
+    with (
+        pytest.raises(MethodError, match=rf"the rule {rule.__name__} gives .*, and not the value of the linear in 1"),
+        propagate(model, replace(ATTNLRP, name="mine").at("1", linear=rule)),
+    ):
+        model(x.clone().requires_grad_())
+
+
+def test_a_rule_of_ones_own_may_round_otherwise() -> None:
+    def by_double(op: Any, /, x: Tensor, *rest: Any) -> Tensor:
+        return op(x.double(), *(None if each is None else each.double() for each in rest)).float()  # type: ignore[no-any-return]
+
+    model, x = torch.nn.Linear(400, 3).eval(), torch.randn(1, 400, requires_grad=True)
+    with propagate(model, ATTNLRP.at(linear=by_double)) as trace:
+        trace.explain(model(x)[0, 0])
+    assert trace.relevance("input").abs().sum() > 0

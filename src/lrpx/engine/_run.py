@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Module
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from lrpx import rules
 from lrpx._kinds import rule_name
@@ -266,12 +267,31 @@ class Run:
             rule = getattr(self.recipe, kind)
             if isinstance(rule, rules.BY_SIGNS) and any(is_tensor(x) and x.is_complex() for x in inputs):
                 raise self.refuse_rule(kind, getattr(op, "__name__", kind), "of complex numbers, which have no signs")
+        if _is_own(rule) and _has_numbers():
+            rule = partial(self._checked, kind, rule)
         if conserves or not self._on_rules:
             return rule(op, *inputs)
         proceed: Callable[..., Any] = partial(rule, op)
         for tap in reversed(self._on_rules):
             proceed = _around_rule(tap, kind, rule, op, proceed)
         return proceed(*inputs)
+
+    def _checked(self, kind: str, rule: Rule, op: Callable[..., Any], *inputs: Any) -> Any:
+        """``rule(op, *inputs)``, of a user's own rule.
+
+        Raises:
+            MethodError: its value is not the operation's: another model would be explained.
+        """
+        with torch.no_grad():  # before the rule, which might write into its inputs
+            value = op(*(x.detach().clone() if carries(x) else x for x in inputs))
+        out = rule(op, *inputs)
+        if not is_tensor(value) or _is_nearly(out, value):
+            return out
+        raise MethodError(
+            f"the rule {rule_name(rule)} gives {_told(out)}, and not the value of the {kind} in {self.where()}, "
+            f"{_told(value)}, so another model would be explained; compute the value by op(…), and give it another "
+            "gradient by lrpx.rules.with_gradient_of(value, other)"
+        )
 
     def tapped(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
         """The result of a call, ``proceed(args, kwargs)``, with the taps around it."""
@@ -631,6 +651,35 @@ def _is_same(weight: Tensor, parameter: Tensor) -> bool:
         return True
     base = weight._base
     return base is not None and base.data_ptr() == parameter.data_ptr() and base.numel() == parameter.numel()
+
+
+def _is_own(rule: Rule) -> bool:
+    """Whether a rule is a user's own."""
+    return getattr(rule, "__module__", "").partition(".")[0] != "lrpx"
+
+
+def _has_numbers() -> bool:
+    """Whether the numbers of tensors can be looked at here: not in what is compiled, or in a transform of functions."""
+    return not is_in_torch_dispatch_mode() and peek_interpreter_stack() is None
+
+
+def _told(value: Any) -> str:
+    """A value as an error tells of it."""
+    kind = str(value.dtype).removeprefix("torch.") if is_tensor(value) else type(value).__name__
+    return f"{kind} {list(value.shape)}" if is_tensor(value) else kind
+
+
+def _is_nearly(out: Any, value: Tensor) -> bool:
+    """Whether two values are the same but for rounding: half the digits, of what is largest; so are NaN and infinity
+    where both have them."""
+    if not is_tensor(out) or (out.shape, out.dtype) != (value.shape, value.dtype):
+        return False
+    if value.layout is not torch.strided or not value.numel() or not (value.is_floating_point() or value.is_complex()):
+        return True
+    out, sizes = out.detach(), value.abs().nan_to_num(0.0, 0.0)
+    return torch.allclose(
+        out, value, rtol=0.0, atol=float(sizes.max()) * torch.finfo(value.dtype).eps ** 0.5, equal_nan=True
+    )
 
 
 def _around_call(tap: Tap, call: Call, proceed: Callable[..., Any]) -> Callable[..., Any]:
