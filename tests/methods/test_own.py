@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -265,6 +266,23 @@ def test_relevance_that_is_none_is_refused():
     for number in (float("nan"), float("inf")):
         with pytest.raises(NonFiniteError, match="the relevance of bad is not finite"):
             explain(IDS[:3], method=Bad((1.0, number, 2.0)))
+    with pytest.raises(MethodError, match="bad found relevance that is int64; give a floating-point tensor"):
+        explain(IDS[:3], method=Bad((1, 2, 3)))
+
+
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_relevance_that_is_no_tensor_is_refused(kind):
+    class Listed(Bad):
+        def attribute(self, model, questions, *, ledger=False):
+            return Found(model.ask(questions), (kind(self.numbers),))
+
+    with pytest.raises(MethodError, match=r"bad found relevance that is (list|ndarray); give a floating-point tensor"):
+        Explainer(models.tiny_gpt2())(IDS[:3], method=Listed((1.0, 2.0, 3.0)))
+
+
+def test_a_method_that_has_no_ledgers_and_says_so_nowhere_is_refused_when_asked_for_one():
+    with pytest.raises(MethodError, match="bad found no ledgers, and says that it has them; set has_ledger = False"):
+        Explainer(models.tiny_gpt2())(IDS[:3], method=Bad((1.0, 2.0, 3.0)), ledger=True)
 
 
 def test_other_packages_bring_methods_by_entry_points(tmp_path, monkeypatch):

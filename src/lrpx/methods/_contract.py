@@ -12,14 +12,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from torch import Tensor
+
 from lrpx._registry import Registry
 from lrpx.errors import MethodError, NonFiniteError
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
-
-    from torch import Tensor
 
     from lrpx.ledger import Ledger
     from lrpx.model import BoundModel
@@ -192,16 +192,27 @@ def attribute_all(
         each = group[0].together(group, model, questions, ledger=ledger)
         for method, one in zip(group, each, strict=True):
             _check_relevance(method, one, questions)
+            if ledger and one.ledgers is None:
+                raise MethodError(
+                    f"{method.name} found no ledgers, and says that it has them; set has_ledger = False in its class, "
+                    "or leave ledger out"
+                )
             found[method.name] = one
         questions = questions.with_targets(each[0].answers.targets)
     return {method.name: found[method.name] for method in methods}
 
 
 def _check_relevance(method: Method, found: Found, questions: Questions) -> None:
-    """Refuse relevance that is none: of another length than the row, or not finite."""
+    """Refuse relevance that is none: no floating-point tensor, of another length than the row, or not finite."""
     for i, relevance in enumerate(found.relevance):
         row = questions.row_of(i)
         count = sum(row.lengths)
+        if not isinstance(relevance, Tensor) or not relevance.is_floating_point():
+            told = str(relevance.dtype) if isinstance(relevance, Tensor) else type(relevance).__name__
+            raise MethodError(
+                f"{method.name} found relevance that is {told.removeprefix('torch.')}; give a floating-point tensor, a "
+                f"number for each token of the row{row.where}"
+            )
         if relevance.shape != (count,):
             raise MethodError(
                 f"{method.name} found relevance of shape {list(relevance.shape)} for {count} tokens; give one number "
