@@ -317,9 +317,16 @@ def test_what_cannot_be_patched_is_refused(model):
     pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
     with pytest.raises(InputError, match="no kind of parts 'layers'; the kinds are residual"):
         patching.exact(model, pair, "layers")
-    with pytest.raises(InputError, match="steps is 0"):
-        patching.attributed(model, pair, GRADIENT, steps=0)
     graph = circuits.graph_of(model, pair)
+    for steps in (0, 1.5, "2"):  # of one and a half, the last point would be beyond the clean input
+        for asked in (
+            lambda steps=steps: patching.attributed(model, pair, GRADIENT, steps=steps),
+            lambda steps=steps: circuits.scores(model, pair, graph, GRADIENT, steps=steps),
+        ):
+            with pytest.raises(InputError, match=f"steps is {steps!r}; pass a whole number, at least 1"):
+                asked()
+    with pytest.raises(MethodError, match=r"the recipe is 'relp'; pass one of lrpx\.recipes"):
+        patching.attributed(model, pair, "relp")
     with pytest.raises(InputError, match=r"pass \[n, 19, 11\]"):
         circuits.run(model, pair, graph, graph.edges)
 

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lrpx._wiring import Wiring, wiring_of
 from lrpx.errors import InputError, MethodError
-from lrpx.patching import backward, beginning, between, by_row
+from lrpx.patching import backward, beginning, between, by_row, check_steps
 from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
@@ -132,7 +132,12 @@ def scores(model: BoundModel, pair: Pair, graph: Graph, recipe: Recipe, *, steps
         graph: of the model.
         recipe: the rules of the backward pass.
         steps: how many points on the way from the corrupt to the clean embeddings the gradient is the mean of.
+
+    Raises:
+        InputError: a number of steps that is none.
+        MethodError: there is no such recipe.
     """
+    check_steps(steps)
     written = _written(model, pair, graph)
     inputs = None if steps == 1 else between(written[:, 0], steps)
     gradients = torch.stack(_coefficients(model, pair, graph, recipe, inputs))

@@ -34,7 +34,8 @@ from torch import Tensor
 from lrpx.errors import InputError, MethodError, TargetError
 from lrpx.interventions import Patch, Writing, recording, writing
 from lrpx.questions import Question, Questions
-from lrpx.targets import Contrast, Target
+from lrpx.recipes import Recipe
+from lrpx.targets import Contrast, Target, whole_number
 from lrpx.units import Place, places
 from lrpx.units._reading import Called
 
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from lrpx.inputs import Row
     from lrpx.interventions import Key, Wanted
     from lrpx.model import BoundModel
-    from lrpx.recipes import Recipe
 
 __all__ = [
     "BY_POSITION",
@@ -204,8 +204,7 @@ def attributed(
         MethodError, InputError: as :func:`parts_of`; or a number of steps that is none.
         UnknownOperationError, NonFiniteError: as any explanation.
     """
-    if steps < 1:
-        raise InputError(f"steps is {steps}; pass at least 1")
+    check_steps(steps)
     chosen = {kind: parts_of(model, kind) for kind in kinds}
     start = beginning(model)
     every = list(dict.fromkeys([start, *(each for some in chosen.values() for each in some)]))
@@ -220,6 +219,16 @@ def attributed(
 def beginning(model: BoundModel) -> Place:
     """What the first layer is given."""
     return replace(places(model.module, "residual")[0], side="input")
+
+
+def check_steps(steps: Any) -> None:
+    """Refuse a number of points that is none: between whole ones the last is beyond the clean input.
+
+    Raises:
+        InputError: it is none.
+    """
+    if (whole_number(steps) or 0) < 1:
+        raise InputError(f"steps is {steps!r}; pass a whole number, at least 1")
 
 
 def between(values: Tensor, steps: int) -> Tensor:
@@ -245,7 +254,12 @@ def backward(
     Yields:
         ``∂̃`` at each place ``[n, T, w]``; and for each place the leaf of the graph that all behind it was computed
         from, and what was there before: the graph goes on until the block ends.
+
+    Raises:
+        MethodError: there is no such recipe.
     """
+    if not isinstance(recipe, Recipe):
+        raise MethodError(f"the recipe is {recipe!r}; pass one of lrpx.recipes, such as lrpx.recipes.RELP")
     count = 1 if inputs is None else len(inputs)
     start = None if inputs is None else inputs.detach()
     taps: list[_Leaves] = []
