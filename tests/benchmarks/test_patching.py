@@ -14,6 +14,7 @@ from lrpx._data.minimal_pairs import agreement_pairs, read_pairs
 from lrpx.benchmarks import Run, keep
 from lrpx.benchmarks._circuits import Circuits
 from lrpx.benchmarks._circuits_report import FRACTIONS, cmd, cpr, recovery
+from lrpx.benchmarks._pairs import INSIDE
 from lrpx.benchmarks._patching import Patching, pearson, spearman
 from lrpx.benchmarks._summary import select
 from lrpx.errors import DataError, InputError, MethodError
@@ -214,6 +215,20 @@ def test_what_is_no_pair_is_refused(bundled: BoundModel, tmp_path: Any) -> None:
     few = Circuits(data=str(path))
     with pytest.raises(InputError, match="give a smaller scored_on"):
         few.samples(few.read(), bundled)
+
+
+def test_answers_inside_words_are_told(bundled: BoundModel, tmp_path: Any) -> None:
+    """``are`` is another token than `` are``, and mostly not what is meant."""
+    path = tmp_path / "pairs.tsv"
+
+    def statistics(right: str, wrong: str) -> Any:
+        path.write_text(f"{HEAD}The doors of the house\tThe door of the house\t{right}\t{wrong}\n")
+        made = Patching(data=str(path))
+        return made.samples(made.read(), bundled).statistics
+
+    assert statistics("are", "is")[INSIDE] == statistics(" are", "is")[INSIDE] == 1
+    assert INSIDE not in statistics(" are", " is")
+    assert INSIDE not in statistics(".", ",")
 
 
 def test_the_command_refuses_in_one_line(run: Any, tmp_path: Any) -> None:

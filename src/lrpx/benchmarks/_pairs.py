@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 STEPS = 5
 """Points between the corrupt and the clean embeddings, for EAP-IG (Hanna et al. 2024 take five)."""
+INSIDE = "pairs with an answer that is a token inside words, for want of a space before it"
+"""What a run says of a table that has ``are`` where `` are`` was meant, perhaps."""
 SPARE = 4
 """So many times as many pairs are made as are wanted, for some have words of several tokens."""
 
@@ -178,9 +180,11 @@ class Pairs(Benchmark[PairSample]):
             raise InputError(
                 f"no pair of {self.data} has answers of one token for this model; pass a table of your own"
             )
-        return Samples(
-            self.measured(kept), tuple(dropped), {"mean tokens": float(np.mean([len(e.pair) for e in kept]))}
-        )
+        statistics = {"mean tokens": float(np.mean([len(e.pair) for e in kept]))}
+        inside = sum(_is_inside(model, e.given.right) or _is_inside(model, e.given.wrong) for e in kept)
+        if inside:
+            statistics[INSIDE] = inside
+        return Samples(self.measured(kept), tuple(dropped), statistics)
 
     def measured(self, kept: Sequence[PairSample]) -> Sequence[PairSample]:
         """The pairs that are measured: all of them."""
@@ -200,6 +204,14 @@ class Pairs(Benchmark[PairSample]):
         """The right answer less the wrong one, of the clean prompt."""
         del model
         return Questions((sample.pair.clean,), (Question(0, sample.pair.position, sample.pair.target),))
+
+
+def _is_inside(model: BoundModel, answer: str) -> bool:
+    """Whether an answer is a token inside words, and the word itself, behind a space, another one."""
+    try:
+        return answer[:1].isalnum() and model.index(f" {answer}") != model.index(answer)
+    except TargetError:
+        return False
 
 
 def steps_of(method: Method) -> int:
