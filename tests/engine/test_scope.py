@@ -17,7 +17,7 @@ from torch.overrides import handle_torch_function
 from transformers.activations import ACT2FN
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lrpx.engine import propagate
+from lrpx.engine import _mode, propagate
 from lrpx.engine._running import _Seams
 from lrpx.errors import TraceError
 from lrpx.recipes import ATTNLRP, GRADIENT, LRP
@@ -404,3 +404,40 @@ def test_the_users_hooks_run_as_ever() -> None:
         plain, seen[:] = list(seen), []
         explained(model, OVERRIDDEN)
         assert seen == plain
+
+
+class InPython(nn.Module):
+    """What torch writes in Python hides what it calls, unless it is opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(31, 8)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        some, back = torch.unique(tokens, return_inverse=True)
+        x = self.rows(some)[back]
+        torch._assert(x[0, 0, 0].abs() >= 0, "a number")
+        x = x + nn.init.zeros_(torch.empty_like(x))
+        return self.head(x + self.attention(x, x, x)[0])
+
+
+@pytest.mark.parametrize("recipe", [LRP, ATTNLRP], ids=lambda recipe: recipe.name)
+def test_functions_in_python_are_opened_where_torch_cannot_skip_its_own_question(recipe: Any, monkeypatch: Any) -> None:
+    """As before torch 2.12."""
+    torch.manual_seed(0)
+    model = InPython().double().eval()
+
+    def relevance() -> list[Tensor]:
+        with propagate(model, recipe) as trace:
+            trace.explain(model(TOKENS)[0, -1, 4])
+        return [trace.source_relevance(source) for source in trace.sources]
+
+    expected = relevance()
+    assert len(expected) == 1
+    assert expected[0].abs().sum() > 0
+    monkeypatch.setattr(_mode, "HOP", None)
+    found = relevance()
+    assert len(found) == 1
+    assert torch.equal(found[0], expected[0])

@@ -282,7 +282,9 @@ class Run:
         Raises:
             MethodError: its value is not the operation's: another model would be explained.
         """
-        with torch.no_grad():  # before the rule, which might write into its inputs
+        drawn = {x.get_device() for x in inputs if is_tensor(x) and x.is_cuda}
+        # before the rule, which might write into its inputs, and draws the same numbers
+        with torch.no_grad(), torch.random.fork_rng(drawn):
             value = op(*(x.detach().clone() if carries(x) else x for x in inputs))
         out = rule(op, *inputs)
         if not is_tensor(value) or _is_nearly(out, value):
