@@ -170,8 +170,14 @@ def test_other_families(name, given):
     assert any(row.relevance for row in found)
 
 
-@pytest.mark.parametrize("name", ["xlnet", "tokens_first"])
-@pytest.mark.parametrize("kind", ["neurons", "residual"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *[(kind, "xlnet") for kind in ("neurons", "mlp", "residual")],
+        ("neurons", "tokens_first"),
+        ("mlp", "tokens_first"),
+    ],
+)
 def test_as_many_texts_as_tokens_where_the_tokens_come_before_the_rows(kind, name):
     """XLNet computes with ``[T, B, d]``, which no shape tells from ``[B, T, d]`` where both are as many; nor
     ``[T·B, d]`` from ``[B·T, d]``, however many."""

@@ -178,6 +178,18 @@ def test_branches_and_layers():
     assert places(model, "residual")[1] == Place(1, "model.layers.1", "output", "residual", 1, 16)
 
 
+@pytest.mark.parametrize("name", ["xlm", "flaubert"])
+def test_branches_in_lists_of_their_own_are_no_layers(name: str):
+    """XLM adds what its lists of attentions and of MLPs give to its stream itself."""
+    model = tiny_model(choose([name], "masked-lm")[0])
+    assert [place.path for place in places(model, "mlp")] == [f"transformer.ffns.{i}.lin2" for i in range(2)]
+    assert len(places(model, "attention")) == 2
+    with pytest.raises(MethodError, match=r"the modules in transformer\.attentions of .* are branches"):
+        places(model, "residual")
+    with pytest.raises(MethodError, match="are branches"):
+        lrpx.Explainer(model).flow([3, 4, 5, 6], position=1)
+
+
 def test_looking_leaves_the_model_as_it_was():
     model = SAMPLES["llama"].build()
     torch.manual_seed(3)

@@ -51,6 +51,12 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
     if not chosen:
         inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)
         name = type(model).__name__
+        if inside and kind == "residual":
+            raise MethodError(
+                f"the modules in {inside} of {name} are branches, which it adds to its stream itself, and none is a "
+                "layer whose output is the stream; ask for attention or mlp, or for another module's relevance by its "
+                "path: trace.relevance(path)"
+            )
         if inside:
             raise MethodError(
                 f"{name} computes its {TITLES[kind]} inside {inside}, where no module takes or gives them for all "

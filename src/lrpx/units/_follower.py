@@ -121,6 +121,8 @@ class Follower(Tap):
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
         self._embedded: set[int] = set()  # how wide the first of the sources is
+        self._ended: dict[tuple[str, int], Tensor] = {}  # of these, what is all that a branch gives
+        self._added: set[tuple[str, int]] = set()  # of these, what is added to something outside of every layer
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
@@ -163,6 +165,8 @@ class Follower(Tap):
             self._rows[path, call] = value.shape
             self._saw(Place(0, path, "output", "residual", 1, value.shape[-1], call=call))
             self._running.remove((path, call))
+            if any(is_in(each, path) and _is_same(self._made[each], value) for each, _ in self._units):
+                self._ended[path, call] = value
         self.calls[path] += 1
 
     def _beside(self, path: str, value: Tensor) -> None:
@@ -238,6 +242,8 @@ class Follower(Tap):
             if lists:
                 return self._joined(lists, call, out, proceed)
             return self._rearranged(call, name, marks, out, proceed)
+        if name == "add" and not self._running:
+            self._added |= {at for at, x in self._ended.items() for arg in args if _is_there(arg, x)}
         if row.kind in ("plain", "norm", "product") and name != "cumsum":
             return self._kept(name, args, marks, out)
         return out
@@ -477,6 +483,9 @@ class Follower(Tap):
             shape = self._rows.get(layer)
             if shape is None or (place.kind == "residual" and layer[0] not in whole):
                 continue
+            if place.kind == "residual" and layer in self._added:  # a branch, in a list of branches
+                self.inside.setdefault("residual", stack_of(layer[0]))
+                continue
             given = self._given[layer]
             if wide == given[-1] and rows == given.numel() // wide:  # a stage may make them wider and fewer at its end
                 shape = given
@@ -549,6 +558,11 @@ def _heads_of(indices: Sequence[Tensor], columns: Sequence[int]) -> int:
 def _is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two are one, but for how many dimensions there are before the last."""
     return one.numel() == other.numel() and one.shape[-1] == other.shape[-1] and one.data_ptr() == other.data_ptr()
+
+
+def _is_there(x: Any, other: Tensor) -> bool:
+    """Whether an argument is a tensor that is the same as another."""
+    return isinstance(x, Tensor) and x.ndim > 0 and _is_same(x, other)
 
 
 def _is_turned(call: Call, out: Any) -> bool:
