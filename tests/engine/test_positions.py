@@ -523,6 +523,18 @@ def deberta() -> Any:
     return tiny.build(tf.DebertaV2ForMaskedLM, config, "eager")
 
 
+def test_deberta_of_as_many_tokens_as_heads() -> None:
+    """Its tables of distances have a matrix for each head of each row, and those are not the tokens'."""
+    model, explain = deberta(), Explainer(deberta())
+    heads, ids = model.config.num_attention_heads, [*TOKENS.tolist(), *TOKENS.tolist()]
+    for length, count in ((heads, 1), (2 * heads, 2)):
+        short = ids[:heads]
+        found = explain([ids[:length], short][:count], 9, method="pa-lrp-single-sink", position=2)
+        beside = explain([ids[: heads + 1], short], 9, method="pa-lrp-single-sink", position=2)[1]
+        assert torch.allclose(found[-1].relevance, beside.relevance, rtol=0, atol=1e-9)
+        assert torch.allclose(found[-1].parts["positions"].values, beside.parts["positions"].values, rtol=0, atol=1e-9)
+
+
 def test_distances_that_deberta_chooses_by() -> None:
     model = deberta()
     trace = run(model, input_ids=TOKENS)

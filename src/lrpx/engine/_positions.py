@@ -485,9 +485,9 @@ class Positions(Tap):
         """
         if self._takes_distances:
             return
-        constant = b if any_carries(a) else a
+        constant, x = (b, a) if any_carries(a) else (a, b)
         is_shared = self._run.recipe.position is not rules.signal_take_all
-        if is_shared and _is_tensor(constant) and (self._numbers.varies(constant) or self._is_of_matrices(constant)):
+        if is_shared and _is_tensor(constant) and (self._numbers.varies(constant) or self._is_of_matrices(constant, x)):
             raise self._refusal("positions are a factor of a matrix product, whose rows are no tokens'")
 
     def _sink(
@@ -653,9 +653,12 @@ class Positions(Tap):
         is_mask = not c.is_complex() and bool(((c == c.min()) | (c == c.max())).all())
         return not is_mask and bool((c != c.narrow(dim, 0, 1)).any())
 
-    def _is_of_matrices(self, c: Tensor) -> bool:
+    def _is_of_matrices(self, c: Tensor, x: Tensor) -> bool:
         """Whether a constant that the model has kept is a matrix for each place, as rotations are; weights of so many
-        experts are parameters."""
+        experts are parameters. Matrices that are not square, and meet ``x`` whose rows are the tokens, are those of
+        as many heads, as DeBERTa's tables of distances."""
+        if c.shape[-1] != c.shape[-2] and x.ndim == c.ndim == 3 and x.shape[-2] in self._numbers.lengths:
+            return False
         places = [dim for dim in range(-c.ndim, -2) if c.shape[dim] > 1 and c.shape[dim] in self._numbers.lengths]
         if not places or storage_of(c) in set(map(storage_of, self._model.parameters())):
             return False
