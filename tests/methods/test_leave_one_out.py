@@ -302,3 +302,15 @@ def test_it_describes_itself():
     a = Explainer(models.tiny_gpt2())(IDS, method="leave-one-out")
     assert a.provenance.method == "leave-one-out"
     assert "attention mask" in a.provenance.recipe
+
+
+def test_where_embeddings_are_multiplied_by_the_mask():
+    """Of ESM what the place that is read holds itself goes with its mask, whichever token it is, as the class says."""
+    sizes = tiny.SIZES | {"pad_token_id": 1, "mask_token_id": 4}
+    config = transformers.EsmConfig(**sizes, position_embedding_type="rotary")
+    explain = Explainer(tiny.build(transformers.EsmForTokenClassification, config, "eager"))
+    rows = [[*IDS[:2], token, *IDS[3:]] for token in (15, 20)]
+    found = [explain(row, 1, method="leave-one-out", position=2) for row in rows]
+    hidden = [each.explained.value - float(each.relevance[2]) for each in found]
+    assert abs(hidden[0] - hidden[1]) < 1e-12 < 1e-3 < abs(found[0].explained.value - found[1].explained.value)
+    assert "ESM" in (LeaveOneOut.__doc__ or "")

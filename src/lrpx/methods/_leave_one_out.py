@@ -27,7 +27,8 @@ class LeaveOneOut(Method):
     A token is left out by the attention mask: it keeps its place, and no other token sees it. What the explained
     position holds itself is still there when its own token is left out, and where it could see nothing else, it sees
     itself alone. (Where a model counts ALiBi's distances from the mask, as BLOOM does, they are those of the text
-    without the token; and where its mask hides rows too, as DeBERTa's does, the token sees nothing either.) Of an
+    without the token; where its mask hides rows too, as DeBERTa's does, the token sees nothing either; and where the
+    embeddings are multiplied by the mask, as ESM's are, what the explained position holds itself goes, too.) Of an
     encoder and a decoder the encoder's tokens are left out; a decoder's have 0. The differences are in the units of the
     explained value, and need not sum to it.
 
