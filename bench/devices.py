@@ -42,11 +42,13 @@ OUTCOMES = ("agree", "differ", "refused by both", "one alone", "not built")
 class Compared:
     """What became of a class under one recipe: how far apart the two are, or why that cannot be said.
 
-    ``changed`` is what the forward pass differs inside ``propagate`` on the device, in eps of the largest output.
+    ``outputs`` is how far apart the outputs are themselves, relative to the largest, and ``changed`` how much those of
+    the device change inside ``propagate``, in eps of the largest.
     """
 
     outcome: str
     difference: float = 0.0
+    outputs: float = 0.0
     changed: float = 0.0
     reason: str = ""
 
@@ -80,25 +82,29 @@ def examine(one: ModelClass, device: str) -> dict[str, Compared]:
 def _compared(
     one: ModelClass, model: Any, inputs: dict[str, Any], device: str, recipe: Any, changed: float
 ) -> Compared:
-    relevance, errors = [], []
+    relevance, logits, errors = [], [], []
     for place in ("cpu", device):
         try:
             given = {name: _put(value, place) for name, value in inputs.items()}
             with _checking._everything_wide():
                 run = _checking._run(one, _moved(copy.deepcopy(model), place), given, recipe)
             relevance.append([each.detach().cpu() for each in run.relevance])
+            logits.append(run.logits.cpu())
         except Exception as error:
             errors.append(f"{'' if isinstance(error, LRPxError) else 'failed: '}{place}: {_reason(error)}")
     if errors:
         return Compared("refused by both" if len(errors) > 1 else "one alone", changed=changed, reason=errors[-1])
-    first, second = relevance
-    if [each.shape for each in first] != [each.shape for each in second]:
-        return Compared("differ", float("inf"), changed, "other sources")
+    if [each.shape for each in relevance[0]] != [each.shape for each in relevance[1]]:
+        return Compared("differ", float("inf"), changed=changed, reason="other sources")
+    apart, outputs = _apart(*relevance), _apart(*([each] for each in logits))
+    return Compared("agree" if apart <= TOLERANCE else "differ", apart, outputs, changed)
+
+
+def _apart(first: list[Tensor], second: list[Tensor]) -> float:
+    """How far apart two lists of tensors are, relative to the largest number of the first."""
     largest = max((float(each.abs().max()) for each in first if each.numel()), default=0.0) or 1.0
-    apart = max(
-        (float((a - b).abs().max()) / largest for a, b in zip(first, second, strict=True) if a.numel()), default=0.0
-    )
-    return Compared("agree" if apart <= TOLERANCE else "differ", apart, changed)
+    pairs = ((a, b) for a, b in zip(first, second, strict=True) if a.numel())
+    return max((float((a - b).abs().max()) / largest for a, b in pairs), default=0.0)
 
 
 def _wide(model: Any) -> Any:
@@ -155,7 +161,7 @@ def report(found: dict[ModelClass, dict[str, Compared]], device: str) -> str:
         for one, every in found.items():
             for recipe, each in every.items():
                 if each.outcome == outcome:
-                    size = f" {each.difference:.1e}" if outcome == "differ" else ""
+                    size = f" {each.difference:.1e}, outputs {each.outputs:.1e}" if outcome == "differ" else ""
                     grouped[each.reason].append(f"{one.name} ({one.mapping}, {recipe}{size})")
         if grouped:
             lines += ["", f"## {outcome.capitalize()}", ""]

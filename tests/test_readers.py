@@ -253,16 +253,23 @@ def test_the_class_of_a_token(piece_tokenizer):
         explain(text)
 
 
-def test_the_answer_to_a_question(piece_tokenizer):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_answer_to_a_question(piece_tokenizer, elsewhere):
+    """The best span of the context, also where a better one is in the question."""
     model = bert(tf.BertForQuestionAnswering)
     explain = Explainer(model, piece_tokenizer)
     asked = ("is the key small", "the keys are on the table, the key is under the old rug")
+    asked = asked[::-1] if elsewhere else asked
     inputs = piece_tokenizer(*asked, return_tensors="pt")
     with torch.no_grad():
         output = model(**inputs)
-    sums = output.start_logits[0][:, None] + output.end_logits[0][None]
-    best = int(sums.triu().where(torch.ones_like(sums).triu() > 0, -torch.inf).argmax())
-    start, end = divmod(best, len(sums))
+    starts, ends, of_context = output.start_logits[0], output.end_logits[0], inputs.sequence_ids()
+    context = [at for at, each in enumerate(of_context) if each == 1]
+    start, end = max(
+        ((a, b) for a in context for b in context if a <= b), key=lambda pair: float(starts[pair[0]] + ends[pair[1]])
+    )
+    whole = (starts[:, None] + ends[None]).masked_fill(torch.ones(len(starts), len(starts)).tril(-1) > 0, -torch.inf)
+    assert (int(whole.argmax()) != start * len(starts) + end) is elsewhere
     expected, value = by_hand(model, lambda out: out.start_logits[0, start] + out.end_logits[0, end], **inputs)
     for given in (asked, {"question": asked[0], "context": asked[1]}, inputs):
         found = explain(given, method="lrp")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lrpx._pooling import Pooling
-    from lrpx.inputs import Reader
+    from lrpx.inputs import Reader, Row
     from lrpx.targets import Target
 
 MULTI_LABEL = "multi_label_classification"
@@ -91,14 +91,16 @@ class Named(ABC):
             return label
         return _tokens.alone(self.reader.text_tokenizer, index, label, decoder="decoder" in self.task.segments)
 
-    def predicted(self, logits: Tensor) -> tuple[str, int, float] | None:
-        """The model's own prediction from the logits ``[V]`` of one question: how it reads, its index and its
-        probability; of an answer, its place and the index of its start. None where nothing is predicted."""
+    def predicted(self, logits: Tensor, row: Row) -> tuple[str, int, float] | None:
+        """The model's own prediction from the logits ``[V]`` of one question about a row: how it reads, its index and
+        its probability; of an answer, its place in the context and the index of its start. None where nothing is
+        predicted."""
         if self.task.reads in ("embeddings", "similarity", "map") or logits.numel() == 1:  # a reranker's score, say
             return None
         if self._problem == "regression":
             return None
         if self.task.reads == "span":
+            logits = row.within_context(logits)
             best = Span().resolved(self.index, logits)
             assert isinstance(best, Span)
             start, end = best.token, best.end

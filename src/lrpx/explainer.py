@@ -431,7 +431,7 @@ class Explainer:
 
     def _attributed(self, questions: Questions, found: Found, method: Method) -> Attribution:
         """What was found for one question."""
-        predicted = self.bound.predicted(found.answers.logits[0].to(torch.float64))
+        predicted = self.bound.predicted(found.answers.logits[0].to(torch.float64), questions.rows[0])
         prediction = None if predicted is None else Prediction(*predicted)
         return self._attribution(questions.rows[0], questions.asked[0], found, 0, prediction, method)
 
@@ -489,7 +489,7 @@ class Explainer:
         results: list[list[Attribution]] = [[] for _ in group]
         for i, question in enumerate(asked):
             row = rows[group[question.row]]
-            predicted = self.bound.predicted(logits[i])
+            predicted = self.bound.predicted(logits[i], row)
             prediction = None if predicted is None else Prediction(*predicted)
             results[question.row].append(self._attribution(row, question, found, i, prediction, method))
         return results

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lrpx import _encoded, _tokens, tasks
 from lrpx._padding import Padding
 from lrpx._signals import refuse_cut, refuse_whole, signal
@@ -77,6 +79,19 @@ class Row:
     def lengths(self) -> tuple[int, ...]:
         """How many tokens each segment has."""
         return tuple(map(len, self.segments))
+
+    def within_context(self, logits: Tensor) -> Tensor:
+        """The logits ``[2T]`` of a span's start and end, with minus infinity at all places but the context's: those of
+        the text behind the question, without special tokens; of one text alone, all of its own."""
+        special = self.segments[0].tokens.special
+        places = [at for at, each in enumerate(special) if not each]
+        behind = next((at for at in places if at and special[at - 1] and at != places[0]), None)
+        kept = [at for at in places if behind is None or at >= behind]
+        held = logits.new_full(logits.shape, -torch.inf)
+        for first in (0, len(logits) // 2):
+            at = torch.tensor([first + each for each in kept], device=logits.device, dtype=torch.long)
+            held[at] = logits[at]
+        return held if kept else logits
 
     @property
     def tokens(self) -> Tokens:

@@ -54,6 +54,7 @@ from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
+from lrpx.targets import Span
 from lrpx.tasks import Task
 from lrpx.units._looking import has_turned, with_tokens
 
@@ -879,9 +880,12 @@ class BoundModel(Named):
         return Answers(logits, targets, values)
 
     def _resolved(self, questions: Questions, question: int, logits: Tensor) -> Target:
+        target = questions.asked[question].target
+        if isinstance(target, Span) and target.token is None and target.end is None:
+            logits = questions.row_of(question).within_context(logits)
         try:
-            self.refuse_other(questions.asked[question].target)
-            return questions.asked[question].target.resolved(self.index, logits)
+            self.refuse_other(target)
+            return target.resolved(self.index, logits)
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None

@@ -353,7 +353,7 @@ def _is_right(case: Case[AnswerSample]) -> bool:
     logits = case.answers.logits[0]
     if not isinstance(case.sample.target, Span):
         return int(logits.argmax()) in case.sample.accepted
-    best = Span().resolved(int, _of_context(logits, case.sample.context))
+    best = Span().resolved(int, case.sample.row.within_context(logits))
     assert isinstance(best, Span)
     return (best.token, best.end) in case.sample.accepted
 
@@ -379,11 +379,3 @@ def _first_token(model: BoundModel, prompt: str, answer: str) -> int:
     both = tokenizer(f"{last}{'' if last[-1].isspace() else ' '}{answer}", add_special_tokens=False)["input_ids"]
     same = next((i for i, pair in enumerate(zip(before, both, strict=False)) if pair[0] != pair[1]), len(before))
     return int(both[same])
-
-
-def _of_context(logits: Any, context: tuple[int, int]) -> Any:
-    """An extractive model's logits ``[2T]`` with those of all other places at minus infinity."""
-    held = logits.new_full(logits.shape, -float("inf"))
-    for part in (0, len(logits) // 2):
-        held[part + context[0] : part + context[1]] = logits[part + context[0] : part + context[1]]
-    return held

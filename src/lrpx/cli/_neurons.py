@@ -347,7 +347,7 @@ def _predicted(explainer: Explainer, text: str, _: int) -> list[str]:
     row = bound.reader.row(text)
     question = Question(0, bound.reader.position(row, None), bound.default_target())
     logits = bound.ask(Questions((row,), (question,))).logits[0].double()
-    if bound.predicted(logits) is None:
+    if bound.predicted(logits, row) is None:
         return [f"{number(value)}  {bound.exact_label(index)!r}" for index, value in enumerate(logits.tolist()[:SHOWN])]
     best = bound.probabilities(logits).topk(min(SHOWN, len(logits)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
