@@ -367,7 +367,8 @@ _DRAWING: Final = RLock()
 
 @contextmanager
 def seeded(seed: int, inputs: Sequence[Tensor]) -> Iterator[None]:
-    """Inside, what is drawn depends on the seed alone; afterwards every generator is where it was."""
+    """Inside, what is drawn depends on the seed alone, of one kind of device; afterwards every generator is where it
+    was."""
     import numpy as np
 
     devices = sorted({each.get_device() for each in inputs if each.is_cuda})

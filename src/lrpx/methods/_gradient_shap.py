@@ -29,7 +29,7 @@ class GradientShap(ByCaptum):
         n_samples: random points; each is a forward and a backward pass.
         sigma: the deviation of ``ε``, as a share of the range ``max − min`` of the input's embeddings.
         baseline: ``"zero"`` embeddings, or those of the ``"pad"``, ``"mask"`` or ``"unk"`` token.
-        seed: of points and noise, anew for each question.
+        seed: of points and noise, anew for each question; a GPU draws other noise than the processor.
         batch_size: the most points that run together.
         label: how tables spell it.
     """

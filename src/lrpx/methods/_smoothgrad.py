@@ -33,7 +33,7 @@ class SmoothGrad(ByCaptum):
         n_samples: noisy copies; each is a forward and a backward pass.
         sigma: the deviation, as a share of the range ``max − min`` of the input's embeddings (Smilkov et al., §3.1).
         score: ``"x-input"``: ``Σ_d x ⊙ E[∂f]``, which has a sign; ``"l1"``: ``‖E[∂f]‖₁``.
-        seed: of the noise, anew for each question.
+        seed: of the noise, anew for each question; a GPU draws other noise than the processor.
         batch_size: the most copies that run together.
         label: how tables spell it.
     """
