@@ -474,6 +474,18 @@ def test_a_message_that_goes_on_ends_the_segments(causal):
     assert said(found)[-2:] == [("template", "\n<s>assistant: "), ("assistant", "The keys")]
 
 
+@pytest.mark.parametrize("last", ["assistant", "user"])
+def test_a_reward_model_reads_a_whole_chat(byte_tokenizer, last):
+    """With the end of its last message, and no prompt for another: what the template makes of it by default."""
+    model = tiny.llama_classifier(vocab_size=400, max_position_embeddings=128, num_labels=1)
+    chat = [*MESSAGES[:2], {"role": last, "content": "are"}]
+    made = byte_tokenizer.apply_chat_template(chat, return_dict=True, return_tensors="pt")
+    found = Explainer(model, byte_tokenizer)(chat)
+    assert list(found.ids) == made["input_ids"][0].tolist()
+    assert found.explained.value == pytest.approx(float(model(**made).logits), abs=1e-12)
+    assert [name for name, _, _ in found.segments][-2:] == [last, "template"]
+
+
 @pytest.mark.parametrize(
     ("template", "segments"),
     [

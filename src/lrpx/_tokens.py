@@ -146,18 +146,24 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | Non
 
 
 def encode_chat(
-    tokenizer: PreTrainedTokenizerBase | None, messages: Sequence[Mapping[str, str]], processor: Any = None
+    tokenizer: PreTrainedTokenizerBase | None,
+    messages: Sequence[Mapping[str, str]],
+    processor: Any = None,
+    *,
+    goes_on: bool = True,
 ) -> tuple[dict[str, list[int]], tuple[tuple[str, int, int], ...]]:
     """What the tokenizer's chat template makes of messages ``{"role": ..., "content": ...}``.
 
-    After a message of the assistant the ids end inside that message, ready to be continued; after any
-    other they end with the prompt for the assistant's answer.
+    Where the model goes on writing, the ids end inside the last message if that is the assistant's, ready to be
+    continued, and else with the prompt for the assistant's answer. What reads a whole chat, such as a reward model,
+    has it with the end of its last message, and nothing after that.
 
     Args:
         tokenizer: what has the template.
         messages: the chat.
         processor: what holds the tokenizer, if anything does; one with a template reads the chat itself, by that, and
             puts the tokenizer's special tokens around it where the template does not begin with one.
+        goes_on: whether the model goes on writing.
 
     Returns:
         ``"input_ids"`` and what else the tokenizer says of each token; and whose the tokens are, as named half-open
@@ -185,7 +191,7 @@ def encode_chat(
                     'pass messages like {"role": "user", "content": "..."}'
                 )
     continues = messages[-1]["role"] == "assistant"
-    how = {"add_generation_prompt": not continues, "continue_final_message": continues}
+    how = {"add_generation_prompt": goes_on and not continues, "continue_final_message": goes_on and continues}
     plain = [dict(message) for message in messages]
     more = {"verbose": False} | ({"return_offsets_mapping": True} if tokenizer.is_fast else {})
     try:

@@ -203,11 +203,13 @@ class Explainer:
         """Explain one input, or each of a list of inputs.
 
         Args:
-            inputs: a text, token ids, or chat messages (``[{"role": "user", "content": "…"}]``); a tuple of two texts
-                (premise and hypothesis, question and context, the two texts to compare); ``(text, [choice, …])`` for
-                multiple choice; an image; what a tokenizer or processor returned. Or a list of these, which runs as
-                padded batches and gives a list. Ids are taken as they are, and refused where they begin or end with
-                padding: what a tokenizer returned says by its mask what padding is.
+            inputs: a text, token ids, or chat messages (``[{"role": "user", "content": "…"}]``), with the prompt for an
+                answer, or going on with the assistant's, where the model writes, and as they are where it reads them,
+                as a reward model does; a tuple of two texts (premise and hypothesis, question and context, the two
+                texts to compare); ``(text, [choice, …])`` for multiple choice; an image; what a tokenizer or processor
+                returned. Or a list of these, which runs as padded batches and gives a list. Ids are taken as they are,
+                and refused where they begin or end with padding: what a tokenizer returned says by its mask what
+                padding is.
             target: a token or class (a string or an index), or a target such as ``LogProb(" are")``; the
                 model's own prediction by default. A list asks several questions of the input, from one forward pass.
                 For a list of inputs, one for all or a list, which may hold lists.

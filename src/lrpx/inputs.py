@@ -345,7 +345,8 @@ class Reader:
             several = "; several inputs are a list, as list(texts) makes one" if hasattr(given, "__iter__") else ""
             raise InputError(f"the {name} is {type(given).__name__}; pass {PLAIN}{several}")
         if given and all(isinstance(message, Mapping) for message in given):
-            fields, parts = _tokens.encode_chat(self.text_tokenizer, given, self.tokenizer)
+            goes_on = self.task.default == "last"  # a classifier reads the whole chat
+            fields, parts = _tokens.encode_chat(self.text_tokenizer, given, self.tokenizer, goes_on=goes_on)
             return self._segment(name, fields, parts)
         if not given:
             raise InputError(f"the {name} has no token ids; pass at least one")
