@@ -668,6 +668,15 @@ def test_a_map_of_a_module_of_ones_own():
         )(image())
 
 
+def test_queries_are_no_places_of_a_map():
+    """The classes of each query, ``[B, Q, C]``, were taken for a map of one class, and a cell's column for a place."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = tf.YolosConfig(**sizes, image_size=[16, 16], patch_size=4, num_detection_tokens=5, num_labels=3)
+    model = tf.YolosForObjectDetection(config).double().eval()
+    with pytest.raises(ModelError, match="gives pred_boxes, a row for each query and none for the places of a map"):
+        Explainer(model, task=Task.IMAGE_MAP)(image())
+
+
 @pytest.mark.parametrize(("end", "named"), [(torch.nn.Softmax(1), "softmax"), (torch.nn.Sigmoid(), "sigmoid")])
 def test_a_map_of_probabilities(end, named):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 4, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 3, 1), end).eval()

@@ -765,12 +765,22 @@ def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task, pooli
     return pooled.reshape(len(hidden) // 2, 1, -1)
 
 
+OF_QUERIES = ("pred_boxes", "pred_masks", "class_queries_logits")
+"""What models return that find objects: of each query, as the classes beside it are, ``[B, Q, C]``."""
+
+
 def _map(output: Any, model: Module, task: Task) -> Tensor:
     """``[B, 1, K, R, C]``: the logits of each class at each place; of one class where there is no dimension of them.
 
     Raises:
         ModelError: the model returned something else.
     """
+    queries = next((name for name in OF_QUERIES if isinstance(output, Mapping) and name in output), None)
+    if queries is not None:
+        raise ModelError(
+            f"{type(model).__name__} gives {queries}, a row for each query and none for the places of a map; use "
+            "lrpx.propagate(model, recipe), and explain the number of a query"
+        )
     found = _named(output, "logits")
     if not (isinstance(found, Tensor) and found.ndim in (3, 4) and found.is_floating_point()):
         raise ModelError(_other_output(found, model, task, "a map [B, K, R, C] or [B, R, C]"))
