@@ -105,6 +105,15 @@ def test_position_ids_count_from_each_rows_first_token():
         tasks.position_ids(tiny.mamba(), Task.CAUSAL, mask)
 
 
+@pytest.mark.parametrize("task", [Task.CAUSAL, Task.TOKEN_CLASSIFICATION])
+def test_hidden_states_are_no_logits(task):
+    """A feature's number was called a token's, by the tokenizer's name for that number."""
+    model = tf.LlamaModel(tf.LlamaConfig(**tiny.SIZES)).double().eval()
+    told = f"LlamaModel returned hidden states, whose features are no {task.logits}; load the class that has a head"
+    with pytest.raises(ModelError, match=told):
+        Explainer(model, task=task)([5, 7, 9], position=1)
+
+
 def test_only_rows_leaves_no_hook_behind_when_the_model_fails():
     model = models.tiny_gpt2()
     with tasks.only_rows(model, torch.tensor([[1], [0]])):

@@ -697,6 +697,11 @@ def _logits(output: Any, model: Module, task: Task, rows: int | None) -> Tensor:
     Raises:
         ModelError: the model returned something else.
     """
+    if isinstance(output, Mapping) and "logits" not in output and next(iter(output), "") == "last_hidden_state":
+        raise ModelError(
+            f"{type(model).__name__} returned hidden states, whose features are no {task.logits}; load the class that "
+            "has a head on it, or compare texts with task=Task.EMBEDDINGS"
+        )
     found: Any = _named(output, "logits")
     shape = ("B", "T", "V") if task.reads == "position" else ("B", "V")
     fits = isinstance(found, Tensor) and found.ndim == len(shape) and found.is_floating_point()
