@@ -168,7 +168,7 @@ def test_a_classifier_may_read_the_mean_of_all_positions(ids):
             assert float(alone.parts["heads"].values.sum()) == pytest.approx(kinds["attention"], abs=1e-9)
             assert float(alone.relevance.sum()) == pytest.approx(kinds["attention"] + kinds["tokens"], abs=1e-9)
             torch.testing.assert_close(one.relevance, alone.relevance, rtol=0, atol=1e-9)
-    with pytest.raises(MethodError, match=r"alti gives the shares of one position"):
+    with pytest.raises(MethodError, match=r"alti gives the shares of one position.*use alti-logit, or ifr"):
         explain(IDS, method="alti")
 
 

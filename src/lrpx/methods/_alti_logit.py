@@ -184,7 +184,10 @@ def _scores(what: Sequence[str], trace: Trace, streams: Sequence[_Stream], epsil
     shares = torch.zeros_like(embedding)
     if "alti" in what:
         if any(stream.rows.shape[1] != 1 for stream in streams):
-            raise MethodError("alti gives the shares of one position, and the explained value is read from several")
+            raise MethodError(
+                "alti gives the shares of one position, and the explained value is read from several; use alti-logit, "
+                "or ifr, which takes the mean of their shares"
+            )
         shares = torch.stack([contributions(writes[-1], stream.rows, epsilon)[:, 0] for stream in streams])
     for write, delta in zip(reversed(writes[:-1]), reversed(deltas[:-1]), strict=True) if mixes else ():
         below = delta
