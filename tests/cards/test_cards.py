@@ -143,6 +143,21 @@ def test_a_norm_behind_the_mlp_comes_first():
     torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-4, atol=1e-4)
 
 
+def test_a_norm_without_a_scale():
+    """OLMo's LayerNorms have no weights: the mean is taken off, and no more."""
+    import transformers as tf
+
+    config = tf.OlmoConfig(**tiny.SIZES | {"num_key_value_heads": 2, "pad_token_id": 0})
+    model = BoundModel(tiny.build(tf.OlmoForCausalLM, config), None)
+    place = places(model.module, "neurons")[1]
+    lens = Lens.of(model, [place])
+    module = model.module.get_submodule(place.path)
+    row = module.weight[:, 4].double()
+    wanted = model.module.lm_head.weight.double() @ (row - row.mean())
+    found = lens.logits(lens.directions(module, place.path)[4])
+    torch.testing.assert_close(found.double(), wanted.detach(), rtol=1e-4, atol=1e-4)
+
+
 MULTIPLYING = {
     "Granite": ({"residual_multiplier": 0.22, "logits_scaling": 8.0}, 0.22 / 8.0),
     "Cohere": ({"logit_scale": 0.0625}, 0.0625),

@@ -101,10 +101,11 @@ class Lens:
             for norm, value in seen.took.items()
             if _is_same(made, value)
         }
-        branch = {place: _scale(modules[norm], norm) for place, norm in norms.items()}
+        device = head.weight.device
+        branch = {place: _scale(modules[norm], norm, device) for place, norm in norms.items()}
         last = {place: norms.get(place, place) for place in seen.made}
         gains, gain = _gains(model.module, path, last, ids)
-        return cls(head.weight.detach().float(), _scale(modules[before], before), branch, gains, gain)
+        return cls(head.weight.detach().float(), _scale(modules[before], before, device), branch, gains, gain)
 
     def directions(self, module: Module, path: str) -> Tensor:
         """``[n, d]`` float32: what each of the ``n`` inputs of a linear layer writes, as the head would read it.
@@ -228,7 +229,10 @@ def _gradient(value: Tensor, leaf: Tensor) -> Tensor | None:
 
 
 def _is_norm(module: Module) -> bool:
+    """Of one scale, or of none, as OLMo's, which says what it normalises all the same."""
     weight = getattr(module, "weight", None)
+    if weight is None:
+        return not module._modules and len(getattr(module, "normalized_shape", ())) == 1
     return not module._modules and isinstance(weight, Tensor) and weight.ndim == 1
 
 
@@ -236,13 +240,15 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
     return one.numel() > 0 and one.shape == other.shape and one.data_ptr() == other.data_ptr()
 
 
-def _scale(norm: Module, path: str) -> Scale:
-    """The scale of a norm, and whether it takes the mean off, as trying it out shows.
+def _scale(norm: Module, path: str, device: torch.device) -> Scale:
+    """The scale of a norm, of ones where it has none, and whether it takes the mean off, as trying it out shows.
 
     Raises:
         ModelError: it does something else.
     """
-    weight: Tensor = norm.weight.detach()  # type: ignore[operator]
+    known: Any = getattr(norm, "weight", None)
+    shape: Any = getattr(norm, "normalized_shape", ())
+    weight: Tensor = torch.ones(shape, device=device) if known is None else known.detach()
     size = len(weight)
     probe = torch.tensor([1.0, -1.0]).repeat(size // 2 + 1)[:size]
     if size % 2 and size > 2:
