@@ -180,6 +180,10 @@ class Recipe:
         """Whether layers have other rules by what they are to the model, where no override covers them."""
         return not (self.first is self.input_projection is self.output_projection is None)
 
+    def has_places_anywhere(self) -> bool:
+        """The same, and where an override covers them."""
+        return any(self._rules(place) for place in PLACES)
+
     def _places(self, other: Recipe | None = None) -> tuple[str, ...]:
         """The places that this recipe has rules for; with another, which shall hold instead, those that it or an
         override of this one has some for, too."""

@@ -152,6 +152,48 @@ def test_a_whole_recipe_takes_the_place_of_rules_for_places() -> None:
     assert not same(embeddings(model, first), embeddings(model, ATTNLRP))
 
 
+PLACED = replace(ATTNLRP, linear=Gamma(0.4), input_projection=Epsilon(1.0), output_projection=Epsilon(2.0))
+"""A recipe with rules for projections."""
+
+
+def placed(q: Any, o: Any = PLACED.output_projection, layers: Any = None) -> Recipe:
+    """:data:`PLACED` by names, with another rule at the queries' projection, and the output's, of some layers."""
+    recipe = ATTNLRP.at(linear=Gamma(0.4)).at("*.o_proj", linear=Epsilon(2.0))
+    recipe = recipe.at("*.[qkv]_proj", linear=Epsilon(1.0))
+    return recipe.at("*.q_proj", layers=layers, linear=q).at("*.o_proj", layers=layers, linear=o)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "by_name"),
+    [
+        (PLACED, placed(Epsilon(1.0))),
+        (PLACED.at("*.q_proj", linear=ZPlus(), input_projection=None), placed(ZPlus())),
+        (PLACED.at("*.q_proj", use=ATTNLRP), placed(rules.unmodified)),
+        (PLACED.at("*.q_proj", input_projection=Gamma(0.4)), placed(Gamma(0.4))),
+        (PLACED.at("*.o_proj", output_projection=ZPlus()), placed(Epsilon(1.0), ZPlus())),
+        (
+            PLACED.at("*.q_proj", layers=slice(1, None), input_projection=None),
+            placed(Gamma(0.4), layers=slice(1, None)),
+        ),
+        (PLACED.at("*.mlp", linear=Epsilon(1.0)), placed(Epsilon(1.0)).at("*.mlp", linear=Epsilon(1.0))),
+        (ATTNLRP.at("*.q_proj", input_projection=ZPlus()), ATTNLRP.at("*.q_proj", linear=ZPlus())),
+        (ATTNLRP.at("*.o_proj", output_projection=ZPlus()), ATTNLRP.at("*.o_proj", linear=ZPlus())),
+    ],
+)
+def test_projections_whose_rule_changes_in_some_modules_are_those_of_these_names(recipe: Any, by_name: Any) -> None:
+    """No layer below is taken for a projection where a projection has no rule by its place, and none is lost."""
+    model = models.tiny_llama(num_hidden_layers=4)
+    assert same(embeddings(model, recipe), embeddings(model, by_name))
+
+
+def test_a_rule_for_linear_layers_everywhere_leaves_projections_their_own() -> None:
+    model = models.tiny_llama()
+    wanted = embeddings(model, replace(PLACED, linear=ZPlus()))
+    assert same(embeddings(model, PLACED.at(linear=ZPlus())), wanted)
+    by_name = placed(Epsilon(1.0)).at("*.mlp", layers=1, linear=ZPlus())
+    assert same(embeddings(model, PLACED.at(layers=1, linear=ZPlus())), embeddings(model, by_name))
+
+
 def test_an_override_ends_where_its_module_ends() -> None:
     model = models.tiny_gpt2()
     trace = run(model, ATTNLRP.at("transformer.h.0.attn", use=LRP))

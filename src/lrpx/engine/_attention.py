@@ -205,7 +205,7 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     out = _ruled(run, func, args, kwargs)
-    return _roles.attend(run, out, *arguments(args, kwargs, *NAMES[:3])) if run.recipe.has_places() else out
+    return _roles.attend(run, out, *arguments(args, kwargs, *NAMES[:3])) if run.asks_for_places else out
 
 
 def _ruled(run: Run, func: Any, args: Any, kwargs: Any) -> Any:

@@ -299,7 +299,7 @@ def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
 
 def _attending(run: Run, out: Any, *factors: Tensor) -> Any:
     """``out``, a product, which is what attention gives where attention weights are among its factors."""
-    if not run.recipe.has_places() or not _roles.any_weights(factors):
+    if not run.asks_for_places or not _roles.any_weights(factors):
         return out
     return _roles.attend(run, out, *factors)
 

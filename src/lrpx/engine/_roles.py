@@ -28,6 +28,8 @@ ATTENDED = "lrpx attended"
 """What the node of the graph is marked with that made what attention gives."""
 WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
+LINEAR = "lrpx linear"
+"""What the node of a linear layer is marked with that has the same rule as an input projection as else."""
 
 SCORES, SUMMED = "scores", "summands of scores"
 """What is met between a softmax and the products of queries and keys."""
@@ -69,6 +71,8 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
     plain = run.apply(what, op, *inputs, rule=recipe.linear)
     rule: Rule | None = recipe.input_projection
     if rule is None or rule == recipe.linear:
+        if plain.grad_fn is not None:
+            plain.grad_fn.metadata[LINEAR] = True
         return plain
     return _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
 
@@ -76,7 +80,7 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
 def attend(run: Any, out: Any, *factors: Any) -> Any:
     """``out``, what attention gives; the layers that gave its factors (queries, keys, values, or the weights that were
     made of them) are told."""
-    if run.recipe.has_places():
+    if run.asks_for_places:
         if getattr(out, "grad_fn", None) is not None:
             out.grad_fn.metadata[ATTENDED] = True
         for factor in factors:
@@ -87,7 +91,7 @@ def attend(run: Any, out: Any, *factors: Any) -> Any:
 
 def mark_weights(run: Any, out: Any) -> Any:
     """``out``, the result of a softmax."""
-    if not run.recipe.has_places():
+    if not run.asks_for_places:
         return out
     if getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[WEIGHTS] = True
@@ -172,6 +176,8 @@ def _without_padding(op: Callable[..., Any], x: Tensor, leaf: Tensor) -> Callabl
 
 def _tell(node: Any) -> None:
     for each in _layers_behind(node, [FARTHEST]):
+        if LINEAR in each.metadata:
+            continue
         each.is_second = True
 
 
@@ -185,7 +191,7 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     if node is None or left[0] < 0 or ATTENDED in node.metadata:
         return set()
     name = kind(node)
-    if name == "_Either":
+    if name == "_Either" or LINEAR in node.metadata:
         return set() if of == SUMMED else {node}
     if WEIGHTS in node.metadata:
         of = of or SCORES

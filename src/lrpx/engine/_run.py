@@ -76,6 +76,7 @@ class Run:
         is_merging: whether weights were made of logarithms of sums of exponentials.
         has_divided: whether something else than exponentials was divided by a sum of them.
         has_systems: whether rows of a triangular matrix's inverse were written.
+        asks_for_places: whether some rule is by what a layer is to the model.
         asks_for_weights: whether some rule must know which constants are weights.
         is_tapped: whether a tap wants to be called around torch functions.
         is_quick: whether nothing is to be done with a call but to answer it.
@@ -95,7 +96,7 @@ class Run:
     # at each call some of these are asked for, and a dict of more than thirty would be slower to ask
     __slots__ = tuple(
         """__weakref__ _embeddings _given _has_outputs _marked _on_calls _on_constants _on_rules _outer _parameters
-        _paths _replayed _rule _whole active asks_for_gates asks_for_weights by_ids counts has_constants
+        _paths _replayed _rule _whole active asks_for_gates asks_for_places asks_for_weights by_ids counts has_constants
         has_divided has_hooks has_logarithms has_scales has_systems has_taps_on_constants has_taps_on_rules
         has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions recipe
         replaying replays roots scores taps trace""".split()
@@ -127,6 +128,7 @@ class Run:
         self.asks_for_gates = recipe.has_gates()
         self.has_scales = self.has_logarithms = self.has_divided = self.has_systems = self.is_merging = False
         self.asks_for_weights = recipe.has_rules_for_linear()
+        self.asks_for_places = recipe.has_places_anywhere()
         self._whole = recipe
         self._outer: list[tuple[Recipe, bool]] = []
         self._embeddings = embeddings
@@ -262,7 +264,7 @@ class Run:
         if self.trace.ran is not None:
             self._rule = called or rule_name(getattr(self.recipe, kind, rules.unmodified))
         if rule is None:
-            if kind in ("linear", "convolution") and self.recipe.has_places():
+            if self.asks_for_places and kind in ("linear", "convolution"):
                 return _roles.layer(self, kind, op, inputs)
             rule = getattr(self.recipe, kind)
             if isinstance(rule, rules.BY_SIGNS) and any(is_tensor(x) and x.is_complex() for x in inputs):
@@ -501,7 +503,7 @@ class Run:
         made = (made_of[0],) if name == "__setitem__" else out if isinstance(out, (tuple, list)) else (out,)
         found = [value for value in made if isinstance(value, Tensor) and not value.requires_grad]
         if found and _is_from_input(made_of) and not (name in CHOOSING and self._is_chosen_of_weight(out, made_of[0])):
-            is_weights = self.recipe.has_places() and _roles.any_weights(made_of)
+            is_weights = self.asks_for_places and _roles.any_weights(made_of)
             for value in found:
                 if any(value is each for each in made_of):  # changed in place: it may be there after the run
                     self._marked.append(value)
