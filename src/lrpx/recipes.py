@@ -205,6 +205,10 @@ class Recipe:
         that are some of these are refused when the model runs. A rule holds while a module is called: what the model's
         ``forward`` computes between the modules of a layer that is only a ``ModuleDict`` is no part of that layer.
 
+        A rule for a projection, or for the first layer, holds there in the place of the one for ``linear``. Where such
+        a rule would hide the ``linear`` that is given for modules by their path, that is refused when the model runs;
+        ``input_projection=None`` beside it takes the rule for projections away.
+
         Args:
             path: shell pattern on the module's path, ``"model.layers.3.mlp"`` or ``"*.mlp"``.
             layers: only in the layers of these indices: an int, a range, a slice or any container. A model that has not

@@ -186,6 +186,17 @@ def test_projections_whose_rule_changes_in_some_modules_are_those_of_these_names
     assert same(embeddings(model, recipe), embeddings(model, by_name))
 
 
+@pytest.mark.parametrize("path", ["*.self_attn", "*.self_attn.*", "*.q_proj", "*.o_proj", "model.layers.1"])
+def test_a_rule_for_linear_layers_by_name_is_refused_where_rules_for_projections_hide_it(path: str) -> None:
+    model = models.tiny_llama()
+    with pytest.raises(
+        MethodError, match=r"would change nothing at .*self_attn\.[qo]_proj.*pass (in|out)put_projection="
+    ):
+        run(model, PLACED.at(path, linear=ZPlus()))
+    hidden = PLACED.at(path, linear=ZPlus(), input_projection=None, output_projection=None)
+    assert not same(embeddings(model, hidden), embeddings(model, PLACED))
+
+
 def test_a_rule_for_linear_layers_everywhere_leaves_projections_their_own() -> None:
     model = models.tiny_llama()
     wanted = embeddings(model, replace(PLACED, linear=ZPlus()))

@@ -7,6 +7,7 @@ from collections import Counter
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from lrpx._kinds import shown
 from lrpx._modules import layer_of, layers
 from lrpx.errors import MethodError
 
@@ -52,6 +53,32 @@ def recipe_in(recipe: Recipe, path: str) -> Recipe:
         if _covered(override, path):
             recipe = recipe.with_rules(override.rules)
     return recipe
+
+
+def refuse_unmet(recipe: Recipe, path: str, kind: str, place: str) -> None:
+    """Refuse an override that names modules and changes the rule of a kind of layer there, where a layer in them has
+    an earlier rule by its place, for that would hold all the same.
+
+    Args:
+        recipe: with the overrides.
+        path: of the module that the layer is, or is in.
+        kind: of the layer, ``"linear"`` or ``"convolution"``.
+        place: what it is to the model, one of :data:`lrpx._kinds.PLACES`, which the recipe has a rule for.
+
+    Raises:
+        MethodError: names the override and the layer.
+    """
+    unmet = None
+    for override in recipe.overrides:
+        kinds = dict(override.rules)
+        if (kind in kinds or place in kinds) and _covered(override, path):
+            unmet = None if place in kinds or override.path == "*" else override
+    if unmet is not None:
+        raise MethodError(
+            f"{unmet.description!r} would change nothing at {path}: the recipe has a rule for such a layer, "
+            f"{place}={shown(recipe.rule(place))}, which holds in the place of the one for {kind}; pass {place}= there "
+            f"too, a rule or None for that of {kind}, or name modules without such a layer"
+        )
 
 
 def refuse_lost(recipe: Recipe, replayed: Sequence[str]) -> None:

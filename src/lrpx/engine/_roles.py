@@ -8,11 +8,13 @@ own for these, a linear layer has both gradients, and attention, when it is met,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lrpx import _kernels, rules
+from lrpx.engine import _overrides
 from lrpx.engine._nodes import COPY, OWN, SCALES, SHAPES, SUMS, kind
 from lrpx.engine._tensors import FROM_INPUT, is_tensor
 from lrpx.errors import MethodError
@@ -30,6 +32,8 @@ WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
 LINEAR = "lrpx linear"
 """What the node of a linear layer is marked with that has the same rule as an input projection as else."""
+MADE = "lrpx made"
+"""What holds, at the node of a linear layer, a call that refuses an override if it is an input projection."""
 
 SCORES, SUMMED = "scores", "summands of scores"
 """What is met between a softmax and the products of queries and keys."""
@@ -59,6 +63,7 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
     """``op(*inputs)``, a linear layer or a convolution (``what``), under the rule for what it is to the model."""
     recipe, x = run.recipe, inputs[0]
     if recipe.first is not None and (seen := _input_seen(run, x)) is not None:
+        _overrides.refuse_unmet(recipe, run.where(), what, "first")
         # what these hand on where the input is 0, the leaf alone shows: a ledger would look for it here in vain
         conserves = isinstance(recipe.first, (rules.Flat, rules.WSquare, rules.ZBox))
         if conserves and seen[1]:
@@ -67,6 +72,7 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
     if what != "linear":
         return run.apply(what, op, *inputs, rule=getattr(recipe, what))
     if recipe.output_projection is not None and _reaches(x, ATTENDED):
+        _overrides.refuse_unmet(recipe, run.where(), what, "output_projection")
         return run.apply(what, op, *inputs, rule=recipe.output_projection)
     plain = run.apply(what, op, *inputs, rule=recipe.linear)
     rule: Rule | None = recipe.input_projection
@@ -74,7 +80,10 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         if plain.grad_fn is not None:
             plain.grad_fn.metadata[LINEAR] = True
         return plain
-    return _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+    out: Any = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+    if recipe.overrides and out.grad_fn is not None:
+        out.grad_fn.metadata[MADE] = partial(_overrides.refuse_unmet, recipe, run.where(), what, "input_projection")
+    return out
 
 
 def attend(run: Any, out: Any, *factors: Any) -> Any:
@@ -178,6 +187,8 @@ def _tell(node: Any) -> None:
     for each in _layers_behind(node, [FARTHEST]):
         if LINEAR in each.metadata:
             continue
+        if MADE in each.metadata:
+            each.metadata[MADE]()
         each.is_second = True
 
 
