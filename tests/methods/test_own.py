@@ -217,6 +217,10 @@ def test_the_same_script_may_be_run_again(script):
         ("1 / 0\n", r"cannot be run \(ZeroDivisionError: division by zero\); mend it"),
         (SCRIPT + SCRIPT.replace("ramp", "other"), r"has these methods: ramp, other; name one of them: .*ramp.py:NAME"),
         (SCRIPT.replace('"ramp"', '"lrp"'), r"there is a method 'lrp' already; give yours another name"),
+        (
+            SCRIPT.replace('"ramp"', '"cp-lrp"'),
+            r"'cp-lrp' is another name of the method 'lrp'; give yours another name",
+        ),
         (SCRIPT.replace("(Method)", ""), r"is no method; derive it from lrpx.Method"),
     ],
 )

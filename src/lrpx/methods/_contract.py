@@ -142,6 +142,10 @@ def register(method: M) -> M:
     made = method() if isinstance(method, type) else method
     if not isinstance(made, Method):
         raise MethodError(f"{method!r} is no method; derive it from lrpx.Method")
+    if made.name in ALIASES:
+        raise MethodError(
+            f"{made.name!r} is another name of the method {ALIASES[made.name]!r}; give yours another name"
+        )
     METHODS.add(made.name, made, sys._getframe(1).f_globals.get("__name__", ""))
     return method
 
