@@ -139,6 +139,11 @@ class Trace:
         if value.ndim > 1:
             raise TraceError(f"the explained value has shape {list(value.shape)}; pass a scalar or one value a row")
         tensors = self._explainable(value)
+        if value.numel() > 1 and all(source.value.shape[:1] == (1,) for source in self.sources):
+            raise TraceError(
+                f"there are {value.numel()} values of one row, whose relevance would be that of their sum; explain "
+                "each by itself, with keep=True for all but the last, or their sum"
+            )
         if outputs is not None and value.grad_fn is not None and self.nodes.is_own(value.grad_fn):
             outputs = None  # it was computed inside the block, where rules and taps have seen it
         with ExitStack() as stack:
