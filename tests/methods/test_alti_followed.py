@@ -185,3 +185,56 @@ def test_the_ledger_closes(spelling, position):
 def test_what_comes_between_is_refused(spelling):
     with pytest.raises(MethodError, match=r"attention in layers\.0 is .*projected.* use attnlrp or lrp"):
         explained(spelling)
+
+
+class Skipping(Decoder):
+    """Three layers; what the third is given, ``mixed`` makes of what all before have made."""
+
+    def __init__(self, mixed):
+        super().__init__("plain")
+        self.layers.append(Layer("plain"))
+        self.positions, self.mixed = nn.Embedding(7, WIDTH), mixed
+
+    def forward(self, input_ids):
+        made = [self.embedding(input_ids)]
+        for layer in self.layers[:2]:
+            made.append(layer(made[-1]))
+        place = self.positions(torch.arange(input_ids.shape[1])).expand_as(made[0])
+        return {"logits": self.head(self.norm(self.layers[2](self.mixed(*made, place))))}
+
+
+def skipping(mixed, method):
+    model = Skipping(mixed).double().eval()
+    randomise(model, 0)
+    bound = BoundModel(model, task=Task.CAUSAL)
+    asked = tuple(Question(i, 5, Contrast(2, 7)) for i in range(len(IDS)))
+    return METHODS[method].attribute(bound, Questions(tuple(bound.reader.row(row) for row in IDS), asked))
+
+
+SKIPS = {
+    "a layer's output": lambda x, y, z, place: z + 0.7 * y,
+    "the embeddings": lambda x, y, z, place: torch.lerp(z, x, 0.3),
+    "in place of the stream": lambda x, y, z, place: y,
+    "a mean of all": lambda x, y, z, place: torch.stack([x, y, z]).mean(0),
+    "weights for all": lambda x, y, z, place: torch.einsum(
+        "n,nbtd->btd", x.new_tensor([0.2, 0.3, 0.5]), torch.stack([x, y, z])
+    ),
+}
+
+
+@pytest.mark.parametrize("method", ["alti-logit", "alti", "ifr"])
+@pytest.mark.parametrize("skip", SKIPS)
+def test_what_leads_past_layers_is_no_single_stream(skip, method):
+    with pytest.raises(
+        MethodError, match=r"layers\.2 is given what was made before the layer below it.*use attnlrp or lrp"
+    ):
+        skipping(SKIPS[skip], method)
+
+
+def test_a_scale_or_positions_between_layers_are_no_skip():
+    plain, scaled, placed = (
+        skipping(mixed, "alti-logit").relevance
+        for mixed in (lambda *made: made[2], lambda *made: 2 * made[2], lambda *made: made[2] + 0 * made[3])
+    )
+    torch.testing.assert_close(placed, plain, rtol=0, atol=1e-12)
+    assert scaled[0].isfinite().all()

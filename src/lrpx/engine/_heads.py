@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lrpx import rules
 from lrpx._modules import layer_of
+from lrpx.engine._graph import LEAF
 from lrpx.engine._stream import Attention, Norm, Part, Write
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import arguments, carries
@@ -48,6 +49,10 @@ class Heads(Tap):
         self._attentions: list[Attention] = []
         self.writes: list[Write] = []
         self.beginning: Tensor | None = None
+        self._newest: Any = None
+        """The node of the graph that made the newest sum, which the next is to begin with."""
+        self._skipped_to: str | None = None
+        """The first layer with a sum that does not."""
 
     def begin(self, run: Running) -> None:
         """The run whose heads are followed."""
@@ -89,6 +94,11 @@ class Heads(Tap):
         for write in [write for write in self.writes if write.reads][:-1]:
             if not write.carried_on and write.norm is None:
                 raise MethodError(f"in {write.layer} the sum of attention and residual stream is changed{why}")
+        if self._skipped_to is not None:
+            raise MethodError(
+                f"{self._skipped_to} is given what was made before the layer below it, beside that or in its "
+                f"place, as by skips that lead past layers, and there is no single residual stream{why}"
+            )
 
     # ------------------------------------------------------------------------ operations
 
@@ -282,6 +292,8 @@ class Heads(Tap):
         layer = _layer(self._run.where())
         if layer is None or isinstance(constant, Parameter):
             return run(args)
+        if self.writes and self._skipped_to is None and not self._run.replaying and self._is_bypassed(stream):
+            self._skipped_to = layer
         overwritten = in_place and constant is args[0]
         leaf = (constant.detach().clone() if overwritten else constant.detach()).requires_grad_()
         before = stream.detach().clone() if in_place else stream.detach()
@@ -293,8 +305,28 @@ class Heads(Tap):
             self.writes.append(write)
             self.beginning = stream if self.beginning is None else self.beginning
         if overwritten:
-            return with_mark(constant.copy_(run((leaf.clone(), stream))), write)
-        return with_mark(run((stream, leaf) if carrying[0] else (leaf, stream)), write)
+            out = constant.copy_(run((leaf.clone(), stream)))
+        else:
+            out = run((stream, leaf) if carrying[0] else (leaf, stream))
+        if not self._run.replaying:
+            self._newest = out.grad_fn
+        return with_mark(out, write)
+
+    def _is_bypassed(self, stream: Tensor) -> bool:
+        """Whether a way of the graph leads from the stream to the tokens or to what a layer has added, and not by the
+        newest sum. One to positions alone is none: they may be added in every layer."""
+        leaves = {id(write.leaf) for write in self.writes} | {id(self._run.sources[0].value)}
+        seen: set[Any] = {self._newest, None}
+        waiting: list[Any] = [stream.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node.name() == LEAF and id(node.variable) in leaves:
+                return True
+            waiting += [child for child, _ in node.next_functions]
+        return False
 
     def _is_stream(self, x: Tensor) -> bool:
         """Whether a tensor is ``[B, T, d]`` or ``[B·T, d]``."""
