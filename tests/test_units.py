@@ -667,6 +667,47 @@ def test_queries_and_keys_are_seen_through_any_transpose(turn):
         assert [(place.path, place.width, place.heads) for place in places(model, kind)] == [(path, 16, 4)]
 
 
+ROTATED = {
+    "halves": lambda a, b, cos, sin: torch.cat([a * cos + b * sin, a * -sin + b * cos], -1),
+    "halves, each first": lambda a, b, cos, sin: torch.cat([a * cos - b * sin, b * cos + a * sin], -1),
+    "pairs": lambda a, b, cos, sin: torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2),
+}
+
+
+@pytest.mark.parametrize("how", ROTATED)
+def test_both_halves_of_what_is_rotated_are_queries_and_keys(how):
+    class Block(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.o = torch.nn.Linear(16, 32), torch.nn.Linear(16, 16)
+
+        def rotated(self, x):
+            angle = torch.arange(x.shape[-2])[:, None] * torch.tensor([1.0, 0.1])
+            parts = (x[..., ::2], x[..., 1::2]) if how == "pairs" else x.chunk(2, -1)
+            return ROTATED[how](*parts, angle.cos(), angle.sin())
+
+        def forward(self, x):
+            q, k, v = (x.unflatten(-1, (-1, 4)).transpose(1, 2) for x in self.qkv(x).split([16, 8, 8], -1))
+            q, k, v = self.rotated(q), self.rotated(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
+            return x + self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.layers = torch.nn.Embedding(31, 16), torch.nn.ModuleList([Block()])
+
+        def get_input_embeddings(self):
+            return self.table
+
+        def forward(self, input_ids):
+            return self.layers[0](self.table(input_ids))
+
+    model = Model().eval()
+    for kind, columns, heads in (("queries", range(16), 4), ("keys", range(16, 24), 2), ("values", range(24, 32), 2)):
+        (place,) = places(model, kind)
+        assert (place.path, place.columns, place.heads) == ("layers.0.qkv", tuple(columns), heads)
+
+
 class Gated(nn.Module):
     """A layer whose MLP is gated by a sigmoid, in one function of torch."""
 

@@ -114,6 +114,7 @@ class Follower(Tap):
         self._products: dict[tuple[str, int], Tensor] = {}  # which a module's call has given
         self._read: dict[tuple[str, int], list[Tensor]] = {}  # of which attention has read a part
         self._parts: dict[tuple[Kind, str, int, tuple[str, int]], tuple[int, list[Tensor]]] = {}  # where it is seen
+        self._mixed: dict[str, dict[int, set[int]]] = {}  # of a module's features, with which others one was summed
         self._around: dict[tuple[str, int], list[tuple[str, int]]] = {}  # of a layer of units, what is given them, too
         self._readers: dict[tuple[str, int], set[str]] = {}  # the layers of units in a module that is given them
         self._units: dict[tuple[str, int], Tensor] = {}  # which a layer of units was given
@@ -406,10 +407,11 @@ class Follower(Tap):
         layer = self._running[-1]
         at, indices = self._parts.setdefault((kind, mark.path, call, layer), (len(self._seen), []))
         indices.append(mark.index)
-        columns = tuple(sorted({i for index in indices for i in index.flatten().tolist()}))
+        mixed = self._mixed.get(mark.path, {})
+        columns = tuple(sorted(_among(indices, mixed)))
         all_of_them = len(columns) == made.shape[-1]
         place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, call)
-        self._seen[at : at + 1] = [(replace(place, heads=_heads_of(indices, columns)), 0, 0, layer)]
+        self._seen[at : at + 1] = [(replace(place, heads=_heads_of(indices, columns, mixed)), 0, 0, layer)]
 
     def _rearranged(
         self, call: Call, name: str, marks: list[_Mark | None], out: Any, proceed: Callable[..., Any]
@@ -450,8 +452,7 @@ class Follower(Tap):
         except RuntimeError:  # as a view of what lies otherwise in memory
             return None
 
-    @staticmethod
-    def _kept(name: str, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
+    def _kept(self, name: str, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
         """The mark that goes on where numbers stay in their places."""
         known = [mark for mark in marks if mark is not None and mark.index.shape == out.shape]
         if not known:
@@ -464,6 +465,9 @@ class Follower(Tap):
         )
         if name in ends and others and best.kind != "scores":  # to which a bias that is learned may be added
             return out
+        for other in known if name in ends and best.kind == "linear" else ():
+            for one, its in {*zip(best.index.flatten().tolist(), other.index.flatten().tolist(), strict=True)}:
+                self._mixed.setdefault(best.path, {}).setdefault(one, {one}).add(its)
         return _with(out, best)
 
     # -------------------------------------------------------------------- result
@@ -548,10 +552,15 @@ def _ordered(mark: _Mark | None, label: str, first: Sequence[str]) -> _Mark | No
     return replace(mark, index=mark.index.permute([label.index(letter) for letter in order]))
 
 
-def _heads_of(indices: Sequence[Tensor], columns: Sequence[int]) -> int:
+def _among(indices: Sequence[Tensor], mixed: Mapping[int, set[int]]) -> set[int]:
+    """The features in some indices, and those that were added to them."""
+    return {i for index in indices for each in {*index.flatten().tolist()} for i in mixed.get(each, (each,))}
+
+
+def _heads_of(indices: Sequence[Tensor], columns: Sequence[int], mixed: Mapping[int, set[int]]) -> int:
     """Of how many heads some features are: each index ``[…, H, T, n]`` or ``[…, H, n, T]`` says which stand where."""
     blocks = [block for index in indices for block in index.reshape(-1, *index.shape[-2:])]
-    each = list(dict.fromkeys(tuple(sorted(set(one.flatten().tolist()))) for one in blocks))
+    each = list(dict.fromkeys(tuple(sorted(_among([one], mixed))) for one in blocks))
     return len(each) if [i for one in each for i in one] == list(columns) and len({*map(len, each)}) == 1 else 0
 
 
