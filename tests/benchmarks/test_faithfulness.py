@@ -442,6 +442,7 @@ def test_the_verdict(classifier, tmp_path):
         assert found.verdict.method == "leave-one-out"
         assert (found.verdict.apart, found.verdict.leads, found.verdict.level) == (1, 1, 0)
         assert said.startswith("Recommended: leave-one-out. ")
+        assert "over the one metric that says something of it" in said
         assert "add random, and position for texts or centre for images" in " ".join(said.split())
     _, said = leads([good, opposite], "few", 2)
     assert said.startswith("Nothing to recommend yet")

@@ -128,9 +128,10 @@ def verdict(found: Summary) -> list[str]:
     label = one_line(found.labels[made.method])
     same = [one_line(found.labels[each]) for each in made.level_ranks]
     shared = f", as {_report._listed(same)} have" if len(same) > 1 else f", as {same[0]} has" if same else ""
+    over = "the one metric that says" if made.variants == 1 else f"the {made.variants} metrics that say"
     told = (
         f"{label} has the best mean rank, {figure(made.ranks[made.method])} of {len(made.ranks)} methods{shared}, over "
-        f"the {made.variants} metrics that say something of it: it is the best by {made.leads}, and by {made.level} "
+        f"{over} something of it: it is the best by {made.leads}, and by {made.level} "
         f"more it is not told apart from the best (adjusted p at least {SURE:g})."
     )
     if made.method in CHANCE:
