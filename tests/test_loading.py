@@ -152,7 +152,7 @@ def test_a_device_that_is_not_there(tmp_path):
 @pytest.mark.parametrize("device", [0, 99, "cuda:99", "nonsense"])
 def test_a_device_that_is_not_there_is_named_before_the_model_is_loaded(device, monkeypatch):
     monkeypatch.setattr("lrpx.model.load_pretrained", lambda *_: pytest.fail("the model was loaded"))
-    with pytest.raises(ModelError, match=f"device '?{device}'?: .*; pass another device"):
+    with pytest.raises(ModelError, match=f"device '?(cuda:)?{device}'?: .*; pass another device"):
         Explainer.from_pretrained(device=device)
 
 

@@ -659,6 +659,8 @@ def _is_same(weight: Tensor, parameter: Tensor) -> bool:
 
 def _is_own(rule: Rule) -> bool:
     """Whether a rule is a user's own."""
+    while isinstance(rule, partial):
+        rule = rule.func
     return getattr(rule, "__module__", "").partition(".")[0] != "lrpx"
 
 
