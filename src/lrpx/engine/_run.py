@@ -15,7 +15,7 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Module
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from lrpx import rules
+from lrpx import _kinds, rules
 from lrpx._kinds import rule_name
 from lrpx.engine import _functions, _roles
 from lrpx.engine._graph import OUTSIDE, descends, newest
@@ -78,6 +78,7 @@ class Run:
         has_systems: whether rows of a triangular matrix's inverse were written.
         asks_for_places: whether some rule is by what a layer is to the model.
         asks_for_weights: whether some rule must know which constants are weights.
+        has_own_rules: whether some rule is a user's own.
         is_tapped: whether a tap wants to be called around torch functions.
         is_quick: whether nothing is to be done with a call but to answer it.
         is_usual: whether nothing else than gates need be known of its result.
@@ -97,8 +98,8 @@ class Run:
     __slots__ = tuple(
         """__weakref__ _embeddings _given _has_outputs _marked _on_calls _on_constants _on_rules _outer _parameters
         _paths _replayed _rule _whole active asks_for_gates asks_for_places asks_for_weights by_ids counts has_constants
-        has_divided has_hooks has_logarithms has_scales has_systems has_taps_on_constants has_taps_on_rules
-        has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions recipe
+        has_divided has_hooks has_logarithms has_own_rules has_scales has_systems has_taps_on_constants
+        has_taps_on_rules has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions recipe
         replaying replays roots scores taps trace""".split()
     )
 
@@ -129,6 +130,7 @@ class Run:
         self.has_scales = self.has_logarithms = self.has_divided = self.has_systems = self.is_merging = False
         self.asks_for_weights = recipe.has_rules_for_linear()
         self.asks_for_places = recipe.has_places_anywhere()
+        self.has_own_rules = not recipe.is_ours()
         self._whole = recipe
         self._outer: list[tuple[Recipe, bool]] = []
         self._embeddings = embeddings
@@ -269,7 +271,7 @@ class Run:
             rule = getattr(self.recipe, kind)
             if isinstance(rule, rules.BY_SIGNS) and any(is_tensor(x) and x.is_complex() for x in inputs):
                 raise self.refuse_rule(kind, getattr(op, "__name__", kind), "of complex numbers, which have no signs")
-        if _is_own(rule) and _has_numbers():
+        if self.has_own_rules and _is_own(rule) and _has_numbers():
             rule = partial(self._checked, kind, rule)
         if conserves or not self._on_rules:
             return rule(op, *inputs)
@@ -659,9 +661,7 @@ def _is_same(weight: Tensor, parameter: Tensor) -> bool:
 
 def _is_own(rule: Rule) -> bool:
     """Whether a rule is a user's own."""
-    while isinstance(rule, partial):
-        rule = rule.func
-    return getattr(rule, "__module__", "").partition(".")[0] != "lrpx"
+    return getattr(_kinds.unwrapped(rule), "__module__", "").partition(".")[0] != "lrpx"
 
 
 def _has_numbers() -> bool:
