@@ -336,9 +336,58 @@ def test_tokens_in_another_order_are_refused(method):
         explain = Explainer(Turned(turn, back).eval(), task=Task.TOKEN_CLASSIFICATION)
         with pytest.raises(MethodError, match=r"puts the tokens into another order"):
             explain(IDS, 1, position=3, method=method)
-    for same in (lambda x: x, lambda x: x.flip(2), lambda x: x[:, torch.arange(7)]):
+    for same in (
+        lambda x: x, lambda x: x.flip(2), lambda x: x[:, torch.arange(7)], lambda x: torch.cat([x[:, :3], x[:, 3:]], 1),
+        lambda x: torch.cat([x[:, :3], x.new_ones(len(x), 1, 16), x[:, 4:]], 1),
+    ):  # fmt: skip
         explain = Explainer(Turned(same, same).eval(), task=Task.TOKEN_CLASSIFICATION)
         assert explain(IDS, 1, position=3, method=method).relevance.isfinite().all()
+
+
+class FromTheStart(torch.nn.Module):
+    """What comes before a token predicts it: the tokens move one on behind a vector of the model's own."""
+
+    def __init__(self, move):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(31, 16), torch.nn.Linear(16, 31)
+        self.start, self.layers, self.move = torch.nn.Parameter(torch.randn(1, 1, 16)), torch.nn.ModuleList(), move
+        self.layers.append(Adds())
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        x = self.move(self.embedding(input_ids), self.start.expand(len(input_ids), -1, -1))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Adds(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.looks = Looks()
+
+    def forward(self, x):
+        return x + self.looks(x)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman", "ifr", "alti", "alti-logit"])
+def test_tokens_that_move_one_on_are_refused(method):
+    """Each had what its neighbour should have."""
+    explain = Explainer(FromTheStart(lambda x, start: torch.cat([start, x[:, :-1]], 1)).eval(), task=Task.CAUSAL)
+    with pytest.raises(MethodError, match=r"into (another order|other places)"):
+        explain(IDS, 1, position=3, method=method)
+    explain = Explainer(FromTheStart(lambda x, start: torch.cat([x[:, :-1], start], 1)).eval(), task=Task.CAUSAL)
+    assert explain(IDS, 1, position=3, method=method).relevance.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["ifr", "alti-logit"])
+@pytest.mark.parametrize("move", [lambda x: x.roll(2, 1), lambda x: x.flip(1), lambda x: x + x.roll(4, 1)])
+def test_streams_of_tokens_in_other_places_are_refused(method, move):
+    explain = Explainer(FromTheStart(lambda x, start: move(x)).eval(), task=Task.CAUSAL)
+    with pytest.raises(MethodError, match="into other places"):
+        explain(IDS, 1, position=3, method=method)
 
 
 def chunks(x):

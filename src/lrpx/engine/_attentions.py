@@ -170,7 +170,8 @@ class Attentions(Tap):
             return out
         if call.name == "pad" and self._shifts(arguments(call.args, call.kwargs, "input", "pad")[1], out):
             raise MethodError(f"{self._run.where()} shifts tokens to their neighbours, besides attention; use attnlrp")
-        if call.name in REORDERS and self._reorders(call.args[0], out):
+        is_moved = call.name in REORDERS and self._reorders(call.args[0], out)
+        if is_moved or (call.name in JOINS and self._displaces(call, out)):
             self._reordered = self._reordered or self._run.where()
         if call.name in JOINS | COPIES and self._puts_heads_first(call, out):
             self._heads_first = self._heads_first or self._run.where()
@@ -218,6 +219,27 @@ class Attentions(Tap):
         with torch._C.DisableTorchFunction():
             before, after = (each.detach().sort(-1).values for each in (x, out))
             return not torch.equal(before, after)
+
+    def _displaces(self, call: Call, out: Tensor) -> bool:
+        """Whether ``out``, as long as there are tokens, has some of them at other places than they were taken from, as
+        where they move one on behind a vector of the model's own, ``cat([start, x[:, :-1]], 1)``."""
+        parts, dim = arguments(call.args, call.kwargs, "tensors", "dim")
+        dim = (dim or 0) % out.ndim
+        widths = {width for width, _ in self._kinds}
+        if not 0 < dim < out.ndim - 1 or out.shape[dim] not in widths or not isinstance(parts, (tuple, list)):
+            return False
+        place = 0
+        for part in parts:
+            if part.ndim != out.ndim:
+                return False
+            whole = part._base
+            if whole is not None and whole.ndim == part.ndim and whole.shape[dim] == out.shape[dim] and part.numel():
+                carries = any_carries(part) if torch.is_grad_enabled() else part.is_floating_point()
+                taken = (part.storage_offset() - whole.storage_offset()) // part.stride(dim) % out.shape[dim]
+                if carries and part.shape[dim] < out.shape[dim] and taken != place:
+                    return True
+            place += part.shape[dim]
+        return False
 
     def _puts_heads_first(self, call: Call, out: Tensor) -> bool:
         """Whether ``out`` has heads before the rows of the batch, ``[H, B, T, d]`` or ``[H · B, T, d]``: put together

@@ -49,6 +49,8 @@ class Heads(Tap):
         self._attentions: list[Attention] = []
         self.writes: list[Write] = []
         self.beginning: Tensor | None = None
+        self._tokens: Tensor | None = None
+        """The embeddings, until it was looked whether each is at its own place in the beginning."""
         self._newest: Any = None
         """The node of the graph that made the newest sum, which the next is to begin with."""
         self._skipped_to: str | None = None
@@ -99,6 +101,28 @@ class Heads(Tap):
                 f"{self._skipped_to} is given what was made before the layer below it, beside that or in its "
                 f"place, as by skips that lead past layers, and there is no single residual stream{why}"
             )
+        if self._is_moved():
+            raise MethodError(
+                "before its first layer the model puts the tokens into other places, as where it moves them one on "
+                f"behind a vector of its own, or mixes them{why}"
+            )
+
+    def _is_moved(self) -> bool:
+        """Whether a token's embedding is in the stream at other places than its own before any layer has added to it.
+        Two places differ in some bit of their numbers, so a pass from each half tells."""
+        tokens, self._tokens = self._tokens, None
+        if tokens is None or self.beginning is None or not tokens.requires_grad:
+            return False
+        batch, length = tokens.shape[:2]
+        place = torch.arange(length, device=tokens.device)
+        for half in [(place >> bit) % 2 == side for bit in range((length - 1).bit_length()) for side in (0, 1)]:
+            seed = torch.zeros_like(self.beginning).view(batch, length, -1)
+            seed[:, half] = 1.0
+            seed = seed.view(self.beginning.shape)
+            (found,) = torch.autograd.grad(self.beginning, tokens, seed, retain_graph=True, allow_unused=True)
+            if found is not None and found.nan_to_num()[:, ~half].any():
+                return True
+        return False
 
     # ------------------------------------------------------------------------ operations
 
@@ -303,7 +327,8 @@ class Heads(Tap):
         write = Write(layer, self._parts(constant, mark, overwritten), leaf, before.reshape(shape), joins=joins)
         if not self._run.replaying:
             self.writes.append(write)
-            self.beginning = stream if self.beginning is None else self.beginning
+            if self.beginning is None:
+                self.beginning, self._tokens = stream, self._run.sources[0].value
         if overwritten:
             out = constant.copy_(run((leaf.clone(), stream)))
         else:
