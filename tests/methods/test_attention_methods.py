@@ -390,6 +390,34 @@ def test_streams_of_tokens_in_other_places_are_refused(method, move):
         explain(IDS, 1, position=3, method=method)
 
 
+class LooksSpelled(Looks):
+    """The same without a fused kernel."""
+
+    def forward(self, x):
+        q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        return self.out(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Hourglass(FromTheStart):
+    """Its second layer has half as many vectors."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.layers.append(Adds())
+        self.layers[1].looks = LooksSpelled()
+
+    def forward(self, input_ids):
+        x = self.layers[0](self.embedding(input_ids))
+        halves = self.layers[1](x.unflatten(1, (-1, 2)).mean(2))
+        return self.head(x + halves.repeat_interleave(2, 1))
+
+
+@pytest.mark.parametrize("method", ["ifr", "alti-logit"])
+def test_layers_over_pairs_of_tokens_are_refused(method):
+    with pytest.raises(MethodError, match=r"layers\.1 adds to 3 vectors made of the 6 tokens"):
+        Explainer(Hourglass().eval(), task=Task.CAUSAL)(IDS[:6], 1, position=3, method=method)
+
+
 def chunks(x):
     return torch.cat(x.chunk(4, -1))
 

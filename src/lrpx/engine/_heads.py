@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from lrpx import rules
 from lrpx._modules import layer_of
-from lrpx.engine._graph import LEAF
+from lrpx.engine._graph import LEAF, descends
 from lrpx.engine._stream import Attention, Norm, Part, Write
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import arguments, carries
@@ -303,6 +303,7 @@ class Heads(Tap):
             parts = (*self._parts(args[0], marks[0], in_place), *self._parts(args[1], marks[1], False))
             return with_mark(run(args), parts)
         if args[0].numel() != args[1].numel() or not self._is_stream(args[0]):
+            self._refuse_other_places(args, carrying)
             return run(args)
         if all(carrying):
             if layer := _layer(self._run.where()):
@@ -336,6 +337,24 @@ class Heads(Tap):
         if not self._run.replaying:
             self._newest = out.grad_fn
         return with_mark(out, write)
+
+    def _refuse_other_places(self, args: tuple[Any, ...], carrying: list[bool]) -> None:
+        """Refuse a layer that adds to vectors made of the tokens that are not one for each.
+
+        Raises:
+            MethodError: names it.
+        """
+        batch, length = self.shape
+        stream, layer = args[carrying.index(True)], _layer(self._run.where())
+        is_other = args[0].shape == args[1].shape and stream.ndim == 3 and stream.shape[1] != length
+        if layer is None or all(carrying) or not is_other or len(stream) != batch:
+            return
+        tokens = {id(source.value) for source in self._run.sources if source.ids is not None}
+        if descends(stream.grad_fn, tokens):
+            raise MethodError(
+                f"{layer} adds to {stream.shape[1]} vectors made of the {length} tokens, such as patches of them, so "
+                "its prediction cannot be followed along one residual stream of the tokens; use attnlrp or lrp"
+            )
 
     def _is_bypassed(self, stream: Tensor) -> bool:
         """Whether a way of the graph leads from the stream to the tokens or to what a layer has added, and not by the
