@@ -325,6 +325,17 @@ def test_a_direction_as_long_or_short_as_any_in_half_precision(dtype, size):
     assert torch.allclose(found.double(), expected, rtol=0, atol=4 * torch.finfo(dtype).eps)
 
 
+def test_a_model_that_goes_on_in_place_changes_nothing_of_the_vector():
+    """Falcon's parallel block adds to what its MLP gives: before, that was the user's own vector, or no place of its
+    own at all."""
+    model, path, before = SAMPLES["falcon"].build(), "transformer.h.1.mlp", VECTOR.clone()
+    for ids in (IDS, IDS[:1, :1]):
+        with lrpx.intervene(model, {(path, "output"): Set(before)}):
+            found = logits(model, ids)
+        torch.testing.assert_close(found, by_hand(model, path, lambda x: VECTOR.expand(x.shape).clone(), "output", ids))
+    torch.testing.assert_close(before, VECTOR, rtol=0, atol=0)
+
+
 def test_a_patch_from_another_text(llama):
     other = torch.tensor([[11, 13, 17, 19]])
     with record(llama, ["model.layers.1.mlp"]) as seen:

@@ -79,7 +79,7 @@ class Set(Change):
 
     def of(self, x: Tensor, at: Tensor | None, columns: Tensor | None) -> Tensor:
         """See :meth:`Change.of`."""
-        return _like(self.value, x).expand(x.shape)
+        return _like(self.value, x).expand(x.shape).clone()  # the model may go on in place, as Falcon does
 
     def check(self) -> None:
         """See :meth:`Change.check`."""
