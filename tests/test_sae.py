@@ -18,6 +18,7 @@ from lrpx.errors import InputError, ModelError, TargetError
 from lrpx.model import BoundModel
 from lrpx.sae import SAELENS, SPARSIFY, FeatureTap, SparseAutoencoder, explain_features
 from tests import tiny
+from tests.engine.samples import SAMPLES
 from tests.reference import llama as llama_twin
 from tests.reference import models
 from tests.reference import sae as twin
@@ -340,6 +341,15 @@ def test_a_norm_behind_a_branch_is_part_of_what_it_puts_out():
 def test_nobody_knows_where(hook, explainer):
     with pytest.raises(ModelError, match=r"where the autoencoder belongs in LlamaForCausalLM is not known: .* path="):
         explain_features(explainer, TEXT, made(hook=hook))
+
+
+def test_a_place_whose_output_has_the_tokens_of_all_rows_one_after_another(byte_tokenizer):
+    """OPT's MLP: before, the message counted features for numbers of the output, and had no way on."""
+    opt = lrpx.Explainer(SAMPLES["opt"].build(), byte_tokenizer, task=lrpx.Task.CAUSAL)
+    with pytest.raises(
+        ModelError, match=r"fc2 is \[15, 16\] for \[3, 5\] tokens, which has no vector .*; pass another"
+    ):
+        explain_features(opt, [[5, 9, 3, 12, 7]] * 3, made(), target=7, path="model.decoder.layers.0.fc2")
 
 
 @pytest.mark.parametrize("hook", ["blocks.0.hook_resid_mid", "blocks.0.attn.hook_z"])

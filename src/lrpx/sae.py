@@ -533,7 +533,11 @@ def _found(
     begin = int(batch.starts[0][i])
     found, wanted = list(tap.features.shape[:2]), [len(batch.rows), batch.wide]
     if found != (wanted[::-1] if turned else wanted):
-        raise ModelError(f"the output of {path} is {found} for {wanted} tokens")
+        shape = [*tap.features.shape[:-1], tap.sae.width]
+        raise ModelError(
+            f"the output of {path} is {shape} for {wanted} tokens, which has no vector for each of them; pass another "
+            "path, as that of a layer"
+        )
 
     def own(x: Tensor) -> Tensor:
         return (x.transpose(0, 1) if turned else x)[i, begin : begin + length].cpu()
