@@ -99,8 +99,8 @@ class Run:
         """__weakref__ _embeddings _given _has_outputs _marked _on_calls _on_constants _on_rules _outer _parameters
         _paths _replayed _rule _whole active asks_for_gates asks_for_places asks_for_weights by_ids counts has_constants
         has_divided has_hooks has_logarithms has_own_rules has_scales has_systems has_taps_on_constants
-        has_taps_on_rules has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions recipe
-        replaying replays roots scores taps trace""".split()
+        has_taps_on_rules has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions
+        recipe replaying replays roots scores taps trace""".split()
     )
 
     def __init__(
