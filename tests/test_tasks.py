@@ -114,6 +114,32 @@ def test_hidden_states_are_no_logits(task):
         Explainer(model, task=task)([5, 7, 9], position=1)
 
 
+def test_embeddings_are_no_logits():
+    """What stands first, ``[B, d]`` or ``[B, T, d]``, was taken for logits of classes, or for a map."""
+    image, bert = (
+        {"image_size": 8, "patch_size": 4, "hidden_size": 8, "num_attention_heads": 2},
+        tf.BertConfig(**tiny.SIZES),
+    )
+    pixels, told = torch.rand(3, 8, 8).double(), "whose features are no classes; load the class that has a head"
+    for model, task, given, name in (
+        (tf.DPRQuestionEncoder(tf.DPRConfig(**tiny.SIZES)), Task.CLASSIFICATION, [5, 7, 9], "pooler_output"),
+        (
+            tf.CLIPVisionModelWithProjection(tf.CLIPVisionConfig(**image)),
+            Task.IMAGE_CLASSIFICATION,
+            pixels,
+            "image_embeds",
+        ),
+        (tf.ViTModel(tf.ViTConfig(**image)), Task.IMAGE_MAP, pixels, "hidden states"),
+    ):
+        with pytest.raises(ModelError, match=f"{type(model).__name__} returned {name}, {told}"):
+            Explainer(model.double().eval(), task=task)(given)
+    answering = tf.BertForQuestionAnswering(bert).double().eval()
+    with pytest.raises(
+        ModelError, match=r"returned start_logits, a logit for each place.*task=Task.QUESTION_ANSWERING"
+    ):
+        Explainer(answering, task=Task.CLASSIFICATION)([5, 7, 9])
+
+
 def test_only_rows_leaves_no_hook_behind_when_the_model_fails():
     model = models.tiny_gpt2()
     with tasks.only_rows(model, torch.tensor([[1], [0]])):

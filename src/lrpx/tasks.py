@@ -697,11 +697,7 @@ def _logits(output: Any, model: Module, task: Task, rows: int | None) -> Tensor:
     Raises:
         ModelError: the model returned something else.
     """
-    if isinstance(output, Mapping) and "logits" not in output and next(iter(output), "") == "last_hidden_state":
-        raise ModelError(
-            f"{type(model).__name__} returned hidden states, whose features are no {task.logits}; load the class that "
-            "has a head on it, or compare texts with task=Task.EMBEDDINGS"
-        )
+    _refuse_features(output, model, task)
     found: Any = _named(output, "logits")
     shape = ("B", "T", "V") if task.reads == "position" else ("B", "V")
     fits = isinstance(found, Tensor) and found.ndim == len(shape) and found.is_floating_point()
@@ -710,6 +706,32 @@ def _logits(output: Any, model: Module, task: Task, rows: int | None) -> Tensor:
         return logits
     wanted = f"logits [{', '.join(shape)}], a row for each of {rows} inputs"
     raise ModelError(_other_output(found, model, task, wanted))
+
+
+def _refuse_features(output: Any, model: Module, task: Task) -> None:
+    """Refuse what a model without a head returns, which has the shape of logits, or of a map, and stands for no class.
+
+    Raises:
+        ModelError: hidden states or embeddings come first, or the logits of an answer's start.
+    """
+    first = str(next(iter(output), "")) if isinstance(output, Mapping) and "logits" not in output else ""
+    if first == "start_logits":
+        raise ModelError(
+            f"{type(model).__name__} returned {first}, a logit for each place of the text; explain it with "
+            "task=Task.QUESTION_ANSWERING"
+        )
+    is_hidden = first == "last_hidden_state"
+    if is_hidden or first.endswith(OF_WHOLE):
+        texts = is_hidden and not task.pictures
+        mend = "compare texts with task=Task.EMBEDDINGS" if texts else "use lrpx.propagate(model, recipe)"
+        raise ModelError(
+            f"{type(model).__name__} returned {'hidden states' if is_hidden else first}, whose features are no "
+            f"{task.logits}; load the class that has a head on it, or {mend}"
+        )
+
+
+OF_WHOLE = ("pooler_output", "_embeds", "embeddings")
+"""How names end of what is an embedding of a whole input."""
 
 
 def _named(output: Any, name: str) -> Any:
@@ -786,6 +808,7 @@ def _map(output: Any, model: Module, task: Task) -> Tensor:
             f"{type(model).__name__} gives {queries}, a row for each query and none for the places of a map; use "
             "lrpx.propagate(model, recipe), and explain the number of a query"
         )
+    _refuse_features(output, model, task)
     found = _named(output, "logits")
     if not (isinstance(found, Tensor) and found.ndim in (3, 4) and found.is_floating_point()):
         raise ModelError(_other_output(found, model, task, "a map [B, K, R, C] or [B, R, C]"))
