@@ -754,8 +754,15 @@ def test_a_text_beside_an_image_is_padded_where_the_model_reads_padding():
     assert found.explained.value == pytest.approx(float(out.image_embeds @ out.text_embeds.T), abs=1e-12)
     assert len(found) == 12
     near(explain(given).relevance, found.relevance)
-    masked = tf.PreTrainedTokenizerFast(**named)
-    assert len(Explainer(model, masked)((image(), "a photo of a cat"))) == 6
+    masked = tf.PreTrainedTokenizerFast(**named)  # as Siglip2Tokenizer is by default
+    given = masked("a photo of a cat", padding="max_length", max_length=12, return_tensors="pt")
+    for refuse, what in ((Explainer(model, masked), (image(), "a photo of a cat")), (explain, given)):
+        if what is given:
+            what["pixel_values"] = image()[None]
+        with pytest.raises(InputError, match=r"reads a text's last place.*model_input_names = \['input_ids'\]"):
+            refuse(what)
+    clip = tf.CLIPModel(tf.CLIPConfig(vision_config=TOWER, text_config=WORDS | {"eos_token_id": 1})).eval().double()
+    assert len(Explainer(clip, masked)(given)) == 6
 
 
 # ---------------------------------------------------------------------------------- timm

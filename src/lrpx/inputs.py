@@ -129,6 +129,7 @@ class Reader:
     task: Task
     most: int | None = None
     cutter: str = ""
+    _tried: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def text_tokenizer(self) -> Any:
@@ -277,7 +278,23 @@ class Reader:
         pixels = signal(self.model, self.tokenizer, image, "pixel_values", is_image=True)
         if self._reads_padding and isinstance(text, str):
             return (self._padded(text, name),), pixels
-        return (self._plain(text, name),), pixels
+        segment = self._plain(text, name)
+        if isinstance(text, str) and self._is_moved_by_padding(segment.tokens.ids, pixels):
+            raise InputError(
+                f"{type(self.model).__name__} reads a text's last place, as SigLIP does, which was trained with texts "
+                "padded to its context, and the tokenizer makes an attention_mask that hides the padding; set "
+                "tokenizer.model_input_names = ['input_ids'], which pads texts and hides nothing, or pass token ids"
+            )
+        return (segment,), pixels
+
+    def _is_moved_by_padding(self, ids: Sequence[int], arguments: Mapping[str, Tensor]) -> bool:
+        """Whether the text beside an image is another to the model with padding behind it; tried once."""
+        if "padding" not in self._tried:
+            full = self.limit is not None and len(ids) >= self.limit
+            if full or not tasks.accepts(self.model, "attention_mask"):
+                return False
+            self._tried["padding"] = tasks.is_moved_by_padding(self.model, ids, arguments, self._padding.id or 0)
+        return self._tried["padding"]
 
     @property
     def _reads_padding(self) -> bool:
@@ -444,6 +461,13 @@ class Reader:
         if found.per_token:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)
+            is_padded = self.task is Task.IMAGE_TEXT and len(ids) < torch.as_tensor(given["input_ids"]).numel()
+            if is_padded and self._is_moved_by_padding(ids, found.arguments):
+                raise InputError(
+                    f"{type(self.model).__name__} reads a text's last place, which is padding here, and an explanation "
+                    "has no padding that an attention_mask hides; set tokenizer.model_input_names = ['input_ids'], and "
+                    "leave the attention_mask out, or the padding"
+                )
             if not (found.has_mask or self._reads_padding):
                 self._padding.refuse(ids, name)
             return (self._segment(name, found.per_token),), found.arguments

@@ -25,7 +25,7 @@ from lrpx._modules import base_model, named_modules
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.nn import Module
 
@@ -615,6 +615,28 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     if alone.shape != padded.shape:
         return True
     return not draws and _is_close(alone, padded, weight.dtype)
+
+
+def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[str, Tensor], pad_id: int) -> bool:
+    """Whether a text beside an image has another embedding with padding behind it that its mask hides, as where it is
+    read at its last place."""
+    weight, text = first_weight(model), torch.tensor([[*ids]], device=input_device(model))
+    others = {
+        name: each.to(text.device, weight.dtype if each.is_floating_point() else None)
+        for name, each in arguments.items()
+    }
+    found = []
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for space in ((0, 0), (0, 1)):
+                mask = torch.nn.functional.pad(torch.ones_like(text), space)
+                padded = torch.nn.functional.pad(text, space, value=pad_id)
+                output = model(input_ids=padded, attention_mask=mask, **others)
+                found.append(_compared(output, model, Task.IMAGE_TEXT))
+    except Exception:  # it takes something else, and a run will say so
+        return False
+    alone, padded = found
+    return not _is_close(alone, padded, weight.dtype)
 
 
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
