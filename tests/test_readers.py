@@ -285,6 +285,22 @@ def _first(found):
     return relevance[0], value
 
 
+def test_a_mask_in_the_question_does_not_end_it(piece_tokenizer):
+    """What stands between question and context stands at the end, too; an answer began at the question's last words."""
+    model = bert(tf.BertForQuestionAnswering)
+    explain = Explainer(model, piece_tokenizer)
+    for words in ("the keys to the cabinet", "is the key small", "the film is under the old rug by the table"):
+        asked = (f"where {piece_tokenizer.mask_token} {words}", "on the table")
+        inputs = piece_tokenizer(*asked, return_tensors="pt")
+        with torch.no_grad():
+            output = model(**inputs)
+        context = [at for at, each in enumerate(inputs.sequence_ids()) if each == 1]
+        best = max(
+            float(output.start_logits[0, a] + output.end_logits[0, b]) for a in context for b in context if a <= b
+        )
+        assert explain(asked).explained.value == pytest.approx(best, abs=1e-9)
+
+
 def test_answers_in_a_batch(piece_tokenizer):
     explain = Explainer(bert(tf.BertForQuestionAnswering), piece_tokenizer)
     asked = [("is it small", "the key is small"), ("where are the keys", "the keys are on the old table by the tree")]

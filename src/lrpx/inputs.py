@@ -82,16 +82,21 @@ class Row:
 
     def within_context(self, logits: Tensor) -> Tensor:
         """The logits ``[2T]`` of a span's start and end, with minus infinity at all places but the context's: those of
-        the text behind the question, without special tokens; of one text alone, all of its own."""
-        special = self.segments[0].tokens.special
+        the text behind the question, without special tokens; of one text alone, all of its own. Between the two stands
+        what stands at the end, too, and a mask within the question parts nothing."""
+        ids, special = self.segments[0].tokens.ids, self.segments[0].tokens.special
         places = [at for at, each in enumerate(special) if not each]
-        behind = next((at for at in places if at and special[at - 1] and at != places[0]), None)
-        kept = [at for at in places if behind is None or at >= behind]
+        if not places:
+            return logits
+        ends = ids[places[-1] + 1 :] or ids
+        inside = range(places[0], places[-1])
+        between = next((at for at in inside if special[at] and ids[at] in ends), -1)
+        kept = [at for at in places if at > between]
         held = logits.new_full(logits.shape, -torch.inf)
-        for first in (0, len(logits) // 2):
-            at = torch.tensor([first + each for each in kept], device=logits.device, dtype=torch.long)
+        for start in (0, len(logits) // 2):
+            at = torch.tensor([start + each for each in kept], device=logits.device, dtype=torch.long)
             held[at] = logits[at]
-        return held if kept else logits
+        return held
 
     @property
     def tokens(self) -> Tokens:
