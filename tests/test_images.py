@@ -763,6 +763,8 @@ def test_a_text_beside_an_image_is_padded_where_the_model_reads_padding():
             refuse(what)
     clip = tf.CLIPModel(tf.CLIPConfig(vision_config=TOWER, text_config=WORDS | {"eos_token_id": 1})).eval().double()
     assert len(Explainer(clip, masked)(given)) == 6
+    with pytest.raises(InputError, match=r"there is a tokenizer, .*, and nothing that reads images; pass the model"):
+        Explainer(clip, masked)((image().permute(1, 2, 0).numpy(), "a cat"))  # as of a pipeline, which has two readers
 
 
 # ---------------------------------------------------------------------------------- timm

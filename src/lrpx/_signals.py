@@ -53,6 +53,11 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
     if isinstance(given, (str, os.PathLike)):
         given = open_image(given, channels)
     processor = getattr(processor, "image_processor", processor)
+    if hasattr(processor, "added_tokens_decoder"):
+        raise InputError(
+            f"there is a tokenizer, {type(processor).__name__}, and nothing that reads images; pass the model and its "
+            "processor as tokenizer, as AutoProcessor.from_pretrained(name) gives it, or pixel_values"
+        )
     if processor is None or not (hasattr(given, "ndim") or hasattr(given, "convert")):
         raise InputError(
             f"the image is {type(given).__name__}; pass pixel_values as the model takes them, a float tensor "
