@@ -180,6 +180,36 @@ def test_a_tap_writes_what_enters_a_module() -> None:
     assert torch.equal(twice, wanted)
 
 
+class Other(Tap):
+    """Something else in the place of what the first layer's feed-forward block puts out."""
+
+    patterns = ("model.layers.0.mlp",)
+
+    def __init__(self, other: Callable[[Tensor], Any]) -> None:
+        self.other = other
+
+    def module(self, path: str, side: Side, value: Tensor) -> Any:
+        return self.other(value) if side == "output" else None
+
+
+@pytest.mark.parametrize(
+    ("other", "given"),
+    [
+        (lambda value: value[:, :1], r"shape \[1, 1, 16\]"),
+        (lambda value: value.mean(-1, keepdim=True), r"shape \[1, 5, 1\]"),
+        (lambda value: value.repeat(2, 1, 1), r"shape \[2, 5, 16\]"),
+        (lambda value: 0.0, "float"),
+        (lambda value: (value,), "tuple"),
+    ],
+    ids=["one token", "one feature", "two rows", "number", "tuple"],
+)
+def test_a_tap_writes_a_tensor_of_the_same_shape(other: Callable[[Tensor], Any], given: str) -> None:
+    """The sum with the stream would spread one token, or one feature, over all."""
+    message = rf"the tap Other writes {given} at 'model.layers.0.mlp', where the value has shape \[1, 5, 16\]; return"
+    with pytest.raises(TraceError, match=message):
+        run(models.tiny_llama(), ATTNLRP, Other(other))
+
+
 class Replaced(Tap):
     """Around a call: ReLU instead of tanh."""
 

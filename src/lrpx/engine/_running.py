@@ -655,15 +655,32 @@ class _Seams:
     def _listener(self, tap: Tap, path: str) -> tuple[Callable[..., Any], ...]:
         def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             value = first_tensor((*args, *kwargs.values()))
-            other = None if value is None else as_own(tap.module(path, "input", value))
+            other = None if value is None else _as_written(tap, path, value, tap.module(path, "input", value))
             return None if other is None else (with_other(args, value, other), with_other(kwargs, value, other))
 
         def after(_: Module, __: Any, ___: Any, output: Any) -> Any:
             value = first_tensor(output)
-            other = None if value is None else as_own(tap.module(path, "output", value))
+            other = None if value is None else _as_written(tap, path, value, tap.module(path, "output", value))
             return None if other is None else with_other(output, value, other)
 
         return before, after
+
+
+def _as_written(tap: Tap, path: str, value: Tensor, other: Any) -> Any:
+    """What a tap writes in the place of a module's value, or None.
+
+    Raises:
+        TraceError: it is no tensor, or one of another shape, which torch might spread over the place of the value.
+    """
+    if other is None:
+        return None
+    if not isinstance(other, Tensor) or other.shape != value.shape:
+        given = f"shape {list(other.shape)}" if isinstance(other, Tensor) else type(other).__name__
+        raise TraceError(
+            f"the tap {type(tap).__name__} writes {given} at {path!r}, where the value has shape {list(value.shape)}; "
+            "return a tensor of that shape, or None to leave the value as it is"
+        )
+    return as_own(other)
 
 
 def _is_newest(hooks: saved_tensors_hooks) -> bool:
