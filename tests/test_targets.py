@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lrpx.errors import TargetError
+from lrpx.explainer import Explainer
 from lrpx.targets import Contrast, Logit, LogProb, Margin, Target, whole_number
 
 WORDS = {"are": 1, "is": 2}
@@ -141,3 +142,70 @@ def test_every_integer_scalar_is_a_whole_number(number):
 @pytest.mark.parametrize("other", [True, 7.0, "7", None, [7], np.array([7]), torch.tensor([7]), torch.tensor(True)])
 def test_nothing_else_is_a_whole_number(other):
     assert whole_number(other) is None
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    return Explainer.from_pretrained()
+
+
+class OfMyOwn(Target):
+    """The third logit, as a user writes it."""
+
+    name = "third"
+
+    def value(self, logits):
+        return logits[2]
+
+
+class Number(OfMyOwn):
+    def value(self, logits):
+        return float(logits.detach()[2])
+
+
+class Several(OfMyOwn):
+    def value(self, logits):
+        return logits[:2]
+
+
+class Nothing(OfMyOwn):
+    def value(self, logits):
+        pass
+
+
+class Nameless(Target):
+    def value(self, logits):
+        return logits[2]
+
+
+class Undescribed(OfMyOwn):
+    def describe(self, names):
+        pass
+
+
+class Unresolved(OfMyOwn):
+    def resolved(self, lookup, logits):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (Number(), "the value of the target Number is float; return a scalar tensor"),
+        (Several(), r"the value of the target Several is a tensor of shape \[2\]; return a scalar tensor"),
+        (Nothing(), "the value of the target Nothing is NoneType; return a scalar tensor"),
+        (Nameless(), "the target Nameless has no name; give its class one"),
+        (Undescribed(), "the target Undescribed is described by NoneType; return a text"),
+        (Unresolved(), "the target Unresolved resolves to NoneType; return a target"),
+    ],
+    ids=lambda given: type(given).__name__ if isinstance(given, Target) else "",
+)
+def test_a_target_of_ones_own_that_is_none_is_refused(bundled, target, message):
+    for method in ("attnlrp", "leave-one-out"):
+        with pytest.raises(TargetError, match=message):
+            bundled("The doors of the house", target=target, method=method)
+
+
+def test_a_target_of_ones_own_is_explained(bundled):
+    found = bundled("The doors of the house", target=OfMyOwn(7))
+    assert found.explained.description.startswith("third of ")

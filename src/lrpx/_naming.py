@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx import _tokens
 from lrpx.errors import InputError, TargetError
-from lrpx.targets import Cell, Logit, LogProb, Similarity, Span
+from lrpx.targets import Cell, Logit, LogProb, Similarity, Span, Target
 from lrpx.tasks import Task
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from lrpx._pooling import Pooling
     from lrpx.inputs import Reader, Row
-    from lrpx.targets import Target
 
 MULTI_LABEL = "multi_label_classification"
 """How configs call a classifier of which several classes may hold at once, each with a sigmoid of its own."""
@@ -135,6 +134,23 @@ class Named(ABC):
         if self.task.reads == "map":
             return Cell()
         return Span() if self.task.reads == "span" else Logit()
+
+    def refuse_unnamed(self, target: Target, found: Any) -> None:
+        """Refuse a target of a user's own that resolves to none, or that says nothing of itself.
+
+        Raises:
+            TargetError: it does.
+        """
+        kind = type(target)
+        if kind.__module__ == Span.__module__:
+            return
+        if not isinstance(found, Target):
+            told = f"resolves to {type(found).__name__}; return a target from its resolved(…)"
+            raise TargetError(f"the target {kind.__name__} {told}")
+        described: Any = found.describe(self.exact_label)
+        if not isinstance(described, str):
+            told = f"is described by {type(described).__name__}; return a text from its describe(…)"
+            raise TargetError(f"the target {kind.__name__} {told}")
 
     def refuse_other(self, target: Target) -> None:
         """Refuse a target of another kind of logits than the model gives; of a user's own nothing is known.

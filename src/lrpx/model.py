@@ -54,7 +54,7 @@ from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
-from lrpx.targets import Span
+from lrpx.targets import Span, value_of
 from lrpx.tasks import Task
 from lrpx.units._looking import has_turned, with_tokens
 
@@ -876,7 +876,7 @@ class BoundModel(Named):
             seen = logits.detach()
             targets = tuple(self._resolved(questions, i, seen[i]) for i in range(len(questions)))
             pairs = zip(targets, logits, strict=True)
-            values = torch.stack([target.plain(row) if plain else target.value(row) for target, row in pairs])
+            values = torch.stack([value_of(target, row, plain=plain) for target, row in pairs])
         return Answers(logits, targets, values)
 
     def _resolved(self, questions: Questions, question: int, logits: Tensor) -> Target:
@@ -885,7 +885,9 @@ class BoundModel(Named):
             logits = questions.row_of(question).within_context(logits)
         try:
             self.refuse_other(target)
-            return target.resolved(self.index, logits)
+            found = target.resolved(self.index, logits)
+            self.refuse_unnamed(target, found)
+            return found
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None

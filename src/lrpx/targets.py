@@ -30,7 +30,8 @@ class Target(ABC):
     """A scalar of a row of logits ``[V]``.
 
     ``token`` is an index into the logits (a vocabulary id or a class), a string that names one, or None for
-    the model's own prediction.
+    the model's own prediction. A kind of one's own has a ``name`` and a ``value``; one whose value is of no token, such
+    as an entropy, has a ``describe`` of its own too, for what the others say names the token.
     """
 
     token: int | str | None = None
@@ -56,6 +57,8 @@ class Target(ABC):
 
     def describe(self, names: Callable[[int], str]) -> str:
         """How the target reads, for example ``logit of ' are'``."""
+        if not isinstance(getattr(self, "name", None), str):
+            raise TargetError(f'the target {type(self).__name__} has no name; give its class one: name = "…"')
         return f"{self.name} of {names(self._id)!r}"
 
     @property
@@ -304,6 +307,22 @@ class Cell(Target):
 def _size(logits: Tensor) -> str:
     classes, rows, columns = logits.shape
     return f"{classes} classes × {rows} rows × {columns} columns"
+
+
+def value_of(target: Target, logits: Tensor, *, plain: bool = False) -> Tensor:
+    """The scalar of a target, from one row of logits ``[V]``; ``plain``: with its plain gradient.
+
+    Raises:
+        TargetError: a target of one's own gives something else.
+    """
+    value: Any = target.plain(logits) if plain else target.value(logits)
+    if not isinstance(value, Tensor) or value.ndim:
+        given = f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise TargetError(
+            f"the value of the target {type(target).__name__} is {given}; return a scalar tensor that is computed from "
+            "the logits, such as logits[7]"
+        )
+    return value
 
 
 def target_of(target: Any, contrast: Any, default: Target) -> Target:
