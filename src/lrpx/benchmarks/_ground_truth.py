@@ -15,8 +15,9 @@ import pyarrow as pa
 from lrpx.benchmarks._contract import Benchmark, Case
 from lrpx.benchmarks._report import terminal, write_reports
 from lrpx.benchmarks._words import RANDOM, Group, Words
-from lrpx.errors import MethodError
+from lrpx.errors import InputError, MethodError
 from lrpx.metrics._ground_truth import METRICS
+from lrpx.targets import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,24 +102,67 @@ class GroundTruth(Benchmark[S]):
         return slice(None)
 
     def judge(self, case: Case[S], model: BoundModel, metrics: Sequence[Metric]) -> dict[str, Any]:
-        """The prediction, each method's relevance ``[T]`` and metrics, and those of the random draws."""
+        """The prediction, each method's relevance ``[T]`` and metrics, and those of the random draws.
+
+        Raises:
+            InputError: the sample's facts or its prediction lack a column, its ground truth is no places of its tokens,
+                or it asks several questions, of which one alone can be judged.
+        """
         facts = self.facts_of(case.sample)
+        self._refuse_missing("facts_of", self.facts.names, facts)
         judged = self.judged(case.sample)
         truth = np.zeros(len(facts["tokens"]), dtype=bool)
-        truth[facts["ground_truth"]] = True
+        truth[_places(facts)] = True
         truth = truth[judged]
+        asked = next((len(found) for found in case.relevance.values() if len(found) != 1), 1)
+        if asked != 1:
+            raise InputError(
+                f"the sample {facts['id']!r} asks {asked} questions, and one is judged; ask one, and make a sample of "
+                "each other"
+            )
         relevance = {name: found[0].double().numpy() for name, found in case.relevance.items()}
-        row = self.predicted(case) | {f"relevance/{method}": found.tolist() for method, found in relevance.items()}
+        predicted = self.predicted(case)
+        self._refuse_missing("predicted", (*self.prediction, "correct"), predicted)
+        row = predicted | {f"relevance/{method}": found.tolist() for method, found in relevance.items()}
         drawn = draws(facts["id"], len(truth))
         for metric in metrics:
             row |= {f"{metric.name}/{method}": metric(found[judged], truth) for method, found in relevance.items()}
             row[f"{metric.name}/{RANDOM}"] = [metric(draw, truth) for draw in drawn]
         return row
 
+    def _refuse_missing(self, made_by: str, columns: Sequence[str], found: Mapping[str, Any]) -> None:
+        """Refuse a row that lacks a column.
+
+        Raises:
+            InputError: it does.
+        """
+        missing = [name for name in columns if name not in found]
+        if missing:
+            raise InputError(
+                f"{made_by} of the benchmark {self.name} gives no {', '.join(missing)}; return "
+                f"{', '.join(columns)} of each sample"
+            )
+
     def report(self, store: Store, show: Sequence[str] = ()) -> RenderableType:
         """Write ``table.md``, ``table.tex``, ``heatmaps.tex`` and ``report.html``; see
         :func:`lrpx.benchmarks._report.write_reports`."""
         return terminal(write_reports(self, store, show=show))
+
+
+def _places(facts: Mapping[str, Any]) -> list[int]:
+    """The places of the ground truth among the tokens.
+
+    Raises:
+        InputError: they are none, such as the −1 by which ``str.find`` says that there is nothing.
+    """
+    places, size = [whole_number(each) for each in facts["ground_truth"]], len(facts["tokens"])
+    found = [each for each in places if each is not None and 0 <= each < size]
+    if len(found) < len(places):
+        raise InputError(
+            f"the ground truth of {facts['id']!r} is {facts['ground_truth']!r}; pass whole numbers from 0 to "
+            f"{size - 1}, the places of its {size} tokens, or leave the sample out"
+        )
+    return found
 
 
 def draws(name: str, length: int) -> NDArray[np.float64]:
