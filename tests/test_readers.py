@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers as tf
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 from torch.testing import assert_close
 
 from lrpx import LRP, METHODS, Explainer, Logit, LogProb, propagate
@@ -299,6 +300,27 @@ def test_a_mask_in_the_question_does_not_end_it(piece_tokenizer):
             float(output.start_logits[0, a] + output.end_logits[0, b]) for a in context for b in context if a <= b
         )
         assert explain(asked).explained.value == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("special", ["[MASK]", "[SEP]"])
+def test_the_context_of_a_question_that_holds_a_special_token(piece_tokenizer, special):
+    """The types of the tokens tell the two texts apart, where the special token alone would end the question."""
+    model = bert(tf.BertForQuestionAnswering)
+    ends = [(name, piece_tokenizer.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
+    piece_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
+    )
+    piece_tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    texts = ["the keys are", "on the old table by the tree", "under the rug", "small", "it is the key"]
+    for text in texts:
+        asked = (f"is {special} {text}", "the keys are on the table")
+        inputs = piece_tokenizer(*asked, return_tensors="pt")
+        with torch.no_grad():
+            output = model(**inputs)
+        context = [at for at, each in enumerate(inputs.sequence_ids()) if each == 1]
+        pairs = [(a, b) for a in context for b in context if a <= b]
+        best = max(float(output.start_logits[0, a] + output.end_logits[0, b]) for a, b in pairs)
+        assert Explainer(model, piece_tokenizer)(asked).explained.value == pytest.approx(best, abs=1e-5)
 
 
 def test_answers_in_a_batch(piece_tokenizer):

@@ -82,16 +82,21 @@ class Row:
 
     def within_context(self, logits: Tensor) -> Tensor:
         """The logits ``[2T]`` of a span's start and end, with minus infinity at all places but the context's: those of
-        the text behind the question, without special tokens; of one text alone, all of its own. Between the two stands
-        what stands at the end, too, and a mask within the question parts nothing."""
-        ids, special = self.segments[0].tokens.ids, self.segments[0].tokens.special
+        the text behind the question, without special tokens; of one text alone, all of its own. The tokens' types tell
+        the two apart where they differ; else what stands between them and at the end, too, which a mask in the question
+        is not. Where a tokenizer puts nothing between them, all of it is one text."""
+        segment = self.segments[0]
+        ids, special, types = segment.tokens.ids, segment.tokens.special, segment.fields.get("token_type_ids")
         places = [at for at, each in enumerate(special) if not each]
         if not places:
             return logits
-        ends = ids[places[-1] + 1 :] or ids
-        inside = range(places[0], places[-1])
-        between = next((at for at in inside if special[at] and ids[at] in ends), -1)
-        kept = [at for at in places if at > between]
+        if types is not None and len({types[at] for at in places}) > 1:
+            kept = [at for at in places if types[at] == types[places[-1]]]
+        else:
+            ends = ids[places[-1] + 1 :] or ids
+            inside = range(places[0], places[-1])
+            between = next((at for at in inside if special[at] and ids[at] in ends), -1)
+            kept = [at for at in places if at > between]
         held = logits.new_full(logits.shape, -torch.inf)
         for start in (0, len(logits) // 2):
             at = torch.tensor([start + each for each in kept], device=logits.device, dtype=torch.long)
