@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Task"]
 
-
+OF_WHOLE = ("pooler_output", "_embeds", "embeddings")
+"""How names end of what is an embedding of a whole input."""
+OF_QUERIES = ("pred_boxes", "pred_masks", "class_queries_logits")
+"""What models return that find objects: of each query, as the classes beside it are, ``[B, Q, C]``."""
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The argument that says which tokens of another are none."""
 GREEDY: Final[Mapping[str, Any]] = {
@@ -752,10 +755,6 @@ def _refuse_features(output: Any, model: Module, task: Task) -> None:
         )
 
 
-OF_WHOLE = ("pooler_output", "_embeds", "embeddings")
-"""How names end of what is an embedding of a whole input."""
-
-
 def _named(output: Any, name: str) -> Any:
     """What a model returned by this name, or first."""
     if isinstance(output, Tensor):
@@ -812,10 +811,6 @@ def _embedded(output: Any, mask: Tensor | None, model: Module, task: Task, pooli
     weights = pooling.weights(kept, hidden.dtype)
     pooled = torch.einsum("bt,btd->bd", weights, hidden)[:, : pooling.dims]
     return pooled.reshape(len(hidden) // 2, 1, -1)
-
-
-OF_QUERIES = ("pred_boxes", "pred_masks", "class_queries_logits")
-"""What models return that find objects: of each query, as the classes beside it are, ``[B, Q, C]``."""
 
 
 def _map(output: Any, model: Module, task: Task) -> Tensor:

@@ -60,7 +60,7 @@ class Keys(GroundTruth):
         ({"facts_given": {"ground_truth": [2.0]}}, r"is \[2.0\]; pass whole numbers"),
         ({"facts_given": {"ground_truth": [False, False, True]}}, "pass whole numbers"),
         ({"facts_given": {"position": None}}, "facts_of of the benchmark keys gives no position; return"),
-        ({"prediction_given": {"corect": True}}, "predicted of the benchmark keys gives no correct; return"),
+        ({"prediction_given": {"is_correct": True}}, "predicted of the benchmark keys gives no correct; return"),
         ({"questions": 2}, "asks 2 questions, and one is judged"),
     ],
     ids=["not found", "behind the end", "float", "mask", "no position", "not correct", "two questions"],
