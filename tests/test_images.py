@@ -677,6 +677,21 @@ def test_queries_are_no_places_of_a_map():
         Explainer(model, task=Task.IMAGE_MAP)(image())
 
 
+@pytest.mark.parametrize("kind", ["beit", "mae"])
+def test_what_is_said_of_each_patch_is_no_map(kind):
+    """The codebook entries or pixels of each patch, ``[B, T, V]``, were taken for a map of one class."""
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {"image_size": 16, "patch_size": 4}
+    if kind == "beit":
+        model = tf.BeitForMaskedImageModeling(tf.BeitConfig(**sizes, vocab_size=30))
+    else:
+        decoder = {"decoder_hidden_size": 16, "decoder_intermediate_size": 24}
+        decoder |= {"decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+        model = tf.ViTMAEForPreTraining(tf.ViTMAEConfig(**sizes, **decoder))
+    with pytest.raises(ModelError, match="a row for each patch and none for those of a map"):
+        Explainer(model.double().eval(), task=Task.IMAGE_MAP)(image())
+
+
 @pytest.mark.parametrize(("end", "named"), [(torch.nn.Softmax(1), "softmax"), (torch.nn.Sigmoid(), "sigmoid")])
 def test_a_map_of_probabilities(end, named):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 4, 4), torch.nn.ReLU(), torch.nn.Conv2d(4, 3, 1), end).eval()

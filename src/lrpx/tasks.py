@@ -829,6 +829,13 @@ def _map(output: Any, model: Module, task: Task) -> Tensor:
     found = _named(output, "logits")
     if not (isinstance(found, Tensor) and found.ndim in (3, 4) and found.is_floating_point()):
         raise ModelError(_other_output(found, model, task, "a map [B, K, R, C] or [B, R, C]"))
+    entries = getattr(getattr(model, "config", None), "vocab_size", None)
+    is_masked = isinstance(output, Mapping) and "ids_restore" in output  # of masked autoencoders
+    if found.ndim == 3 and (is_masked or found.shape[-1] == entries):
+        raise ModelError(
+            f"{type(model).__name__} gives {list(found.shape[1:])} numbers, a row for each patch and none for those of "
+            "a map; use lrpx.propagate(model, recipe), and explain a number of a patch"
+        )
     return found.unsqueeze(1) if found.ndim == 4 else found[:, None, None]
 
 
