@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import argparse
 import copy
-import multiprocessing
 import os
 import sys
 import warnings
-from collections import Counter, defaultdict
-from concurrent.futures import as_completed
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from pebble import ProcessPool
+from classes import each_examined, in_order, listed, reason
 from torch import Tensor
 from transformers.utils import logging
 
@@ -31,10 +29,9 @@ from lrpx.coverage import ModelClass, _checking, _inputs, _tiny, choose, version
 from lrpx.errors import LRPxError
 from lrpx.recipes import ATTNLRP, LRP
 
-SECONDS = 240.0
-"""How long a class may take."""
 TOLERANCE = 1e-9
 """How far apart relevance may be, relative to the largest: far above rounding, far below another rule."""
+RECIPES = (ATTNLRP.name, LRP.name)
 OUTCOMES = ("agree", "differ", "refused by both", "one alone", "not built")
 
 
@@ -67,7 +64,7 @@ def examine(one: ModelClass, device: str) -> dict[str, Compared]:
         given = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
         stock = _checking._stock(one, there, given)
     except Exception as error:
-        return {recipe.name: Compared("not built", reason=_reason(error)) for recipe in (ATTNLRP, LRP)}
+        return dict.fromkeys(RECIPES, Compared("not built", reason=reason(error)))
     found = {}
     for recipe in (ATTNLRP, LRP):
         try:
@@ -75,7 +72,7 @@ def examine(one: ModelClass, device: str) -> dict[str, Compared]:
             changed = min(_checking._difference(logits, expected) for expected in stock)
         except Exception:
             changed = float("nan")  # it says why below
-        found[recipe.name] = _compared(one, _wide(model), inputs, device, recipe, changed)
+        found[recipe.name] = _compared(one, _checking.in_float64(model), inputs, device, recipe, changed)
     return found
 
 
@@ -91,7 +88,7 @@ def _compared(
             relevance.append([each.detach().cpu() for each in run.relevance])
             logits.append(run.logits.cpu())
         except Exception as error:
-            errors.append(f"{'' if isinstance(error, LRPxError) else 'failed: '}{place}: {_reason(error)}")
+            errors.append(f"{'' if isinstance(error, LRPxError) else 'failed: '}{place}: {reason(error)}")
     if errors:
         return Compared("refused by both" if len(errors) > 1 else "one alone", changed=changed, reason=errors[-1])
     if [each.shape for each in relevance[0]] != [each.shape for each in relevance[1]]:
@@ -107,15 +104,6 @@ def _apart(first: list[Tensor], second: list[Tensor]) -> float:
     return max((float((a - b).abs().max()) / largest for a, b in pairs), default=0.0)
 
 
-def _wide(model: Any) -> Any:
-    precise = copy.deepcopy(model).double()
-    for held in _checking._in_lists(precise):
-        held.double()
-    if hasattr(precise, "set_experts_implementation"):
-        precise.set_experts_implementation("eager")  # the others have no float64
-    return precise
-
-
 def _moved(model: Any, device: str) -> Any:
     for held in _checking._in_lists(model):
         held.to(device)
@@ -128,21 +116,16 @@ def _put(value: Any, device: str) -> Any:
     return value.to(device, torch.float64) if value.is_floating_point() else value.to(device)
 
 
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_checking.first_line(str(error))}"
-
-
 def report(found: dict[ModelClass, dict[str, Compared]], device: str) -> str:
     """Counts, and each class that is not as on the processor."""
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     counts = Counter((recipe, each.outcome) for every in found.values() for recipe, each in every.items())
-    recipes = (ATTNLRP.name, LRP.name)
     lines = [
         f"{name}. {', '.join(' '.join(each) for each in versions().items())}. {len(found)} classes.",
         "",
         "| recipe | " + " | ".join(OUTCOMES) + " |",
         "|---|" + "---:|" * len(OUTCOMES),
-        *(f"| {recipe} | {' | '.join(str(counts[recipe, outcome]) for outcome in OUTCOMES)} |" for recipe in recipes),
+        *(f"| {recipe} | {' | '.join(str(counts[recipe, outcome]) for outcome in OUTCOMES)} |" for recipe in RECIPES),
     ]
     agreeing = [each.difference for every in found.values() for each in every.values() if each.outcome == "agree"]
     lines += [
@@ -157,16 +140,12 @@ def report(found: dict[ModelClass, dict[str, Compared]], device: str) -> str:
     lines += [f"Outputs on the device changed by the rules: {len(changed)} classes."]
     lines += [f"- {name}: {size:.2g} eps" for name, size in sorted(changed.items())]
     for outcome in OUTCOMES[1:]:
-        grouped = defaultdict(list)
-        for one, every in found.items():
-            for recipe, each in every.items():
-                if each.outcome == outcome:
-                    size = f" {each.difference:.1e}, outputs {each.outputs:.1e}" if outcome == "differ" else ""
-                    grouped[each.reason].append(f"{one.name} ({one.mapping}, {recipe}{size})")
-        if grouped:
-            lines += ["", f"## {outcome.capitalize()}", ""]
-            lines += [f"- {reason}: {', '.join(names)}" for reason, names in sorted(grouped.items())]
+        lines += listed(found, outcome, _size)
     return "\n".join(lines) + "\n"
+
+
+def _size(one: Compared) -> str:
+    return f" {one.difference:.1e}, outputs {one.outputs:.1e}" if one.outcome == "differ" else ""
 
 
 def main() -> int:
@@ -178,25 +157,15 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) // 2))
     parser.add_argument("--report", type=Path, help="write the report there")
     options = parser.parse_args()
-    classes = choose(options.types, None, options.quick)
-    types: set[str] = set()
-    firsts = [one for one in classes if not (one.model_type in types or types.add(one.model_type))]
-    classes = list(dict.fromkeys([*firsts, *classes]))[: options.first]
-    pool = ProcessPool(options.workers, context=multiprocessing.get_context("spawn"))
-    waiting = {pool.schedule(examine, args=[one, options.device], timeout=SECONDS): one for one in classes}
+    classes = in_order(choose(options.types, None, options.quick), options.first)
     found = {}
-    for number, future in enumerate(as_completed(waiting), 1):
-        one = waiting[future]
-        try:
-            found[one] = future.result()
-        except Exception as error:
-            found[one] = {each.name: Compared("one alone", reason=_reason(error)) for each in (ATTNLRP, LRP)}
-        if number % 50 == 0 or number == len(waiting):
-            print(f"{number}/{len(waiting)}", file=sys.stderr, flush=True)
+    for number, (one, done) in enumerate(each_examined(examine, classes, options.workers, options.device), 1):
+        lost = isinstance(done, BaseException)
+        found[one] = dict.fromkeys(RECIPES, Compared("one alone", reason=reason(done))) if lost else done
+        if number % 50 == 0 or number == len(classes):
+            print(f"{number}/{len(classes)}", file=sys.stderr, flush=True)
             if options.report:
                 options.report.write_text(report(found, options.device), encoding="utf-8")
-    pool.close()
-    pool.join()
     print(report(found, options.device))
     return 1 if any(each.outcome in OUTCOMES[1:4:2] for every in found.values() for each in every.values()) else 0
 

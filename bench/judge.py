@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import sys
 import warnings
-from collections import defaultdict
-from concurrent.futures import as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pebble import ProcessPool
+from classes import each_examined, in_order, listed, reason
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the judge is no part of the package
@@ -33,8 +30,6 @@ from tests.reference.aten.comparing import TOLERANCE, Compared, compare
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SECONDS = 240.0
-"""How long a class may take."""
 RECIPES = ("attnlrp", "lrp")
 OUTCOMES = ("agree", "differ", "not judged", "refused", "failed", "not built")
 KNOWN: dict[str, str] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
@@ -52,14 +47,8 @@ def examine(model_class: ModelClass) -> dict[str, Compared]:
         _tiny.let_batch_norms_learn(model, inputs)
         _checking._stock(model_class, model, inputs)
     except Exception as error:
-        return dict.fromkeys(RECIPES, Compared("not built", reason=_reason(error)))
-    model = model.double()
-    for module in model.modules():  # what a model keeps in a list is no part of it
-        for each in (part for held in vars(module).values() if isinstance(held, list) for part in held):
-            if isinstance(each, torch.nn.Module):
-                each.double()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")  # the others have no float64
+        return dict.fromkeys(RECIPES, Compared("not built", reason=reason(error)))
+    model = _checking.in_float64(model)
     wide = {
         name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
@@ -73,11 +62,7 @@ def examine(model_class: ModelClass) -> dict[str, Compared]:
             _tiny.seeded,
         )
     except Exception as error:
-        return dict.fromkeys(RECIPES, Compared("failed", reason=_reason(error)))
-
-
-def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_checking.first_line(str(error))}"
+        return dict.fromkeys(RECIPES, Compared("failed", reason=reason(error)))
 
 
 def examined(
@@ -87,27 +72,19 @@ def examined(
 
     Each model type's first class comes before its others; only the ``first`` so many, if given.
     """
-    types: set[str] = set()
-    firsts = [one for one in classes if not (one.model_type in types or types.add(one.model_type))]
-    classes = list(dict.fromkeys([*firsts, *classes]))[:first]
+    classes = in_order(classes, first)
     before = _read(kept)
     found = {one: before[one.mapping, one.name] for one in classes if (one.mapping, one.name) in before}
-    pool = ProcessPool(workers, context=multiprocessing.get_context("spawn"))
-    waiting = {pool.schedule(examine, args=[one], timeout=SECONDS): one for one in classes if one not in found}
-    for number, future in enumerate(as_completed(waiting), 1):
-        one = waiting[future]
-        try:
-            found[one] = future.result()
-        except Exception as error:
-            found[one] = dict.fromkeys(RECIPES, Compared("failed", reason=_reason(error)))
+    waiting = [one for one in classes if one not in found]
+    for number, (one, done) in enumerate(each_examined(examine, waiting, workers), 1):
+        lost = isinstance(done, BaseException)
+        found[one] = dict.fromkeys(RECIPES, Compared("failed", reason=reason(done))) if lost else done
         said = ", ".join(f"{recipe} {_shown(each)}" for recipe, each in found[one].items())
         if kept:
             with kept.open("a", encoding="utf-8") as file:
                 line = [one.mapping, one.name, {recipe: asdict(each) for recipe, each in found[one].items()}]
                 file.write(json.dumps(line) + "\n")
         print(f"{number}/{len(waiting)} {one.mapping} {one.name}: {said}", file=sys.stderr, flush=True)
-    pool.close()
-    pool.join()
     return {one: found[one] for one in classes}
 
 
@@ -193,14 +170,7 @@ def report(found: dict[ModelClass, dict[str, Compared]], among: int, chosen: str
             if each[recipe].outcome == "differ"
         ]
     for outcome in OUTCOMES[2:]:
-        grouped = defaultdict(list)
-        for one, each in found.items():
-            for recipe in RECIPES:
-                if each[recipe].outcome == outcome:
-                    grouped[each[recipe].reason].append(f"{one.name} ({one.mapping}, {recipe})")
-        if grouped:
-            lines += ["", f"## {outcome.capitalize()}", ""]
-            lines += [f"- {reason}: {', '.join(names)}" for reason, names in sorted(grouped.items())]
+        lines += listed(found, outcome, lambda _: "")
     return "\n".join(lines) + "\n"
 
 

@@ -640,6 +640,20 @@ def test_a_stage_that_makes_them_wider_at_its_end_has_its_units():
         assert torch.equal(model(image).logits, wanted)
 
 
+class OfOneLayer(torch.nn.Module):
+    """A table of tokens, and a layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.table, self.layers = torch.nn.Embedding(31, 16), torch.nn.ModuleList([layer])
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids):
+        return self.layers[0](self.table(input_ids))
+
+
 @pytest.mark.parametrize("turn", [lambda k: k.mT, lambda k: k.mH, lambda k: k.transpose(-1, -2)])
 def test_queries_and_keys_are_seen_through_any_transpose(turn):
     class Block(torch.nn.Module):
@@ -651,18 +665,7 @@ def test_queries_and_keys_are_seen_through_any_transpose(turn):
             q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
             return x + self.o(((q @ turn(k)).softmax(-1) @ v).transpose(1, 2).flatten(-2))
 
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.layers = torch.nn.Embedding(31, 16), torch.nn.ModuleList([Block()])
-
-        def get_input_embeddings(self):
-            return self.table
-
-        def forward(self, input_ids):
-            return self.layers[0](self.table(input_ids))
-
-    model = Model().eval()
+    model = OfOneLayer(Block()).eval()
     for kind, path in (("queries", "layers.0.q"), ("keys", "layers.0.k"), ("values", "layers.0.v")):
         assert [(place.path, place.width, place.heads) for place in places(model, kind)] == [(path, 16, 4)]
 
@@ -691,18 +694,7 @@ def test_both_halves_of_what_is_rotated_are_queries_and_keys(how):
             q, k, v = self.rotated(q), self.rotated(k).repeat_interleave(2, 1), v.repeat_interleave(2, 1)
             return x + self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(-2))
 
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.layers = torch.nn.Embedding(31, 16), torch.nn.ModuleList([Block()])
-
-        def get_input_embeddings(self):
-            return self.table
-
-        def forward(self, input_ids):
-            return self.layers[0](self.table(input_ids))
-
-    model = Model().eval()
+    model = OfOneLayer(Block()).eval()
     for kind, columns, heads in (("queries", range(16), 4), ("keys", range(16, 24), 2), ("values", range(24, 32), 2)):
         (place,) = places(model, kind)
         assert (place.path, place.columns, place.heads) == ("layers.0.qkv", tuple(columns), heads)

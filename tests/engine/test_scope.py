@@ -425,7 +425,7 @@ class InPython(nn.Module):
 
 @pytest.mark.parametrize("recipe", [LRP, ATTNLRP], ids=lambda recipe: recipe.name)
 def test_functions_in_python_are_opened_where_torch_cannot_skip_its_own_question(recipe: Any, monkeypatch: Any) -> None:
-    """As before torch 2.12."""
+    """As under torch 2.11."""
     torch.manual_seed(0)
     model = InPython().double().eval()
 

@@ -230,15 +230,8 @@ def _run(
 
 
 def _ledger(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], recipe: Recipe) -> tuple[float, str]:
-    """What the ledger misses in float64, and why it fails or "".
-
-    Mixtures of experts run in their eager implementation, for the others' kernels have no float64.
-    """
-    precise: Any = copy.deepcopy(model).double()
-    for held in _in_lists(precise):
-        held.double()
-    if hasattr(precise, "set_experts_implementation"):
-        precise.set_experts_implementation("eager")
+    """What the ledger misses in float64, and why it fails or ""."""
+    precise = in_float64(model)
     wide = {
         name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
         for name, value in inputs.items()
@@ -253,6 +246,16 @@ def _ledger(model_class: ModelClass, model: nn.Module, inputs: dict[str, Any], r
     reason = reason or ("" if change <= TOLERANCE else f"changes the relevance by {change:.1e}")
     change = max(_change(a, b) for a, b in zip(written_out.relevance, plain.relevance, strict=True))
     return missing, reason or ("" if change <= TOLERANCE else f"activations written out change it by {change:.1e}")
+
+
+def in_float64(model: nn.Module) -> Any:
+    """A copy in float64. Mixtures of experts run in their eager implementation, for the others' kernels have none."""
+    precise: Any = copy.deepcopy(model).double()
+    for held in _in_lists(precise):
+        held.double()
+    if hasattr(precise, "set_experts_implementation"):
+        precise.set_experts_implementation("eager")
+    return precise
 
 
 def _in_lists(model: nn.Module) -> Iterator[nn.Module]:

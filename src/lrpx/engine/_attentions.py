@@ -241,6 +241,10 @@ class Attentions(Tap):
             place += part.shape[dim]
         return False
 
+    def _widths(self) -> set[int]:
+        """How many queries or keys there may be."""
+        return {width for pair in self._kinds for width in pair}
+
     def _puts_heads_first(self, call: Call, out: Tensor) -> bool:
         """Whether ``out`` has heads before the rows of the batch, ``[H, B, T, d]`` or ``[H · B, T, d]``: put together
         from heads, or a copy of such in another shape."""
@@ -250,7 +254,7 @@ class Attentions(Tap):
         if not isinstance(parts, (tuple, list)) or len(parts) < 2 or out.ndim not in (3, 4):
             return False
         dim = arguments(call.args, call.kwargs, "tensors", "dim")[1] or 0
-        is_first = dim in (0, -out.ndim) and out.shape[-2] in {width for pair in self._kinds for width in pair}
+        is_first = dim in (0, -out.ndim) and out.shape[-2] in self._widths()
         one = out.ndim - (call.name == "stack")
         return is_first and one == 3 and all(each.ndim == 3 and len(each) == self._batch for each in parts)
 
@@ -258,7 +262,7 @@ class Attentions(Tap):
         """Whether a view has heads before rows: in memory a row's heads are beside one another."""
         if x.ndim != 4 or x.shape[1] != self._batch or len(x) < 2:
             return False
-        return x.shape[-2] in {width for pair in self._kinds for width in pair} and x.stride(0) < x.stride(1)
+        return x.shape[-2] in self._widths() and x.stride(0) < x.stride(1)
 
     def _is_of_tokens(self, values: Tensor) -> bool:
         """Whether the values that attention multiplies come from the tokens' embeddings."""

@@ -55,8 +55,8 @@ AUTOGRAD = frozenset({"grad", "backward"})
 
 
 HOP = getattr(torch._C, "_skip_one_hop_torch_function", None)
-"""It runs a function of torch that is written in Python as if no mode were on, and what that calls under it; since
-torch 2.12."""
+"""It runs a function of torch that is written in Python as if no mode were on, and what that calls under it. torch
+2.11 has none."""
 
 
 class _Beside:
