@@ -5,7 +5,7 @@ WORKERS ?= 2
 BIN = $(VENV)/bin
 # they ask for torchvision, which has no build beside every torch, and need none of it for what the tests take of them
 ALONE = timm open_clip_torch ftfy zennit
-PYTEST = HF_HUB_OFFLINE=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile
+PYTEST = HF_HUB_OFFLINE=1 $(BIN)/pytest --hypothesis-profile=ci -n $(WORKERS) --dist loadfile
 
 .PHONY: demo test test-all lint types fast slow coverage clean
 
