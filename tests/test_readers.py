@@ -323,6 +323,38 @@ def test_the_context_of_a_question_that_holds_a_special_token(piece_tokenizer, s
         assert Explainer(model, piece_tokenizer)(asked).explained.value == pytest.approx(best, abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["nothing between", "an end in the question"])
+def test_the_tokenizer_tells_question_and_context_apart(byte_tokenizer, kind):
+    """GPT-2's tokenizer puts nothing between two texts, and a question may hold what RoBERTa's puts there."""
+    config = tf.GPT2Config(vocab_size=400, n_embd=16, n_head=4, n_layer=2, n_positions=64)
+    model = tiny.build(tf.GPT2ForQuestionAnswering, config)
+    explain = Explainer(model, byte_tokenizer)
+    if kind != "nothing between":
+        byte_tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+            "<s> $A </s>", "<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+        )
+    asked = [
+        (
+            f"{'' if kind == 'nothing between' else 'is </s> '}{text} the keys to the cabinet are on the table",
+            "under it",
+        )
+        for text in ("What", "the old table by the tree", "a terrible ending", "small", "it is the key")
+    ]
+    batch = byte_tokenizer(asked, return_tensors="pt", padding=True, padding_side="left")
+    for at, (each, row) in enumerate(zip(asked, explain(batch), strict=True)):
+        inputs = byte_tokenizer(*each, return_tensors="pt")
+        with torch.no_grad():
+            output = model(**inputs)
+        context = [at for at, of in enumerate(inputs.sequence_ids()) if of == 1]
+        pairs = [(a, b) for a in context for b in context if a <= b]
+        start, end = max(pairs, key=lambda pair: float(output.start_logits[0, pair[0]] + output.end_logits[0, pair[1]]))
+        lists, of_many_lengths = byte_tokenizer(*each), byte_tokenizer(asked)
+        found = [explain(inputs), explain(lists), row, explain([inputs, lists])[1], explain(of_many_lengths)[at]]
+        if kind != "nothing between":
+            found += [explain(each), explain({"question": each[0], "context": each[1]})]
+        assert {a.explained.description for a in found} == {f"answer from token {start} to {end}"}
+
+
 def test_answers_in_a_batch(piece_tokenizer):
     explain = Explainer(bert(tf.BertForQuestionAnswering), piece_tokenizer)
     asked = [("is it small", "the key is small"), ("where are the keys", "the keys are on the old table by the tree")]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import jinja2
 import torch
 
+from lrpx._encoded import with_texts
 from lrpx.errors import InputError, TargetError
 
 if TYPE_CHECKING:
@@ -126,7 +127,8 @@ def describe(tokenizer: PreTrainedTokenizerBase | None, ids: Sequence[int], *, i
 
 def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | None = None) -> dict[str, list[int]]:
     """A text, or a pair of texts in one input, as its tokenizer gives it: ``"input_ids"`` with the special tokens that
-    the tokenizer adds, and what else it says of each token (``"token_type_ids"``); ``[MASK]`` in the text is the mask.
+    the tokenizer adds, and what else it says of each token (``"token_type_ids"``; of a pair ``"sequence_ids"``, too);
+    ``[MASK]`` in the text is the mask.
 
     Raises:
         InputError: there is no tokenizer, or no text in a text.
@@ -435,7 +437,8 @@ def _fields(
         encoding: Any = tokenizer(*texts, add_special_tokens=special, verbose=False)
     except (TypeError, ValueError) as cause:  # half a surrogate pair, for one
         raise error(_unreadable(*texts)) from cause
-    return {name: [int(number) for number in values] for name, values in encoding.items() if name != "attention_mask"}
+    fields = with_texts(encoding) if len(texts) > 1 else encoding
+    return {name: [int(number) for number in values] for name, values in fields.items() if name != "attention_mask"}
 
 
 def _vocabulary_strings(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:

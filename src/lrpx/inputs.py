@@ -37,12 +37,14 @@ class Segment:
         tokens: its tokens.
         fields: what else the tokenizer says of each (``"token_type_ids"``).
         parts: named half-open ranges of all its tokens: the messages of a chat and its template; none otherwise.
+        texts: of which of two texts each token is, 0, 1 or -1 for special tokens; none where no tokenizer says it.
     """
 
     name: str
     tokens: Tokens
     fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: tuple[tuple[str, int, int], ...] = ()
+    texts: tuple[int, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens.ids)
@@ -54,7 +56,8 @@ class Segment:
             return tuple(values[at] for at in places)
 
         tokens = Tokens(pick(self.tokens.ids), pick(self.tokens.pieces), pick(self.tokens.special), (), ())
-        return replace(self, tokens=tokens, fields={name: pick(each) for name, each in self.fields.items()}, parts=())
+        fields = {name: pick(each) for name, each in self.fields.items()}
+        return replace(self, tokens=tokens, fields=fields, parts=(), texts=pick(self.texts) if self.texts else ())
 
 
 @dataclass(frozen=True)
@@ -82,16 +85,17 @@ class Row:
 
     def within_context(self, logits: Tensor) -> Tensor:
         """The logits ``[2T]`` of a span's start and end, with minus infinity at all places but the context's: those of
-        the text behind the question, without special tokens; of one text alone, all of its own. The tokens' types tell
-        the two apart where they differ; else what stands between them and at the end, too, which a mask in the question
-        is not. Where a tokenizer puts nothing between them, all of it is one text."""
+        the text behind the question, without special tokens; of one text alone, all of its own. The tokenizer tells the
+        two apart; of plain ids the tokens' types where they differ, else what stands between them and at the end, too,
+        which a mask in the question is not. Ids without anything between are one text."""
         segment = self.segments[0]
         ids, special, types = segment.tokens.ids, segment.tokens.special, segment.fields.get("token_type_ids")
         places = [at for at, each in enumerate(special) if not each]
         if not places:
             return logits
-        if types is not None and len({types[at] for at in places}) > 1:
-            kept = [at for at in places if types[at] == types[places[-1]]]
+        told = next((each for each in (segment.texts, types) if each and len({each[at] for at in places}) > 1), None)
+        if told is not None:
+            kept = [at for at in places if told[at] == told[places[-1]]]
         else:
             ends = ids[places[-1] + 1 :] or ids
             inside = range(places[0], places[-1])
@@ -203,7 +207,7 @@ class Reader:
         Raises:
             InputError: see :meth:`row`; the row is named.
         """
-        many = _encoded.rows_of(inputs, self._rank) if isinstance(inputs, Mapping) else list(inputs)
+        many = _encoded.rows_of(self._told(inputs), self._rank) if isinstance(inputs, Mapping) else list(inputs)
         if not many:
             raise InputError("the list of inputs is empty; pass at least one text")
         if "input_ids" in self.task.arguments:
@@ -430,11 +434,12 @@ class Reader:
         others = {
             each: tuple(values)
             for each, values in fields.items()
-            if each != "input_ids" and len(values) == len(ids) and self._takes(each, values)
+            if each not in ("input_ids", _encoded.TEXTS) and len(values) == len(ids) and self._takes(each, values)
         }
         for each, values in others.items():
             self._refuse_beyond(each, values)
-        return Segment(name, _tokens.describe(self.text_tokenizer, ids, is_read=name == "encoder"), others, parts)
+        tokens = _tokens.describe(self.text_tokenizer, ids, is_read=name == "encoder")
+        return Segment(name, tokens, others, parts, tuple(fields.get(_encoded.TEXTS, ())))
 
     def _takes(self, argument: str, values: Any) -> bool:
         """Whether the model takes a field of its input. One of different numbers is not left out where nobody knows."""
@@ -467,7 +472,8 @@ class Reader:
         refuse_cut(given)
         if self.task.pictures or self.task is Task.IMAGE_TEXT:
             refuse_whole(given)
-        found = _encoded.read(given, self._takes)
+        given = self._told(given)
+        found = _encoded.read(given, lambda key, value: key == _encoded.TEXTS or self._takes(key, value))
         if found.per_token:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)
@@ -487,6 +493,11 @@ class Reader:
                 f"the {name} is {type(given).__name__} without {wanted}; pass what the tokenizer returned, or a text"
             )
         return (), found.arguments
+
+    def _told(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a tokenizer returned of a question and its context, with which is which, if it says so."""
+        asks = self.task is Task.QUESTION_ANSWERING and given.get("input_ids") is not None
+        return _encoded.with_texts(given) if asks else given
 
     def _ends(self, segments: Sequence[Segment]) -> int:
         """How many end-of-text tokens there are, where an encoder-decoder classifier reads the last."""

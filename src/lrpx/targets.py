@@ -179,7 +179,7 @@ class Span(Target):
         end: the place of the last token; the best after ``token`` when None.
 
     Where both are None, it is the best span of the context, the text behind the question without special tokens, as a
-    pipeline answers; of an encoding that has nothing between the two texts, the best of all. Of ``[CLS]``, by which
+    pipeline answers; of plain ids that have nothing between the two texts, the best of all. Of ``[CLS]``, by which
     some models say that there is no answer, pass ``Span(0, 0)``.
 
     The logits are ``[2T]``: of the start at each place, then of the end.
