@@ -11,7 +11,7 @@ import transformers as tf
 from tokenizers import Tokenizer, processors
 from tokenizers.processors import BertProcessing
 
-from lrpx import Explainer, Task
+from lrpx import Explainer, Span, Task
 from lrpx._encoded import read
 from lrpx.errors import InputError, ModelError, TargetError
 from tests import tiny
@@ -66,6 +66,31 @@ def test_what_the_message_says_gives_the_numbers_of_the_texts(classify, piece_to
     padded = piece_tokenizer(TEXTS, padding=True)
     assert values(classify(padded, 1)) == pytest.approx(wanted, abs=1e-12)
     assert values(classify(piece_tokenizer(TEXTS)["input_ids"], 1)) == pytest.approx(wanted, abs=1e-12)
+
+
+def test_places_counted_from_the_first_of_what_began_with_padding_are_refused(piece_tokenizer):
+    """They may be meant with the padding, as they stand in the encoding, or without."""
+    piece_tokenizer.padding_side = "left"
+    padded = piece_tokenizer(TEXTS, padding=True, return_tensors="pt")
+    before = int((padded["attention_mask"][0] == 0).sum())
+    assert before
+    tag = Explainer(bert(tf.BertForTokenClassification, num_labels=3), piece_tokenizer)
+    counted = rf"position 1 is counted from the first token, and the input began with {before} of padding"
+    with pytest.raises(InputError, match=counted):
+        tag(padded, 1, position=1)
+    plain, found = tag(TEXTS, 1, position=-2), tag(padded, 1, position=-2)
+    assert values(found) == pytest.approx(values(plain), abs=1e-12)
+    one = {name: field[:1] for name, field in padded.items()}
+    with pytest.raises(InputError, match="token 1 is counted from the first token"):
+        tag.neurons(one, 1, position=-2, at=1)
+    answer = Explainer(bert(tf.BertForQuestionAnswering), piece_tokenizer)
+    with pytest.raises(TargetError, match="the answer's place 1 is counted from the first token"):
+        answer(one, Span(1, 2))
+    assert answer(one).explained == answer(TEXTS[0]).explained
+    piece_tokenizer.padding_side = "right"
+    assert values(tag(piece_tokenizer(TEXTS, padding=True), 1, position=1)) == pytest.approx(
+        values(tag(TEXTS, 1, position=1)), abs=1e-12
+    )
 
 
 def test_a_mask_that_hides_nothing_says_that_padding_is_text(classify, piece_tokenizer):

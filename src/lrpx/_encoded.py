@@ -41,11 +41,13 @@ class Encoded:
             the input has no tokens.
         arguments: the other fields, each as a batch of one.
         has_mask: whether an attention mask says which ids are padding.
+        before: how much padding stood before the tokens.
     """
 
     per_token: dict[str, list[int]] = field(default_factory=dict)
     arguments: dict[str, Tensor] = field(default_factory=dict)
     has_mask: bool = False
+    before: int = 0
 
 
 def with_texts(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,6 +118,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
         if key in ("input_ids", "attention_mask") or accepts(key, value)
     }
     per_token = {}
+    before = 0
     has_mask = "attention_mask" in fields
     if "input_ids" in fields:
         ids = _flat(fields["input_ids"])
@@ -126,6 +129,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
         if kept.shape != ids.shape:
             raise InputError("the attention_mask and the input_ids differ in shape; pass both as they were made")
         kept = _kept(kept, "attention_mask")
+        before = int(kept.nonzero()[0])
         for key in list(fields):
             if key.endswith(OF_IMAGES) or key.startswith("qformer_"):  # of images, or of a text of its own
                 continue
@@ -144,7 +148,7 @@ def read(given: Mapping[str, Any], accepts: Callable[[str, Any], bool]) -> Encod
                 "an attention_mask some models keep apart and others do not; pass each text by itself, or an "
                 "attention_mask of ones if they are one"
             )
-    return Encoded(per_token, {key: _as_batch(key, value) for key, value in fields.items()}, has_mask)
+    return Encoded(per_token, {key: _as_batch(key, value) for key, value in fields.items()}, has_mask, before)
 
 
 def decoder_ids(given: Mapping[str, Any]) -> list[int]:

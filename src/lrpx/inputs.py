@@ -14,7 +14,7 @@ from lrpx import _encoded, _tokens, tasks
 from lrpx._padding import Padding
 from lrpx._signals import refuse_cut, refuse_whole, signal
 from lrpx._tokens import Tokens
-from lrpx.errors import InputError
+from lrpx.errors import InputError, LRPxError
 from lrpx.targets import whole_number
 from lrpx.tasks import Task
 
@@ -38,6 +38,7 @@ class Segment:
         fields: what else the tokenizer says of each (``"token_type_ids"``).
         parts: named half-open ranges of all its tokens: the messages of a chat and its template; none otherwise.
         texts: of which of two texts each token is, 0, 1 or -1 for special tokens; none where no tokenizer says it.
+        before: how much padding stood before its tokens in what the tokenizer returned.
     """
 
     name: str
@@ -45,9 +46,24 @@ class Segment:
     fields: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     parts: tuple[tuple[str, int, int], ...] = ()
     texts: tuple[int, ...] = ()
+    before: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens.ids)
+
+    def refuse_counted(self, place: int | None, name: str, error: type[LRPxError] = InputError) -> None:
+        """Refuse a place that is counted from the first of an input that began with padding, which is taken off: it may
+        be meant with the padding or without.
+
+        Raises:
+            InputError, or the ``error`` given: it is.
+        """
+        if self.before and place is not None and place >= 0:
+            raise error(
+                f"{name} {place} is counted from the first token, and the input began with {self.before} of padding, "
+                "of which nobody says whether it counts; pass what the tokenizer returns with padding_side='right', or "
+                "count from the end where that may be"
+            )
 
     def only(self, places: Sequence[int]) -> Segment:
         """Some of its tokens, in their order, with their fields, without its words and parts."""
@@ -486,7 +502,7 @@ class Reader:
                 )
             if not (found.has_mask or self._reads_padding):
                 self._padding.refuse(ids, name)
-            return (self._segment(name, found.per_token),), found.arguments
+            return (replace(self._segment(name, found.per_token), before=found.before),), found.arguments
         if "input_ids" in self.task.arguments or not found.arguments:
             wanted = "input_ids" if self.task.segments else tasks.signal_argument(self.model, self.task)
             raise InputError(
@@ -558,6 +574,7 @@ class Reader:
         at = -1 if position is None else whole_number(position)
         if at is None:
             raise InputError(f"the position is {position!r}; pass a whole number for each input")
+        row.segments[-1].refuse_counted(at, "position")
         if not -len(ids) <= at < len(ids):
             raise InputError(f"position {at} is outside the {len(ids)} tokens; pass {-len(ids)} to {len(ids) - 1}")
         return at % len(ids)

@@ -54,7 +54,7 @@ from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from lrpx.inputs import Reader
 from lrpx.questions import Answers, Question, Questions
 from lrpx.recipes import GRADIENT
-from lrpx.targets import Span, value_of
+from lrpx.targets import Span, value_of, whole_number
 from lrpx.tasks import Task
 from lrpx.units._looking import has_turned, with_tokens
 
@@ -885,6 +885,10 @@ class BoundModel(Named):
             logits = questions.row_of(question).within_context(logits)
         try:
             self.refuse_other(target)
+            if isinstance(target, Span):
+                (segment, *_) = questions.row_of(question).segments
+                for place in (target.token, target.end):
+                    segment.refuse_counted(whole_number(place), "the answer's place", TargetError)
             found = target.resolved(self.index, logits)
             self.refuse_unnamed(target, found)
             return found

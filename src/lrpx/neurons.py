@@ -219,6 +219,9 @@ def tokens_of(row: Row, at: Sequence[int]) -> list[int]:
     Raises:
         InputError: there is no such token.
     """
+    for segment in row.segments:
+        for place in at:
+            segment.refuse_counted(place, "token")
     count = sum(row.lengths)
     wrong = next((t for t in at if not -count <= t < count), None)
     if wrong is not None:
