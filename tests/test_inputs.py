@@ -154,6 +154,20 @@ def test_the_start_of_a_decoder_is_no_padding():
         explain([3, 14, start])
 
 
+def test_labels_without_a_decoders_text_are_refused():
+    """The model itself would make its decoder's text of them; left out, the first token it writes was explained."""
+    model = tiny.bart(is_encoder_decoder=True)
+    explain, given = Explainer(model), {"input_ids": [5, 7, 2], "labels": [8, 9, 2]}
+    with pytest.raises(InputError, match="has labels, of which BartForConditionalGeneration would make the decoder's"):
+        explain(given, 4)
+    labels = torch.tensor([given["labels"]])
+    with torch.no_grad():
+        wanted = float(model(input_ids=torch.tensor([given["input_ids"]]), labels=labels).logits[0, -1, 4])
+    shifted = model.prepare_decoder_input_ids_from_labels(labels)[0].tolist()
+    assert explain(given, 4, decoder=shifted).explained.value == pytest.approx(wanted, abs=1e-12)
+    assert explain({**given, "decoder_input_ids": shifted}, 4).explained.value == pytest.approx(wanted, abs=1e-12)
+
+
 @pytest.mark.parametrize("mask", [[1, 0, 1], [0, 0, 0]])
 def test_a_mask_that_hides_what_a_decoder_has_written_is_refused(mask):
     explain = Explainer(models.tiny_t5())

@@ -250,7 +250,7 @@ class Reader:
             InputError: no tokens, too many, ids outside the vocabulary, or something that this model cannot take.
         """
         try:
-            written = self._decoder_ids(_decoder_of(given, decoder))
+            written = self._decoder_ids(self._decoder_of(given, decoder))
             segments, arguments = self._read(given)
             if written is not None:
                 segments = (*segments, self._segment(self.task.segments[-1], {"input_ids": written}))
@@ -531,6 +531,21 @@ class Reader:
         return Padding.of(self.text_tokenizer, tasks.text_config(self.model))
 
     # ---------------------------------------------------------------------- decoder, position
+
+    def _decoder_of(self, given: Any, decoder: Any) -> Any:
+        """The decoder's text, of which labels are no second way to say it: the model would shift them by itself.
+
+        Raises:
+            InputError: there are labels alone.
+        """
+        found = _decoder_of(given, decoder)
+        labels = given.get("labels") if _is_encoding(given) else None
+        if "decoder" in self.task.segments and found is None and labels is not None:
+            raise InputError(
+                f"the input has labels, of which {type(self.model).__name__} would make the decoder's text, and no "
+                "decoder_input_ids; pass these, or decoder=…, or leave the labels out for the first token it writes"
+            )
+        return found
 
     def _decoder_ids(self, decoder: Any) -> list[int] | None:
         if "decoder" not in self.task.segments:
