@@ -174,6 +174,31 @@ def test_a_sound_beside_tokens_is_refused_by_name(method: str) -> None:
         lrpx.Explainer(model, None)({"input_features": torch.randn(1, 4, 16)}, decoder=[1, 5], method=method)
 
 
+def test_a_product_with_a_vector_is_no_product_with_positions() -> None:
+    """Pooling that scores each token by its product with a learned vector."""
+
+    class Pooled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = tiny.bert_classifier().bert
+            self.query, self.head = torch.nn.Parameter(torch.linspace(-1, 1, 16)), torch.nn.Linear(16, 3)
+
+        def get_input_embeddings(self) -> torch.nn.Module:
+            return self.encoder.get_input_embeddings()
+
+        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+            hidden = self.encoder(input_ids).last_hidden_state
+            scores = hidden @ (self.query if self.as_vector else self.query[:, None])
+            return self.head((scores.reshape(*hidden.shape[:2], 1).softmax(1) * hidden).sum(1))
+
+    model = Pooled().double().eval()
+    found = []
+    for model.as_vector in (True, False):
+        found.append(lrpx.Explainer(model, task=lrpx.Task.CLASSIFICATION)(IDS, 1, method="pa-lrp-single-sink"))
+    assert_allclose(found[0].relevance, found[1].relevance, rtol=0, atol=1e-12)
+    assert_allclose(found[0].parts["positions"].values, found[1].parts["positions"].values, rtol=0, atol=1e-12)
+
+
 def test_a_model_without_positions_is_refused_by_name() -> None:
     with pytest.raises(MethodError, match="no positions were met"):
         lrpx.Explainer(tiny.mamba())(IDS, method="pa-lrp")

@@ -656,7 +656,9 @@ class Positions(Tap):
     def _is_of_matrices(self, c: Tensor, x: Tensor) -> bool:
         """Whether a constant that the model has kept is a matrix for each place, as rotations are; weights of so many
         experts are parameters. Matrices that are not square, and meet ``x`` whose rows are the tokens, are those of
-        as many heads, as DeBERTa's tables of distances."""
+        as many heads, as DeBERTa's tables of distances. A vector, and one matrix, has none for each place."""
+        if c.ndim < 3:
+            return False
         if c.shape[-1] != c.shape[-2] and x.ndim == c.ndim == 3 and x.shape[-2] in self._numbers.lengths:
             return False
         places = [dim for dim in range(-c.ndim, -2) if c.shape[dim] > 1 and c.shape[dim] in self._numbers.lengths]
