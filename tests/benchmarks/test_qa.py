@@ -289,6 +289,27 @@ def test_what_the_model_writes_is_explained_where_it_writes_the_answer(tmp_path:
         Answers(data=tmp_path / "a.json", write=1).samples(benchmark.read(), model)
 
 
+@pytest.mark.parametrize(("question", "kept"), [("When did the 1973 oil crisis begin?", 1), ("October 1973?", 0)])
+def test_what_repeats_the_question_is_no_answer(question: str, kept: int, tmp_path: Any, monkeypatch: Any) -> None:
+    """As in the first question of SQuAD's development set, which "1973" answers, too."""
+    context = "The 1973 oil crisis began in October 1973, when oil was dear."
+    answers = [(text, context.index(text)) for text in ("October 1973", "October", "1973")]
+    content = squad((question, answers, False))
+    content["data"][0]["paragraphs"][0]["context"] = context
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    model = Spec().build()
+    writes = model.tokenizer(" The 1973 oil crisis began in October 1973", add_special_tokens=False)["input_ids"]
+    monkeypatch.setattr(model.module, "generate", lambda ids, **_: torch.cat([ids, torch.tensor([writes])], 1))
+    benchmark = Answers(data=tmp_path / "a.json", write=40)
+    if not kept:
+        with pytest.raises(InputError, match="that the question says, too"):
+            benchmark.samples(benchmark.read(), model)
+        return
+    (sample,) = benchmark.samples(benchmark.read(), model).kept
+    read = model.tokenizer.decode(sample.row.segments[0].tokens.ids)
+    assert read.endswith("The 1973 oil crisis began in")
+
+
 def test_a_model_writes_no_further_than_its_context(tmp_path: Any) -> None:
     """Learned positions end there, and with them the whole run would."""
     tokenizer = Spec().build().tokenizer

@@ -190,7 +190,7 @@ class Squad(Benchmark[AnswerSample]):
         room = self.write if model.limit is None else min(self.write, model.limit + 1 - len(ids))
         written = self._written(ids, asked, model, room) if self.write else []
         if written is None:
-            return f"has an answer that the model does not write in {room} tokens"
+            return f"has an answer that the model does not write in {room} tokens, or that the question says, too"
         so_far = [*ids, *written[:-1]]
         try:
             whole = {"input_ids": so_far, "attention_mask": [1] * len(so_far)}
@@ -229,7 +229,8 @@ class Squad(Benchmark[AnswerSample]):
 
     def _written(self, ids: Sequence[int], asked: Asked, model: BoundModel, room: int) -> list[int] | None:
         """What the model writes in so many tokens, which its context has room for, up to the first token of an answer,
-        in whole words, and with it; None where it writes none."""
+        in whole words, and with it; None where it writes none. One that the question says is none: the model may repeat
+        the question."""
         given = torch.tensor([ids], device=model.device)
         how: dict[str, Any] = {**GREEDY, "max_new_tokens": room}
         pad = next(
@@ -240,7 +241,9 @@ class Squad(Benchmark[AnswerSample]):
         written: list[int] = made[0, len(ids) :].tolist()
         decode = model.reader.text_tokenizer.decode
         text = decode(written)
-        places = [place for start, stop in asked.answers for place in _places(asked.context[start:stop], text)]
+        answers = [asked.context[start:stop] for start, stop in asked.answers]
+        told = [each for each in answers if not _places(each, asked.question)]
+        places = [place for answer in told for place in _places(answer, text)]
         at = min(places, default=None)
         if at is None:
             return None
