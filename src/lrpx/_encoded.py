@@ -28,8 +28,6 @@ OF_TOKENS = ("type_ids", "position_ids")
 """How names end of what has a number for each token and nothing else."""
 EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")
 """What stands in the place of token ids."""
-TEXTS = "sequence_ids"
-"""Of which of two texts each token is, which a tokenizer knows beside its fields."""
 
 
 @dataclass(frozen=True)
@@ -48,21 +46,6 @@ class Encoded:
     arguments: dict[str, Tensor] = field(default_factory=dict)
     has_mask: bool = False
     before: int = 0
-
-
-def with_texts(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tokenizer returned, and :data:`TEXTS`, 0, 1 or -1 for special tokens, if its ids are as it made them."""
-    made: Any = getattr(batch, "encodings", None) or []
-    ids = _listed(batch["input_ids"])
-    rows = [ids] if depth(ids) == 1 else [_listed(each) for each in ids]
-    if not made or rows != [each.ids for each in made]:
-        return dict(batch)
-    texts = [[-1 if each is None else each for each in row.sequence_ids] for row in made]
-    return {**batch, TEXTS: texts[0] if depth(ids) == 1 else texts}
-
-
-def _listed(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def rows_in(batch: Mapping[str, Any], rank: int = 2) -> int:

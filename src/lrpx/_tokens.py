@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import jinja2
 import torch
 
-from lrpx._encoded import with_texts
 from lrpx.errors import InputError, TargetError
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 # How a vocabulary writes text. "bytes": one character per byte. "spaces": a mark for each space, <0xE2> for
 # a byte. "wordpiece": a mark on the pieces that continue a word. "unknown": only decoding can tell.
 Kind = Literal["bytes", "spaces", "wordpiece", "unknown"]
+
+TEXTS = "sequence_ids"
+"""Of which of two texts each token is, which a tokenizer knows beside its fields."""
 
 # Han, Hiragana and Katakana, the scripts that put no space between words.
 _CJK = re.compile(
@@ -428,6 +430,22 @@ def _target_ids(tokenizer: PreTrainedTokenizerBase, text: str, decoder: bool) ->
     if decoder:
         return decoder_ids(tokenizer, text, TargetError)
     return _fields(tokenizer, [text], TargetError)["input_ids"]
+
+
+def with_texts(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tokenizer returned, and :data:`TEXTS`, 0, 1 or -1 for special tokens, if its ids are as it made them."""
+    made: Any = getattr(batch, "encodings", None) or []
+    ids = _as_list(batch["input_ids"])
+    is_one = not any(hasattr(each, "__len__") for each in ids[:1])
+    rows = [ids] if is_one else [_as_list(each) for each in ids]
+    if not made or rows != [each.ids for each in made]:
+        return dict(batch)
+    texts = [[-1 if each is None else each for each in row.sequence_ids] for row in made]
+    return {**batch, TEXTS: texts[0] if is_one else texts}
+
+
+def _as_list(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _fields(

@@ -450,12 +450,12 @@ class Reader:
         others = {
             each: tuple(values)
             for each, values in fields.items()
-            if each not in ("input_ids", _encoded.TEXTS) and len(values) == len(ids) and self._takes(each, values)
+            if each not in ("input_ids", _tokens.TEXTS) and len(values) == len(ids) and self._takes(each, values)
         }
         for each, values in others.items():
             self._refuse_beyond(each, values)
         tokens = _tokens.describe(self.text_tokenizer, ids, is_read=name == "encoder")
-        return Segment(name, tokens, others, parts, tuple(fields.get(_encoded.TEXTS, ())))
+        return Segment(name, tokens, others, parts, tuple(fields.get(_tokens.TEXTS, ())))
 
     def _takes(self, argument: str, values: Any) -> bool:
         """Whether the model takes a field of its input. One of different numbers is not left out where nobody knows."""
@@ -489,7 +489,7 @@ class Reader:
         if self.task.pictures or self.task is Task.IMAGE_TEXT:
             refuse_whole(given)
         given = self._told(given)
-        found = _encoded.read(given, lambda key, value: key == _encoded.TEXTS or self._takes(key, value))
+        found = _encoded.read(given, lambda key, value: key == _tokens.TEXTS or self._takes(key, value))
         if found.per_token:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)
@@ -513,7 +513,7 @@ class Reader:
     def _told(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a tokenizer returned of a question and its context, with which is which, if it says so."""
         asks = self.task is Task.QUESTION_ANSWERING and given.get("input_ids") is not None
-        return _encoded.with_texts(given) if asks else given
+        return _tokens.with_texts(given) if asks else given
 
     def _ends(self, segments: Sequence[Segment]) -> int:
         """How many end-of-text tokens there are, where an encoder-decoder classifier reads the last."""

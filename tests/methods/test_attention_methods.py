@@ -640,6 +640,72 @@ def test_weights_that_are_masked_after_the_softmax_are_what_they_were(method):
         Explainer(in_place, task=Task.CAUSAL)(IDS, 4, method=method)
 
 
+EINSUMS = {
+    "heads of their own": ("bhij,bjhd->bihd", False),
+    "values first": ("bjhd,bhij->bihd", False),
+    "dots": ("...ij,...jd->...id", True),
+    "shared values": ("bhij,bjd->bihd", False),
+}
+
+
+class ByHeads(torch.nn.Module):
+    """A layer of attention by a matrix product, or by an ``einsum`` whose heads stand first or behind the tokens."""
+
+    def __init__(self, equation, has_heads_first, is_shared):
+        super().__init__()
+        self.equation, self.has_heads_first, self.is_shared = equation, has_heads_first, is_shared
+        width = 4 if is_shared else 16
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(16, each) for each in (16, width, width, 16))
+
+    def forward(self, x):
+        q, k, v = (each(x).unflatten(-1, (-1, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        weights = (q @ k.mT).masked_fill(later, -torch.inf).softmax(-1)
+        if self.equation is None:
+            read = (weights @ v).transpose(1, 2)
+        else:
+            values = v if self.has_heads_first else v[:, 0] if self.is_shared else v.transpose(1, 2)
+            two = (values, weights) if self.equation.startswith("bj") else (weights, values)
+            read = torch.einsum(self.equation, *two)
+            read = read.transpose(1, 2) if self.has_heads_first else read
+        return x + self.o(read.flatten(2))
+
+
+class OfHeads(torch.nn.Module):
+    """A language model of two such layers."""
+
+    def __init__(self, *settings):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed, self.head = torch.nn.Embedding(31, 16), torch.nn.Linear(16, 31)
+            self.layers = torch.nn.Sequential(*(ByHeads(*settings) for _ in range(2)))
+        self.double().eval()
+
+    def forward(self, input_ids):
+        return self.head(self.layers(self.embed(input_ids)))
+
+    def get_input_embeddings(self):
+        return self.embed
+
+
+@pytest.mark.parametrize("spelling", EINSUMS)
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman", "alti-logit", "alti", "ifr"])
+def test_attention_by_einsum_is_that_by_a_matrix_product(spelling, method):
+    equation, has_heads_first = EINSUMS[spelling]
+    both = (OfHeads(each, has_heads_first, spelling == "shared values") for each in (None, equation))
+    explainers = (Explainer(model, task=Task.CAUSAL) for model in both)
+    expected, found = (explain([IDS, [7, *IDS[:4]]], [4, 5], method=method) for explain in explainers)
+    for a, b in zip(expected, found, strict=True):
+        near(b.relevance, a.relevance, 1e-12)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman", "alti-logit"])
+def test_weights_over_queries_by_einsum_are_no_attention_of_each_query(method):
+    with pytest.raises(MethodError, match="use attnlrp or lrp"):
+        Explainer(OfHeads("bhij,bihd->bjhd", False, False), task=Task.CAUSAL)(IDS, 4, method=method)
+
+
 def test_values_that_a_linear_layer_chooses():
     """Nobody knows whether its outputs are for tokens or for experts, where there are as many."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from lrpx import rules
 from lrpx.engine._attention import NAMES
 from lrpx.engine._graph import descends
-from lrpx.engine._heads import FILLED, mark_of, with_mark
+from lrpx.engine._heads import FILLED, Reading, mark_of, reading, with_mark
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, first, is_parameter
 from lrpx.errors import MethodError
@@ -159,12 +159,11 @@ class Attentions(Tap):
             return self._fused(call, proceed)
         if name in ("conv1d", "conv2d") and self._convolves(*arguments(call.args, call.kwargs, "input", "weight")):
             raise MethodError(f"{self._run.where()} mixes positions by a convolution, besides attention; use attnlrp")
-        mark = mark_of(call.args[0]) if call.args else None
-        if name == "matmul" and isinstance(mark, _Softmax):
-            if self._kind(call.args[0]) is not None:
-                return self._eager(mark, call, proceed)
-            if not mark.is_routers:
-                self._refuse_others(call.args[0].ndim, call.args[1])
+        if (read := reading(call, lambda mark: isinstance(mark, _Softmax))) is not None:
+            if self._kind(read.weights) is not None:
+                return self._eager(read, call, proceed)
+            if not mark_of(read.weights).is_routers:
+                self._refuse_others(read.weights.ndim, read.values)
         out = proceed(call.args, call.kwargs)
         if not isinstance(out, Tensor):
             return out
@@ -188,10 +187,10 @@ class Attentions(Tap):
             if self._kind(out) is not None and not is_routers:
                 self._softmaxes.append(mark)
             return with_mark(out, mark)
-        row = call.operation
-        if mark is not None and out is not call.args[0]:
+        row, old = call.operation, mark_of(call.args[0]) if call.args else None
+        if old is not None and out is not call.args[0]:
             moves = row is not None and row.gate in ("moves", "stays")
-            return with_mark(out, mark) if moves or name in FILLED else out
+            return with_mark(out, old) if moves or name in FILLED else out
         return out
 
     def _convolves(self, x: Tensor, weight: Tensor) -> bool:
@@ -331,20 +330,20 @@ class Attentions(Tap):
         each = each.repeat_interleave(scores.shape[0] // self._batch, 0)
         return each.reshape(len(each), *(1,) * (scores.ndim - 2), -1)
 
-    def _eager(self, mark: _Softmax, call: Call, proceed: Callable[..., Any]) -> Any:
+    def _eager(self, read: Reading, call: Call, proceed: Callable[..., Any]) -> Any:
         """The product of attention weights and values."""
-        weights, *rest = call.args
+        weights, mark = read.weights, mark_of(read.weights)
         kind = self._kind(weights)
         assert kind is not None
         mark.is_read = True
-        if not self._is_of_tokens(rest[0]):
+        if not self._is_of_tokens(read.values):
             return proceed(call.args, call.kwargs)
         if mark.is_routers:
             raise MethodError(
                 f"in {mark.path} values are multiplied by a softmax of a linear layer, which has as many outputs as "
                 "there are tokens, so nobody knows whether that is attention or a choice of experts; use attnlrp or lrp"
             )
-        self._kept(kind, weights, rest[0])
+        self._kept(kind, weights, read.values)
         factor = self._factor(kind, weights)
         if factor is None:
             return proceed(call.args, call.kwargs)
@@ -356,7 +355,8 @@ class Attentions(Tap):
             )
         scores = mark.scores.to(mark.out.dtype).reshape(weights.shape)
         changed = torch.where(_is_forbidden(scores), scores, scores * factor).softmax(-1)
-        return proceed((changed.to(weights.dtype), *rest), call.kwargs)
+        changed = changed.to(weights.dtype)
+        return proceed((*call.args[: read.at], changed, *call.args[read.at + 1 :]), call.kwargs)
 
     def _fused(self, call: Call, proceed: Callable[..., Any]) -> Any:
         """Attention that is one torch function, written out."""

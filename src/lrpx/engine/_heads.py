@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from lrpx._modules import layer_of
 from lrpx.engine._graph import LEAF, descends
 from lrpx.engine._stream import Attention, Norm, Part, Write
 from lrpx.engine._taps import Tap
-from lrpx.engine._tensors import arguments, carries
+from lrpx.engine._tensors import arguments, carries, spelled
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
@@ -136,7 +136,8 @@ class Heads(Tap):
             return proceed(args, kwargs)
 
         operation = name if row is None else row.name
-        marked = next((mark for x in args[:2] if (mark := mark_of(x)) is not None), None)
+        two = args[1:3] if operation == "einsum" else args[:2]
+        marked = next((mark for x in two if (mark := mark_of(x)) is not None), None)
         moves = row is not None and row.gate == "moves"
         if operation != "add" and not moves:
             for x in tree_leaves((args, kwargs)):
@@ -160,8 +161,8 @@ class Heads(Tap):
         if marked is None or not isinstance(out, Tensor):
             return out
         if marked == WEIGHTS:
-            if operation == "matmul" and mark_of(args[0]) == WEIGHTS:
-                return self._eager(args[0], args[1], out)
+            if (read := reading(call, lambda mark: mark == WEIGHTS)) is not None:
+                return self._eager(read, out)
             stays = moves or operation in FILLED or (row is not None and row.gate == "stays")
             return with_mark(out, WEIGHTS) if stays else out
         if moves:
@@ -199,11 +200,13 @@ class Heads(Tap):
 
         return self._attends(Attention(self._run.where(), weights, v, out.detach()), out)
 
-    def _eager(self, weights: Tensor, values: Tensor, out: Tensor) -> Tensor:
+    def _eager(self, read: Reading, out: Tensor) -> Tensor:
         batch, length = self.shape
+        weights, values = read.weights, read.values
         if weights.shape[-2:] != (length, length) or values.shape[-2] != length or weights.ndim not in (3, 4):
             return out
-        four = [x.detach().reshape(batch, -1, *x.shape[-2:]) for x in (weights, values, out)]
+        product = out.permute(read.order) if read.order else out
+        four = [x.detach().reshape(batch, -1, *x.shape[-2:]) for x in (weights, values, product)]
         all_rows = four[0].to(torch.promote_types(out.dtype, torch.float32))
 
         def at(rows: Tensor) -> Tensor:
@@ -386,6 +389,46 @@ class Heads(Tap):
         if x.ndim == 1:
             return (Part("biases", f"add in {self._run.where()}", value),)
         return (Part("MLPs", self._run.where(), value.reshape(*self.shape, -1)),)
+
+
+class Reading(NamedTuple):
+    """Values that are multiplied by attention weights, in one matrix product or ``einsum``.
+
+    Args:
+        at: which of the call's arguments the weights are.
+        weights, values: ``[…, Q, K]`` and ``[…, K, d]``.
+        order: how what the call gives is permuted to be their product ``[…, Q, d]``; none where it is.
+    """
+
+    at: int
+    weights: Tensor
+    values: Tensor
+    order: tuple[int, ...]
+
+
+def reading(call: Call, are_weights: Callable[[Any], bool]) -> Reading | None:
+    """What a call reads with attention weights, known by their mark; None where it reads nothing, or in no such order:
+    keys are the last index of the weights, queries the one before."""
+    name = call.name if call.operation is None else call.operation.name
+    args = call.args
+    if name == "matmul":
+        return Reading(0, args[0], args[1], ()) if are_weights(mark_of(args[0])) else None
+    if name != "einsum" or len(args) != 3 or not all(isinstance(x, Tensor) for x in args[1:]):
+        return None
+    at = 1 if are_weights(mark_of(args[1])) else 2
+    if not are_weights(mark_of(args[at])):
+        return None
+    labels, result = spelled(args[0], args[1:]).split("->")
+    of_weights, of_values = labels.split(",")[:: 1 if at == 1 else -1]
+    *rows, query, key = list(of_weights)
+    features = [each for each in of_values if each not in of_weights]
+    wanted = [*rows, query, *features]
+    if len(features) != 1 or key not in of_values or query in of_values or sorted(wanted) != sorted(result):
+        return None
+    values = args[3 - at].permute([of_values.index(each) for each in (*rows, key, *features) if each in of_values])
+    values = values[tuple(slice(None) if each in of_values else None for each in (*rows, key, *features))]
+    order = tuple(result.index(each) for each in wanted)
+    return Reading(at, args[at], values, () if order == tuple(range(len(order))) else order)
 
 
 def _layer(path: str) -> str | None:

@@ -9,7 +9,6 @@ constants are none, and their product with the values has its plain gradient.
 from __future__ import annotations
 
 from functools import partial
-from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from lrpx.engine._elementwise import FACTORS, product
 from lrpx.engine._gates import gate_of, gate_strength, keep_gate, move_gate, put_gate, takes_all, weakest_gate
 from lrpx.engine._nodes import COPY, SHAPES, hooks_of_saved, kind, saved
 from lrpx.engine._operation import Operation, beside_a_constant
-from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair
+from lrpx.engine._tensors import any_carries, arguments, carries, constants, detached, pair, spelled
 from lrpx.errors import UnknownOperationError
 
 if TYPE_CHECKING:
@@ -491,20 +490,6 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
         label = kept
     roots.clear()
     return made
-
-
-def spelled(equation: str, operands: Sequence[Tensor]) -> str:
-    """An equation with letters for its dots."""
-    factors, arrow, result = equation.replace(" ", "").partition("->")
-    labels = factors.split(",")
-    counts = [x.ndim - len(label) + 3 for x, label in zip(operands, labels, strict=True) if "..." in label]
-    dots = "".join(letter for letter in ascii_letters if letter not in equation)[: max(counts, default=0)]
-    for i, (x, label) in enumerate(zip(operands, labels, strict=True)):
-        count = x.ndim - len(label) + 3
-        labels[i] = label.replace("...", dots[len(dots) - count :])
-    if not arrow:
-        result = "..." * ("..." in factors) + "".join(sorted(set(factors) - set(",.")))
-    return f"{','.join(labels)}->{result.replace('...', dots)}"
 
 
 def _aligned(x: Tensor, label: str, order: str) -> Tensor:

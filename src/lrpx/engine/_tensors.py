@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from string import ascii_letters
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 from torch.nn import Parameter
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PLAIN = frozenset(
     {Tensor, int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size, slice, type(...)}
@@ -140,6 +144,20 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any], *names: str) -> lis
     if len(args) == len(names):
         return list(args)
     return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+
+
+def spelled(equation: str, operands: Sequence[Tensor]) -> str:
+    """The equation of an ``einsum`` with letters for its dots."""
+    factors, arrow, result = equation.replace(" ", "").partition("->")
+    labels = factors.split(",")
+    counts = [x.ndim - len(label) + 3 for x, label in zip(operands, labels, strict=True) if "..." in label]
+    dots = "".join(letter for letter in ascii_letters if letter not in equation)[: max(counts, default=0)]
+    for i, (x, label) in enumerate(zip(operands, labels, strict=True)):
+        count = x.ndim - len(label) + 3
+        labels[i] = label.replace("...", dots[len(dots) - count :])
+    if not arrow:
+        result = "..." * ("..." in factors) + "".join(sorted(set(factors) - set(",.")))
+    return f"{','.join(labels)}->{result.replace('...', dots)}"
 
 
 FIRST = ("input", "self", "A", "x", "a", "x1")

@@ -18,8 +18,7 @@ from torch import Tensor
 from lrpx._modules import layer_of
 from lrpx.engine import Tap
 from lrpx.engine._book import storage_of
-from lrpx.engine._layers import spelled
-from lrpx.engine._tensors import any_carries, carries
+from lrpx.engine._tensors import any_carries, carries, spelled
 from lrpx.units._place import READS, Kind, Place, is_in, stack_of
 
 if TYPE_CHECKING:
