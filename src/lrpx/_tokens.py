@@ -434,11 +434,13 @@ def _target_ids(tokenizer: PreTrainedTokenizerBase, text: str, decoder: bool) ->
 
 def with_texts(batch: Mapping[str, Any]) -> dict[str, Any]:
     """What a tokenizer returned, and :data:`TEXTS`, 0, 1 or -1 for special tokens, if its ids are as it made them."""
-    made: Any = getattr(batch, "encodings", None) or []
+    made: Any = getattr(batch, "encodings", None)
+    if not made:
+        return dict(batch)
     ids = _as_list(batch["input_ids"])
     is_one = not any(hasattr(each, "__len__") for each in ids[:1])
     rows = [ids] if is_one else [_as_list(each) for each in ids]
-    if not made or rows != [each.ids for each in made]:
+    if rows != [each.ids for each in made]:
         return dict(batch)
     texts = [[-1 if each is None else each for each in row.sequence_ids] for row in made]
     return {**batch, TEXTS: texts[0] if is_one else texts}
