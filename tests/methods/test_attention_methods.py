@@ -372,14 +372,55 @@ class Adds(torch.nn.Module):
         return x + self.looks(x)
 
 
+class Cut(FromTheStart):
+    """The same, where the last token is cut off before it is looked up."""
+
+    def __init__(self):
+        super().__init__(lambda x, start: torch.cat([start, x], 1))
+
+    def forward(self, input_ids):
+        return super().forward(input_ids[:, :-1])
+
+
+MOVED = {
+    "a slice": lambda: FromTheStart(lambda x, start: torch.cat([start, x[:, :-1]], 1)),
+    "a copy": lambda: FromTheStart(lambda x, start: torch.cat([start, x[:, :-1].clone()], 1)),
+    "scaled": lambda: FromTheStart(lambda x, start: torch.cat([start, 4 * x[:, :-1]], 1)),
+    "cut ids": Cut,
+}
+
+
 @pytest.mark.parametrize("method", [*OF_MAPS, "atman", "ifr", "alti", "alti-logit"])
 def test_tokens_that_move_one_on_are_refused(method):
     """Each had what its neighbour should have."""
-    explain = Explainer(FromTheStart(lambda x, start: torch.cat([start, x[:, :-1]], 1)).eval(), task=Task.CAUSAL)
-    with pytest.raises(MethodError, match=r"into (another order|other places)"):
-        explain(IDS, 1, position=3, method=method)
+    for move in MOVED.values():
+        with pytest.raises(MethodError, match=r"into other places|7 vectors made of the 6 tokens"):
+            Explainer(move().eval(), task=Task.CAUSAL)(IDS, 1, position=3, method=method)
     explain = Explainer(FromTheStart(lambda x, start: torch.cat([x[:, :-1], start], 1)).eval(), task=Task.CAUSAL)
     assert explain(IDS, 1, position=3, method=method).relevance.isfinite().all()
+
+
+class Blocks(Adds):
+    """With a part that looks at nothing behind it, and perhaps a stream that moves before both."""
+
+    def __init__(self, move):
+        super().__init__()
+        self.linear, self.move = torch.nn.Linear(16, 16), move
+
+    def forward(self, x):
+        x = super().forward(self.move(x))
+        return x + self.linear(x)
+
+
+@pytest.mark.parametrize("method", ["ifr", "alti", "alti-logit"])
+def test_streams_that_are_rolled_between_layers_are_refused(method):
+    model = FromTheStart(lambda x, start: x).eval()
+    model.layers = torch.nn.ModuleList(Blocks(lambda x: x) for _ in range(3))
+    explain = Explainer(model, task=Task.CAUSAL)
+    assert explain(IDS, 1, position=3, method=method).relevance.isfinite().all()
+    model.layers[1].move = lambda x: x.roll(1, 1)
+    with pytest.raises(MethodError, match="between layers the model puts the tokens into other places"):
+        explain(IDS, 1, position=3, method=method)
 
 
 @pytest.mark.parametrize("method", ["ifr", "alti-logit"])

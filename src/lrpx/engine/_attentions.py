@@ -17,7 +17,7 @@ from torch import Tensor
 from lrpx import rules
 from lrpx.engine._attention import NAMES
 from lrpx.engine._graph import descends
-from lrpx.engine._heads import FILLED, Reading, mark_of, reading, with_mark
+from lrpx.engine._heads import FILLED, Reading, is_moved, mark_of, reading, with_mark
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, first, is_parameter
 from lrpx.errors import MethodError
@@ -120,6 +120,8 @@ class Attentions(Tap):
         self._found: set[Kind] = set()
         self._reordered = ""  # where tokens were put into another order
         self._heads_first = ""  # where heads were put before the rows of the batch
+        # the values of the first attention, and of which tokens, until check() has looked at them
+        self._values: dict[Kind, tuple[str, Tensor, list[Tensor]]] = {}
         self.attended: list[Attended] = []
 
     def begin(self, run: Running) -> None:
@@ -149,6 +151,13 @@ class Attentions(Tap):
             raise MethodError(
                 f"no softmax attention {of} alone was found, as where a decoder looks at both at once{why}"
             )
+        while self._values:
+            _, (path, values, tokens) = self._values.popitem()
+            if any(_is_moved(values, each) for each in tokens):
+                raise MethodError(
+                    f"before the attention in {path} the model puts the tokens into other places, as where it moves "
+                    f"them one on behind a vector of its own, or mixes them{why}"
+                )
 
     # ------------------------------------------------------------------------ operations
 
@@ -169,8 +178,7 @@ class Attentions(Tap):
             return out
         if call.name == "pad" and self._shifts(arguments(call.args, call.kwargs, "input", "pad")[1], out):
             raise MethodError(f"{self._run.where()} shifts tokens to their neighbours, besides attention; use attnlrp")
-        is_moved = call.name in REORDERS and self._reorders(call.args[0], out)
-        if is_moved or (call.name in JOINS and self._displaces(call, out)):
+        if call.name in REORDERS and self._reorders(call.args[0], out):
             self._reordered = self._reordered or self._run.where()
         if call.name in JOINS | COPIES and self._puts_heads_first(call, out):
             self._heads_first = self._heads_first or self._run.where()
@@ -218,27 +226,6 @@ class Attentions(Tap):
         with torch._C.DisableTorchFunction():
             before, after = (each.detach().sort(-1).values for each in (x, out))
             return not torch.equal(before, after)
-
-    def _displaces(self, call: Call, out: Tensor) -> bool:
-        """Whether ``out``, as long as there are tokens, has some of them at other places than they were taken from, as
-        where they move one on behind a vector of the model's own, ``cat([start, x[:, :-1]], 1)``."""
-        parts, dim = arguments(call.args, call.kwargs, "tensors", "dim")
-        dim = (dim or 0) % out.ndim
-        widths = {width for width, _ in self._kinds}
-        if not 0 < dim < out.ndim - 1 or out.shape[dim] not in widths or not isinstance(parts, (tuple, list)):
-            return False
-        place = 0
-        for part in parts:
-            if part.ndim != out.ndim:
-                return False
-            whole = part._base
-            if whole is not None and whole.ndim == part.ndim and whole.shape[dim] == out.shape[dim] and part.numel():
-                carries = any_carries(part) if torch.is_grad_enabled() else part.is_floating_point()
-                taken = (part.storage_offset() - whole.storage_offset()) // part.stride(dim) % out.shape[dim]
-                if carries and part.shape[dim] < out.shape[dim] and taken != place:
-                    return True
-            place += part.shape[dim]
-        return False
 
     def _widths(self) -> set[int]:
         """How many queries or keys there may be."""
@@ -321,6 +308,9 @@ class Attentions(Tap):
             )
         if self._factors is None and not self._run.replaying:
             self.attended.append(Attended(self._run.where(), kind, raw, self._batch))
+            if kind != "cross" and values.requires_grad and kind not in {each.kind for each in self.attended[:-1]}:
+                tokens = [each.value for each in self._run.sources if each.is_of_tokens and each.value.ndim == 3]
+                self._values[kind] = self._run.where(), values, [each for each in tokens if each.requires_grad]
 
     def _factor(self, kind: Kind, scores: Tensor) -> Tensor | None:
         """What the scores ``[…, Q, K]`` are multiplied with, for each row of them."""
@@ -396,6 +386,14 @@ class Attentions(Tap):
         with torch.no_grad():
             value = proceed(call.args, call.kwargs)
         return rules.with_gradient_of(value.detach(), product) if torch.is_grad_enabled() else value
+
+
+def _is_moved(values: Tensor, tokens: Tensor) -> bool:
+    """Whether attention's values ``[…, K, d]`` have what was looked up ``[B, T, d]`` at other places, or some of it."""
+    if tokens.shape[1] == values.shape[-2]:
+        return is_moved(values, [tokens])
+    (found,) = torch.autograd.grad(values.sum(), [tokens], retain_graph=True, allow_unused=True)
+    return found is not None
 
 
 REORDERS = frozenset("flip fliplr flipud rot90 roll __getitem__ index_select gather take_along_dim sort msort".split())

@@ -26,7 +26,7 @@ from lrpx.engine._tensors import arguments, carries, spelled
 from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from lrpx.engine._taps import Call, Running
 
@@ -50,7 +50,9 @@ class Heads(Tap):
         self.writes: list[Write] = []
         self.beginning: Tensor | None = None
         self._tokens: Tensor | None = None
-        """The embeddings, until it was looked whether each is at its own place in the beginning."""
+        """The embeddings, until it was looked whether each is at its own place in the stream."""
+        self._end: Tensor | None = None
+        """The stream after the newest sum, until the same was looked."""
         self._newest: Any = None
         """The node of the graph that made the newest sum, which the next is to begin with."""
         self._skipped_to: str | None = None
@@ -103,26 +105,18 @@ class Heads(Tap):
             )
         if self._is_moved():
             raise MethodError(
-                "before its first layer the model puts the tokens into other places, as where it moves them one on "
-                f"behind a vector of its own, or mixes them{why}"
+                "before its first layer or between layers the model puts the tokens into other places, as where it "
+                f"moves them one on behind a vector of its own, or mixes them{why}"
             )
 
     def _is_moved(self) -> bool:
-        """Whether a token's embedding is in the stream at other places than its own before any layer has added to it.
-        Two places differ in some bit of their numbers, so a pass from each half tells."""
-        tokens, self._tokens = self._tokens, None
-        if tokens is None or self.beginning is None or not tokens.requires_grad:
+        """Whether a token's embedding, or what a layer has added to it, is in the stream at other places."""
+        tokens, end = self._tokens, self._end
+        self._tokens = self._end = None
+        if tokens is None or end is None or not tokens.requires_grad:
             return False
-        batch, length = tokens.shape[:2]
-        place = torch.arange(length, device=tokens.device)
-        for half in [(place >> bit) % 2 == side for bit in range((length - 1).bit_length()) for side in (0, 1)]:
-            seed = torch.zeros_like(self.beginning).view(batch, length, -1)
-            seed[:, half] = 1.0
-            seed = seed.view(self.beginning.shape)
-            (found,) = torch.autograd.grad(self.beginning, tokens, seed, retain_graph=True, allow_unused=True)
-            if found is not None and found.nan_to_num()[:, ~half].any():
-                return True
-        return False
+        leaves = [each for each in (tokens, *(write.leaf for write in self.writes)) if each.requires_grad]
+        return is_moved(end.view(*tokens.shape[:2], -1), leaves)
 
     # ------------------------------------------------------------------------ operations
 
@@ -338,7 +332,7 @@ class Heads(Tap):
         else:
             out = run((stream, leaf) if carrying[0] else (leaf, stream))
         if not self._run.replaying:
-            self._newest = out.grad_fn
+            self._newest, self._end = out.grad_fn, out
         return with_mark(out, write)
 
     def _refuse_other_places(self, args: tuple[Any, ...], carrying: list[bool]) -> None:
@@ -389,6 +383,20 @@ class Heads(Tap):
         if x.ndim == 1:
             return (Part("biases", f"add in {self._run.where()}", value),)
         return (Part("MLPs", self._run.where(), value.reshape(*self.shape, -1)),)
+
+
+def is_moved(made: Tensor, tokens: Sequence[Tensor]) -> bool:
+    """Whether what was made of vectors of tokens, each ``[B, T, d]`` or ``[B · T, d]``, is at other places or at more:
+    ``made`` ``[…, T, d]``. Two places differ in some bit of their numbers, so a pass from each half tells."""
+    length = made.shape[-2]
+    place = torch.arange(length, device=made.device)
+    for half in [(place >> bit) % 2 == side for bit in range((length - 1).bit_length()) for side in (0, 1)]:
+        seed = torch.zeros_like(made)
+        seed[..., half, :] = torch.linspace(0.5, 1.5, made.shape[-1], device=made.device, dtype=made.dtype)
+        for found in torch.autograd.grad(made, tokens, seed, retain_graph=True, allow_unused=True):
+            if found is not None and found.nan_to_num().reshape(-1, length, found.shape[-1])[:, ~half].any():
+                return True
+    return False
 
 
 class Reading(NamedTuple):

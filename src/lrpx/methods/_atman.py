@@ -170,10 +170,13 @@ class AtMan(Method):
 
 def _of_tokens(model: BoundModel, questions: Questions) -> Mapping[str, bool] | None:
     """Which attention is that of the tokens, where a model is given something beside them (:class:`Attentions`), for
-    the changed inputs run without a graph; else None."""
-    if not questions.rows[0].arguments:
-        return None
+    the changed inputs run without a graph; else None.
+
+    Raises:
+        MethodError: attention looks at the tokens in other places, which takes a graph to see.
+    """
     with model.traced(questions, GRADIENT, plain=True, taps=lambda batch: [attentions_of(model, batch)]) as ran:
         tap = ran.trace.tap(Attentions)
         assert tap is not None
-        return tap.of_tokens
+        tap.check()
+        return tap.of_tokens if questions.rows[0].arguments else None
