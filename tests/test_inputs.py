@@ -175,6 +175,8 @@ def test_a_mask_that_hides_what_a_decoder_has_written_is_refused(mask):
     with pytest.raises(InputError, match=r"the decoder_attention_mask hides tokens between others, or all; leave"):
         explain(given | {"decoder_attention_mask": mask})
     assert explain(given | {"decoder_attention_mask": [1, 1, 0]}).ids == (3, 14, 0, 8)
+    with pytest.raises(InputError, match=r"the decoder_input_ids begin with padding.*pass them padded on the right"):
+        explain(given | {"decoder_attention_mask": [0, 1, 1]})
 
 
 # ------------------------------------------------------------------------------------- tuples

@@ -138,14 +138,20 @@ def decoder_ids(given: Mapping[str, Any]) -> list[int]:
     """The decoder's text in what a tokenizer returned, without its padding.
 
     Raises:
-        InputError: it is not that of one input.
+        InputError: it is not that of one input, or begins with padding, which moves the places that a decoder counts.
     """
     ids = _flat(_tensor("decoder_input_ids", given["decoder_input_ids"]))
     mask = given.get("decoder_attention_mask")
     kept = torch.ones_like(ids) if mask is None else _flat(_tensor("decoder_attention_mask", mask))
     if ids.ndim != 1 or kept.shape != ids.shape or ids.is_floating_point():
         raise InputError(f"the decoder_input_ids are {_told(ids)}; pass those of one input, with their mask")
-    found: list[int] = ids[_kept(kept, "decoder_attention_mask")].tolist()
+    inside = _kept(kept, "decoder_attention_mask")
+    if not inside[0]:
+        raise InputError(
+            "the decoder_input_ids begin with padding, which moves the places of the other tokens in some models; pass "
+            "them padded on the right, or without padding"
+        )
+    found: list[int] = ids[inside].tolist()
     return found
 
 
