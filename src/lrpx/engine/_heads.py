@@ -420,7 +420,7 @@ def reading(call: Call, are_weights: Callable[[Any], bool]) -> Reading | None:
     name = call.name if call.operation is None else call.operation.name
     args = call.args
     if name == "matmul":
-        return Reading(0, args[0], args[1], ()) if are_weights(mark_of(args[0])) else None
+        return Reading(0, *args, ()) if len(args) == 2 and are_weights(mark_of(args[0])) else None
     if name != "einsum" or len(args) != 3 or not all(isinstance(x, Tensor) for x in args[1:]):
         return None
     at = 1 if are_weights(mark_of(args[1])) else 2
