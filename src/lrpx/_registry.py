@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+BROUGHT: dict[int, tuple[object, str]] = {}
+"""By ``id``: what other packages have brought, each with the module of their entry point. The thing is kept, so that no
+other gets its id."""
+
 
 class Registry(Mapping[str, T], Generic[T]):
     """Things by name, in the order they were registered.
@@ -99,9 +103,18 @@ class Registry(Mapping[str, T], Generic[T]):
         """What other packages bring; what they load registers itself."""
         group, self._group = self._group, None
         for entry in () if group is None else metadata.entry_points(group=group):
+            before = dict(self._found)
             try:
                 entry.load()
             except Exception as error:
                 package = "a package" if entry.dist is None else entry.dist.name
                 reason = f"{type(error).__name__}: {error}"
                 warnings.warn(f"the {self._kind} {entry.name!r} of {package} cannot be loaded ({reason})", stacklevel=3)
+            top = entry.module.partition(".")[0]
+            modules = [each for name, each in sys.modules.copy().items() if name.partition(".")[0] == top]
+            files = {getattr(each, "__file__", None) for each in modules}
+            for name, thing in self._found.items():
+                if thing is not before.get(name) or self._origins[name] in files:  # or it was imported already
+                    BROUGHT[id(thing)] = thing, entry.module
+                    if type(thing).__module__.partition(".")[0] == top:
+                        BROUGHT[id(type(thing))] = type(thing), entry.module

@@ -7,14 +7,15 @@ import hashlib
 import importlib.util
 import sys
 import sysconfig
+from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from lrpx._registry import Registry
+from lrpx._registry import BROUGHT, Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from importlib.machinery import ModuleSpec
 
     from lrpx.errors import LRPxError
@@ -58,7 +59,7 @@ def from_script(given: str, registry: Mapping[str, T], kind: str, error: type[LR
         raise error(f"there is no script {path}; name a Python file that registers a {kind}")
     before = dict(registry)
     module, source = _run(path, error)
-    imported = _imported(source, path)
+    imported = _imported(source, "", path.parent.resolve(), _is_own)
     files = {getattr(sys.modules.get(name), "__file__", None) for name in imported}
     origins = registry.origins if isinstance(registry, Registry) else {}  # what is imported already registers nothing
     mine = {
@@ -85,12 +86,33 @@ def script_of(kind: type) -> str | None:
     return found
 
 
+def is_of_script(thing: object) -> bool:
+    """Whether a script has registered a thing, or its class."""
+    return id(thing) in _digests or id(type(thing)) in _digests
+
+
 def digest_of(thing: object) -> str | None:
     """The SHA-256 of the script that has registered a thing, or its class, and of the user's own modules that it
-    imports, those beside it and below its folder, all as they were when they ran. None of what is ours, a package's, or
-    was defined in the session."""
+    imports, those beside it and below its folder, all as they were when they ran; of what a package has brought by an
+    entry point, of that module and of those of the package that it imports. None of what is ours, or was defined in
+    the session."""
     found = _digests.get(id(thing)) or _digests.get(id(type(thing)))
-    return None if found is None else found[1]
+    if found is not None:
+        return found[1]
+    brought = BROUGHT.get(id(thing)) or BROUGHT.get(id(type(thing)))
+    return None if brought is None else _digest_of_package(brought[1])
+
+
+@cache
+def _digest_of_package(name: str) -> str | None:
+    """Of a module, and of those of its package that it imports, when it is first asked for."""
+    spec = _spec(name)
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        return None
+    path = Path(str(spec.origin))
+    package = name if spec.submodule_search_locations is not None else name.rpartition(".")[0]
+    top, source = name.partition(".")[0], path.read_bytes()
+    return _digest(source, _imported(source, package, path.parent, lambda each, _: each.name.partition(".")[0] == top))
 
 
 def settings_of(kind: str, things: Mapping[str, object]) -> dict[str, str]:
@@ -131,16 +153,24 @@ def _digest(source: bytes, imported: Mapping[str, bytes]) -> str:
     return found.hexdigest()
 
 
-def _imported(source: bytes, path: Path) -> dict[str, bytes]:
-    """The source of each of the user's own modules that a script imports, or that one of these does, anywhere in it;
-    what is imported by a name that is computed is not seen."""
+def _imported(
+    source: bytes, package: str, folder: Path, is_own: Callable[[ModuleSpec, Path], bool]
+) -> dict[str, bytes]:
+    """The source of each of the user's own modules that a module imports, or that one of these does, anywhere in it;
+    what is imported by a name that is computed is not seen.
+
+    Args:
+        source: the module's.
+        package: what it is in; nothing for a script.
+        folder: where it lies.
+        is_own: whether a module, in view of that folder, is the user's.
+    """
     found: dict[str, bytes] = {}
-    folder = path.parent.resolve()
-    left = list(_names(source, ""))
+    left = list(_names(source, package))
     while left:
         name = left.pop()
         spec = None if name in found else _spec(name)
-        if spec is None or not _is_own(spec, folder):
+        if spec is None or not spec.has_location or not is_own(spec, folder):
             continue
         held = _sources.get(name)
         if held is None or held[0] is not spec:  # one that was loaded again has another
@@ -185,7 +215,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 def _is_own(spec: ModuleSpec, folder: Path) -> bool:
     """Whether a module's file is below a folder, and none of Python's, of an installed package or of ours."""
-    if not spec.has_location or spec.name.partition(".")[0] == "lrpx":
+    if spec.name.partition(".")[0] == "lrpx":
         return False
     file = Path(str(spec.origin)).resolve()
     python = (Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib"))

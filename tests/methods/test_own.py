@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -309,6 +310,37 @@ def test_other_packages_bring_methods_by_entry_points(tmp_path, monkeypatch):
 
 
 ENTRIES = None
+
+
+def test_what_a_package_brings_is_known_by_its_code(tmp_path):
+    """A package that is edited in place, as one that is being written, is another when it is loaded again."""
+    package, meta = tmp_path / "plugged", tmp_path / "plugged-1.0.dist-info"
+    package.mkdir()
+    meta.mkdir()
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged\nVersion: 1.0\n", encoding="utf-8")
+    (meta / "entry_points.txt").write_text("[lrpx.numbers]\nhalf = plugged.main\n", encoding="utf-8")
+    (package / "__init__.py").write_text("", encoding="utf-8")
+    (package / "other.py").write_text("VALUE = 1\n", encoding="utf-8")
+    main = "from seen import ENTRIES\nfrom plugged.other import VALUE\nENTRIES.add('half', [VALUE], __name__)\n"
+    (package / "main.py").write_text(main, encoding="utf-8")
+    (tmp_path / "seen.py").write_text(
+        "from lrpx._registry import Registry\nfrom lrpx.errors import MethodError\n"
+        "ENTRIES = Registry('number', MethodError, 'lrpx.numbers')\n",
+        encoding="utf-8",
+    )
+    asked = "import seen; from lrpx._scripts import settings_of; print(settings_of('number', dict(seen.ENTRIES)))"
+
+    def digest(*before):
+        code = "; ".join([*before, asked])
+        ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return ran.stdout
+
+    first = digest()
+    assert first.startswith("{'script of the number half': '")
+    assert digest() == digest("import plugged.main") == first
+    for file, line in (("other.py", "VALUE = 22\n"), ("main.py", main + "# another\n")):
+        (package / file).write_text(line, encoding="utf-8")
+        assert digest() != first
 
 
 def test_registering_needs_a_method():

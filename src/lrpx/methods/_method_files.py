@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from lrpx import _recipe_files
 from lrpx._files import write_text
-from lrpx._scripts import digest_of
+from lrpx._scripts import is_of_script
 from lrpx.errors import MethodError
 from lrpx.methods._backward import Backward, value_times_gradient
 from lrpx.methods._contract import METHODS, Method
@@ -51,7 +51,7 @@ def write(method: Method, path: str | Path) -> None:
             settings[name] = value
         elif value != getattr(base, name):
             raise MethodError(f"{method.name} cannot be saved: its {name} is {value!r}; pass a text or a number")
-    if digest_of(type(method)) is not None:
+    if is_of_script(type(method)):
         told = ", ".join(f"{name}={value!r}" for name, value in settings.items() if _is_plain(value))
         raise MethodError(
             f"{method.name} cannot be saved: it is of a script, and nothing that a file names is run; register it in "
