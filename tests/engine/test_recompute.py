@@ -377,6 +377,50 @@ def test_a_layer_that_is_another_the_second_time_is_refused() -> None:
         trace.explain(output.sum())
 
 
+class Counting(nn.Module):
+    """Another scale at each call, in as many tensors of the same shapes."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x.tanh() * x.roll(1, -1) * (1 + 0.1 * self.calls)
+
+
+class Averaging(nn.Module):
+    """Adds an average of what it has seen, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().abs().mean()
+        return x.tanh() * x.roll(1, -1) + self.average
+
+
+class Passing(nn.Module):
+    """Takes what the layer before has left in a dictionary, as values are handed on to later layers."""
+
+    def __init__(self, state: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.state = state
+
+    def forward(self, x: Tensor) -> Tensor:
+        before, self.state["x"] = self.state.get("x", torch.zeros_like(x)), x
+        return (x + before).tanh() * x.roll(1, -1)
+
+
+@pytest.mark.parametrize("kind", [Counting, Averaging, Passing])
+def test_a_layer_with_a_state_that_saves_as_much_the_second_time_is_refused(kind: Any) -> None:
+    state: tuple[dict[str, Tensor], ...] = ({},) if kind is Passing else ()
+    model = Chain(kind(*state), kind(*state), nn.Tanh())
+    with propagate(model, ATTNLRP, recompute=True) as trace:
+        output = model(IDS)
+    with pytest.raises(TraceError, match=f"{kind.__name__} computes something else when it is run again"):
+        trace.explain(output.sum())
+
+
 def test_a_model_without_layers() -> None:
     with (
         pytest.raises(MethodError, match="Linear has no list of layers to recompute"),

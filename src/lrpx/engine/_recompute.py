@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from lrpx.errors import LRPxError, TraceError
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch.nn import Module
+
+SAMPLED = 256
+"""So many numbers of what a layer gives are kept, to see whether it gives the same when it is run again."""
 
 
 class Layer:
@@ -48,6 +52,7 @@ class Layer:
         self._newest = newest
         self._saved: list[Tensor] | None = None
         self._count = 0
+        self._gave: list[Tensor] = []
         devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
         self._autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]
         self._versions = _versions(args, kwargs)
@@ -56,6 +61,11 @@ class Layer:
     def hooks(self) -> saved_tensors_hooks:
         """The context in which the layer's first run forgets; not kept by the layer, which would keep itself alive."""
         return saved_tensors_hooks(self._forget, self._recall)
+
+    def gave(self, output: Any) -> None:
+        """Note what the first run has given: a layer with a state that it changes gives something else the next time,
+        and may still save as many tensors of the same shapes."""
+        self._gave = _sample(output)
 
     def _forget(self, x: Tensor) -> tuple[int, torch.Size, torch.dtype]:
         self._count += 1
@@ -108,12 +118,34 @@ class Layer:
             stack.enter_context(saved_tensors_hooks(keep, never))
             # from where the hooks stand: a checkpoint around the call of the module is outside of them
             try:
-                torch.nn.Module.__call__(self._module, *args, **kwargs)
+                given = torch.nn.Module.__call__(self._module, *args, **kwargs)
             except (RuntimeError, LookupError) as error:
                 if isinstance(error, (LRPxError, torch.OutOfMemoryError)):
                     raise
                 raise self._other() from error  # as a cache that has grown, or a list that its input was taken from
+        if not _are_alike(self._gave, _sample(given)):
+            raise self._other()
         return saved
+
+
+def _sample(output: Any) -> list[Tensor]:
+    """Some numbers of every tensor in an output that depends on the input, evenly from all of it."""
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad and x.numel()]
+        return [x.detach().reshape(-1)[:: x.numel() // SAMPLED | 1].clone() for x in tensors]
+
+
+def _are_alike(first: list[Tensor], second: list[Tensor]) -> bool:
+    """Whether a layer has given the same twice, up to rounding, which may hang on the thread that it runs in."""
+    if [(x.shape, x.dtype) for x in first] != [(x.shape, x.dtype) for x in second]:
+        return False
+    with torch.no_grad(), torch._C.DisableTorchFunction():
+        for a, b in zip(first, second, strict=True):
+            bound = torch.finfo(a.dtype).eps ** 0.5 * a.abs().max()
+            # what is not finite is not compared: it is told of where it arrives
+            if bool(((a - b).abs() > bound).any()):
+                return False
+    return True
 
 
 def _versions(args: Any, kwargs: Any) -> list[int]:

@@ -391,7 +391,7 @@ class _Seams:
         self.thread: int | None = None
         self.first_thread = threading.get_ident()
         self.hooks = Hooks()
-        self.layers: list[saved_tensors_hooks] = []
+        self.layers: list[tuple[Layer, saved_tensors_hooks]] = []
         self.newest: list[weakref.ref[Layer]] = []
         self.runs = _overrides.Runs(recipe, modules)
         self.passed = _overrides.Passed(())
@@ -404,7 +404,7 @@ class _Seams:
 
     def remove(self) -> None:
         """Take them off. An interrupt may have fallen anywhere, also in here: then it is done again."""
-        for hooks in reversed(self.layers):  # where a layer was left by an interrupt, its hook was not called
+        for _, hooks in reversed(self.layers):  # where a layer was left by an interrupt, its hook was not called
             if _is_newest(hooks):
                 hooks.__exit__()
         self.layers.clear()
@@ -599,14 +599,16 @@ class _Seams:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self.run.active and not self.run.replaying:
                 recipe = self.run.recipe
-                hooks = Layer(module, args, kwargs, lambda: self.again(recipe), self.newest).hooks()
-                self.layers.append(hooks)
-                hooks.__enter__()
+                layer = Layer(module, args, kwargs, lambda: self.again(recipe), self.newest)
+                self.layers.append((layer, layer.hooks()))
+                self.layers[-1][1].__enter__()
 
-        def after(*_: Any) -> None:
+        def after(_: Module, __: Any, ___: Any, output: Any) -> None:
             if self.layers and not self.run.replaying:
-                self.layers[-1].__exit__()
+                layer, hooks = self.layers[-1]
+                hooks.__exit__()
                 self.layers.pop()
+                layer.gave(output)
 
         return before, after
 
