@@ -231,6 +231,33 @@ def test_projections_of_a_model_of_ones_own():
     near(explain(image(), 1, method=ATTNLRP_VIT).relevance, explain(image(), 1, method=by_name).relevance)
 
 
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("groups", [1, 12], ids=["all channels", "each channel"])
+def test_the_layer_before_a_convolution_that_projects_is_no_projection(groups, recipe):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.embed, self.o = torch.nn.Linear(4, 12 if groups > 1 else 4), torch.nn.Linear(4, 4)
+            self.qkv = torch.nn.Conv1d(self.embed.out_features, 12, 1, groups=groups)
+            self.double()
+
+        def forward(self, x):
+            q, k, v = self.qkv(self.embed(x).mT).mT.chunk(3, -1)
+            return self.o(torch.nn.functional.scaled_dot_product_attention(q, k, v))
+
+    by_name = replace(recipe, name="b", input_projection=None)
+    if groups > 1:  # what pools queries, keys and values channel by channel makes none
+        by_name = by_name.at("embed", linear=Epsilon())
+    x = torch.randn(1, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    model, found = Attention(), []
+    for each in (recipe, by_name):
+        with lrpx.propagate(model, each) as trace:
+            trace.explain(model(x)[0, -1].sum())
+        found.append(trace.relevance("x"))
+    near(*found)
+
+
 SOFTMAXES = {
     "exponentials": lambda s: s.exp() / s.exp().sum(-1, keepdim=True),
     "logsumexp": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),

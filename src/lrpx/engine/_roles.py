@@ -32,6 +32,8 @@ WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
 LINEAR = "lrpx linear"
 """What the node of a linear layer is marked with that has the same rule as an input projection as else."""
+MIXED = "lrpx mixed"
+"""What the node of a convolution is marked with that mixes channels, as a layer does."""
 MADE = "lrpx made"
 """What holds, at the node of a linear layer, a call that refuses an override if it is an input projection."""
 
@@ -70,7 +72,10 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
             op = _without_padding(op, x, seen[0])
         return run.apply(what, op, *inputs, rule=recipe.first, conserves=conserves)
     if what != "linear":
-        return run.apply(what, op, *inputs, rule=getattr(recipe, what))
+        out: Any = run.apply(what, op, *inputs, rule=getattr(recipe, what))
+        if inputs[1].shape[1] > 1 and out.grad_fn is not None:
+            out.grad_fn.metadata[MIXED] = True
+        return out
     if recipe.output_projection is not None and _reaches(x, ATTENDED):
         _overrides.refuse_unmet(recipe, run.where(), what, "output_projection")
         return run.apply(what, op, *inputs, rule=recipe.output_projection)
@@ -80,7 +85,7 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         if plain.grad_fn is not None:
             plain.grad_fn.metadata[LINEAR] = True
         return plain
-    out: Any = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+    out = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
     if recipe.overrides and out.grad_fn is not None:
         out.grad_fn.metadata[MADE] = partial(_overrides.refuse_unmet, recipe, run.where(), what, "input_projection")
     return out
@@ -195,11 +200,13 @@ def _tell(node: Any) -> None:
 def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
     residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two.
+    Behind a convolution of all channels there are none, for it is what projects; one of each channel by itself, as
+    behind a layer that gives queries, pools what that layer gave.
 
     Scores (``of``) may be a sum, of those of contents and of places; what a layer gives to it, as of queries and a
     table of places, is neither query nor key."""
     left[0] -= 1
-    if node is None or left[0] < 0 or ATTENDED in node.metadata:
+    if node is None or left[0] < 0 or ATTENDED in node.metadata or MIXED in node.metadata:
         return set()
     name = kind(node)
     if name == "_Either" or LINEAR in node.metadata:
