@@ -686,15 +686,17 @@ EINSUMS = {
     "values first": ("bjhd,bhij->bihd", False),
     "dots": ("...ij,...jd->...id", True),
     "shared values": ("bhij,bjd->bihd", False),
+    "in a list": ("bhij,bjhd->bihd", False),
 }
 
 
 class ByHeads(torch.nn.Module):
     """A layer of attention by a matrix product, or by an ``einsum`` whose heads stand first or behind the tokens."""
 
-    def __init__(self, equation, has_heads_first, is_shared):
+    def __init__(self, equation, has_heads_first, is_shared, is_listed=False):
         super().__init__()
         self.equation, self.has_heads_first, self.is_shared = equation, has_heads_first, is_shared
+        self.is_listed = is_listed
         width = 4 if is_shared else 16
         self.q, self.k, self.v, self.o = (torch.nn.Linear(16, each) for each in (16, width, width, 16))
 
@@ -707,7 +709,7 @@ class ByHeads(torch.nn.Module):
         else:
             values = v if self.has_heads_first else v[:, 0] if self.is_shared else v.transpose(1, 2)
             two = (values, weights) if self.equation.startswith("bj") else (weights, values)
-            read = torch.einsum(self.equation, *two)
+            read = torch.einsum(self.equation, [*two]) if self.is_listed else torch.einsum(self.equation, *two)
             read = read.transpose(1, 2) if self.has_heads_first else read
         return x + self.o(read.flatten(2))
 
@@ -734,7 +736,8 @@ class OfHeads(torch.nn.Module):
 @pytest.mark.parametrize("method", [*OF_MAPS, "atman", "alti-logit", "alti", "ifr"])
 def test_attention_by_einsum_is_that_by_a_matrix_product(spelling, method):
     equation, has_heads_first = EINSUMS[spelling]
-    both = (OfHeads(each, has_heads_first, spelling == "shared values") for each in (None, equation))
+    is_shared, is_listed = spelling == "shared values", spelling == "in a list"
+    both = (OfHeads(each, has_heads_first, is_shared, is_listed) for each in (None, equation))
     explainers = (Explainer(model, task=Task.CAUSAL) for model in both)
     expected, found = (explain([IDS, [7, *IDS[:4]]], [4, 5], method=method) for explain in explainers)
     for a, b in zip(expected, found, strict=True):
@@ -745,6 +748,28 @@ def test_attention_by_einsum_is_that_by_a_matrix_product(spelling, method):
 def test_weights_over_queries_by_einsum_are_no_attention_of_each_query(method):
     with pytest.raises(MethodError, match="use attnlrp or lrp"):
         Explainer(OfHeads("bhij,bihd->bjhd", False, False), task=Task.CAUSAL)(IDS, 4, method=method)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_two_streams_of_one_text_are_refused(method):
+    """What predicts in ProphetNet looks at both, of twice as many places."""
+    explain = Explainer(tiny_model(choose(["prophetnet"], "causal-lm")[0]))
+    with pytest.raises(MethodError, match="over 14 places that are not the tokens"):
+        explain([*range(12, 19)], 2, method=method)
+
+
+@pytest.mark.parametrize("method", OF_MAPS)
+def test_attention_of_places_alone_is_refused(method):
+    class Placed(Masked):
+        def forward(self, input_ids):
+            x = self.embed(input_ids)
+            place = torch.eye(8)[: x.shape[1]].expand(len(x), -1, -1)
+            for _, _, value in self.layers:
+                x = x + (place @ place.mT).softmax(-1) @ value(x)
+            return self.head(x)
+
+    with pytest.raises(MethodError, match="do not depend on the input, or are computed where gradients are off"):
+        Explainer(Placed(None).eval(), task=Task.CAUSAL)(IDS, 4, method=method)
 
 
 def test_values_that_a_linear_layer_chooses():

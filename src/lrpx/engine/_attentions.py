@@ -276,7 +276,7 @@ class Attentions(Tap):
             MethodError: says where.
         """
         is_alone = len(self._kinds) == 1 and not self._embeddings and not self._is_known
-        if is_alone and dimensions == 4 and 1 != values.shape[-2] not in next(iter(self._kinds)):
+        if is_alone and dimensions >= 4 and 1 != values.shape[-2] not in next(iter(self._kinds)):
             raise MethodError(
                 f"the attention in {self._run.where()} is over {values.shape[-2]} places that are not the tokens, such "
                 "as patches of them, which maps of the tokens' own attention leave out; use attnlrp or lrp"
@@ -345,8 +345,7 @@ class Attentions(Tap):
             )
         scores = mark.scores.to(mark.out.dtype).reshape(weights.shape)
         changed = torch.where(_is_forbidden(scores), scores, scores * factor).softmax(-1)
-        changed = changed.to(weights.dtype)
-        return proceed((*call.args[: read.at], changed, *call.args[read.at + 1 :]), call.kwargs)
+        return proceed(read.given(changed.to(weights.dtype)), call.kwargs)
 
     def _fused(self, call: Call, proceed: Callable[..., Any]) -> Any:
         """Attention that is one torch function, written out."""

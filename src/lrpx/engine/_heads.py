@@ -130,7 +130,7 @@ class Heads(Tap):
             return proceed(args, kwargs)
 
         operation = name if row is None else row.name
-        two = args[1:3] if operation == "einsum" else args[:2]
+        two = operands_of(args) if operation == "einsum" else args[:2]
         marked = next((mark for x in two if (mark := mark_of(x)) is not None), None)
         moves = row is not None and row.gate == "moves"
         if operation != "add" and not moves:
@@ -403,40 +403,50 @@ class Reading(NamedTuple):
     """Values that are multiplied by attention weights, in one matrix product or ``einsum``.
 
     Args:
-        at: which of the call's arguments the weights are.
         weights, values: ``[…, Q, K]`` and ``[…, K, d]``.
         order: how what the call gives is permuted to be their product ``[…, Q, d]``; none where it is.
+        given: the call's arguments with others in the place of the weights.
     """
 
-    at: int
     weights: Tensor
     values: Tensor
     order: tuple[int, ...]
+    given: Callable[[Tensor], tuple[Any, ...]]
+
+
+def operands_of(args: Sequence[Any]) -> tuple[Any, ...]:
+    """What an ``einsum`` multiplies."""
+    is_listed = len(args) == 2 and isinstance(args[1], (list, tuple))
+    return tuple(args[1] if is_listed else args[1:])
 
 
 def reading(call: Call, are_weights: Callable[[Any], bool]) -> Reading | None:
     """What a call reads with attention weights, known by their mark; None where it reads nothing, or in no such order:
     keys are the last index of the weights, queries the one before."""
-    name = call.name if call.operation is None else call.operation.name
-    args = call.args
+    name, args = call.name if call.operation is None else call.operation.name, call.args
     if name == "matmul":
-        return Reading(0, *args, ()) if len(args) == 2 and are_weights(mark_of(args[0])) else None
-    if name != "einsum" or len(args) != 3 or not all(isinstance(x, Tensor) for x in args[1:]):
+        if len(args) != 2 or not are_weights(mark_of(args[0])):
+            return None
+        return Reading(*args, (), lambda weights: (weights, args[1]))
+    two = operands_of(args) if name == "einsum" else ()
+    if len(two) != 2 or not all(isinstance(x, Tensor) for x in two):
         return None
-    at = 1 if are_weights(mark_of(args[1])) else 2
-    if not are_weights(mark_of(args[at])):
+    at = 0 if are_weights(mark_of(two[0])) else 1
+    if not are_weights(mark_of(two[at])):
         return None
-    labels, result = spelled(args[0], args[1:]).split("->")
-    of_weights, of_values = labels.split(",")[:: 1 if at == 1 else -1]
+    labels, result = spelled(args[0], two).split("->")
+    of_weights, of_values = labels.split(",")[:: 1 if at == 0 else -1]
     *rows, query, key = list(of_weights)
     features = [each for each in of_values if each not in of_weights]
     wanted = [*rows, query, *features]
     if len(features) != 1 or key not in of_values or query in of_values or sorted(wanted) != sorted(result):
         return None
-    values = args[3 - at].permute([of_values.index(each) for each in (*rows, key, *features) if each in of_values])
+    weights, values = two[at], two[1 - at]
+    values = values.permute([of_values.index(each) for each in (*rows, key, *features) if each in of_values])
     values = values[tuple(slice(None) if each in of_values else None for each in (*rows, key, *features))]
     order = tuple(result.index(each) for each in wanted)
-    return Reading(at, args[at], values, () if order == tuple(range(len(order))) else order)
+    order = () if order == tuple(range(len(order))) else order
+    return Reading(weights, values, order, lambda new: (args[0], *((new, two[1]) if at == 0 else (two[0], new))))
 
 
 def _layer(path: str) -> str | None:

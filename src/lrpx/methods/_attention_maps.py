@@ -122,7 +122,7 @@ class OfAttention(Method):
             tap = ran.trace.tap(Attentions)
             assert tap is not None
             for chosen in ran.explained():
-                _refuse_hybrids(model, tap.attended)
+                _refuse_others(model, tap.attended)
                 for i in chosen:
                     maps = _maps(ran, tap.attended, i, tuple(tokens))
                     for method, mine in zip(methods, found, strict=True):
@@ -145,8 +145,15 @@ def attentions_of(model: BoundModel, batch: Batch, tokens: tuple[int, ...] = ())
     return Attentions(len(batch.rows), tokens or batch.widths, embeddings=embeddings)
 
 
-def _refuse_hybrids(model: BoundModel, attended: Sequence[Attended]) -> None:
-    """Refuse a model with a layer whose attention was not found, beside others with one."""
+def _refuse_others(model: BoundModel, attended: Sequence[Attended]) -> None:
+    """Refuse a model with a layer whose attention was not found, beside others with one, or is the same whatever is
+    read, as one of places alone."""
+    alike = next((each.path for each in attended if not each.raw.requires_grad), None)
+    if alike is not None:
+        raise MethodError(
+            f"the attention weights in {alike} do not depend on the input, or are computed where gradients are off, so "
+            "nobody knows which layer comes before which; use attnlrp or lrp"
+        )
     found = {layer.path for each in attended if (layer := layer_of(each.path)) is not None}
     lists = {path.rpartition(".")[0] for path in found}
     for path in layers(model.paths):
