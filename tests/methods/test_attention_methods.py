@@ -843,3 +843,54 @@ def test_a_masked_kernel_under_autocast(name):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = explainer(IDS, target=4, method=name).relevance
     torch.testing.assert_close(found.double(), exact.double(), rtol=0, atol=0.05 * float(exact.abs().max()))
+
+
+class Stable(torch.nn.Module):
+    """One attention, from whose scores the largest is perhaps taken off, as exponentials could overflow."""
+
+    def __init__(self, how):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.tokens, self.qkv = torch.nn.Embedding(32, 16), torch.nn.Linear(16, 48)
+            self.out, self.head = torch.nn.Linear(16, 16), torch.nn.Linear(16, 32)
+        self.how = how
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.tokens
+
+    def forward(self, input_ids):
+        x = self.tokens(input_ids)
+        q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        scores, admitted = q @ k.mT, torch.ones(x.shape[1], x.shape[1]).tril() == 1
+        if self.how != "before the mask":
+            scores = scores.masked_fill(~admitted, -torch.inf)
+        if self.how == "of rows":
+            scores = scores - scores.max(dim=-1, keepdim=True)[0]
+        elif self.how == "of all":
+            scores = (scores - scores.max()).clamp(min=-50000)
+        elif self.how == "in place":
+            scores -= scores.amax(-1).unsqueeze(-1).detach()
+        elif self.how == "added":
+            scores = scores + (-scores.amax(-1, keepdim=True))
+        elif self.how == "bounded":
+            scores = torch.max(scores, torch.tensor(torch.finfo(scores.dtype).min))
+        elif self.how == "before the mask":
+            scores = torch.where(admitted, scores - scores.amax(-1, keepdim=True), -torch.inf)
+        return self.head(x + self.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("how", ["of rows", "of all", "in place", "added", "before the mask"])
+def test_scores_whose_largest_was_taken_off_are_not_turned_down(how):
+    """All are below 0 then, so that to multiply them would turn each key up."""
+    near(Stable(how)(torch.tensor([IDS])).detach(), Stable("plain")(torch.tensor([IDS])).detach().numpy())
+    assert Explainer(Stable("plain"), task=Task.CAUSAL)(IDS, 4, method="atman").relevance.abs().max() > 1e-3
+    explain = Explainer(Stable(how), task=Task.CAUSAL)
+    with pytest.raises(MethodError, match=r"the largest score is taken off before the softmax.*use another method"):
+        explain(IDS, 4, method="atman")
+    plain = Explainer(Stable("plain"), task=Task.CAUSAL)
+    for method in OF_MAPS:
+        near(explain(IDS, 4, method=method).relevance, plain(IDS, 4, method=method).relevance)
+    bounded = Explainer(Stable("bounded"), task=Task.CAUSAL)
+    near(bounded(IDS, 4, method="atman").relevance, plain(IDS, 4, method="atman").relevance)

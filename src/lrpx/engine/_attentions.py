@@ -55,12 +55,14 @@ class Attended:
 @dataclass(eq=False)
 class _Softmax:
     """A softmax that may be attention's: what it was taken of, what it gave, whether that is what a linear layer gave,
-    as in a router of experts, and whether values were multiplied."""
+    as in a router of experts, whether the largest of the scores was taken off before, and whether values were
+    multiplied."""
 
     path: str
     scores: Tensor
     out: Tensor
     is_routers: bool
+    is_lowered: bool = False
     is_read: bool = False
 
 
@@ -69,6 +71,13 @@ class _Linear:
     """What a linear layer gave, and how many outputs that has."""
 
     width: int
+
+
+@dataclass(frozen=True)
+class _Lowered:
+    """Scores that their largest was taken off, or that largest score itself."""
+
+    is_largest: bool
 
 
 class Attentions(Tap):
@@ -173,7 +182,12 @@ class Attentions(Tap):
                 return self._eager(read, call, proceed)
             if not mark_of(read.weights).is_routers:
                 self._refuse_others(read.weights.ndim, read.values)
+        lowered = self._lowered(name, call.args)
         out = proceed(call.args, call.kwargs)
+        is_of_two = isinstance(arguments(call.args, call.kwargs, "input", "other")[1], Tensor)
+        if self._factors is not None and name in ("max", "amax") and not is_of_two:
+            with_mark(out if isinstance(out, Tensor) else out[0], _Lowered(is_largest=True))
+            return out
         if not isinstance(out, Tensor):
             return out
         if call.name == "pad" and self._shifts(arguments(call.args, call.kwargs, "input", "pad")[1], out):
@@ -191,15 +205,28 @@ class Attentions(Tap):
             of = mark_of(scores)
             is_routers = isinstance(of, _Linear) and of.width == out.shape[-1]
             kept = scores.detach() if self._factors else out.detach()
-            mark = _Softmax(self._run.where(), kept, out.detach(), is_routers)
+            is_lowered = lowered is not None and not lowered.is_largest
+            mark = _Softmax(self._run.where(), kept, out.detach(), is_routers, is_lowered)
             if self._kind(out) is not None and not is_routers:
                 self._softmaxes.append(mark)
             return with_mark(out, mark)
+        if lowered is not None:
+            return with_mark(out, lowered)
         row, old = call.operation, mark_of(call.args[0]) if call.args else None
         if old is not None and out is not call.args[0]:
             moves = row is not None and row.gate in ("moves", "stays")
             return with_mark(out, old) if moves or name in FILLED else out
         return out
+
+    def _lowered(self, name: str, args: tuple[Any, ...]) -> _Lowered | None:
+        """The mark of what is computed from scores that their largest was taken off, or from that largest one."""
+        if self._factors is None or name == "matmul":
+            return None
+        marks = [mark_of(each) for each in args if isinstance(each, Tensor)]
+        found = [mark for mark in marks if isinstance(mark, _Lowered)]
+        if not found or any(isinstance(mark, _Linear) for mark in marks):
+            return None
+        return _Lowered(is_largest=all(mark.is_largest for mark in found) and name not in ("add", "sub"))
 
     def _convolves(self, x: Tensor, weight: Tensor) -> bool:
         """Whether tokens see their neighbours: in two dimensions where one is the tokens', as in the values of heads
@@ -342,6 +369,11 @@ class Attentions(Tap):
             raise MethodError(
                 f"in {mark.path} something comes between the softmax of the attention scores and the values, so the "
                 "scores cannot be changed there; use another method, such as leave-one-out"
+            )
+        if mark.is_lowered:
+            raise MethodError(
+                f"in {mark.path} the largest score is taken off before the softmax, so that all are below 0 and to "
+                "multiply them would turn a token up; use another method, such as leave-one-out"
             )
         scores = mark.scores.to(mark.out.dtype).reshape(weights.shape)
         changed = torch.where(_is_forbidden(scores), scores, scores * factor).softmax(-1)
