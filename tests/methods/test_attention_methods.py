@@ -262,7 +262,7 @@ def test_several_settings_share_a_pass(monkeypatch):
     methods = [Rollout(f"r{share}", discard=share) for share in (0.0, 0.5)]
     questions = Questions((explain.bound.reader.row(IDS),), (Question(0, 6, Logit(4)),))
     found = attribute_all(methods, explain.bound, questions)
-    assert len(passes) == 1
+    assert len(passes) == 2  # one of them to see whether anything else mixes tokens
     for method in methods:
         near(found[method.name].relevance[0], explain(IDS, 4, method=method).relevance, 1e-12)
 
@@ -894,3 +894,63 @@ def test_scores_whose_largest_was_taken_off_are_not_turned_down(how):
         near(explain(IDS, 4, method=method).relevance, plain(IDS, 4, method=method).relevance)
     bounded = Explainer(Stable("bounded"), task=Task.CAUSAL)
     near(bounded(IDS, 4, method="atman").relevance, plain(IDS, 4, method="atman").relevance)
+
+
+class Mixing(torch.nn.Module):
+    """Two blocks of attention and of a second part, which may mix tokens as well."""
+
+    def __init__(self, how):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.tokens, self.head = torch.nn.Embedding(32, 16), torch.nn.Linear(16, 32)
+            self.layers = torch.nn.ModuleList(Mixer(how) for _ in range(2))
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.tokens
+
+    def forward(self, input_ids):
+        x = self.tokens(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Mixer(torch.nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.qkv, self.out = how, torch.nn.Linear(16, 48), torch.nn.Linear(16, 16)
+        self.norm, self.linear = torch.nn.LayerNorm(16), torch.nn.Linear(16, 16)
+        self.lstm = torch.nn.LSTM(16, 16, batch_first=True)
+
+    def forward(self, x):
+        q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        admitted = torch.ones(x.shape[1], x.shape[1]).tril() == 1
+        if self.how == "fused":
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+        else:
+            mixed = (q @ k.mT).masked_fill(~admitted, -torch.inf).softmax(-1) @ v
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        h = self.norm(x)
+        if self.how == "LSTM":
+            return x + self.lstm(h)[0]
+        if self.how == "shift":
+            h = torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1)
+        elif self.how == "mean":
+            h = h.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
+        elif self.how == "windows":  # of two tokens, whose rows are beside those of the batch
+            windows = torch.nn.functional.pad(h, (0, 0, 0, x.shape[1] % 2)).view(-1, 2, 16)
+            weights = (windows @ windows.mT).masked_fill(torch.ones(2, 2).triu(1) == 1, -torch.inf).softmax(-1)
+            h = (weights @ windows).view(len(x), -1, 16)[:, : x.shape[1]]
+        return x + self.linear(h)
+
+
+@pytest.mark.parametrize("method", [*OF_MAPS, "ifr", "alti-logit"])
+def test_what_mixes_tokens_beside_attention_is_refused(method):
+    """An LSTM, a shift, a mean or windows in the place of a feed-forward part: no map has them, and none is told of."""
+    fused, eager = (Explainer(Mixing(how), task=Task.CAUSAL)(IDS, 4, method=method) for how in ("fused", "eager"))
+    near(fused.relevance, eager.relevance)
+    for how in ("LSTM", "shift", "mean", "windows"):
+        with pytest.raises(MethodError, match=r"before the attention in layers.1.* mixes them; use attnlrp or lrp"):
+            Explainer(Mixing(how), task=Task.CAUSAL)(IDS, 4, method=method)

@@ -97,6 +97,8 @@ class Attentions(Tap):
             of an image's tower may be as wide as a text's; that of the tokens multiplies values that come from these.
             It takes a graph to know that.
         known: where there is no graph, :attr:`of_tokens` of a run with one.
+        is_apart: what attention gives is a constant in the graph, so that :meth:`check` tells whether anything else
+            mixes the tokens before the last attention.
 
     Attributes:
         attended: the attention over the tokens, in the order of the forward pass.
@@ -112,8 +114,10 @@ class Attentions(Tap):
         *,
         embeddings: Collection[str] = (),
         known: Mapping[str, bool] | None = None,
+        is_apart: bool = False,
     ) -> None:
         self._batch = batch
+        self._is_apart = is_apart
         self._embeddings = embeddings
         self._is_known = known is not None
         self.of_tokens: dict[str, bool] = dict(known or {})
@@ -160,6 +164,15 @@ class Attentions(Tap):
             raise MethodError(
                 f"no softmax attention {of} alone was found, as where a decoder looks at both at once{why}"
             )
+        self.check_places()
+
+    def check_places(self) -> None:
+        """Refuse a model in which the values of attention have tokens at other places.
+
+        Raises:
+            MethodError: names the attention.
+        """
+        why = "; use attnlrp or lrp"
         while self._values:
             _, (path, values, tokens) = self._values.popitem()
             if any(_is_moved(values, each) for each in tokens):
@@ -335,7 +348,8 @@ class Attentions(Tap):
             )
         if self._factors is None and not self._run.replaying:
             self.attended.append(Attended(self._run.where(), kind, raw, self._batch))
-            if kind != "cross" and values.requires_grad and kind not in {each.kind for each in self.attended[:-1]}:
+            is_first = kind not in {each.kind for each in self.attended[:-1]}
+            if kind != "cross" and values.requires_grad and (is_first or self._is_apart):
                 tokens = [each.value for each in self._run.sources if each.is_of_tokens and each.value.ndim == 3]
                 self._values[kind] = self._run.where(), values, [each for each in tokens if each.requires_grad]
 
@@ -363,7 +377,8 @@ class Attentions(Tap):
         self._kept(kind, weights, read.values)
         factor = self._factor(kind, weights)
         if factor is None:
-            return proceed(call.args, call.kwargs)
+            out = proceed(call.args, call.kwargs)
+            return out.detach() if self._is_apart else out
         as_it_was = weights.numel() == mark.out.numel()
         if not as_it_was or not torch.equal(weights.detach().flatten(), mark.out.to(weights.dtype).flatten()):
             raise MethodError(
@@ -416,6 +431,8 @@ class Attentions(Tap):
             return product
         with torch.no_grad():
             value = proceed(call.args, call.kwargs)
+        if self._is_apart:
+            return value.detach()
         return rules.with_gradient_of(value.detach(), product) if torch.is_grad_enabled() else value
 
 

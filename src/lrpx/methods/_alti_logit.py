@@ -12,6 +12,7 @@ from lrpx import recipes
 from lrpx.engine._book import rounding
 from lrpx.errors import MethodError
 from lrpx.ledger import Entry, Ledger
+from lrpx.methods._attention_maps import refuse_mixers
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._refusals import refuse_number, refuse_other
 from lrpx.parts import Part as Named
@@ -126,6 +127,7 @@ class AltiLogit(Method):
         heads = [stream.heads for stream in streams]
         even = len({each.shape for stream in heads for each in stream}) == 1
         drawn = [torch.stack(stream, 1).cpu() for stream in heads] if even else []
+        refuse_mixers(model, questions)
         answers = ran.answers.detached()
         return [
             Found(

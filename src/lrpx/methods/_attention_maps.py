@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lrpx import tasks
+from lrpx import rules, tasks
 from lrpx._modules import layer_of, layers
 from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
@@ -127,6 +127,7 @@ class OfAttention(Method):
                     maps = _maps(ran, tap.attended, i, tuple(tokens))
                     for method, mine in zip(methods, found, strict=True):
                         mine[i] = method.score(maps).cpu()
+        refuse_mixers(model, questions)
         answers = ran.answers.detached()
         if not pictured:
             return [Found(answers, tuple(mine)) for mine in found]
@@ -137,12 +138,39 @@ class OfAttention(Method):
         ]
 
 
-def attentions_of(model: BoundModel, batch: Batch, tokens: tuple[int, ...] = ()) -> Attentions:
+def attentions_of(
+    model: BoundModel, batch: Batch, tokens: tuple[int, ...] = (), *, is_apart: bool = False
+) -> Attentions:
     """What finds the attention over the tokens of a batch in a run with a graph; ``tokens``: how many a model makes of
-    an image."""
+    an image; ``is_apart``: see :class:`Attentions`."""
     is_beside = any(row.segments and row.arguments for row in batch.rows)
     embeddings = tasks.source_paths(model.module, model.task) if is_beside else ()
-    return Attentions(len(batch.rows), tokens or batch.widths, embeddings=embeddings)
+    return Attentions(len(batch.rows), tokens or batch.widths, embeddings=embeddings, is_apart=is_apart)
+
+
+PLACES = replace(GRADIENT, name="places", norm=rules.constant)
+"""Which place depends on which: also where a norm's input was changed in place since, as where a model adds to its
+residual stream so."""
+
+
+def refuse_mixers(model: BoundModel, questions: Questions) -> None:
+    """Refuse a model in which something else than attention mixes tokens before the last attention, in a pass of the
+    first question in which what attention gives is a constant.
+
+    Raises:
+        MethodError: says before which attention.
+    """
+    if model.task in IMAGES:
+        return
+    row = questions.asked[0].row
+    with model.traced(
+        questions.alone([next(i for i, each in enumerate(questions.asked) if each.row == row)]),
+        PLACES,
+        taps=lambda batch: [attentions_of(model, batch, is_apart=True)],
+    ) as ran:
+        tap = ran.trace.tap(Attentions)
+        assert tap is not None
+        tap.check_places()
 
 
 def _refuse_others(model: BoundModel, attended: Sequence[Attended]) -> None:

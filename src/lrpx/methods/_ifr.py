@@ -10,6 +10,7 @@ import torch
 from lrpx import recipes
 from lrpx.errors import MethodError
 from lrpx.methods._alti_logit import CHUNK, attention_at, by_question, read_at
+from lrpx.methods._attention_maps import refuse_mixers
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._refusals import refuse_ledger, refuse_number
 from lrpx.tasks import Task
@@ -107,6 +108,7 @@ class InformationFlow(Method):
         size = list(ran.batch.inputs["input_ids"].shape)
         if list(found[0][0].shape) != size:
             raise MethodError(f"the model embeds {list(found[0][0].shape)} tokens of an input of {size}; use attnlrp")
+        refuse_mixers(model, questions)
         answers = ran.answers.detached()
         return [Found(answers, by_question(ran, [each.cpu() for each in mine])) for mine in found]
 
