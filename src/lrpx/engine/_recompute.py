@@ -53,6 +53,7 @@ class Layer:
         self._saved: list[Tensor] | None = None
         self._count = 0
         self._gave: list[Tensor] = []
+        self._is_other = False
         devices = {x.device.type for x in (*args, *kwargs.values()) if isinstance(x, Tensor)}
         self._autocasts = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in devices]
         self._versions = _versions(args, kwargs)
@@ -66,6 +67,11 @@ class Layer:
         """Note what the first run has given: a layer with a state that it changes gives something else the next time,
         and may still save as many tensors of the same shapes."""
         self._gave = _sample(output)
+
+    def gives(self, module: Module, output: Any) -> None:
+        """Note whether a module that runs again, seen from the same hook, is the layer and gives something else."""
+        if module is self._module:
+            self._is_other = not _are_alike(self._gave, _sample(output))
 
     def _forget(self, x: Tensor) -> tuple[int, torch.Size, torch.dtype]:
         self._count += 1
@@ -118,12 +124,12 @@ class Layer:
             stack.enter_context(saved_tensors_hooks(keep, never))
             # from where the hooks stand: a checkpoint around the call of the module is outside of them
             try:
-                given = torch.nn.Module.__call__(self._module, *args, **kwargs)
+                torch.nn.Module.__call__(self._module, *args, **kwargs)
             except (RuntimeError, LookupError) as error:
                 if isinstance(error, (LRPxError, torch.OutOfMemoryError)):
                     raise
                 raise self._other() from error  # as a cache that has grown, or a list that its input was taken from
-        if not _are_alike(self._gave, _sample(given)):
+        if self._is_other:
             raise self._other()
         return saved
 

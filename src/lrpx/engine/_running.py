@@ -603,8 +603,11 @@ class _Seams:
                 self.layers.append((layer, layer.hooks()))
                 self.layers[-1][1].__enter__()
 
-        def after(_: Module, __: Any, ___: Any, output: Any) -> None:
-            if self.layers and not self.run.replaying:
+        def after(module: Module, _: Any, __: Any, output: Any) -> None:
+            if self.run.replaying:
+                for layer in filter(None, (each() for each in self.newest)):
+                    layer.gives(module, output)
+            elif self.layers:
                 layer, hooks = self.layers[-1]
                 hooks.__exit__()
                 self.layers.pop()
