@@ -35,6 +35,19 @@ def causal(byte_tokenizer):
     return Explainer(models.tiny_gpt2(vocab_size=400, n_positions=128), byte_tokenizer)
 
 
+@pytest.mark.parametrize("text", ["[CLS] a film", ("[CLS] a film", "the key"), "[CLS]"])
+def test_a_text_with_a_special_token_that_the_tokenizer_adds_is_refused(classify, piece_tokenizer, text):
+    """As a chat template writes it, or ``decode`` leaves it: the model read it twice."""
+    with pytest.raises(InputError, match=r"the text begins with '\[CLS\]', and the tokenizer adds it once more"):
+        classify(text)
+    for other in ("a film [SEP]", ("the key", "a film [SEP]")):
+        with pytest.raises(InputError, match=r"the text ends with '\[SEP\]', and the tokenizer adds it once more"):
+            classify(other)
+    whole = piece_tokenizer("[CLS] a film [SEP]", add_special_tokens=False)
+    assert classify(whole).relevance.tolist() == classify("a film").relevance.tolist()
+    assert classify("a [SEP] film [MASK]").tokens[-2:] == ("[MASK]", "[SEP]")
+
+
 # ------------------------------------------------------------------------------------ padding
 
 
@@ -166,6 +179,16 @@ def test_labels_without_a_decoders_text_are_refused():
     shifted = model.prepare_decoder_input_ids_from_labels(labels)[0].tolist()
     assert explain(given, 4, decoder=shifted).explained.value == pytest.approx(wanted, abs=1e-12)
     assert explain({**given, "decoder_input_ids": shifted}, 4).explained.value == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_decoders_text_that_begins_with_its_start_is_refused(piece_tokenizer):
+    """As what ``generate`` returned reads, decoded: the start stood there twice."""
+    model = tiny.bart(is_encoder_decoder=True, vocab_size=400, decoder_start_token_id=piece_tokenizer.cls_token_id)
+    explain = Explainer(model, piece_tokenizer)
+    with pytest.raises(InputError, match=r"the decoder's text begins with the token that the model starts with \(id"):
+        explain("the key", 4, decoder="[CLS] a film")
+    ids = piece_tokenizer("[CLS] a film", add_special_tokens=False)["input_ids"]
+    assert explain("the key", 4, decoder="a film") == explain("the key", 4, decoder=ids)
 
 
 @pytest.mark.parametrize("mask", [[1, 0, 1], [0, 0, 0]])

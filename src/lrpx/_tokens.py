@@ -133,7 +133,8 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | Non
     ``[MASK]`` in the text is the mask.
 
     Raises:
-        InputError: there is no tokenizer, or no text in a text.
+        InputError: there is no tokenizer, or no text in a text, or one that begins or ends with a special token that
+            the tokenizer adds as well.
     """
     if tokenizer is None:
         raise InputError("there is no tokenizer to read the text with; pass token ids, or a tokenizer")
@@ -146,7 +147,34 @@ def encode(tokenizer: PreTrainedTokenizerBase | None, text: str, pair: str | Non
     fields = _fields(tokenizer, texts, InputError, special=True)
     if len(fields["input_ids"]) <= tokenizer.num_special_tokens_to_add(pair is not None):
         raise InputError(f"the tokenizer makes no token of {text[:60]!r}; pass another text, or token ids")
+    _refuse_twice(tokenizer, texts, fields["input_ids"])
     return fields
+
+
+def _refuse_twice(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], ids: Sequence[int]) -> None:
+    """Refuse a text that begins or ends with a special token that the tokenizer adds there, too.
+
+    Raises:
+        InputError: it does; the model would read it twice.
+    """
+    special = _special_ids(tokenizer)
+    for text, whole, ends in ((texts[0], ids, "begins"), (texts[-1], ids[::-1], "ends")):
+        if not (whole[0] in special and whole[:2] == [whole[0]] * 2):
+            continue
+        own = _fields(tokenizer, [text], InputError)["input_ids"]
+        own = own if ends == "begins" else own[::-1]
+        if own[:1] == whole[:1] and _at_the_start(own) < _at_the_start(whole):
+            name = tokenizer.convert_ids_to_tokens([whole[0]])[0]
+            raise InputError(
+                f"the text {ends} with {name!r}, and the tokenizer adds it once more, so that the model would read it "
+                "twice; leave it out of the text, or pass tokenizer(text, add_special_tokens=False), and chats as "
+                "messages"
+            )
+
+
+def _at_the_start(ids: Sequence[int]) -> int:
+    """How many of the ids, from the first on, are the first."""
+    return next((at for at, each in enumerate(ids) if each != ids[0]), len(ids))
 
 
 def encode_chat(

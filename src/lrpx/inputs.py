@@ -571,6 +571,11 @@ class Reader:
             raise InputError("there is no tokenizer to read the decoder's text with; pass decoder ids")
         first = whole_number(getattr(configs[1], "forced_bos_token_id", None))  # what it must write before all else
         ids = _tokens.decoder_ids(self.text_tokenizer, decoder)
+        if ids[:1] == [start]:
+            raise InputError(
+                f"the decoder's text begins with the token that the model starts with (id {start}), which is put "
+                "before a text; leave it out, or pass decoder ids that begin with one"
+            )
         _refuse_without_times(type(self.model).__name__, configs[1], ids)
         return [start, *([] if first is None or ids[:1] == [first] else [first]), *ids]
 
