@@ -16,12 +16,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+import transformers as tf
 
+from lrpx import Explainer
 from lrpx.benchmarks import BENCHMARKS
 from lrpx.methods import METHODS
 from lrpx.metrics import METRICS
+from tests.tiny import build
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "howto").glob("*.md"))
+METHOD = next(page for page in PAGES if page.name == "method.md")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"\bas\s+`([\w/.-]+)`(?:(?!\n\n)[^`])*:\s*$")
 COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
@@ -139,3 +144,21 @@ def test_a_page_that_is_right(empty_folder):
     ]
     page = "".join(f"\n{FENCE}{kind}\n{source}{FENCE}\n" for kind, source in steps)
     follow("page.md", f"Save this as\n`three.txt`:\n\n{FENCE}text\nthree\n{FENCE}\n{page}")
+
+
+def test_the_pages_method_is_right_where_a_model_scales_its_embeddings(empty_folder):
+    """Gemma's module multiplies what it looks up by √d: the table's rows alone are other inputs."""
+    sizes = {"vocab_size": 31, "hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24, "head_dim": 4}
+    config = tf.Gemma2Config(**sizes, num_attention_heads=4, num_key_value_heads=2)
+    model = build(tf.Gemma2ForCausalLM, config, "eager")
+    found = [source for kind, source, _, name in blocks(METHOD.read_text(encoding="utf-8")) if name == "zeroed.py"]
+    Path("zeroed.py").write_text(found[0], encoding="utf-8")
+    a = Explainer(model)([3, 14, 15, 9], 7, method="zeroed.py")
+    embedded = model.get_input_embeddings()(torch.tensor([a.ids])).detach()
+
+    def value(x):
+        with torch.no_grad():
+            return float(model(inputs_embeds=x).logits[0, -1, 7])
+
+    lost = [value(embedded) - value(embedded.index_fill(1, torch.tensor(at), 0.0)) for at in range(4)]
+    assert a.relevance.tolist() == pytest.approx(lost, abs=1e-12)
