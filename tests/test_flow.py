@@ -19,7 +19,7 @@ from lrpx.flow import Flow
 from lrpx.methods import find
 from lrpx.recipes import ATTNLRP, LRP
 from lrpx.units import places
-from tests import tiny
+from tests import test_patching, tiny
 from tests.engine.samples import SAMPLES
 from tests.reference import llama, models
 
@@ -257,3 +257,32 @@ def test_a_terminal_cuts_no_number_in_two(width):
     Console(file=out, width=width).print(flow)
     stream = flow["residual"][0]
     assert f"{float(stream[stream.abs().argmax()]):+.4g}" in re.split(r"[\s│]+", out.getvalue())
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "olmo2"])
+def test_a_branch_is_what_it_gives_behind_its_norm(name):
+    """Gradient × Input, by torch alone: before a norm it sums to nothing, for the norm takes the length away."""
+    model = SAMPLES[name].build() if name in SAMPLES else test_patching.olmo2()
+    ends = {"attention": "post_attention_layernorm", "mlp": "post_feedforward_layernorm"}
+    seen = {}
+
+    def hook(path):
+        return lambda _, args, out: (out.retain_grad(), seen.update({path: out}))[0]
+
+    handles = [
+        module.register_forward_hook(hook(path))
+        for path, module in model.named_modules()
+        if path.endswith(tuple(ends.values()))
+    ]
+    model(torch.tensor([IDS])).logits[0, -1, 5].backward()
+    for each in handles:
+        each.remove()
+    wanted = {path: (out * out.grad).sum(-1)[0].detach().double() for path, out in seen.items()}
+    explainer = lrpx.Explainer(model)
+    flow = explainer.flow(IDS, 5, method="gradient-x-input")
+    for part, end in ends.items():
+        rows = torch.stack([each for path, each in sorted(wanted.items()) if path.endswith(end)])
+        assert torch.allclose(flow[part], rows, rtol=0, atol=1e-6 * float(rows.abs().max()))
+        best = explainer.neurons(IDS, 5, kind=part, method="gradient-x-input", top=1)[0]
+        assert abs(best.relevance) == pytest.approx(float(rows.abs().max()), rel=1e-5)
+        assert best.path.endswith(end)

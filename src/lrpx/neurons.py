@@ -230,11 +230,12 @@ def tokens_of(row: Row, at: Sequence[int]) -> list[int]:
 
 
 def places_of(model: BoundModel, questions: Questions, kind: Kind) -> tuple[Place, ...]:
-    """The places of a model's units, found on a few tokens, or else on the very first input."""
+    """The places of a model's units, found on a few tokens, or else on the very first input; of a branch the last of
+    it, behind a norm that it has there."""
     example = None
     if not model.task.segments or questions.rows[0].arguments:
         example = model.batch(questions.about([0])).inputs
-    return places(model.module, kind, example)
+    return tuple(place.behind or place for place in places(model.module, kind, example))
 
 
 # ------------------------------------------------------------------------- many texts

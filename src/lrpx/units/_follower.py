@@ -50,12 +50,14 @@ class _Mark:
         index: of the tensor's own shape: which feature of a linear layer, which head or which neuron stands where.
         path: the linear layer's module; of heads, which attention's they are.
         made_of: of attention's scores and weights: the queries and keys they were made of.
+        is_scaled: whether it was multiplied by what depends on the input since, as a norm does.
     """
 
     kind: str
     index: Tensor
     path: str = ""
     made_of: tuple[_Mark | None, _Mark | None] = (None, None)
+    is_scaled: bool = False
 
 
 ATTRIBUTE = "_lrpx_unit"
@@ -123,6 +125,8 @@ class Follower(Tap):
         self._embedded: set[int] = set()  # how wide the first of the sources is
         self._ended: dict[tuple[str, int], Tensor] = {}  # of these, what is all that a branch gives
         self._added: set[tuple[str, int]] = set()  # of these, what is added to something outside of every layer
+        self._linears: dict[str, int] = {}  # the last call of each module that gave what is linear
+        self._scaled: dict[tuple[str, int], tuple[str, int]] = {}  # what gives that behind a norm
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
@@ -157,6 +161,9 @@ class Follower(Tap):
         if made is not None and _is_same(made, value):
             self._gives.add(path)
             self._products[path, self.calls[path]] = made
+        mark = _mark_of(value)
+        if mark is not None and mark.kind == "linear" and mark.is_scaled and mark.path in self._linears:
+            self._scaled.setdefault((mark.path, self._linears[mark.path]), (path, self.calls[path]))
         at = path, self.calls[path]
         if any(each in self._made and _is_same(self._made[each], value) for each in self._readers.get(at, ())):
             self._wraps.add(at)
@@ -181,6 +188,7 @@ class Follower(Tap):
                 continue
             if made.numel() == value.numel() and made.shape[-1] == value.shape[-1]:
                 self._made[path] = _with(value, _Mark("linear", _along(value, -1), path))
+                self._linears[path] = self.calls[path]
 
     def _here(self) -> str:
         """The path of the module that runs now; of one with several, the first."""
@@ -245,7 +253,7 @@ class Follower(Tap):
         if name == "add" and not self._running:
             self._added |= {at for at, x in self._ended.items() for arg in args if _is_there(arg, x)}
         if row.kind in ("plain", "norm", "product") and name != "cumsum":
-            return self._kept(name, args, marks, out)
+            return self._kept(name, args, marks, out, row.kind)
         return out
 
     def rule(
@@ -340,6 +348,7 @@ class Follower(Tap):
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
         path = self._here()
         self._made[path] = out
+        self._linears[path] = self.calls[path]
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
         return _with(out, _Mark("linear", _along(out, -1), path))
@@ -451,7 +460,7 @@ class Follower(Tap):
         except RuntimeError:  # as a view of what lies otherwise in memory
             return None
 
-    def _kept(self, name: str, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
+    def _kept(self, name: str, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor, kind: str) -> Tensor:
         """The mark that goes on where numbers stay in their places."""
         known = [mark for mark in marks if mark is not None and mark.index.shape == out.shape]
         if not known:
@@ -467,7 +476,8 @@ class Follower(Tap):
         for other in known if name in ends and best.kind == "linear" else ():
             for one, its in {*zip(best.index.flatten().tolist(), other.index.flatten().tolist(), strict=True)}:
                 self._mixed.setdefault(best.path, {}).setdefault(one, {one}).add(its)
-        return _with(out, best)
+        is_scaled = kind == "norm" or (kind == "product" and others)
+        return _with(out, replace(best, is_scaled=True) if is_scaled and best.kind == "linear" else best)
 
     # -------------------------------------------------------------------- result
 
@@ -512,10 +522,18 @@ class Follower(Tap):
             if place.kind in ("neurons", "heads"):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"
                 each.append(replace(each[0], side="output", kind=branch, width=1, size=wide))
+                behind = self._scaled.get((place.path, place.call))
+                if behind is not None:
+                    path, call = behind
+                    given_by = replace(each[1], path=path, call=call, calls=self.calls[path])
+                    each[1] = replace(each[1], behind=self._turned(given_by))
             for one in each:
                 if one not in done:  # keys that several heads read
                     done.add(one)
-                    yield replace(one, turned=(one.path, one.side) in self.turned)
+                    yield self._turned(one)
+
+    def _turned(self, place: Place) -> Place:
+        return replace(place, turned=(place.path, place.side) in self.turned)
 
     def _is_given(self, place: Place) -> bool:
         """Whether a module gives what was read: torch's attention makes queries, keys and values inside, and gives

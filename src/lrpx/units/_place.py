@@ -57,6 +57,7 @@ class Place:
         heads: of queries, keys and values: of how many heads they are, as many of one head after another; 0 where they
             stand otherwise.
         turned: whether the tokens come before the rows there, as ``[T, B, n]`` or ``[T·B, n]``.
+        behind: of what a branch gives, where it enters the stream when a norm stands in between (Gemma, OLMo 2).
     """
 
     layer: int
@@ -71,6 +72,7 @@ class Place:
     stack: str = field(default="", compare=False)
     heads: int = field(default=0, compare=False)
     turned: bool = field(default=False, compare=False)
+    behind: Place | None = field(default=None, compare=False, repr=False)
 
     @property
     def name(self) -> str:
