@@ -250,7 +250,9 @@ class Reader:
             InputError: no tokens, too many, ids outside the vocabulary, or something that this model cannot take.
         """
         try:
-            written = self._decoder_ids(self._decoder_of(given, decoder))
+            decoder = _decoder_of(given, decoder)
+            self._refuse_labels(given, decoder)
+            written = self._decoder_ids(decoder)
             segments, arguments = self._read(given)
             if written is not None:
                 segments = (*segments, self._segment(self.task.segments[-1], {"input_ids": written}))
@@ -532,20 +534,14 @@ class Reader:
 
     # ---------------------------------------------------------------------- decoder, position
 
-    def _decoder_of(self, given: Any, decoder: Any) -> Any:
-        """The decoder's text, of which labels are no second way to say it: the model would shift them by itself.
-
-        Raises:
-            InputError: there are labels alone.
-        """
-        found = _decoder_of(given, decoder)
+    def _refuse_labels(self, given: Any, written: Any) -> None:
+        """Refuse labels without a decoder's text, of which the model would make one by itself."""
         labels = given.get("labels") if _is_encoding(given) else None
-        if "decoder" in self.task.segments and found is None and labels is not None:
+        if "decoder" in self.task.segments and written is None and labels is not None:
             raise InputError(
                 f"the input has labels, of which {type(self.model).__name__} would make the decoder's text, and no "
                 "decoder_input_ids; pass these, or decoder=…, or leave the labels out for the first token it writes"
             )
-        return found
 
     def _decoder_ids(self, decoder: Any) -> list[int] | None:
         if "decoder" not in self.task.segments:

@@ -97,8 +97,8 @@ class Attentions(Tap):
             of an image's tower may be as wide as a text's; that of the tokens multiplies values that come from these.
             It takes a graph to know that.
         known: where there is no graph, :attr:`of_tokens` of a run with one.
-        is_apart: what attention gives is a constant in the graph, so that :meth:`check` tells whether anything else
-            mixes the tokens before the last attention.
+        is_apart: what attention gives is a constant in the graph, so that :meth:`check_places` tells whether anything
+            else mixes the tokens before the last attention.
 
     Attributes:
         attended: the attention over the tokens, in the order of the forward pass.
@@ -133,7 +133,7 @@ class Attentions(Tap):
         self._found: set[Kind] = set()
         self._reordered = ""  # where tokens were put into another order
         self._heads_first = ""  # where heads were put before the rows of the batch
-        # the values of the first attention, and of which tokens, until check() has looked at them
+        # what check_places() looks at: the values of the first attention, or of the last, and of which tokens
         self._values: dict[Kind, tuple[str, Tensor, list[Tensor]]] = {}
         self.attended: list[Attended] = []
 
@@ -164,21 +164,20 @@ class Attentions(Tap):
             raise MethodError(
                 f"no softmax attention {of} alone was found, as where a decoder looks at both at once{why}"
             )
-        self.check_places()
 
     def check_places(self) -> None:
-        """Refuse a model in which the values of attention have tokens at other places.
+        """Refuse a model in which the values of the first attention have tokens at other places; where what attention
+        gives is a constant, those of the last.
 
         Raises:
             MethodError: names the attention.
         """
-        why = "; use attnlrp or lrp"
         while self._values:
             _, (path, values, tokens) = self._values.popitem()
             if any(_is_moved(values, each) for each in tokens):
                 raise MethodError(
                     f"before the attention in {path} the model puts the tokens into other places, as where it moves "
-                    f"them one on behind a vector of its own, or mixes them{why}"
+                    "them one on behind a vector of its own, or mixes them; use attnlrp or lrp"
                 )
 
     # ------------------------------------------------------------------------ operations
@@ -197,8 +196,11 @@ class Attentions(Tap):
                 self._refuse_others(read.weights.ndim, read.values)
         lowered = self._lowered(name, call.args)
         out = proceed(call.args, call.kwargs)
-        is_of_two = isinstance(arguments(call.args, call.kwargs, "input", "other")[1], Tensor)
-        if self._factors is not None and name in ("max", "amax") and not is_of_two:
+        if (
+            self._factors is not None
+            and name in ("max", "amax")
+            and not isinstance(arguments(call.args, call.kwargs, "input", "other")[1], Tensor)
+        ):
             with_mark(out if isinstance(out, Tensor) else out[0], _Lowered(is_largest=True))
             return out
         if not isinstance(out, Tensor):

@@ -179,4 +179,5 @@ def _of_tokens(model: BoundModel, questions: Questions) -> Mapping[str, bool] | 
         tap = ran.trace.tap(Attentions)
         assert tap is not None
         tap.check()
+        tap.check_places()
         return tap.of_tokens if questions.rows[0].arguments else None

@@ -154,19 +154,17 @@ residual stream so."""
 
 
 def refuse_mixers(model: BoundModel, questions: Questions) -> None:
-    """Refuse a model in which something else than attention mixes tokens before the last attention, in a pass of the
-    first question in which what attention gives is a constant.
+    """Refuse a model in which something else than attention mixes tokens before the last attention, or puts them into
+    other places, in a pass of the longest row in which what attention gives is a constant.
 
     Raises:
         MethodError: says before which attention.
     """
     if model.task in IMAGES:
         return
-    row = questions.asked[0].row
+    longest = max(range(len(questions)), key=lambda i: sum(questions.row_of(i).lengths))
     with model.traced(
-        questions.alone([next(i for i, each in enumerate(questions.asked) if each.row == row)]),
-        PLACES,
-        taps=lambda batch: [attentions_of(model, batch, is_apart=True)],
+        questions.alone([longest]), PLACES, taps=lambda batch: [attentions_of(model, batch, is_apart=True)]
     ) as ran:
         tap = ran.trace.tap(Attentions)
         assert tap is not None
