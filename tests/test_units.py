@@ -18,6 +18,8 @@ from transformers import (
     MptConfig,
     MptForCausalLM,
     Qwen2MoeConfig,
+    SegformerConfig,
+    SegformerForImageClassification,
     SwinConfig,
     SwinForImageClassification,
 )
@@ -715,3 +717,27 @@ def test_what_a_glu_gives_are_neurons():
     model = OfEinsums("tokens first")
     model.layers = nn.ModuleList([Gated()])
     assert places(model.eval(), "neurons") == (Place(0, "layers.0.down", "input", "neurons", 24),)
+
+
+@pytest.mark.parametrize("side", [64, 256])  # of 256 the map of the first stage is as wide as the second has features
+def test_stages_that_give_maps_have_all_their_units(side: int) -> None:
+    """SegFormer's stages give ``[B, d, H, W]``; each of its blocks has a second matrix and heads."""
+    widths = [16, 64, 8, 32]
+    config = SegformerConfig(
+        depths=[1] * 4, hidden_sizes=widths, num_attention_heads=[1, 2, 2, 4], mlp_ratios=[2] * 4, num_labels=3
+    )
+    model = tiny.build(SegformerForImageClassification, config)
+    picture = torch.linspace(-1, 1, 3 * side * side, dtype=torch.float64).reshape(1, 3, side, side)
+    inputs = {"pixel_values": picture}
+    found = {kind: places(model, kind, inputs) for kind in ("neurons", "mlp", "heads", "attention")}
+    blocks = [f"segformer.stages.{i}.blocks.0" for i in range(4)]
+    assert [(each.path, each.width) for each in found["neurons"]] == [
+        (f"{block}.mlp.fc2", 2 * wide) for block, wide in zip(blocks, widths, strict=True)
+    ]
+    assert [(each.path, each.size) for each in found["mlp"]] == [
+        (f"{block}.mlp.fc2", wide) for block, wide in zip(blocks, widths, strict=True)
+    ]
+    assert [each.width for each in found["heads"]] == [1, 2, 2, 4]
+    assert len(found["attention"]) == 4
+    with pytest.raises(MethodError, match="no layers were found"):  # a map has no vector for each place
+        places(model, "residual", inputs)

@@ -486,9 +486,10 @@ class Follower(Tap):
         numbers = self._numbers()
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
         done = set()
-        widths = {shape[-1] for shape in self._rows.values()}
+        widths = {wide for shape in self._rows.values() for wide in _widths(shape)}
         homeless = {kind: path for kind, (path, wide) in self._homeless.items() if wide in widths}
         homeless |= {kind: self._homeless[kind][0] for kind in READS if kind in self._homeless and "heads" in homeless}
+        maps = {stack_of(layer[0]) for _, wide, _, layer in self._seen if _is_map(self._rows.get(layer, ()), wide)}
         for place, wide, rows, layer in self._seen:
             if place.kind in homeless:
                 self.inside[place.kind] = homeless[place.kind]
@@ -496,15 +497,17 @@ class Follower(Tap):
             shape = self._rows.get(layer)
             if shape is None or (place.kind == "residual" and layer[0] not in whole):
                 continue
+            if place.kind == "residual" and stack_of(layer[0]) in maps:
+                continue
             if place.kind == "residual" and layer in self._added:  # a branch, in a list of branches
                 self.inside.setdefault("residual", stack_of(layer[0]))
                 continue
             given = self._given[layer]
-            if wide == given[-1] and rows == given.numel() // wide:  # a stage may make them wider and fewer at its end
+            if wide in _widths(given) and rows == given.numel() // wide:  # a stage may make them wider and fewer
                 shape = given
-            if wide and wide != shape[-1]:
+            if wide and wide not in _widths(shape):
                 continue
-            if rows and rows != shape.numel() // shape[-1]:  # as of an expert, which is given some of the tokens
+            if rows and rows != shape.numel() // wide:  # as of an expert, which is given some of the tokens
                 self.inside.setdefault(place.kind, place.path)
                 self._inside += [(place.path, wide)] if place.kind == "neurons" else []
                 continue
@@ -545,7 +548,7 @@ class Follower(Tap):
         """Where neurons are computed that no module takes or gives for all tokens, and what they give is as wide as
         their layer, or as the embeddings, of which hyper-connections make a wider stream; but for paths at which
         others are known."""
-        widths = {shape[-1] for shape in self._rows.values()} | self._embedded
+        widths = {wide for shape in self._rows.values() for wide in _widths(shape)} | self._embedded
         return tuple({path: None for path, wide in self._inside if wide in widths and path not in known})
 
     def _numbers(self) -> dict[tuple[str, int], int]:
@@ -559,6 +562,17 @@ class Follower(Tap):
             found[path, call] = runs[stack] if stack in again else layer.number
             runs[stack] += 1
         return found
+
+
+def _widths(shape: Sequence[int]) -> set[int]:
+    """How many features what a layer takes or gives may have: of a map ``[B, d, H, W]`` they are the second dimension,
+    and of ``[B, H, W, d]`` the last."""
+    return {shape[-1], shape[1]} if len(shape) == 4 else {shape[-1]}
+
+
+def _is_map(shape: Sequence[int], wide: int) -> bool:
+    """Whether what a layer gives, with a branch of such a width in it, is ``[B, d, H, W]``."""
+    return len(shape) == 4 and wide == shape[1] != shape[-1]
 
 
 def _ordered(mark: _Mark | None, label: str, first: Sequence[str]) -> _Mark | None:
