@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from contextlib import suppress
 
@@ -15,6 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 import lrpx
 from lrpx._hooks import Hooks, plainly
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.engine._running import intervened
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, record
@@ -955,3 +958,52 @@ def test_a_patch_from_a_row_that_was_padded_on_the_left(llama):
     with torch.no_grad(), lrpx.interventions.record(llama, [key]) as found:
         llama(padded, attention_mask=mask, position_ids=(mask.cumsum(-1) - 1).clamp(min=0))
     torch.testing.assert_close(found[key][0, mask[0].bool()], alone[key][0], rtol=0, atol=1e-9)
+
+
+MAPS = {
+    "a convolution": ("resnet", "encoder.stages.0.layers.0.layer.0.convolution"),
+    "what normalises it": ("resnet", "encoder.stages.1.layers.0.layer.1.normalization"),
+    "a layer": ("resnet", "encoder.stages.1"),
+    "the layer's activation": ("resnet", "embedder.embedder.activation"),
+    "a stage of transformer blocks": ("segformer", "stages.1"),
+    "a convolution of a sound": ("wav2vec2", "feature_extractor.conv_layers.1"),
+}
+
+
+@pytest.mark.parametrize("what", MAPS)
+def test_the_features_of_a_map_are_its_channels(what: str) -> None:
+    """``[B, C, H, W]`` and ``[B, C, T]``: channel 1, at all places, and not column 1 or step 1."""
+    name, inner = MAPS[what]
+    model = of_maps(name)
+    path, given = f"{name}.{inner}", map_input(name)
+    module = model.get_submodule(path)
+    with torch.no_grad(), module.register_forward_hook(lambda _, __, y: y.index_fill(1, FIRST, 3.0)):
+        want = model(given).logits
+    with torch.no_grad(), lrpx.intervene(model, {(path, "output"): {1: 3.0}}):
+        assert torch.allclose(model(given).logits, want, rtol=0, atol=1e-12)
+    with torch.no_grad(), module.register_forward_hook(lambda _, __, y: y + 1):
+        want = model(given).logits
+    with torch.no_grad(), record(model, [(path, "output")]) as found:
+        model(given)
+    wide = found[path, "output"].shape[-1]
+    with torch.no_grad(), lrpx.intervene(model, {(path, "output"): Add(torch.ones(wide))}):
+        assert torch.allclose(model(given).logits, want, rtol=0, atol=1e-12)
+
+
+def test_a_map_with_as_many_places_as_features_is_refused_but_for_changes_of_all_numbers() -> None:
+    model = of_maps("resnet")
+    path = "resnet.encoder.stages.0"  # [1, 8, 8, 8]
+    with pytest.raises(TraceError, match="nobody knows which dimension"), lrpx.intervene(model, {path: {1: 0.0}}):
+        model(map_input("resnet", 32))
+    with torch.no_grad(), lrpx.intervene(model, {path: 0.0}):
+        model(map_input("resnet", 32))
+
+
+def of_maps(name: str) -> Module:
+    mapping = "audio-classification" if name == "wav2vec2" else "image-classification"
+    return tiny_model(choose([name], mapping)[0]).double()
+
+
+def map_input(name: str, side: int = 48) -> Tensor:
+    shape = (1, 800) if name == "wav2vec2" else (1, 3, side, side)
+    return torch.linspace(-1, 1, math.prod(shape), dtype=torch.float64).sin().reshape(shape)

@@ -18,7 +18,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -33,6 +33,7 @@ from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import CACHES, interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.units import Place
+from lrpx.units._across import across
 from lrpx.units._asked import calls_of, is_picked, is_turned, neurons_or_heads
 from lrpx.units._looking import is_looking, with_tokens
 from lrpx.units._place import called, own_paths, split_name, stack_of
@@ -219,10 +220,10 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
             MLP (``"model.layers.17.mlp"``, or of its second matrix), whose units are its latent neurons; of an
             attention (or of its output projection), whose units are its heads; of a layer, whose units are the features
             of its output; ``(path, "input")`` or ``(path, "output")`` for the features that any module takes or gives,
-            which may be left out where no unit of it is named; or a :class:`~lrpx.units.Place`. Of a module that is
-            called several times in a pass, ``"path#2"`` is the third call, and ``"path"`` every one. A change is a
-            number, which is set, or :class:`Set`, :class:`Scale`, :class:`Add`, :class:`Clamp`, :class:`Patch` or
-            :class:`Along`.
+            which may be left out where no unit of it is named (of a map ``[B, C, H, W]`` its channels); or a
+            :class:`~lrpx.units.Place`. Of a module that is called several times in a pass, ``"path#2"`` is the third
+            call, and ``"path"`` every one. A change is a number, which is set, or :class:`Set`, :class:`Scale`,
+            :class:`Add`, :class:`Clamp`, :class:`Patch` or :class:`Along`.
 
     Raises:
         InputError: a change that is none, or does not fit the features.
@@ -230,7 +231,8 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
             or heads are found; or when it is met: the numbers that a router gives beside its choice, which nothing
             reads.
         ModelError: the model is compiled, so nothing in it can be changed.
-        TraceError: at the end of the block: the model was not called, or did not come to a place or to a position.
+        TraceError: at the end of the block: the model was not called, or did not come to a place or to a position; or
+            when it is met: a map of which nobody knows which dimension has its features.
     """
     sites = []
     for place, wanted in _resolved(model, changes):
@@ -255,8 +257,9 @@ def record(model: Module, keys: Sequence[Key]) -> Iterator[dict[Any, Tensor]]:
 
     Yields:
         For each key, after a call of the model, ``[B, T, n]``: all features of the place in the newest call, the rows
-        first in every model. Padding is there as the model was given it, and a :class:`Patch` counts without: of a row
-        that is padded on the left pass ``found[key][row, mask[row].bool()]``.
+        first in every model, and the channels of a map last, ``[B, H, W, n]``. Padding is there as the model was given
+        it, and a :class:`Patch` counts without: of a row that is padded on the left pass
+        ``found[key][row, mask[row].bool()]``.
 
     Raises:
         MethodError, ModelError, TraceError: as :func:`intervene`.
@@ -304,13 +307,15 @@ def recording(model: Module, keepers: Mapping[Key, Callable[[Tensor], None]]) ->
 @dataclass(frozen=True)
 class _Where:
     """A place as a hook knows it; ``place``: its units, ``call``: which call of the module, or every; ``turned``:
-    whether the tokens there come before the rows, None where only shapes may tell."""
+    whether the tokens there come before the rows, None where only shapes may tell; ``holders``: the module and those
+    that it is in, the innermost first."""
 
     path: str
     side: Side
     place: Place | None = None
     call: int | None = None
     turned: bool | None = False
+    holders: tuple[Module, ...] = field(default=(), repr=False)
 
     @property
     def name(self) -> str:
@@ -334,13 +339,20 @@ def _resolved(model: Module, changes: Mapping[Any, Any]) -> list[tuple[_Where, A
             f"{name} is compiled by torch.compile, whose code does not look at what is changed later; pass the model "
             "before it is compiled"
         )
-    return [(_where(model, modules, key, isinstance(wanted, Mapping)), wanted) for key, wanted in changes.items()]
+    found = []
+    for key, wanted in changes.items():
+        where = _where(model, modules, key, isinstance(wanted, Mapping))
+        parts = where.path.split(".")
+        holders = tuple(modules[".".join(parts[:count])] for count in range(len(parts), -1, -1))
+        found.append((replace(where, holders=holders), wanted))
+    return found
 
 
 def _where(model: Module, modules: Mapping[str, Module], key: Any, by_units: bool) -> _Where:
-    if isinstance(key, Place):
+    if isinstance(key, Place) and key.path in modules:
         return _Where(key.path, key.side, key, key.call if key.calls > 1 else None)
     named = key[0] if isinstance(key, tuple) and len(key) == 2 and key[1] in ("input", "output") else key
+    named = named.path if isinstance(named, Place) else named
     if not isinstance(named, str):
         raise InputError(f'{key!r} is no place; pass a path, (path, "input"), (path, "output") or a Place')
     path, call = (named, None) if named in modules else split_name(named)
@@ -542,11 +554,38 @@ class Site:
             positions: ``[B, W]``, where its tokens are in their texts, -1 for padding; None where nobody knows.
         """
         self.reached = True
+        if not self._asks():
+            return self._edited(value, None)
+        dim = self._across(value, positions)
+        value = value if dim == -1 else value.movedim(dim, -1)
         if self.keep is not None:
             self.keep(self._rows_first(value, positions))
         if not self.edits:
             return None
-        return self._edited(value, self._positions(value, positions) if self.needs_positions else None)
+        at = self._positions(value, positions) if self.needs_positions else None
+        after = self._edited(value, at)
+        return after if dim == -1 else after.movedim(-1, dim)
+
+    def _asks(self) -> bool:
+        """Whether it matters which number is of which feature, and of which token."""
+        return self.keep is not None or self.needs_positions or any(map(_asks, self.edits))
+
+    def _across(self, value: Tensor, positions: Tensor | None) -> int:
+        """The dimension along which the features lie.
+
+        Raises:
+            TraceError: nobody knows.
+        """
+        place = self.where.place
+        is_known = place is not None and place.kind != "residual"
+        dim = -1 if is_known else across(self.where.holders, value, positions)
+        if dim is None:
+            raise TraceError(
+                f"nobody knows which dimension of the {self.where.side} of {self.where.name}, {list(value.shape)}, has "
+                "its features; name a convolution or a linear layer in it, change all numbers alike, or, where it has "
+                "as many places as features, pass an input of another size"
+            )
+        return dim
 
     def told(self) -> Iterator[str]:
         """What is changed, as results have it."""
@@ -720,6 +759,13 @@ class Writing(Called):
             if site.waiting:
                 told = ", ".join(map(str, sorted(site.waiting)))
                 raise TraceError(f"no text in this block had position {told} at {where.name}; count tokens from 0")
+
+
+def _asks(edit: tuple[tuple[int, ...] | None, Change]) -> bool:
+    """Whether a change is of some features, or not the same for all numbers."""
+    columns, change = edit
+    vector = getattr(change, "value", getattr(change, "amount", None))
+    return columns is not None or not isinstance(change, (Set, Scale, Add, Clamp)) or isinstance(vector, Tensor)
 
 
 def _needs_positions(change: Change) -> bool:

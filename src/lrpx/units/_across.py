@@ -1,0 +1,53 @@
+"""Along which dimension the features lie of what a module takes or gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch.nn import Embedding, GroupNorm, LayerNorm, Linear
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+    from torch.nn import Module
+
+WIDTHS = "in_features out_features in_channels out_channels num_features num_channels embedding_dim nf nx".split()
+"""What modules call how many features they take or give."""
+
+
+def across(holders: Sequence[Module], value: Tensor, tokens: Tensor | None) -> int | None:
+    """The dimension of a value along which its features lie; None where nobody knows.
+
+    It is the last, but of a convolution ``[B, d, T]`` or ``[B, d, H, W]``, of what normalises its output, and of a
+    module that holds such and gives as many features as one of them along the second dimension alone.
+
+    Args:
+        holders: the module that takes or gives the value, and those that it is in, the innermost first.
+        value: what stands there.
+        tokens: ``[B, T]``: those that the model was given, if it was.
+    """
+    module = holders[0]
+    if isinstance(module, _ConvNd):
+        return -1 - len(module.kernel_size)
+    if isinstance(module, (_NormBase, GroupNorm)):
+        return 1 - value.ndim
+    if isinstance(module, (Linear, LayerNorm, Embedding)):
+        return -1
+    if value.ndim < 3 or (tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1])):
+        return -1
+    holder = next((each for each in holders if _widths(each)), module)
+    has_maps = any(isinstance(each, (_ConvNd, _NormBase, GroupNorm)) for each in holder.modules())
+    fitting = [dim for dim in (1 - value.ndim, -1) if value.shape[dim] in _widths(holder)]
+    if len(fitting) == 1:
+        return fitting[0]
+    return None if has_maps or (tokens is None and value.ndim > 3) else -1
+
+
+def _widths(module: Module) -> set[int]:
+    """How wide the layers in a module are."""
+    found = {vars(each).get(name) for each in module.modules() for name in WIDTHS}
+    found |= {vars(each).get("normalized_shape", (None,))[-1] for each in module.modules()}
+    return {width for width in found if isinstance(width, int)}
