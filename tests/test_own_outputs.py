@@ -163,3 +163,49 @@ def test_texts_of_unequal_length_need_a_mask(piece_tokenizer):
     explain = Explainer(tf.FNetModel(config).eval(), piece_tokenizer, task=Task.EMBEDDINGS)
     with pytest.raises(ModelError, match="FNetModel would read the padding of the shorter"):
         explain(("the key", "the key is small"))
+
+
+class Masked(torch.nn.Module):
+    """An encoder of torch's, whose attention mask is what its user makes of it."""
+
+    def __init__(self, says: str) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.says = says
+        self.table, self.head = torch.nn.Embedding(20, 16), torch.nn.Linear(16, 20)
+        self.block = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.table
+
+    def seen(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        hidden = None if mask is None else mask.bool() if self.says == "1 is hidden" else mask == 0
+        return self.head(self.block(x, src_key_padding_mask=hidden))
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        if attention_mask is None and self.says == "what is no 0":
+            attention_mask = input_ids != 0
+        return self.seen(self.table(input_ids), attention_mask)
+
+
+class Needing(Masked):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        return super().forward(input_ids, attention_mask)
+
+
+@pytest.mark.parametrize("kind", [Masked, Needing])
+def test_a_mask_in_which_ones_hide_is_refused(kind: type[Masked]) -> None:
+    explainer = Explainer(kind("1 is hidden").eval(), task=Task.MASKED)
+    with pytest.raises(ModelError, match=f"a mask of ones changes what {kind.__name__} says, as where 1 hides"):
+        explainer([3, 4, 5, 6], 7, position=2)
+
+
+@pytest.mark.parametrize("kind", [Masked, Needing])
+@pytest.mark.parametrize("says", ["1 is seen", "what is no 0"])
+def test_a_mask_in_which_ones_are_seen_is_taken(kind: type[Masked], says: str) -> None:
+    model = kind(says).eval()
+    found = Explainer(model, task=Task.MASKED)([[3, 4, 5, 6], [9, 8]], 7, position=1)
+    for ids, each in zip(([3, 4, 5, 6], [9, 8]), found, strict=True):
+        with torch.no_grad():
+            want = model.seen(model.table(torch.tensor([ids])), None)[0, 1, 7]
+        assert each.explained.value == pytest.approx(float(want), rel=1e-5)

@@ -420,6 +420,11 @@ class BoundModel(Named):
         return tasks.heeds_mask(self.module, self.task, self.pad_id or 0, self.padding_side)
 
     @cached_property
+    def _hides_ones(self) -> bool:
+        """Tried once, before a run."""
+        return bool(self.task.segments) and tasks.hides_ones(self.module, self.task, self.pad_id or 0)
+
+    @cached_property
     def _looks_back(self) -> bool:
         """Tried once, not for each call: it takes two runs of the model."""
         return tasks.looks_back(self.module)
@@ -452,7 +457,8 @@ class BoundModel(Named):
 
         Raises:
             ModelError: choices of unequal length for a model that reads the last token of each; texts of unequal length
-                for one that takes no attention mask, or reads what it hides.
+                for one that takes no attention mask, or reads what it hides; a model that hides the tokens at which
+                its mask is 1.
             InputError: they are to be unequal in number, and fill the model's context.
         """
         takes_last = getattr(self.config, "summary_type", None) == "last"
@@ -466,6 +472,12 @@ class BoundModel(Named):
             raise ModelError(
                 f"{type(self.module).__name__} would read the padding of the shorter text, as it takes no "
                 "attention_mask or does not heed it; pass texts of equal length, in tokens"
+            )
+        if self._hides_ones:
+            raise ModelError(
+                f"a mask of ones changes what {type(self.module).__name__} says, as where 1 hides a token "
+                "(key_padding_mask); let its attention_mask be 1 where a token is seen and 0 where it is padding, as "
+                "transformers' is, or give it another name"
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()

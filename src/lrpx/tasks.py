@@ -551,6 +551,40 @@ def _is_close(alone: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(alone, other, rtol=0, atol=lost * largest, equal_nan=True)
 
 
+def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
+    """Whether a module of one's own hides the tokens at which its attention mask is 1, as torch's ``key_padding_mask``
+    does, as far as a short input tells: a mask of ones changes what it says without one; or, where it cannot do without
+    a mask, the one token at which that is 0 makes a difference, and another makes none. transformers' are believed."""
+    if _is_theirs(model) or not accepts(model, MASKS["input_ids"]):
+        return False
+    weight = first_weight(model)
+    plain = [i for i in range(2, weight.shape[0]) if i not in (pad_id, end_read(model, task))][:6]  # most pad with 0
+    ids = torch.tensor([plain], device=input_device(model))
+    given = _whole(model, task, ids) | _needed(model, ids)
+
+    def said(given: Mapping[str, Tensor]) -> Tensor | None:
+        try:
+            return _first_of(model(**given))[..., -1, :]  # of the last token, or of the whole text
+        except Exception:  # of the model's own: it takes something else, and a run will say so
+            return None
+
+    def differ(one: Tensor | None, other: Tensor | None) -> bool:
+        if one is None or other is None or one.shape != other.shape:
+            return False
+        return not _is_close(one, other, weight.dtype)
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        without = said({name: each for name, each in given.items() if name not in MASKS.values()})
+        if without is not None:
+            return differ(without, said(given))
+        masks = {name: (ids != plain[0]).to(torch.int64) for name in given if name in MASKS.values()}
+        whole, first, second = (
+            said(given | masks | dict.fromkeys(task.arguments, torch.where(ids == token, plain[-1], ids)))
+            for token in (plain[-1], plain[0], plain[1])
+        )
+        return differ(whole, first) and second is not None and not differ(whole, second)
+
+
 def hides(model: Module, task: Task) -> bool:
     """Whether a token that the attention mask hides makes any difference, as far as a short input tells: RWKV takes a
     mask and does not look at it."""
