@@ -272,3 +272,38 @@ def test_queries_and_keys_whose_scores_are_a_sum(name):
     expected, found = (explainer([3, 5, 7, 9], 4, position=3, method=each) for each in (named, ATTNLRP_VIT))
     size = float(expected.relevance.abs().max())
     assert torch.allclose(found.relevance, expected.relevance, rtol=0, atol=1e-4 * size)
+
+
+class Experts(torch.nn.Module):
+    """A model of attention, and of experts of which a router mixes what they give."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(20, 16)
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
+        self.router, self.head = torch.nn.Linear(16, 3), torch.nn.Linear(16, 20)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(3))
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embedding
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        given = torch.nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), is_causal=True)
+        x = x + self.out(given)
+        rows = x.flatten(0, 1)
+        made = torch.stack([expert(rows) for expert in self.experts], 1)  # [n, 3, d]
+        mixed = torch.einsum("ned,ne->nd", made, self.router(rows).softmax(-1))
+        return self.head(x + mixed.view_as(x))
+
+
+def test_what_a_router_mixes_is_no_attention() -> None:
+    """The layers of attention alone are projections: the numbers of a recipe that names them."""
+    named = replace(ATTNLRP_VIT, input_projection=None, output_projection=None)
+    for path in "qkv":
+        named = named.at(path, linear=ATTNLRP_VIT.input_projection)
+    named = named.at("out", linear=ATTNLRP_VIT.output_projection)
+    explainer = Explainer(Experts().double().eval(), task=Task.CAUSAL)
+    expected, found = (explainer([3, 5, 7, 9], 4, method=each).relevance for each in (named, ATTNLRP_VIT))
+    assert torch.allclose(found, expected, rtol=0, atol=1e-12)

@@ -36,11 +36,12 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     out = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
     if run.has_logarithms:
         _exponentials.mark_merging(run, out, x)
+    dim = rest[0] if rest else settings.get("dim")
     if func.__name__ != "_softmax" and run.recipe.activation is not rules.unmodified:
         run.scores = x
-        dim = rest[0] if rest else settings.get("dim")
         _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)))
-    return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out))
+    along_last = dim in (-1, x.ndim - 1)
+    return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out, x if along_last else None))
 
 
 LOST = "log of a softmax (log_softmax is the same)"

@@ -32,6 +32,8 @@ WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
 LINEAR = "lrpx linear"
 """What the node of a linear layer is marked with that has the same rule as an input projection as else."""
+WIDTH = "lrpx width"
+"""What holds, at the node of a linear layer, how many outputs that has."""
 MIXED = "lrpx mixed"
 """What the node of a convolution is marked with that mixes channels, as a layer does."""
 MADE = "lrpx made"
@@ -47,6 +49,8 @@ MOVES = SHAPES | frozenset(
     Split SplitWithSizes UnsafeSplit Roll Flip Gather Repeat""".split()
 )
 """Nodes whose result is some of the numbers of what they are made of, in another shape or order."""
+VIEWS = frozenset("View UnsafeView ReshapeAlias Reshape ViewAs Unsqueeze Squeeze ToCopy Clone Alias".split())
+"""Those whose result has the numbers in the same order."""
 PADS = frozenset("ConstantPadNd Pad Im2Col".split())
 """Those that may put constants beside them."""
 WRITES = frozenset("IndexCopy IndexPut CopySlices SelectScatter SliceScatter Scatter".split())
@@ -76,6 +80,15 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         if inputs[1].shape[1] > 1 and out.grad_fn is not None:
             out.grad_fn.metadata[MIXED] = True
         return out
+    projected = _by_place(run, what, op, inputs)
+    if projected.grad_fn is not None:
+        projected.grad_fn.metadata[WIDTH] = projected.shape[-1]
+    return projected
+
+
+def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
+    """A linear layer under the rule for where it is to attention."""
+    recipe, x = run.recipe, inputs[0]
     if recipe.output_projection is not None and _reaches(x, ATTENDED):
         _overrides.refuse_unmet(recipe, run.where(), what, "output_projection")
         return run.apply(what, op, *inputs, rule=recipe.output_projection)
@@ -85,7 +98,7 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         if plain.grad_fn is not None:
             plain.grad_fn.metadata[LINEAR] = True
         return plain
-    out = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+    out: Any = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
     if recipe.overrides and out.grad_fn is not None:
         out.grad_fn.metadata[MADE] = partial(_overrides.refuse_unmet, recipe, run.where(), what, "input_projection")
     return out
@@ -103,15 +116,23 @@ def attend(run: Any, out: Any, *factors: Any) -> Any:
     return out
 
 
-def mark_weights(run: Any, out: Any) -> Any:
-    """``out``, the result of a softmax."""
-    if not run.asks_for_places:
+def mark_weights(run: Any, out: Any, scores: Any = None) -> Any:
+    """``out``, the result of a softmax: attention weights, but where it is of all that a linear layer gave
+    (``scores``), along its outputs, as a router's among experts is."""
+    if not run.asks_for_places or (scores is not None and _of_linear(scores.grad_fn) == out.shape[-1]):
         return out
     if getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[WEIGHTS] = True
     else:  # under a rule that makes it a constant
         setattr(out, FROM_INPUT, WEIGHTS)
     return out
+
+
+def _of_linear(node: Any) -> int | None:
+    """How many outputs the linear layer has that gave a tensor, or the same in another shape or precision."""
+    while node is not None and WIDTH not in node.metadata:
+        node = node.next_functions[0][0] if kind(node) in VIEWS else None
+    return None if node is None else int(node.metadata[WIDTH])
 
 
 def any_weights(values: Any) -> bool:
