@@ -22,7 +22,7 @@ from lrpx.engine._running import intervened
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, record
 from lrpx.units import places
-from tests import tiny
+from tests import plain_gpt, tiny
 from tests.engine.samples import SAMPLES
 from tests.reference import models
 from tests.test_units import Experts
@@ -267,6 +267,37 @@ def test_a_layer_and_an_output_that_is_named_have_features(key):
     module = model.get_submodule(key if isinstance(key, str) else key[0])
     with torch.no_grad(), module.register_forward_hook(lambda _, __, y: y.index_fill(-1, FIRST, 0.0)):
         assert torch.equal(model(IDS), found)
+
+
+class Halves(Module):
+    """Attentions and MLPs in two lists, put together by the model's own forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(32, 8), torch.nn.Linear(8, 32)
+        blocks = plain_gpt.GPT(together=True, width=8).float().blocks
+        self.attentions = torch.nn.ModuleList(each.attention for each in blocks)
+        self.mlps = torch.nn.ModuleList(each.mlp for each in blocks)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        for attention, mlp in zip(self.attentions, self.mlps, strict=True):
+            x = x + attention(x)
+            x = x + mlp(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("path", "matrix"), [("attentions.1", "project"), ("mlps.1", "2")])
+def test_an_mlp_or_an_attention_in_a_list_of_its_own_is_no_layer(path, matrix):
+    """Its unit was taken for a feature of its output."""
+    model = Halves().eval()
+    for wanted in ({1: 0.0}, 0.0):
+        with pytest.raises(MethodError, match=rf"{path} has a layer's number"), lrpx.intervene(model, {path: wanted}):
+            raise AssertionError("the block began")
+    with torch.no_grad():
+        for key in (f"{path}.{matrix}", (path, "output")):
+            with lrpx.intervene(model, {key: {1: 0.0}}):
+                model(IDS)
 
 
 def test_keys_that_share_a_matrix():

@@ -228,7 +228,8 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
     Raises:
         InputError: a change that is none, or does not fit the features.
         MethodError: a unit or a module that is not there, or units of a module that is no layer and in which no neurons
-            or heads are found; or when it is met: the numbers that a router gives beside its choice, which nothing
+            or heads are found, or an MLP or an attention that stands in a list of its own (``"mlps.3"``), where a
+            layer may be meant; or when it is met: the numbers that a router gives beside its choice, which nothing
             reads.
         ModelError: the model is compiled, so nothing in it can be changed.
         TraceError: at the end of the block: the model was not called, or did not come to a place or to a position; or
@@ -364,6 +365,8 @@ def _where(model: Module, modules: Mapping[str, Module], key: Any, by_units: boo
     if not isinstance(key, str):
         return _Where(path, key[1], None, call)
     is_layer = path in layers([path])  # which is its output, whatever units are in it
+    if is_layer:
+        _refuse_half(model, modules, path)
     return (None if is_layer else _of_units(model, path, call, by_units)) or _Where(path, "output", None, call)
 
 
@@ -399,6 +402,26 @@ def _refuse_several(model: Module, path: str, call: int | None) -> None:
         raise MethodError(
             f"{path} is one module with {others}, and is run as all of them; name a call, {called(first, 0)!r} or a "
             "later one"
+        )
+
+
+def _refuse_half(model: Module, modules: Mapping[str, Module], path: str) -> None:
+    """Refuse an MLP or an attention that has a layer's number, where a list beside its own holds the others.
+
+    Raises:
+        MethodError: it is one: its units and the features that it gives may both be meant.
+    """
+    stacks = dict.fromkeys(each.rpartition(".")[0] for each in layers(modules))
+    own = path.rpartition(".")[0]
+    beside = [each for each in stacks if each != own and each.rpartition(".")[0] == own.rpartition(".")[0]]
+    if not beside or len(inside := neurons_or_heads(model, path)) != 1:
+        return
+    if other := next((each for each in beside if neurons_or_heads(model, each)), None):
+        (place,) = inside.values()
+        raise MethodError(
+            f"{path} has a layer's number, and {place.kind}, and {other} holds others beside it: its units may be "
+            f'meant, or what it gives; name {place.path!r} for its {place.kind}, or ("{path}", "output") for the '
+            "features that it gives"
         )
 
 
