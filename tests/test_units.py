@@ -482,6 +482,25 @@ def test_what_attention_by_einsum_reads_is_heads_and_no_neurons_behind_a_gate(sp
         assert found.heads == of
 
 
+class KeysFirst(Einsums):
+    """The same with the products of keys and queries, in this order, and a softmax over the keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        scores = k @ q.mT
+        weights = scores.softmax(dim=-2).mT if self.spelled == "softmax of columns" else scores.mT.softmax(-1)
+        return x + self.out((weights @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("spelled", ["softmax of columns", "turned before"])
+def test_keys_that_are_multiplied_first_are_keys(spelled, monkeypatch):
+    monkeypatch.setitem(EINSUMS, spelled, ("", ""))
+    model = OfEinsums(spelled)
+    model.layers = nn.ModuleList([KeysFirst(spelled)])
+    found = [places(model.eval(), kind)[0].path for kind in KINDS[2:5]]
+    assert found == ["layers.0.q", "layers.0.k", "layers.0.v"]
+
+
 class Scaled(nn.Module):
     """A layer whose output a sum or a diagonal of products scales."""
 

@@ -232,7 +232,8 @@ class Follower(Tap):
             two = [*args, *call.kwargs.values()][name == "baddbmm" :][:2]
             return self._product(two, [_mark_of(x) for x in two], out)
         if name == "softmax":
-            made_of = (None, None) if marks[0] is None else marks[0].made_of
+            given = dict(zip(("input", "dim"), args, strict=False)) | call.kwargs
+            made_of = _queries_first(marks[0], given.get("dim"))
             return _with(out, _Mark("weights", _along(out, -1), made_of=made_of)) if carries(out) else out
         if name == "clamp" and _guards(call):
             vars(out).pop(ATTRIBUTE, None)
@@ -573,6 +574,15 @@ def _widths(shape: Sequence[int]) -> set[int]:
 def _is_map(shape: Sequence[int], wide: int) -> bool:
     """Whether what a layer gives, with a branch of such a width in it, is ``[B, d, H, W]``."""
     return len(shape) == 4 and wide == shape[1] != shape[-1]
+
+
+def _queries_first(scores: _Mark | None, dim: Any) -> tuple[_Mark | None, _Mark | None]:
+    """The queries and keys of scores that a softmax is taken of, which is over the keys, whichever came first."""
+    if scores is None or scores.kind != "scores":
+        return (None, None)
+    rows, columns = scores.made_of
+    numbers = scores.index.movedim(-1 if dim is None else int(dim), 0)
+    return (rows, columns) if len(numbers) == 1 or bool((numbers[1:] != numbers[:-1]).any()) else (columns, rows)
 
 
 def _ordered(mark: _Mark | None, label: str, first: Sequence[str]) -> _Mark | None:
