@@ -467,14 +467,14 @@ class Follower(Tap):
         if not known:
             return out
         best = min(known, key=lambda mark: RANKS.index(mark.kind))
-        ends = ("add", "sub", "rsub")
+        ends = name in ("add", "sub", "rsub") or (name in ("lerp", "addcmul", "addcdiv") and carries(args[0]))
         others = any(
             carries(x) and (mark is None or (mark.kind, mark.path) != (best.kind, best.path))
             for x, mark in zip(args, marks, strict=True)
         )
-        if name in ends and others and best.kind != "scores":  # to which a bias that is learned may be added
+        if ends and others and best.kind != "scores":  # to which a bias that is learned may be added
             return out
-        for other in known if name in ends and best.kind == "linear" else ():
+        for other in known if ends and best.kind == "linear" else ():
             for one, its in {*zip(best.index.flatten().tolist(), other.index.flatten().tolist(), strict=True)}:
                 self._mixed.setdefault(best.path, {}).setdefault(one, {one}).add(its)
         is_scaled = kind == "norm" or (kind == "product" and others)
