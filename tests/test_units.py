@@ -501,19 +501,28 @@ def test_keys_that_are_multiplied_first_are_keys(spelled, monkeypatch):
     assert found == ["layers.0.q", "layers.0.k", "layers.0.v"]
 
 
+class Normalised(nn.Module):
+    """An RMSNorm, written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (x.square().mean(-1, keepdim=True) + 1e-6).rsqrt()
+
+
 class Joined(Einsums):
     """The same by fused attention, a branch that joins the stream by one function of three, and a norm behind both."""
 
     def __init__(self, spelled: str) -> None:
         super().__init__("heads first")
-        self.joins, self.norm = spelled, nn.RMSNorm(16)
+        self.joins = spelled
+        self.norm, self.first, self.second = Normalised(), nn.Linear(16, 16), nn.Linear(16, 16)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         read = self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         share = torch.full((16,), 0.3)
         x = torch.lerp(x, read, 0.3) if self.joins == "lerp" else torch.addcmul(x, read, share)
-        return x + self.gate(self.norm(x))
+        unit = nn.functional.normalize(self.norm(x), dim=-1)
+        return x + self.second(self.first(unit * 4).relu())
 
 
 @pytest.mark.parametrize("spelled", ["lerp", "addcmul"])
@@ -521,7 +530,8 @@ def test_a_branch_ends_where_one_function_scales_and_adds_it(spelled):
     model = OfEinsums("heads first")
     model.layers = nn.ModuleList([Joined(spelled)])
     (found,) = places(model.eval(), "attention")
-    assert (found.path, found.side) == ("layers.0.out", "output")
+    assert (found.path, found.behind) == ("layers.0.out", None)
+    assert [each.path for each in places(model, "neurons")] == ["layers.0.second"]  # no features of unit length
 
 
 class Scaled(nn.Module):
