@@ -10,8 +10,9 @@ import transformers as tf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lrpx import PA_LRP, Explainer
+from lrpx import PA_LRP, Explainer, Task
 from lrpx.engine import propagate
+from lrpx.errors import MethodError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,3 +131,43 @@ def test_positions_that_are_counted_from_the_last_key_do_not_hang_on_padding() -
         for one, other in zip(*pairs, strict=True):
             assert float(one.abs().max()) > 0
             assert torch.allclose(one, other, rtol=0, atol=1e-6 * float(one.abs().max()))  # its softmax is in float32
+
+
+class Turned(nn.Module):
+    """Attention with ALiBi, whose scores have the keys first, or last."""
+
+    def __init__(self, read: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.read = read
+        self.table, self.head = nn.Embedding(30, 8), nn.Linear(8, 30)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        places = torch.arange(input_ids.shape[1])
+        far = (places[:, None] - places).abs() * -0.5  # [query, key], and [key, query] alike
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        if self.read is None:
+            return self.head(x + (q @ k.mT + far).softmax(-1) @ v)
+        return self.head(x + self.read(k @ q.mT + far) @ v)
+
+
+KEYS_FIRST: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax over the first": lambda scores: scores.softmax(-2).mT,
+    "turned, then softmax": lambda scores: scores.mT.softmax(-1),
+    "scaled, turned": lambda scores: (scores * 1.0).transpose(1, 2).softmax(2),
+}
+
+
+@pytest.mark.parametrize("how", KEYS_FIRST)
+def test_positions_of_scores_that_have_the_keys_first_are_refused(how: str) -> None:
+    """All of them were the queries'."""
+    explainer = Explainer(Turned(KEYS_FIRST[how]).double().eval(), task=Task.CAUSAL)
+    for method in ("pa-lrp", "pa-lrp-single-sink"):
+        with pytest.raises(MethodError, match="with the keys before the queries"):
+            explainer([5, 9, 11, 3], 7, method=method)
+    Explainer(Turned(None).double().eval(), task=Task.CAUSAL)([5, 9, 11, 3], 7, method="pa-lrp")

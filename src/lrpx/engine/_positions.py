@@ -163,6 +163,8 @@ class Positions(Tap):
         self._of_tables: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors
         self._distances: Any = WeakTensorKeyDictionary()  # products of the input with distances
         self._takes_distances = False
+        self._pairs: Any = WeakTensorKeyDictionary()  # scores with positions of pairs, and which dimension is the keys'
+        self._met_pairs = False
         self.by_head = by_head
         self.sinks: list[Sink] = []
 
@@ -238,6 +240,7 @@ class Positions(Tap):
         out = proceed(args, kwargs)
         self._numbers.see(out)
         self._follow(call, out)
+        self._follow_pairs(call, out)
         return self._chosen(call, out) if call.name in CHOOSING else out
 
     def _is_of_image(self) -> bool:
@@ -265,6 +268,31 @@ class Positions(Tap):
             return
         if len(made) == 1 and made != {None}:
             self._made[out] = made.pop()
+
+    def _follow_pairs(self, call: Call, out: Any) -> None:
+        """Remember scores to which positions of pairs were added, whose last dimension was taken for the keys'.
+
+        Raises:
+            MethodError: the softmax is over another, which so is the keys'.
+        """
+        has_met, self._met_pairs = self._met_pairs, False
+        if has_met and call.name != ATTENTION and isinstance(out, Tensor):
+            self._pairs[out] = -1
+            return
+        given = next((each for each in call.args if _is_in(each, self._pairs)), None) if self._pairs else None
+        if given is None or not isinstance(out, Tensor):
+            return
+        keys = self._pairs[given]
+        if call.operation is None:
+            return
+        if call.operation.name == "softmax":
+            dim = arguments(call.args, call.kwargs, "input", "dim")[1]
+            if isinstance(dim, int) and dim % out.ndim != keys % out.ndim:
+                raise self._refusal("positions of pairs were added to scores with the keys before the queries")
+        elif call.operation.kind in ("plain", "product") and out.shape in (given.shape, given.mT.shape):
+            is_turned = out.storage_offset() == given.storage_offset() and out.stride() == given.mT.stride()
+            is_turned &= storage_of(out) == storage_of(given) and out.stride() != given.stride()
+            self._pairs[out] = -3 - keys if is_turned else keys
 
     def _follow_tables(self, out: Any, made_of: Any) -> None:
         """What is cast, scaled or put together of a table is one, if it was not computed from places."""
@@ -536,6 +564,7 @@ class Positions(Tap):
             path = INPUT if layer is None else layer.path
             at = len(run.sources), len(self.sinks)
             line = None if is_looked_up else Line(at, "positions", self._name(named, path))
+            self._met_pairs = axis.is_scores and axis.dims == (-1,) and leaf.ndim > 1 and leaf.shape[-2] > 1
             is_of_keys = is_added and axis.dims == (-1,) and leaf.shape[-1] == shape[-1] and leaf.shape[-2:-1] == (1,)
             self.sinks.append(Sink(path, line, leaf, source, rows if is_wide else None, axis.dims, heads, is_of_keys))
         return leaf

@@ -654,8 +654,8 @@ def _is_list(args: Sequence[Any]) -> bool:
 
 
 def _guards(call: Call) -> bool:
-    """Whether a clamp leaves alone what is near 0, as one that keeps half precision from overflowing, or queries small:
-    or keeps lengths from 0, as ``F.normalize`` does: it makes no neurons, as one from 0 up does, which is a ReLU."""
+    """Whether a clamp leaves alone what is near 0, as one that keeps half precision from overflowing, or queries small,
+    or keeps lengths from 0, as ``F.normalize`` does. It makes no neurons, as one from 0 up does, which is a ReLU."""
     names = ("max",) if call.name.startswith("clamp_max") else ("min", "max")
     given = dict(zip(names, call.args[1:], strict=False)) | call.kwargs
     low, high = given.get("min"), given.get("max")
