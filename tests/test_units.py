@@ -519,14 +519,22 @@ class Joined(Einsums):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         read = self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        share = torch.full((16,), 0.3)
-        x = torch.lerp(x, read, 0.3) if self.joins == "lerp" else torch.addcmul(x, read, share)
+        x = JOINS[self.joins](x, read)
         unit = nn.functional.normalize(self.norm(x), dim=-1)
         return x + self.second(self.first(unit * 4).relu())
 
 
-@pytest.mark.parametrize("spelled", ["lerp", "addcmul"])
-def test_a_branch_ends_where_one_function_scales_and_adds_it(spelled):
+JOINS = {
+    "lerp": lambda x, read: torch.lerp(x, read, 0.3),
+    "addcmul": lambda x, read: torch.addcmul(x, read, torch.full((16,), 0.3)),
+    "maximum": torch.maximum,
+    "a gate": lambda x, read: (gate := torch.sigmoid(x)) * read + (1 - gate) * x,
+    "lerp by a gate": lambda x, read: torch.lerp(x, read, torch.sigmoid(read)),
+}
+
+
+@pytest.mark.parametrize("spelled", JOINS)
+def test_a_branch_ends_where_it_meets_the_stream(spelled):
     model = OfEinsums("heads first")
     model.layers = nn.ModuleList([Joined(spelled)])
     (found,) = places(model.eval(), "attention")

@@ -50,7 +50,8 @@ class _Mark:
         index: of the tensor's own shape: which feature of a linear layer, which head or which neuron stands where.
         path: the linear layer's module; of heads, which attention's they are.
         made_of: of attention's scores and weights: the queries and keys they were made of.
-        is_scaled: whether it was multiplied by what depends on the input since, as a norm does.
+        is_scaled: whether it was multiplied by what depends on the input since, as a norm does; of neurons, by what is
+            nobody's, as the stream.
     """
 
     kind: str
@@ -472,13 +473,20 @@ class Follower(Tap):
             carries(x) and (mark is None or (mark.kind, mark.path) != (best.kind, best.path))
             for x, mark in zip(args, marks, strict=True)
         )
-        if ends and others and best.kind != "scores":  # to which a bias that is learned may be added
-            return out
+        if others and best.kind != "scores" and (ends or (kind == "plain" and best.kind == "linear")):
+            return out  # but scores, to which a bias that is learned may be added
+        if ends and best.kind == "neurons" and len(known) > 1 and any(mark.is_scaled for mark in known):
+            return out  # a stream that a gate lets through, σ(g) y + (1 − σ(g)) x
         for other in known if ends and best.kind == "linear" else ():
             for one, its in {*zip(best.index.flatten().tolist(), other.index.flatten().tolist(), strict=True)}:
                 self._mixed.setdefault(best.path, {}).setdefault(one, {one}).add(its)
-        is_scaled = kind == "norm" or (kind == "product" and others)
-        return _with(out, replace(best, is_scaled=True) if is_scaled and best.kind == "linear" else best)
+        if best.kind == "neurons":
+            is_scaled = kind == "product" and any(
+                carries(x) and mark is None for x, mark in zip(args, marks, strict=True)
+            )
+        else:
+            is_scaled = best.kind == "linear" and (kind == "norm" or (kind == "product" and others))
+        return _with(out, replace(best, is_scaled=True) if is_scaled else best)
 
     # -------------------------------------------------------------------- result
 
