@@ -209,3 +209,44 @@ def test_a_mask_in_which_ones_are_seen_is_taken(kind: type[Masked], says: str) -
         with torch.no_grad():
             want = model.seen(model.table(torch.tensor([ids])), None)[0, 1, 7]
         assert each.explained.value == pytest.approx(float(want), rel=1e-5)
+
+
+class Translating(torch.nn.Module):
+    """An encoder and a decoder of torch's, in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = torch.nn.Embedding(12, 8), torch.nn.Linear(8, 12)
+        self.both = torch.nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.table
+
+    def forward(self, input_ids: torch.Tensor, decoder_input_ids: torch.Tensor) -> torch.Tensor:
+        x, y = self.table(input_ids), self.table(decoder_input_ids)
+        ahead = torch.ones(2 * y.shape[1:2], dtype=torch.bool).triu(1)
+        return self.head(self.both(x, y, tgt_mask=ahead))
+
+
+class Told(Translating):
+    def get_encoder(self) -> torch.nn.Module:
+        return self.both.encoder
+
+    def get_decoder(self) -> torch.nn.Module:
+        return self.both.decoder
+
+
+def test_an_encoder_and_decoder_of_ones_own_says_which_is_which() -> None:
+    given = {"input_ids": torch.tensor([[3, 5, 7, 2]]), "decoder_input_ids": torch.tensor([[1, 4]])}
+    for method in ("attnlrp", "integrated-gradients"):
+        with pytest.raises(ModelError, match=r"Translating does not say .* give it a get_encoder\(\)"):
+            Explainer(Translating().eval(), task=Task.SEQ2SEQ)(given, 5, method=method)
+    model = Told().double().eval()
+    found = Explainer(model, task=Task.SEQ2SEQ)(given, 5, method="gradient-x-input")
+    tables = [model.table(given[name]).detach().requires_grad_() for name in given]
+    ahead = torch.ones(2, 2, dtype=torch.bool).triu(1)
+    value = model.head(model.both(*tables, tgt_mask=ahead))[0, -1, 5]
+    expected = [(x * g)[0].sum(-1) for x, g in zip(tables, torch.autograd.grad(value, tables), strict=True)]
+    assert found.explained.value == pytest.approx(float(value.detach()), rel=1e-9)
+    assert torch.allclose(found.relevance.double(), torch.cat(expected).detach(), rtol=0, atol=1e-6)

@@ -401,7 +401,7 @@ def _run(
 def _embeddings(model: BoundModel, row: Row) -> Tensor:
     """``[T, d]``: the embeddings of the first segment, as the model's own module makes them, on the CPU."""
     module: Any = model.module
-    encoder = module.get_encoder() if model.task is Task.SEQ2SEQ else None
+    encoder = tasks.part_of(module, "encoder") if model.task is Task.SEQ2SEQ else None
     own = getattr(encoder, "get_input_embeddings", None)  # FSMT's encoder has none, and the model gives it
     embedding = tasks.input_embedding(module)[1] if own is None else own()
     ids = torch.tensor(row.segments[0].tokens.ids, device=tasks.input_device(module))

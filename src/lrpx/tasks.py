@@ -340,12 +340,27 @@ def source_paths(model: Module, task: Task) -> set[str]:
     if len(task.arguments) == 1 and not _gives_a_decoder_its_input(model, task):
         return {path}
     # of the parts as well: where a tied embedding is offloaded, each part loads one of its own
-    parts: list[Any] = [model.get_encoder(), model.get_decoder()]  # type: ignore[operator]
+    parts = [part_of(model, "encoder"), part_of(model, "decoder")]
     modules = [module, *(_embedding(part) for part in parts if part is not None)]
     last: Any = getattr(model, "get_output_embeddings", lambda: None)()
     if isinstance(last, torch.nn.Embedding):  # FSMT's parts do not tell, and its decoder's is its last matrix, too
         modules.append(last)
     return {path for path, each in named_modules(model) if any(each is one for one in modules)}
+
+
+def part_of(model: Module, name: str) -> Any:
+    """What a model calls its encoder, or its decoder.
+
+    Raises:
+        ModelError: it calls nothing so.
+    """
+    found = getattr(model, f"get_{name}", None)
+    if found is None:
+        raise ModelError(
+            f"{type(model).__name__} does not say which of its modules is the {name}, and which table has its tokens; "
+            f"give it a get_{name}() that returns the module, as transformers' models have"
+        )
+    return found()
 
 
 def _gives_a_decoder_its_input(model: Module, task: Task) -> bool:
