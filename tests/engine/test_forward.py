@@ -149,6 +149,53 @@ FUNCTIONS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
+def with_length(layer: nn.Linear) -> None:
+    layer.weight.data = torch.renorm(layer.weight.data, 2, 0, 0.1)
+
+
+def in_single_precision(layer: nn.Linear) -> None:
+    layer.to(torch.float32).to(torch.float64)
+
+
+def in_other_memory(layer: nn.Linear) -> None:
+    layer.weight.set_(layer.weight.detach() / 2)
+
+
+@pytest.mark.parametrize("changes", [with_length, in_single_precision, in_other_memory])
+def test_a_model_that_sets_its_weights_is_explained_with_those(changes: Callable[[nn.Linear], None]) -> None:
+    """A constraint on a weight's length, which layers keep in their forward pass: what was set was lost."""
+
+    class Constrained(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            changes(self)
+            return super().forward(x)
+
+    def fresh() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 4), Constrained(4, 3)).double().requires_grad_(False)
+
+    x = torch.linspace(-1, 1, 5, dtype=torch.float64)[None]
+    for recipe in RECIPES.values():
+        model = fresh()
+        with propagate(model, recipe) as trace:
+            found = model(x)
+            trace.explain(found[:, 1])
+        assert torch.equal(found, fresh()(x))
+
+
+@pytest.mark.parametrize("to", [lambda y: y.data * 2, lambda y: y * 2])
+def test_data_of_the_stream_that_is_set_is_refused(to: Callable[[Tensor], Tensor]) -> None:
+    class Setting(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            y.data = to(y)
+            return y
+
+    model = Setting(5, 3)
+    with propagate(model, LRP), pytest.raises(UnknownOperationError, match="sets the data of a tensor"):
+        model(torch.ones(1, 5))
+
+
 @pytest.mark.parametrize("recipe", [LRP, ATTNLRP, GRADIENT], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_one_function(name: str, recipe: Recipe) -> None:

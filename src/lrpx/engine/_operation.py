@@ -141,6 +141,14 @@ def unknown(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """A function without a row: refused by a strict recipe where a floating-point result comes out of what depends on
     the input (also where torch itself has no derivative), else left as it is.
     """
+    if func.__name__ in ("__set__", "set_"):
+        is_data = func.__name__ == "set_" or func.__self__.__name__ == "data"
+        if is_data and any_carries(constants(args)) and run.recipe.strict:
+            raise UnknownOperationError(
+                f"{run.where()} sets the data of a tensor, which autograd does not follow, to what depends on the "
+                "input, or of what does; let the model compute another tensor, or use a recipe with strict=False"
+            )
+        return func(*args, **kwargs)  # of the tensor itself, as of a weight whose length a layer keeps in bounds
     args, kwargs, name = constants(args), constants(kwargs), func.__name__
     if not any_carries((*args, *kwargs.values())):
         return func(*args, **kwargs)

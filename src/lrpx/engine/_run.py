@@ -383,7 +383,7 @@ class Run:
         own = {id(source.value) for source in self.trace.sources}
         own.update(id(leaf) for tap in self.taps if not isinstance(tap, Observer) for leaf in tap.leaves())
         given = tuple(self._own(value, own) for value in args)
-        if is_in_place(name):
+        if is_in_place(name) or name == "__set__":
             given = (*args[:1], *given[1:])
         return given, {key: self._own(value, own) for key, value in kwargs.items()}
 
