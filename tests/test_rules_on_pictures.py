@@ -293,8 +293,8 @@ class Experts(torch.nn.Module):
         given = torch.nn.functional.scaled_dot_product_attention(self.q(x), self.k(x), self.v(x), is_causal=True)
         x = x + self.out(given)
         rows = x.flatten(0, 1)
-        made = torch.stack([expert(rows) for expert in self.experts], 1)  # [n, 3, d]
-        mixed = torch.einsum("ned,ne->nd", made, self.router(rows).softmax(-1))
+        made = torch.stack([expert(rows) for expert in self.experts], 1)  # [tokens, 3, features]
+        mixed = torch.einsum("tij,ti->tj", made, self.router(rows).softmax(-1))
         return self.head(x + mixed.view_as(x))
 
 
