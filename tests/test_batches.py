@@ -844,3 +844,53 @@ def test_a_decoder_that_was_told_to_look_ahead():
     assert any(a.relevance[1:].any() for a in single)
     for one, other in zip(explain(ROWS, 1, position=0), single, strict=True):
         assert_same(one, other)
+
+
+class Stretched(torch.nn.Module):
+    """A causal model whose angles hang on how many tokens there are, beyond 10 (dynamic NTK)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30)
+        self.q, self.k, self.v = (torch.nn.Linear(8, 8) for _ in range(3))
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.table
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.run(input_ids)
+
+    def run(self, input_ids: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        x, long = self.table(input_ids), input_ids.shape[1]
+        base = 100.0 * max(long / 10, 1.0) ** 2
+        angles = torch.outer(torch.arange(long), base ** (-torch.arange(4) / 4)).repeat(1, 2).to(x.dtype)
+
+        def turned(x: torch.Tensor) -> torch.Tensor:
+            return x * angles.cos() + torch.cat([-x[..., 4:], x[..., :4]], -1) * angles.sin()
+
+        seen = torch.ones(long, long, dtype=torch.bool).tril()
+        seen = seen if mask is None else seen & mask[:, None].bool()
+        q, k = turned(self.q(x)), turned(self.k(x))
+        return self.head(x + torch.nn.functional.scaled_dot_product_attention(q, k, self.v(x), attn_mask=seen))
+
+
+class MaskedToo(Stretched):
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        return self.run(input_ids, attention_mask)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("kind", [Stretched, MaskedToo])
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_model_that_counts_padding_runs_row_by_row_where_it_does(kind: type[Stretched], compiled: bool) -> None:
+    model = kind().double().eval()
+    rows = [[*range(1, 15)], [3, 4, 5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 10, 11, 12]]
+    alone = [Explainer(model, task=Task.CAUSAL)(row, 7) for row in rows]
+    explain = Explainer(model, task=Task.CAUSAL, compile=compiled)
+    for some in (rows[1:], rows, [*reversed(rows)]):
+        for row, found in zip(some, explain(some, 7), strict=True):
+            want = alone[rows.index(row)]
+            assert found.explained.value == pytest.approx(model(torch.tensor([row]))[0, -1, 7].item(), rel=1e-9)
+            assert torch.allclose(found.relevance, want.relevance, rtol=0, atol=1e-9)
+    assert len(explain.bound.groups(explain.bound.reader.rows(rows), 8)) == 3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -255,6 +256,7 @@ class BoundModel(Named):
         self._places: dict[torch.Size, Places | None] = {}
         self._dropping: dict[object, tuple[int, float]] = {}
         self._is_seen: bool | None = None
+        self._padded: tuple[float, float] = (7.0, math.inf)  # how far padding changed nothing, and from where it does
 
     def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
         if isinstance(given, Pooling):
@@ -407,6 +409,8 @@ class BoundModel(Named):
     def groups(self, rows: Sequence[Row], batch_size: int) -> list[list[int]]:
         """Which rows run together, as :func:`~lrpx._batching.batches` has it; one by one where several cannot."""
         together = batch_size > 1 and len(rows) > 1 and self.can_batch  # what is asked last, for the model runs to tell
+        if together and len({row.lengths for row in rows}) > 1:
+            together = self._pads_to(max(max(row.lengths, default=0) for row in rows))
         return batches(rows, batch_size if together else 1, tasks.border(self.module))
 
     @cached_property
@@ -423,6 +427,15 @@ class BoundModel(Named):
     def _hides_ones(self) -> bool:
         """Tried once, before a run."""
         return bool(self.task.segments) and tasks.hides_ones(self.module, self.task, self.pad_id or 0)
+
+    def _pads_to(self, wide: int) -> bool:
+        """Whether a module of one's own says the same of a text that is padded to so many tokens: its angles may hang
+        on how many there are. Tried where there are more than ever before; transformers' says so (``tasks.border``)."""
+        held, failed = self._padded
+        if wide > held and wide < failed and self.task.segments and not tasks.is_theirs(self.module):
+            how = self.module, self.task, self.pad_id or 0, self.padding_side
+            self._padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
+        return wide < self._padded[1]
 
     @cached_property
     def _looks_back(self) -> bool:
@@ -481,6 +494,7 @@ class BoundModel(Named):
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
+            width = width if self._pads_to(max(width, default=0)) else ()
             how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
             if self._turns_unseen(batch):

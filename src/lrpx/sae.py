@@ -512,9 +512,13 @@ def explain_features(
     rows = model.reader.rows(texts) if several else [model.reader.row(texts)]
     if not rows[0].segments or model.task.together is not None:
         raise MethodError(f"features are explained of one text, and a {model.task.title} takes other inputs")
-    if several and not model.can_batch:
+    if several and len(groups := model.groups(rows, len(rows))) > 1:
         how: dict[str, Any] = {"path": path, "position": position, "recipe": recipe}
-        return [explain_features(explainer, text, sae, target, contrast, **how) for text in texts]
+        found: dict[int, FeatureRelevance] = {}
+        for group in groups:
+            some = explain_features(explainer, [texts[i] for i in group], sae, target, contrast, **how)
+            found.update(zip(group, some, strict=True))
+        return [found[i] for i in range(len(rows))]
     wanted = target_of(target, contrast, model.default_target())
     asked = [Question(i, model.reader.position(row, position), wanted) for i, row in enumerate(rows)]
     tap, turned = FeatureTap(sae, where), bool(is_turned(model.module, split_name(where)[0], "output"))

@@ -500,7 +500,7 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
             for rows in (ids[:1], ids):
                 found.append(_first_of(model(**_whole(model, task, rows) | _needed(model, rows))))
     except Exception:  # of the model's own: it takes something else, or fewer tokens, and nothing is known
-        return not _is_theirs(model)
+        return not is_theirs(model)
     alone, beside = found
     if beside.shape != (len(ids), *alone.shape[1:]) or len(alone) != 1:
         return False
@@ -530,7 +530,7 @@ def looks_back(model: Module) -> bool:
     )
 
 
-def _is_theirs(model: Module) -> bool:
+def is_theirs(model: Module) -> bool:
     """Whether a model, without what adapters have put around it, is one of transformers."""
     return type(base_model(model)).__module__.startswith("transformers.")
 
@@ -570,7 +570,7 @@ def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a module of one's own hides the tokens at which its attention mask is 1, as torch's ``key_padding_mask``
     does, as far as a short input tells: a mask of ones changes what it says without one; or, where it cannot do without
     a mask, the one token at which that is 0 makes a difference, and another makes none. transformers' are believed."""
-    if _is_theirs(model) or not accepts(model, MASKS["input_ids"]):
+    if is_theirs(model) or not accepts(model, MASKS["input_ids"]):
         return False
     weight = first_weight(model)
     plain = [i for i in range(2, weight.shape[0]) if i not in (pad_id, end_read(model, task))][:6]  # most pad with 0
@@ -620,13 +620,17 @@ def hides(model: Module, task: Task) -> bool:
         return True
 
 
-def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
-    """Whether the model says the same of a text with padding that its mask hides, as far as a short input tells: a
-    convolution over tokens, as ConvBERT's, reads what is there, and so do MobileBERT's embeddings. With padding on the
-    right, a model of transformers that gives one token after another is believed, if it has none, and torch's own
-    attention can take the place of its; padding on the left moves the patches that BLT makes of bytes. What draws at
-    random, as Reformer's hashes are, says the same by chance alone. A decoder whose attention was told to look ahead
-    does so only where no mask is needed."""
+WIDE = 16
+"""As wide a short text is padded to find out whether that changes what a model says: no pooling divides it."""
+
+
+def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WIDE) -> bool:
+    """Whether the model says the same of a text with padding, up to so many tokens, that its mask hides, if it takes
+    one, as far as a short input tells: a convolution over tokens, as ConvBERT's, reads what is there, and so do
+    MobileBERT's embeddings. With padding on the right, a model of transformers that gives one token after another is
+    believed, if it has none, and torch's own attention can take the place of its; padding on the left moves the patches
+    that BLT makes of bytes. What draws at random, as Reformer's hashes are, says the same by chance alone. A decoder
+    whose attention was told to look ahead does so only where no mask is needed."""
     convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
     is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
     is_told = task is Task.CAUSAL and any(getattr(each, "is_causal", None) is False for each in model.modules())
@@ -634,7 +638,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
         return True
     if _is_changed_by_few(model):  # and its random blocks hang on how wide a batch is
         return False
-    weight, count, wide = first_weight(model), 7, 16  # which no pooling divides, and no padding of theirs
+    weight, count = first_weight(model), 7  # which no pooling divides, and no padding of theirs
     end = end_read(model, task)
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end)][:count]
     text = torch.tensor([plain if end is None else [*plain[:-1], end]], device=input_device(model))
@@ -647,7 +651,9 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
                 (text, torch.ones_like(text)),
                 (torch.nn.functional.pad(text, space, value=pad_id), torch.nn.functional.pad(text * 0 + 1, space)),
             ):
-                given: dict[str, Any] = {"input_ids": ids, "attention_mask": mask} | _needed(model, ids)
+                given: dict[str, Any] = {"input_ids": ids} | _needed(model, ids)
+                if accepts(model, MASKS["input_ids"]):
+                    given["attention_mask"] = mask
                 if side == "left" and not mask.all():
                     given["position_ids"] = position_ids(model, task, mask)
                 if task.together == "choices":
@@ -661,7 +667,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str) -> bool:
     except InputError:  # no padding on the left; a run will say so
         return True
     except Exception:  # it takes something else, and a run will say so; or no positions (Reformer)
-        return _is_theirs(model) and (side == "right" or not found)  # one's own may take fewer tokens: nothing is known
+        return is_theirs(model) and (side == "right" or not found)  # one's own may take fewer tokens: nothing is known
     alone, padded = found
     padded = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
     if alone.shape != padded.shape:

@@ -202,9 +202,8 @@ def _shown(
         return []
     limit = references.settings["context"]
     rows = [read_row(model, texts[each.line], limit) for each in chosen]
-    groups = [list(range(len(rows)))] if model.can_batch else [[i] for i in range(len(rows))]
     made: dict[int, Attribution] = {}
-    for group in groups:
+    for group in model.groups(rows, len(rows)):
         attributions = explain_units(
             model, [rows[i] for i in group], place, [unit] * len(group), [chosen[i].position for i in group]
         )
