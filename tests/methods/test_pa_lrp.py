@@ -199,6 +199,67 @@ def test_a_product_with_a_vector_is_no_product_with_positions() -> None:
     assert_allclose(found[0].parts["positions"].values, found[1].parts["positions"].values, rtol=0, atol=1e-12)
 
 
+class _Turned(torch.nn.Module):
+    """Attention whose queries and keys are turned by rotary angles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(8), torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+        angles = torch.arange(16)[:, None] * torch.tensor([1.0, 0.1]).repeat(2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        length = x.shape[-2]
+        return x * self.cos[:length] + torch.cat([-x[..., 2:], x[..., :2]], -1) * self.sin[:length]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in self.qkv(self.norm(x)).chunk(3, -1))
+        mixed = torch.nn.functional.scaled_dot_product_attention(self.turned(q), self.turned(k), v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class _Stacked(torch.nn.Module):
+    """Three layers, in a list or each by a name of its own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(31, 8)
+        layers = [_Turned() for _ in range(3)]
+        if kind == "list":
+            self.layers = torch.nn.ModuleList(layers)
+        elif kind == "dict":
+            self.layers = torch.nn.ModuleDict({f"layer_{i}": each for i, each in enumerate(layers)})
+        else:
+            self.first, self.second, self.third = layers
+        self.run, self.head = layers, torch.nn.Linear(8, 31)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.embedding
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(input_ids)
+        for each in self.run:
+            x = each(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", ["dict", "attributes"])
+def test_layers_that_nothing_tells_apart_have_one_sink_alone(kind: str) -> None:
+    """Rotary angles of layers that are in no list went into one sink, whose positive part is another number."""
+    listed, unlisted = (
+        lrpx.Explainer(_Stacked(each).double().eval(), task=lrpx.Task.CAUSAL) for each in ("list", kind)
+    )
+    assert listed(IDS, 1, method="pa-lrp").parts["positions"].labels["layer"] == ("layers.0", "layers.1", "layers.2")
+    for name in ("pa-lrp-single-sink", "pa-lrp-tokens"):
+        found, wanted = (each(IDS, 1, method=name).relevance for each in (unlisted, listed))
+        assert_allclose(found, wanted, rtol=0, atol=1e-12)
+    for name in ("pa-lrp", "pa-lrp-absolute", "pa-lrp-positions"):
+        with pytest.raises(MethodError, match=f"{name} has a sink for each layer, and this model meets positions out"):
+            unlisted(IDS, 1, method=name)
+
+
 def test_a_model_without_positions_is_refused_by_name() -> None:
     with pytest.raises(MethodError, match="no positions were met"):
         lrpx.Explainer(tiny.mamba())(IDS, method="pa-lrp")

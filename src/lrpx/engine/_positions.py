@@ -84,6 +84,9 @@ class Sink:
         is_of_keys: whether it is added to the scores of attention, for every query the same. Then nothing but the
             differences between keys counts, and the first is where they are counted from: a model may count from the
             last (MPT), which is another in a padded row.
+        is_of_layer: whether it is a factor, or added to scores, which is what layers do; what is added to embeddings is
+            not.
+        is_behind: whether what it meets was made of other positions of layers, outside of every list of modules.
     """
 
     layer: str
@@ -94,6 +97,8 @@ class Sink:
     tokens: tuple[int, ...]
     heads: int | None
     is_of_keys: bool = False
+    is_of_layer: bool = False
+    is_behind: bool = False
 
     def rows_of(self, value: Tensor) -> Tensor:
         """``[B, n, d]`` of the leaf, or of its gradient, where it is positions that are added to an image's rows."""
@@ -209,6 +214,11 @@ class Positions(Tap):
             mine = mine if before is None else before.relevance + mine
             found[key] = Kept(sink.layer, sink.source, mine, heads)
         return list(found.values())
+
+    def has_unknown_layers(self) -> bool:
+        """Whether positions were met as layers meet them, one behind the other and outside of every element of a list
+        of modules: nothing tells then which of them are of one layer."""
+        return any(sink.is_behind for sink in self.sinks)
 
     def given(self, name: str, value: Tensor) -> None:
         """An argument of the model that carries no relevance: the tokens, the numbers of their places, a mask."""
@@ -501,7 +511,7 @@ class Positions(Tap):
         axis = self._axis(constant, shape)
         if axis is None:
             return None
-        leaf = self._sink(constant, [x], shape, x.dtype, axis)
+        leaf = self._sink(constant, [x], shape, x.dtype, axis, is_factor=True)
         op = func if constant is a else lambda position, signal: func(signal, position)
         return self._run.apply("position", op, leaf, x)
 
@@ -527,9 +537,10 @@ class Positions(Tap):
         axis: _Axis,
         *,
         is_added: bool = False,
+        is_factor: bool = False,
     ) -> Tensor:
         """Positions as a leaf, with one for each row of the batch, and for each head if that was asked; ``met``: what
-        they meet; ``is_added``: to what may be the scores of attention."""
+        they meet; ``is_added``: to what may be the scores of attention; ``is_factor``: they are multiplied."""
         run = self._run
         is_looked_up = value.requires_grad and not isinstance(value, Parameter)
         named = value
@@ -566,8 +577,20 @@ class Positions(Tap):
             line = None if is_looked_up else Line(at, "positions", self._name(named, path))
             self._met_pairs = axis.is_scores and axis.dims == (-1,) and leaf.ndim > 1 and leaf.shape[-2] > 1
             is_of_keys = is_added and axis.dims == (-1,) and leaf.shape[-1] == shape[-1] and leaf.shape[-2:-1] == (1,)
-            self.sinks.append(Sink(path, line, leaf, source, rows if is_wide else None, axis.dims, heads, is_of_keys))
+            is_of_layer = is_added or is_factor or axis.is_scores
+            is_behind = is_of_layer and path == INPUT and self._is_behind(met)
+            self.sinks.append(
+                Sink(
+                    path, line, leaf, source, rows if is_wide else None, axis.dims, heads,
+                    is_of_keys, is_of_layer, is_behind,
+                )
+            )  # fmt: skip
         return leaf
+
+    def _is_behind(self, met: Sequence[Any]) -> bool:
+        """Whether any of some tensors was made of positions that a layer in no list has met."""
+        before = {id(sink.leaf) for sink in self.sinks if sink.layer == INPUT and sink.is_of_layer}
+        return bool(before) and any(descends(each.grad_fn, before) for each in met if _is_tensor(each))
 
     def _name(self, value: Tensor, path: str) -> str:
         """What a ledger calls positions: by their layer; where they are constants in the layers, by themselves."""

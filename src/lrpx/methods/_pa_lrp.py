@@ -98,8 +98,8 @@ class PositionAware(Backward):
         """See :meth:`Backward.read <lrpx.methods._backward.Backward.read>`.
 
         Raises:
-            MethodError: the model has no positions, or meets none in heads that are to be told apart; or positions
-                alone are asked for, of an image.
+            MethodError: the model has no positions, or meets none in heads that are to be told apart; positions alone
+                are asked for, of an image; or nothing tells which positions are of one layer.
         """
         own = of_tokens(ran, chosen, self.reduce)
         positions = _of_positions(ran, chosen)
@@ -112,6 +112,13 @@ class PositionAware(Backward):
             raise MethodError(
                 f"{self.name} is of the positions of tokens, and those here are of places, which no patch, pixel or "
                 'sample has; use pa-lrp, whose part "positions" has them'
+            )
+        tap = ran.trace.tap(Positions)
+        if self.of != "tokens" and self.sinks != "single" and tap is not None and tap.has_unknown_layers():
+            raise MethodError(
+                f"{self.name} has a sink for each layer, and this model meets positions outside of every list of "
+                "modules, where nothing tells a layer from the next; keep its layers in a torch.nn.ModuleList and call "
+                "them, or use pa-lrp-single-sink"
             )
         kept = [SINKS[self.sinks](part.values).to(mine.dtype) for part, mine in zip(positions, own, strict=True)]
         if self.of == "both":
