@@ -559,6 +559,23 @@ def test_an_unknown_target_is_not_a_token(minilm, unigram, text):
             token_id(tokenizer, text)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.WordLevel({"keys": 0, "<unk>": 1}, unk_token="<unk>"),
+        models.WordPiece({"keys": 0, "<unk>": 1}, unk_token="<unk>"),
+        models.BPE({"k": 0, "<unk>": 1}, [], unk_token="<unk>"),
+        models.Unigram([("keys", -1.0), ("<unk>", -2.0)], unk_id=1),
+    ],
+)
+def test_an_unknown_target_is_not_a_token_where_the_tokenizer_names_no_unknown(model):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model))
+    assert tokenizer.unk_token is None
+    with pytest.raises(TargetError, match="does not have the target 'z': it becomes <unk>; pass a text"):
+        token_id(tokenizer, "z")
+    assert token_id(tokenizer, "<unk>") == 1
+
+
 def test_an_empty_target_is_refused(minilm):
     with pytest.raises(TargetError, match="the target is empty; pass the text of one token"):
         token_id(minilm, "")

@@ -344,11 +344,11 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
     if not text:
         raise TargetError('the target is empty; pass the text of one token, such as " are", or its id')
     ids = _target_ids(tokenizer, text, decoder)
-    unknown, name = tokenizer.unk_token_id, tokenizer.unk_token
+    unknown, name = _unknown(tokenizer)
     if len(ids) == 1 and (ids[0] != unknown or text == name):
         return ids[0]
     entry = tokenizer.convert_tokens_to_ids(text)
-    if isinstance(entry, int) and entry != unknown and tokenizer.convert_ids_to_tokens(entry) == text:
+    if isinstance(entry, int) and (entry != unknown or text == name) and tokenizer.convert_ids_to_tokens(entry) == text:
         if len(text) == 1 and text not in "ĠĊ" and len(ids) > 1 and _spelling(tokenizer)[0] == "bytes":
             (byte,), letter = describe(tokenizer, [entry]).pieces, describe(tokenizer, ids).pieces
             raise TargetError(
@@ -372,6 +372,19 @@ def token_id(tokenizer: PreTrainedTokenizerBase | None, text: str, whole: str = 
         f"the target {text[:60]!r} is {len(ids)} tokens: {_listed(pieces, ids)}; "
         f"pass one of them by its id, such as {ids[0]} for {pieces[0]!r}{whole}"
     )
+
+
+def _unknown(tokenizer: PreTrainedTokenizerBase) -> tuple[int | None, str]:
+    """The token for what the vocabulary does not have, and its name: where the tokenizer was not told, that of its
+    backend, which writes it all the same."""
+    if tokenizer.unk_token_id is not None or not tokenizer.is_fast:
+        return tokenizer.unk_token_id, str(tokenizer.unk_token)
+    backend = tokenizer.backend_tokenizer
+    if type(backend.model).__name__ == "Unigram":  # which does not tell but in its file
+        number = json.loads(backend.to_str())["model"]["unk_id"]
+        return number, "" if number is None else str(backend.id_to_token(number))
+    name = getattr(backend.model, "unk_token", None)
+    return (None, "") if name is None else (backend.token_to_id(name), name)
 
 
 def alone(tokenizer: PreTrainedTokenizerBase | None, number: int, piece: str, *, decoder: bool = False) -> str:
