@@ -343,6 +343,19 @@ def test_by_where_it_peaks_and_by_passages(references, model):
     assert search(references, "nothing like it", "passages", model) == []
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_by_passages_finds_no_word_that_was_cut_away(side, model, tmp_path):
+    tokenizer = model.reader.text_tokenizer
+    tokenizer.truncation_side = side
+    references = collect(Collection(model, corpus(tmp_path), k=7, context=8, long="cut"), tmp_path / "run")
+    for text in ("The", "table", "old", "x", "."):
+        kept = [tokenizer.decode(tokenizer(each, truncation=True, max_length=8)["input_ids"]) for each in TEXTS]
+        wanted = sum(text.casefold() in each.casefold() for each in kept)
+        hits = search(references, text, "passages", model, top=99)
+        assert {(each.score, each.of) for each in hits} == ({(wanted, 7)} if wanted else set())
+        assert len(hits) == (48 if wanted else 0)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [

@@ -69,6 +69,19 @@ def read_row(model: BoundModel, text: str, limit: int | None) -> Row:
     return model.reader.row(fields | {"attention_mask": [1] * len(fields["input_ids"])})
 
 
+def as_cut(model: BoundModel, text: str, limit: int | None) -> str:
+    """What is left of a text that :func:`read_row` cuts; the tokens' own text where the tokenizer does not tell which
+    characters they are of."""
+    if limit is None or length(model, text) <= limit:
+        return text
+    tokenizer = model.reader.text_tokenizer
+    if not tokenizer.is_fast:
+        return str(tokenizer.decode(tokenizer(text, truncation=True, max_length=limit)["input_ids"]))
+    places = tokenizer(text, truncation=True, max_length=limit, return_offsets_mapping=True)["offset_mapping"]
+    kept = [(start, end) for start, end in places if start < end]
+    return text[kept[0][0] : kept[-1][1]] if kept else ""
+
+
 def texts_of(references: References, corpus: Path | None) -> Iterator[Text]:
     """The texts that were collected.
 

@@ -98,6 +98,11 @@ class References:
         return tuple(self.settings["measures"])
 
     @property
+    def are_cut(self) -> bool:
+        """Whether texts that are longer than the context were cut."""
+        return bool(self.settings.get("long") == "cut")
+
+    @property
     def corpus(self) -> Path:
         """The file that the passages are in."""
         return Path(self.record["corpus"])

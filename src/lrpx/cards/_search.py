@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 import numpy as np
 import torch
 
-from lrpx.cards._corpus import texts_of
+from lrpx.cards._corpus import as_cut, texts_of
 from lrpx.cards._lens import Lens
 from lrpx.errors import InputError
 from lrpx.units import places
@@ -57,7 +57,7 @@ def search(
         text: one token, for ``"writes"``; else any text, whatever its case.
         by: ``"writes"``: the token stands out, raised or lowered, in what the neuron's row writes; ``"peaks"``: the
             token at which it is highest in a passage is this one, white space aside; ``"passages"``: the passage
-            contains it.
+            contains it, as far as the model read it.
         model: the model; loaded as it was collected by default.
         measure: by which ranking the passages were kept.
         top: how many.
@@ -77,7 +77,12 @@ def search(
         references.check_measure(measure)
     if by == "passages":
         wanted = text.casefold()
-        lines = [each.line for each in texts_of(references, corpus) if wanted in each.text.casefold()]
+        found = [each for each in texts_of(references, corpus) if wanted in each.text.casefold()]
+        if found and references.are_cut:
+            bound = references.model() if model is None else references.check(model)
+            limit = references.settings["context"]
+            found = [each for each in found if wanted in as_cut(bound, each.text, limit).casefold()]
+        lines = [each.line for each in found]
         return _counted(references, f"{measure} line", np.array(lines, dtype=np.int64), top)
     bound = references.model() if model is None else references.check(model)
     if by == "peaks":
@@ -86,10 +91,10 @@ def search(
         ids = [int(each) for each in np.unique(tokens) if bound.label(int(each)).strip().casefold() == wanted]
         return _counted(references, f"{measure} token", np.array(ids, dtype=np.int64), top)
     token = bound.index(text)
-    found = places(bound.module, "neurons")
-    lens = Lens.of(bound, found)
+    where = places(bound.module, "neurons")
+    lens = Lens.of(bound, where)
     scores = torch.cat(
-        [lens.scores(lens.directions(bound.module.get_submodule(place.path), place.path), token) for place in found]
+        [lens.scores(lens.directions(bound.module.get_submodule(place.path), place.path), token) for place in where]
     )
     order = scores.abs().argsort(descending=True, stable=True)[:top]
     return [Hit(*references.name(i), float(scores[i])) for i in order.tolist()]

@@ -175,14 +175,17 @@ def search(
 
     from lrpx.cards import References
     from lrpx.cards import search as found
+    from lrpx.cards._corpus import texts_of
 
     _refuse_unknown("by", (by,), WAYS)
     _refuse_unknown("measure", (measure,), MEASURES)
     refuse_empty(text)
     references = References.read(folder)
     if by != "writes":
-        references.check_measure(measure)  # before a model is loaded
-    bound = None if by == "passages" else _loaded(references, device)
+        references.check_measure(measure)  # before a model is loaded, as all here
+    if by == "passages":
+        next(texts_of(references, corpus), None)
+    bound = None if by == "passages" and not references.are_cut else _loaded(references, device)
     try:
         hits = found(references, text, by, bound, measure=measure, top=top, corpus=corpus)  # type: ignore[arg-type]
     except TargetError as error:
