@@ -399,6 +399,17 @@ def test_folders_are_labels(model, tmp_path):
     assert {row["explained"] for row in run.part(0).to_pylist()} == {"logit of 'c1'", "logit of 'c3'"}
 
 
+def test_linked_folders_are_read_and_no_circle(model, tmp_path):
+    (tmp_path / "away").mkdir()
+    (tmp_path / "set" / "c1").mkdir(parents=True)
+    for folder in (tmp_path / "away", tmp_path / "set" / "c1"):
+        Image.new("RGB", (20, 20), (90, 50, 90)).save(folder / "one.png")
+    (tmp_path / "set" / "c3").symlink_to(tmp_path / "away", target_is_directory=True)
+    (tmp_path / "set" / "c1" / "again").symlink_to(tmp_path / "set", target_is_directory=True)
+    run = Run(find("pixels")(data=tmp_path / "set", target="label"), model, METHODS, ["ΔA"])
+    assert {sample.picture.id: sample.label for sample in run.samples.kept} == {"c1/one.png": 1, "c3/one.png": 3}
+
+
 def test_labels_are_names_or_numbers_and_not_some_of_both(arrays, tmp_path):
     """Of classes called "1" to "5" the labels 0 to 4 were those of 0, 0, 1, 2, 3."""
     module = vit().double()

@@ -16,6 +16,7 @@ from lrpx._images import open_image
 from lrpx.errors import DataError, InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -155,7 +156,7 @@ class Pictures:
         return (self.path if self.path.is_dir() else self.path.parent) / name
 
     def _in_folder(self) -> list[Picture]:
-        files = sorted(each for each in self.path.rglob("*") if each.suffix.lower() in SUFFIXES and each.is_file())
+        files = sorted(each for each in _files_in(self.path, ()) if each.suffix.lower() in SUFFIXES and each.is_file())
         named = [each.relative_to(self.path) for each in files]
         return [
             Picture(each.as_posix(), i, each.parts[0] if len(each.parts) > 1 else None)
@@ -207,6 +208,16 @@ class Pictures:
                 raise DataError(f"{self.path}:{line}: the columns {self.image!r} and {self.mask!r} hold names of files")
             found.append(Picture(name, line, _label(row.get(self.label)), mask or None))
         return found
+
+
+def _files_in(folder: Path, around: tuple[Path, ...]) -> Iterator[Path]:
+    """What lies in a folder and in those below it, links to folders included, but for one to a folder around it."""
+    around = (*around, folder.resolve())
+    for each in folder.iterdir():
+        if not each.is_dir():
+            yield each
+        elif each.resolve() not in around:
+            yield from _files_in(each, around)
 
 
 def _is_unclear(path: Path) -> str:
