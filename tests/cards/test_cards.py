@@ -11,9 +11,12 @@ import pytest
 import torch
 from rich.console import Console
 from tokenizers import normalizers
+from torch import nn
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 import lrpx
 from lrpx.cards import Collection, Lens, References, card, collect, explain_units, index_page, page, search
+from lrpx.cards._lens import _scale
 from lrpx.engine import propagate
 from lrpx.errors import DataError, InputError, MethodError, ModelError, TargetError
 from lrpx.model import BoundModel, Spec
@@ -341,6 +344,19 @@ def test_by_where_it_peaks_and_by_passages(references, model):
         scores = [each.score for each in hits.values()]
         assert scores == sorted(scores, reverse=True)
     assert search(references, "nothing like it", "passages", model) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", ["rms", "gemma", "layer"])
+def test_a_norm_with_one_large_scale_is_read_in_every_precision(kind, dtype):
+    """In bfloat16 1 + w was taken for w, and a norm that takes no mean off for one that does."""
+    scale = torch.rand(64, generator=torch.Generator().manual_seed(0)) * 4 + 2
+    scale[10] = 400.0
+    made = {"rms": nn.RMSNorm(64), "gemma": Gemma3RMSNorm(64), "layer": nn.LayerNorm(64)}[kind].to(dtype)
+    made.weight.data.copy_(scale)
+    found = _scale(made, "norm", torch.device("cpu"))
+    assert found.centred == (kind == "layer")
+    torch.testing.assert_close(found.weight, made.weight.detach().float() + (kind == "gemma"), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

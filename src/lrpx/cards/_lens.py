@@ -259,9 +259,11 @@ def _scale(norm: Module, path: str, device: torch.device) -> Scale:
     wide, x = weight.float(), x.float()
     gain = (plus - minus) / (2 * x) * x.square().mean().sqrt()
     lost = 16 * max(torch.finfo(weight.dtype).eps, torch.finfo(torch.float32).eps) ** 0.75
-    for candidate in (wide, 1 + wide):
-        if bool(((gain - candidate).abs() <= lost * candidate.abs().max()).all()):
-            return Scale(candidate, bool(((moved - plus).abs() <= lost * plus.abs().max()).all()))
+    tiny = torch.finfo(torch.float32).tiny  # each feature by its own size: bfloat16 cannot tell 400 from 401
+    near = min((wide, 1 + wide), key=lambda each: float(((gain - each).abs() / gain.abs().clamp(min=tiny)).median()))
+    if bool(((gain - near).abs() <= lost * near.abs().max()).all()):
+        turned = (moved - plus).abs() / (plus - minus).abs().clamp(min=tiny)  # without a mean 0.2 or 0.5, else 0
+        return Scale(near, bool(turned.median() < 0.1))
     raise ModelError(
         f"{path} is {type(norm).__name__}, and scales by neither w nor 1 + w; a neuron's row cannot be read"
     )
