@@ -367,3 +367,24 @@ def test_the_surroundings_gradient_mode_does_not_matter(name):
     for off in (torch.no_grad, torch.inference_mode):
         with off():
             near(explain(IDS, 4, method=name).relevance, expected)
+
+
+@pytest.mark.parametrize(("name", "mapping"), [("bloom", "causal-lm"), ("modernbert", "masked-lm")])
+def test_gradient_x_input_that_is_rounding_alone_is_refused(name: str, mapping: str) -> None:
+    """A norm stands right behind the embeddings, so that what is left of them is a matter of its ε alone."""
+    (chosen,) = choose([name], mapping)
+    for dtype in (torch.float64, torch.float32):
+        found = Explainer(tiny_model(chosen).to(dtype))([5, 6, 7, 8], 11, method="gradient-x-input", position=2)
+        assert found.relevance.abs().max() > 0
+    explain = Explainer(tiny_model(chosen).bfloat16())
+    with pytest.raises(MethodError, match="gradient-x-input has nothing but rounding here"):
+        explain([5, 6, 7, 8], 11, method="gradient-x-input", position=2)
+    assert explain([5, 6, 7, 8], 11, position=2).relevance.abs().max() > 0
+
+
+def test_gradient_x_input_in_half_precision_is_no_rounding_elsewhere() -> None:
+    exact, half = (
+        Explainer(tiny_model(choose(["llama"], "causal-lm")[0]).to(dtype))([5, 6, 7], 11, method="gradient-x-input")
+        for dtype in (torch.float64, torch.bfloat16)
+    )
+    assert torch.allclose(half.relevance.double(), exact.relevance.double(), rtol=0, atol=0.02)

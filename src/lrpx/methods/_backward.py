@@ -103,7 +103,10 @@ class Backward(Method):
 
     def read(self, ran: Pass, chosen: Sequence[int]) -> tuple[list[Tensor], dict[str, list[Part]]]:
         """What a round of the pass tells of the chosen questions: ``[T]`` for each, and other parts by name."""
-        return of_tokens(ran, chosen, self.reduce), {}
+        found = of_tokens(ran, chosen, self.reduce)
+        if self.has_ledger and not self.recipe.has_rules() and all(len(parts) == 1 for parts in ran.sources):
+            _refuse_rounding(self.name, found, of_tokens(ran, chosen, _rounded))
+        return found, {}
 
     def _found(
         self, methods: Sequence[Backward], model: BoundModel, questions: Questions, *, ledger: bool, **how: Any
@@ -147,6 +150,28 @@ def of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor
     with torch._C.DisableTorchFunction():  # what is found is no part of the model
         scores = [each.cpu() for each in ran.by_token([_reduced(ran, parts, reduce) for parts in ran.sources])]
         return [ran.batch.of_row(ran.questions.asked[i].row, scores).clone() for i in chosen]
+
+
+def _rounded(value: Tensor, gradient: Tensor) -> Tensor:
+    """What is lost at most, nearly, where ``Σ_d x ⊙ ∂x`` is summed of rounded numbers."""
+    kind = value.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    length: Tensor = torch.linalg.vector_norm(value.to(gradient.dtype) * gradient, dim=-1)
+    return 4 * torch.finfo(dtype).eps * length
+
+
+def _refuse_rounding(name: str, found: Sequence[Tensor], rounded: Sequence[Tensor]) -> None:
+    """Refuse scores that are rounding alone.
+
+    Raises:
+        MethodError: no token of a question has more.
+    """
+    for mine, lost in zip(found, rounded, strict=True):
+        if mine.numel() and float(mine.abs().max()) < float(lost.max()):
+            raise MethodError(
+                f"{name} has nothing but rounding here, as where a norm stands right behind the embeddings, to which "
+                "their length is nothing; load the model in torch.float32, or use attnlrp"
+            )
 
 
 def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
