@@ -229,6 +229,9 @@ class _Stacked(torch.nn.Module):
         layers = [_Turned() for _ in range(3)]
         if kind == "list":
             self.layers = torch.nn.ModuleList(layers)
+        elif kind == "again and again":
+            self.layers = torch.nn.ModuleList(layers[:1])
+            layers = layers[:1] * 3
         elif kind == "dict":
             self.layers = torch.nn.ModuleDict({f"layer_{i}": each for i, each in enumerate(layers)})
         else:
@@ -258,6 +261,22 @@ def test_layers_that_nothing_tells_apart_have_one_sink_alone(kind: str) -> None:
     for name in ("pa-lrp", "pa-lrp-absolute", "pa-lrp-positions"):
         with pytest.raises(MethodError, match=f"{name} has a sink for each layer, and this model meets positions out"):
             unlisted(IDS, 1, method=name)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_layer_that_runs_again_and_again_has_a_sink_for_each_call(*, recompute: bool) -> None:
+    """As the same layers written out have; the positive part was taken of the sum of all calls."""
+    looped, written = (_Stacked(kind).double().eval() for kind in ("again and again", "list"))
+    for each in written.layers:
+        each.load_state_dict(looped.layers[0].state_dict())
+    for name in ("embedding", "head"):
+        getattr(written, name).load_state_dict(getattr(looped, name).state_dict())
+    explain, wanted = (lrpx.Explainer(each, task=lrpx.Task.CAUSAL, recompute=recompute) for each in (looped, written))
+    for name in ("pa-lrp", "pa-lrp-absolute", "pa-lrp-positions", "pa-lrp-single-sink"):
+        mine, its = (each(IDS, 1, method=name) for each in (explain, wanted))
+        assert_allclose(mine.relevance, its.relevance, rtol=0, atol=1e-12)
+        assert_allclose(mine.parts["positions"].values, its.parts["positions"].values, rtol=0, atol=1e-12)
+        assert mine.parts["positions"].labels["layer"] == ("layers.0#0", "layers.0#1", "layers.0#2")
 
 
 def test_a_model_without_positions_is_refused_by_name() -> None:

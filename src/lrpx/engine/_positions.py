@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from dataclasses import dataclass
+from glob import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,7 +29,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from lrpx import rules
 from lrpx._kinds import rule_name
-from lrpx._modules import layer_of
+from lrpx._modules import layer_of, layers, named_modules
 from lrpx.engine._book import Book, Line, relevance, storage_of
 from lrpx.engine._gates import EXPONENTS
 from lrpx.engine._graph import descends
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
     from torch.nn import Module
 
-    from lrpx.engine._places import Source
+    from lrpx.engine._places import Side, Source
     from lrpx.engine._taps import Call
 
 INPUT = "input"
@@ -74,6 +76,7 @@ class Sink:
 
     Args:
         layer: the path of the layer, or ``"input"``.
+        call: which call of the layer, from 0.
         line: what the ledger calls it; None where the ledger has it elsewhere, as what was looked up in a table.
         leaf: the positions as a leaf, one for each row.
         source: the tokens whose positions they are; None where the model has none, as one of images.
@@ -90,6 +93,7 @@ class Sink:
     """
 
     layer: str
+    call: int
     line: Line | None
     leaf: Tensor
     source: Source | None
@@ -155,10 +159,13 @@ class Positions(Tap):
     Args:
         model: whose buffers and parameters may be tables of positions.
         by_head: whether what is met in heads is kept head by head, which takes as many times the memory.
+        by_call: whether a layer that is called several times has a sink for each call.
     """
 
-    def __init__(self, model: Module, *, by_head: bool = False) -> None:
+    def __init__(self, model: Module, *, by_head: bool = False, by_call: bool = False) -> None:
         self._model = model
+        self.patterns = [escape(path) for path in layers(path for path, _ in named_modules(model))] if by_call else []
+        self._calls: Counter[str] = Counter()
         self._run: Any = None
         self._numbers = Numbers()
         self._tables: frozenset[int] | None = None
@@ -176,9 +183,14 @@ class Positions(Tap):
     def begin(self, run: Any) -> None:
         """The block begins."""
         self._run = weakref.proxy(run)
+        self._calls.clear()
         self._is_everywhere = run.recipe.has_positions()
         if self._is_everywhere:
             run.positions = self
+
+    def module(self, path: str, side: Side, value: Tensor) -> None:
+        """A layer is called once more."""
+        self._calls[path] += side == "input" and not self._run.replaying
 
     def leaves(self) -> list[Tensor]:
         """The positions, where they meet what depends on the input."""
@@ -200,19 +212,21 @@ class Positions(Tap):
             MethodError: one layer has positions of places of different number.
         """
         found: dict[tuple[str, int, int | None], Kept] = {}
+        again = {sink.layer for sink in self.sinks if sink.call}
         for sink in self.sinks:
+            layer = f"{sink.layer}#{sink.call}" if sink.layer in again else sink.layer
             mine = sink.relevance(gradients.get(id(sink.leaf)))
             heads = None if sink.heads is None or not by_head else mine.shape[1]
             mine = mine if by_head else mine.sum(1)
-            key = sink.layer, id(sink.source), heads
+            key = layer, id(sink.source), heads
             before = found.get(key)
             if before is not None and before.relevance.shape != mine.shape:
                 raise MethodError(
-                    f"{sink.layer or 'the model'} meets the positions of {before.relevance.shape[-1]} places and of "
+                    f"{layer or 'the model'} meets the positions of {before.relevance.shape[-1]} places and of "
                     f"{mine.shape[-1]}, as of pixels and of what they are read into, and no token has both; use attnlrp"
                 )
             mine = mine if before is None else before.relevance + mine
-            found[key] = Kept(sink.layer, sink.source, mine, heads)
+            found[key] = Kept(layer, sink.source, mine, heads)
         return list(found.values())
 
     def has_unknown_layers(self) -> bool:
@@ -579,12 +593,9 @@ class Positions(Tap):
             is_of_keys = is_added and axis.dims == (-1,) and leaf.shape[-1] == shape[-1] and leaf.shape[-2:-1] == (1,)
             is_of_layer = is_added or is_factor or axis.is_scores
             is_behind = is_of_layer and path == INPUT and self._is_behind(met)
-            self.sinks.append(
-                Sink(
-                    path, line, leaf, source, rows if is_wide else None, axis.dims, heads,
-                    is_of_keys, is_of_layer, is_behind,
-                )
-            )  # fmt: skip
+            call = max(self._calls[path] - 1, 0)
+            of = source, rows if is_wide else None, axis.dims, heads
+            self.sinks.append(Sink(path, call, line, leaf, *of, is_of_keys, is_of_layer, is_behind))
         return leaf
 
     def _is_behind(self, met: Sequence[Any]) -> bool:
