@@ -156,7 +156,10 @@ class Attentions(Tap):
         if lost is not None:
             raise MethodError(f"the attention weights in {lost.path} do not multiply values as they are{why}")
         if not self._found:
-            raise MethodError(f"the model has no softmax attention over the tokens of its input{why}")
+            raise MethodError(
+                "found no softmax attention over the tokens of its input, with weights [rows, heads, queries, keys], in "
+                f"the model{why}"
+            )
         missing = sorted(set(self._kinds.values()) - self._found)
         if missing:
             told = {"encoder": "over an encoder's tokens", "decoder": "over a decoder's tokens", "cross": "of both"}
