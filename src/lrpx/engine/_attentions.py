@@ -157,8 +157,8 @@ class Attentions(Tap):
             raise MethodError(f"the attention weights in {lost.path} do not multiply values as they are{why}")
         if not self._found:
             raise MethodError(
-                "found no softmax attention over the tokens of its input, with weights [rows, heads, queries, keys], in "
-                f"the model{why}"
+                "found no softmax attention over the tokens of its input, with weights [rows, heads, queries, keys], "
+                f"in the model{why}"
             )
         missing = sorted(set(self._kinds.values()) - self._found)
         if missing:

@@ -81,8 +81,8 @@ class Heads(Tap):
         why = ", so its prediction cannot be followed along a residual stream; use attnlrp or lrp"
         if not self._attentions:
             raise MethodError(
-                "found no softmax attention over the tokens of its input, with weights [rows, heads, queries, keys], in "
-                f"the model{why}"
+                "found no softmax attention over the tokens of its input, with weights [rows, heads, queries, keys], "
+                f"in the model{why}"
             )
         reached = {id(part.attention) for write in self.writes for part in write.reads}
         lost = next((each for each in self._attentions if id(each) not in reached), None)
