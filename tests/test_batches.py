@@ -6,6 +6,7 @@ import io
 import sys
 import threading
 import types
+from contextlib import suppress
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ from lrpx._batching import BATCH_COST, TOKENS_PER_ROW, batches
 from lrpx._tokens import Tokens
 from lrpx.coverage import choose
 from lrpx.coverage._tiny import tiny_model
-from lrpx.errors import InputError, ModelError, NonFiniteError
+from lrpx.errors import InputError, MethodError, ModelError, NonFiniteError
 from lrpx.inputs import Row, Segment
 from lrpx.methods import Backward, IntegratedGradients
 from lrpx.methods._backward import value_times_gradient
 from lrpx.tasks import Task
+from lrpx.units import places
 from tests import tiny
 from tests.reference import models
 from tests.work import calls
@@ -894,3 +896,34 @@ def test_a_model_that_counts_padding_runs_row_by_row_where_it_does(kind: type[St
             assert found.explained.value == pytest.approx(model(torch.tensor([row]))[0, -1, 7].item(), rel=1e-9)
             assert torch.allclose(found.relevance, want.relevance, rtol=0, atol=1e-9)
     assert len(explain.bound.groups(explain.bound.reader.rows(rows), 8)) == 3
+
+
+class Growing(Stretched):
+    """One that keeps its angles, and makes them anew for a longer text than any before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("angles", torch.zeros(0, 8), persistent=False)
+        self.longest, self.seen = 0, {"calls": 0}
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+        if input_ids.shape[1] > self.longest:
+            self.longest = input_ids.shape[1]
+            self.angles = torch.linspace(0, 1 / self.longest, 256).reshape(32, 8)
+        self.seen["calls"] += 1
+        return super().forward(input_ids) + self.angles.sum()
+
+
+def test_trials_leave_what_a_model_keeps() -> None:
+    """Tables that grow with the longest text were those of a trial from then on."""
+    model = Growing().eval()
+    explain = Explainer(model, task=Task.CAUSAL)
+    assert not explain.bound.can_batch
+    assert not explain.bound._pads_to(12)
+    with suppress(MethodError):  # whose layers are in no list
+        places(model, "queries", {"input_ids": torch.tensor([[*range(9)]])})
+    assert (model.longest, model.seen, model.angles.numel()) == (0, {"calls": 0}, 0)
+    text = [3, 4, 5, 6]
+    (found, _) = explain([text, [7, 8, 9]], 7)
+    assert found.explained.value == pytest.approx(Growing().eval()(torch.tensor([text]))[0, -1, 7].item(), rel=1e-5)
+    assert model.longest == 4

@@ -84,6 +84,65 @@ def attending_as_before(model: Module) -> Iterator[None]:
                 torch.set_rng_state(state)  # it began with random weights
 
 
+OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""The attributes of every module."""
+LARGEST = 2**22
+"""Of tensors with more numbers than these, as static caches, a trial puts none back."""
+
+
+@contextmanager
+def as_it_was(model: Module) -> Iterator[None]:
+    """Put back at the end what a trial run has changed of what modules keep for their next call: buffers, and tensors,
+    numbers, lists and dictionaries that are attributes, as tables of angles that grow with the longest text.
+
+    What is callable stays as it is: another thread may have put it there.
+    """
+    before = [(module, _Keeping(module)) for module in {module: None for _, module in named_modules(model)}]
+    try:
+        yield
+    finally:
+        for module, kept in before:
+            kept.put_back(module)
+
+
+class _Keeping:
+    """What a module keeps beside the numbers of its weights."""
+
+    def __init__(self, module: Module) -> None:
+        self.attributes = _attributes(module)
+        own: tuple[dict[str, Any], ...] = (module._buffers, module._parameters, module._modules)
+        self.named = [(each, dict(each)) for each in own]
+        values = [*self.attributes.values(), *module._buffers.values()]
+        self.held = [(each, each.copy()) for each in values if type(each) in (dict, list, set)]
+        tensors = [*values, *(each for held, _ in self.held for _, each in _items(held))]
+        self.tensors = [
+            (each, each._version, each.detach().clone())
+            for each in tensors
+            if type(each) is torch.Tensor and each.numel() <= LARGEST and not (each.is_inference() or each.is_meta)
+        ]
+
+    def put_back(self, module: Module) -> None:
+        for name in _attributes(module).keys() - self.attributes.keys():
+            del vars(module)[name]
+        vars(module).update(self.attributes)
+        for held, before in (*self.named, *self.held):
+            if [(key, id(each)) for key, each in _items(held)] != [(key, id(each)) for key, each in _items(before)]:
+                held.clear()
+                held.extend(before) if type(held) is list else held.update(before)
+        for tensor, version, before in self.tensors:
+            if tensor._version != version:
+                with torch.no_grad():
+                    tensor.copy_(before)
+
+
+def _items(held: Any) -> list[tuple[Any, Any]]:
+    return list(held.items() if type(held) is dict else enumerate(held))
+
+
+def _attributes(module: Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in OF_MODULES and not callable(value)}
+
+
 class Layer(NamedTuple):
     """A layer: an element of an outermost list of modules."""
 

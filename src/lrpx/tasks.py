@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from functools import lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from lrpx._hooks import hooks
-from lrpx._modules import base_model, named_modules
+from lrpx._modules import as_it_was, base_model, named_modules
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     Read = Callable[[Any], Tensor]
 
 __all__ = ["Task"]
+
+P = ParamSpec("P")
 
 OF_WHOLE = ("pooler_output", "_embeds", "embeddings")
 """How names end of what is an embedding of a whole input."""
@@ -475,6 +477,19 @@ def _is_changed_by_few(model: Module) -> bool:
     return any(getattr(each, "attention_type", None) == "block_sparse" for each in model.modules())
 
 
+def _trial(of: Callable[P, bool]) -> Callable[P, bool]:
+    """What runs a model, its first argument, to find something out, and leaves it as it was."""
+
+    @wraps(of)
+    def tried(*args: P.args, **kwargs: P.kwargs) -> bool:
+        model: Any = args[0]
+        with as_it_was(model):
+            return of(*args, **kwargs)
+
+    return tried
+
+
+@_trial
 def rows_meet(model: Module, task: Task) -> bool:
     """Whether what a model says of a text or an image hangs on what else is in the batch. No short input tells of
     experts that take a number of all tokens there are (NLLB-MoE, a Switch layer of one's own), which is known by the
@@ -507,6 +522,7 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
     return not _is_close(alone, beside[:1], weight.dtype)
 
 
+@_trial
 def looks_back(model: Module) -> bool:
     """Whether the logits of a token are the same whatever stands behind it and beside it, as far as short inputs tell:
     what takes no attention mask would read padding there, and of a module of one's own nothing else is known. One input
@@ -566,6 +582,7 @@ def _is_close(alone: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(alone, other, rtol=0, atol=lost * largest, equal_nan=True)
 
 
+@_trial
 def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a module of one's own hides the tokens at which its attention mask is 1, as torch's ``key_padding_mask``
     does, as far as a short input tells: a mask of ones changes what it says without one; or, where it cannot do without
@@ -600,6 +617,7 @@ def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
         return differ(whole, first) and second is not None and not differ(whole, second)
 
 
+@_trial
 def hides(model: Module, task: Task) -> bool:
     """Whether a token that the attention mask hides makes any difference, as far as a short input tells: RWKV takes a
     mask and does not look at it."""
@@ -624,6 +642,7 @@ WIDE = 16
 """As wide a short text is padded to find out whether that changes what a model says: no pooling divides it."""
 
 
+@_trial
 def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WIDE) -> bool:
     """Whether the model says the same of a text with padding, up to so many tokens, that its mask hides, if it takes
     one, as far as a short input tells: a convolution over tokens, as ConvBERT's, reads what is there, and so do
@@ -675,6 +694,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     return not draws and _is_close(alone, padded, weight.dtype)
 
 
+@_trial
 def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[str, Tensor], pad_id: int) -> bool:
     """Whether a text beside an image has another embedding with padding behind it that its mask hides, as where it is
     read at its last place."""
@@ -697,6 +717,7 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     return not _is_close(alone, padded, weight.dtype)
 
 
+@_trial
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
     add others of each token to its logits, a second table's, say, or use them again. transformers' are believed."""

@@ -14,7 +14,7 @@ from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
 
 from lrpx import tasks
 from lrpx._hooks import hooks
-from lrpx._modules import adapted_layers, attending_as_before, named_modules
+from lrpx._modules import adapted_layers, as_it_was, named_modules
 from lrpx.engine import propagate
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
@@ -103,7 +103,7 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
     with (
         _now_looking(),
         torch.random.fork_rng(devices=[]),
-        attending_as_before(model),
+        as_it_was(model),
         propagate(model, GRADIENT, (), taps=[follower]),
     ):
         try:
@@ -160,7 +160,7 @@ def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str,
     with (
         _now_looking(),
         torch.random.fork_rng(devices=[]),
-        attending_as_before(model),
+        as_it_was(model),
         torch.inference_mode(False),
         torch.enable_grad(),
         saved_tensors_hooks(lambda _: None, lambda kept: kept),
