@@ -337,6 +337,69 @@ def test_projections_are_found_however_attention_is_written(spelled, recipe):
     near(relevance(recipe), relevance(by_name.at("o", linear=Epsilon(0.4))))
 
 
+SCORED = {  # of rows [B, T, d] and a vector, which weighs them
+    "by a matrix": lambda h, w: (h @ w[:, None]).mT,
+    "by a vector": lambda h, w: (h @ w)[:, None],
+    "on the left": lambda h, w: w[None] @ h.mT,
+    "einsum": lambda h, w: torch.einsum("btd,d->bt", h, w)[:, None],
+    "tensordot": lambda h, w: torch.tensordot(h, w, 1)[:, None],
+    "inner": lambda h, w: torch.inner(h, w)[:, None],
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", SCORED)
+def test_a_softmax_over_places_of_what_a_learned_query_scores_is_attention(spelled, recipe):
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.before, self.key, self.after = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "vko")
+            self.query = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
+
+        def forward(self, x):
+            h = self.before(x)
+            return self.after((SCORED[spelled](torch.tanh(self.key(x)), self.query).softmax(-1) @ h)[:, 0])
+
+    x = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def relevance(recipe):
+        model = Pooled()
+        with lrpx.propagate(model, recipe) as trace:
+            trace.explain(model(x).sum())
+        return trace.relevance("x")
+
+    recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
+    by_name = replace(recipe, linear=Epsilon(0.2), input_projection=None, output_projection=None)
+    near(relevance(recipe), relevance(by_name.at("after", linear=Epsilon(0.4))))
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+def test_a_learned_query_in_torchs_attention_with_weights_and_without(recipe):
+    class Pooled(torch.nn.Module):
+        def __init__(self, **how):
+            super().__init__()
+            torch.manual_seed(2)
+            self.attention, self.how = torch.nn.MultiheadAttention(4, 2, batch_first=True, dtype=torch.float64), how
+            self.query = torch.nn.Parameter(torch.randn(1, 1, 4, dtype=torch.float64))
+
+        def forward(self, x):
+            return self.attention(self.query.expand(len(x), -1, -1), x, x, **self.how)[0][:, 0]
+
+    x = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def relevance(recipe, **how):
+        model = Pooled(**how)
+        with lrpx.propagate(model, recipe) as trace:
+            trace.explain(model(x).sum())
+        return trace.relevance("x")
+
+    recipe = replace(recipe, input_projection=Epsilon(0.0), output_projection=Epsilon(0.0))
+    expected = relevance(replace(recipe, input_projection=None, output_projection=None, linear=Epsilon(0.0)))
+    near(relevance(recipe), expected)
+    near(relevance(recipe, need_weights=False), expected)
+
+
 POOLINGS = {  # of rows [B, T, d] and a mask [B, T]
     "on the left": lambda h, mask: (mask[:, None] @ h).squeeze(1),
     "on the right": lambda h, mask: (h.mT @ mask[..., None]).squeeze(-1),

@@ -318,6 +318,8 @@ def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, sc
         scores = scores.masked_fill(~admitted, torch.finfo(scores.dtype).min)  # narrow under autocast
     softmax = partial(torch.softmax, dim=-1)
     weights = run.apply("softmax", softmax, scores) if carries(scores) else softmax(scores)
+    if carries(scores):  # which a learned query makes of its keys as a layer
+        weights = _roles.mark_weights(run, weights)
     if admitted is not None:
         weights = weights.masked_fill(~admitted, 0.0)
     product = product_of_two(run, torch.matmul, widened(weights, (q, k, mask)), wide_v)

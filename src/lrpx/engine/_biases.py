@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lrpx import rules
+from lrpx.engine import _roles
 from lrpx.engine._exponentials import ADDING, Note
 from lrpx.engine._tensors import CONSTANT, carries, constants, is_in_place, is_parameter, is_tensor
 
@@ -67,6 +68,8 @@ def layered(
     weight's, the last is -1. The bias is as a convolution or ``F.linear`` has it, and is added ``beta`` times."""
     out: Tensor = run.apply(kind, op, x, weight, bias)
     recipe = run.recipe
+    if run.asks_for_places and -1 not in dims:
+        _roles.along_no_outputs(out)
     if run.asks_for_weights and (getattr(recipe, kind) is not rules.unmodified or recipe.has_places()) and carries(out):
         if bias is not None and kind == "convolution":
             bias = bias.view(-1, *(1,) * (weight.ndim - 2))

@@ -506,7 +506,7 @@ def _chain(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     made = matrices[0]
     for matrix in matrices[1:]:
         before = made
-        made = product_of_two(run, torch.matmul, made, matrix)
+        made = product_of_two(run, torch.matmul, made, matrix, _dims(made, matrix))
         if not carries(made):  # a weight, unless it was made of the input
             run.mark_from_input(made, (before, matrix), "matmul")
     return rules.with_gradient_of(func(detached(*matrices)), made)

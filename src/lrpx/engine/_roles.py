@@ -128,6 +128,14 @@ def mark_weights(run: Any, out: Any, scores: Any = None) -> Any:
     return out
 
 
+def along_no_outputs(out: Tensor) -> None:
+    """Forget the width of a layer whose last dimension is its input's and not its outputs', as in ``probe @ k.mT`` and
+    ``x @ vector``: a softmax along it is over places, and no router's."""
+    node: Any = out.grad_fn
+    if node is not None:
+        node.metadata.pop(WIDTH, None)
+
+
 def _of_linear(node: Any) -> int | None:
     """How many outputs the linear layer has that gave a tensor, or the same in another shape or precision."""
     while node is not None and WIDTH not in node.metadata:
@@ -224,13 +232,16 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     Behind a convolution of all channels there are none, for it is what projects; one of each channel by itself, as
     behind a layer that gives queries, pools what that layer gave.
 
-    Scores (``of``) may be a sum, of those of contents and of places; what a layer gives to it, as of queries and a
+    A layer that makes scores (``of``) by itself is one, and what made its input, a key of a learned query, is another.
+    Scores may be a sum, of those of contents and of places; what a layer gives to it, as of queries and a
     table of places, is neither query nor key."""
     left[0] -= 1
     if node is None or left[0] < 0 or ATTENDED in node.metadata or MIXED in node.metadata:
         return set()
     name = kind(node)
     if name == "_Either" or LINEAR in node.metadata:
+        if of == SCORES:  # a learned query makes them of its keys, which a layer may have made
+            return {node}.union(*(_layers_behind(child, left) for child, _ in node.next_functions))
         return set() if of == SUMMED else {node}
     if WEIGHTS in node.metadata:
         of = of or SCORES
