@@ -111,6 +111,38 @@ def test_attention_over_windows_or_none_is_refused(name):
             Explainer(build(name))(image(), method=method)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_attention_that_pools_the_tokens_is_refused(fused):
+    """A learned query that looks at all tokens (SigLIP's head in timm): no map of the tokens' own attention has it."""
+
+    class Pooled(OwnViT):
+        def __init__(self):
+            super().__init__()
+            self.query = torch.nn.Parameter(torch.randn(1, 2, 1, 8))
+            self.pool = torch.nn.Linear(16, 32)
+            self.classes, self.head = self.head, torch.nn.Identity()
+
+        def forward(self, x):
+            rows = []
+            hook = self.blocks[-1]["m"].register_forward_hook(lambda _, given, out: rows.append(out))
+            super().forward(x)
+            hook.remove()
+            k, v = self.pool(rows[0]).reshape(len(x), 17, 2, 2, 8).permute(2, 0, 3, 1, 4)
+            query = self.query.expand(len(x), -1, -1, -1)
+            if fused:
+                pooled = torch.nn.functional.scaled_dot_product_attention(query, k, v)
+            else:
+                pooled = (query @ k.transpose(-1, -2) * 8**-0.5).softmax(-1) @ v
+            return self.classes(pooled.reshape(len(x), 16))
+
+    from lrpx import Task
+
+    explain = Explainer(Pooled().eval().double(), task=Task.IMAGE_CLASSIFICATION)
+    for method in ("rollout", "gradient-rollout", "grad-cam", "atman"):
+        with pytest.raises(MethodError, match="looks at all tokens from a place that is none of them"):
+            explain(image(), CLASS, method=method)
+
+
 def test_patches_in_another_order_are_refused():
     class Turned(OwnViT):
         def patches(self, x):

@@ -196,7 +196,7 @@ class Attentions(Tap):
             if self._kind(read.weights) is not None:
                 return self._eager(read, call, proceed)
             if not mark_of(read.weights).is_routers:
-                self._refuse_others(read.weights.ndim, read.values)
+                self._refuse_others(read.weights, read.values)
         lowered = self._lowered(name, call.args)
         out = proceed(call.args, call.kwargs)
         if (
@@ -313,7 +313,7 @@ class Attentions(Tap):
         sources = {id(source.value) for source in self._run.sources if source.among(self._embeddings) is not None}
         return descends(values.grad_fn, sources)
 
-    def _refuse_others(self, dimensions: int, values: Tensor) -> None:
+    def _refuse_others(self, rows: Tensor, values: Tensor) -> None:
         """Refuse values that come from the tokens in attention that is not over these alone: as where an image looks at
         a text that then looks at it, or where a text is cut into patches that look at each other.
 
@@ -321,7 +321,13 @@ class Attentions(Tap):
             MethodError: says where.
         """
         is_alone = len(self._kinds) == 1 and not self._embeddings and not self._is_known
-        if is_alone and dimensions >= 4 and 1 != values.shape[-2] not in next(iter(self._kinds)):
+        is_alone = is_alone and rows.ndim >= 4
+        if is_alone and rows.shape[-2] == 1 != values.shape[-2] in next(iter(self._kinds)):
+            raise MethodError(
+                f"the attention in {self._run.where()} looks at all tokens from a place that is none of them, as one "
+                "that pools them does, which maps of the tokens' own attention leave out; use attnlrp or lrp"
+            )
+        if is_alone and 1 != values.shape[-2] not in next(iter(self._kinds)):
             raise MethodError(
                 f"the attention in {self._run.where()} is over {values.shape[-2]} places that are not the tokens, such "
                 "as patches of them, which maps of the tokens' own attention leave out; use attnlrp or lrp"
@@ -404,7 +410,7 @@ class Attentions(Tap):
         q, k, v, mask, dropout, causal, scale, _ = arguments(call.args, call.kwargs, *NAMES)
         kind = self._kinds.get((q.shape[-2], k.shape[-2])) if q.ndim == 4 and len(q) == self._batch else None
         if kind is None:
-            self._refuse_others(q.ndim, v)
+            self._refuse_others(q, v)
         kind = kind if kind is None or self._is_of_tokens(v) else None
         if kind is None or (self._factors is not None and kind not in self._factors):
             if kind is not None:
