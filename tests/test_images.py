@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 import lrpx
 from lrpx import ATTNLRP, LRP, Attribution, Cell, Epsilon, Explainer, Gamma, Task
 from lrpx._images import Patches, as_shown
+from lrpx.coverage._classes import choose
+from lrpx.coverage._tiny import tiny_model
 from lrpx.errors import InputError, MethodError, ModelError, ResultError, TargetError
 from lrpx.recipes import ATTNLRP_VIT, LRP_VIT
 from tests import tiny
@@ -938,3 +940,15 @@ def test_methods_of_tokens_refuse_images_by_name():
             Explainer(build("vit"))(image(), method=method)
     with pytest.raises(MethodError, match="centre does not serve"):
         Explainer.from_pretrained()("The doors", method="centre")
+
+
+def test_a_model_of_images_that_inherits_token_embeddings_has_a_gradient() -> None:
+    """Perceiver's class has some, which it does not call."""
+    (chosen,) = (each for each in choose(["perceiver"], "image-classification") if "Learned" in each.name)
+    model = tiny_model(chosen).double()
+    pixels = torch.linspace(-1, 1, 3 * 32 * 32, dtype=torch.float64).reshape(1, 3, 32, 32).requires_grad_()
+    (gradient,) = torch.autograd.grad(model(inputs=pixels).logits[0, 0], pixels)
+    found = Explainer(model)({"pixel_values": pixels.detach()}, target=0, method="gradient-x-input")
+    torch.testing.assert_close(
+        found.parts["pixel_values"].values.double(), (pixels * gradient)[0].detach(), rtol=0, atol=1e-6
+    )

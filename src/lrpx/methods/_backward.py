@@ -104,7 +104,8 @@ class Backward(Method):
     def read(self, ran: Pass, chosen: Sequence[int]) -> tuple[list[Tensor], dict[str, list[Part]]]:
         """What a round of the pass tells of the chosen questions: ``[T]`` for each, and other parts by name."""
         found = of_tokens(ran, chosen, self.reduce)
-        if self.has_ledger and not self.recipe.has_rules() and all(len(parts) == 1 for parts in ran.sources):
+        is_plain = self.has_ledger and not self.recipe.has_rules()
+        if is_plain and ran.batch.arguments and all(len(parts) == 1 for parts in ran.sources):
             _refuse_rounding(self.name, found, of_tokens(ran, chosen, _rounded))
         return found, {}
 
