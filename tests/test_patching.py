@@ -10,6 +10,7 @@ import torch
 import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import lrpx
 from lrpx import circuits, patching
@@ -17,8 +18,11 @@ from lrpx.errors import InputError, MethodError, ModelError, TargetError, TraceE
 from lrpx.interventions import Add, Clamp, Patch, Scale, Set
 from lrpx.model import BoundModel, Spec
 from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LRP, RELP
+from lrpx.tasks import Task
 from tests import tiny
 from tests.reference import patching as twin
+from tests.reference.models import tiny_gpt2
+from tests.test_units import Experts
 
 CLEAN, CORRUPT = [3, 4, 5, 6, 7, 8], [3, 4, 11, 6, 9, 8]
 RIGHT, WRONG = 4, 5
@@ -174,6 +178,79 @@ def test_many_changes_at_once_are_each_what_intervene_makes_of_it(module, model,
     ):
         with pytest.raises(error, match=told):
             patching.patched(model, pair.questions.alone([0]), [changes])
+
+
+class Convolved(nn.Module):
+    """A convolution over the tokens, of a map [B, d, T] and a wider one, before an attention."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.convolution = nn.Embedding(31, 12), nn.Conv1d(12, 12, 3, padding=2, groups=12)
+        self.norm, self.qkv, self.head = nn.BatchNorm1d(12), nn.Linear(12, 36), nn.Linear(12, 31)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        x = x + self.norm(self.convolution(x.mT)[..., : x.shape[1]]).mT.tanh()
+        q, k, v = self.qkv(x)[:, None].chunk(3, -1)
+        return self.head(x + nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
+
+
+VECTOR = torch.linspace(-1, 1, 12, dtype=torch.float64)
+TIED = {"num_key_value_heads": 2, "head_dim": 4}
+
+
+@pytest.mark.parametrize(
+    ("build", "place", "changes"),
+    [
+        (lambda: Convolved().double().eval(), ("convolution", "output"), [{3: 0.0}, Add(VECTOR), Scale(2.0)]),
+        (lambda: Convolved().double().eval(), ("norm", "input"), [{3: 0.0}, {3: Set(0.0, positions=[2])}]),
+        (
+            lambda: tiny.build(tf.Qwen3ForCausalLM, tf.Qwen3Config(**tiny.SIZES | TIED), "eager"),
+            ("model.layers.0.self_attn.q_norm", "output"),
+            [{3: 0.0}, Add(VECTOR[:4])],
+        ),
+        (tiny.bert_classifier, ("bert.pooler.dense", "output"), [{1: 2.0}, {15: Scale(3.0)}]),
+    ],
+    ids=["convolution", "batch norm", "norm of each head", "pooler"],
+)
+def test_places_that_are_no_list_of_vectors_are_changed_as_intervene_changes_them(build, place, changes):
+    """Maps have their channels second, heads and poolers no vector for each token: and each run is its own row's."""
+    module = build()
+    model = BoundModel(module, None, task=Task.CAUSAL if isinstance(module, Convolved) else None)
+    question = patching.pair_of(model, CLEAN, CORRUPT, 1, 2).questions.alone([0])
+    plain = model.values(question)
+    found = patching.patched(model, question, [{}, *({place: change} for change in changes), {}])
+    expected = [plain]
+    for change in changes:
+        with lrpx.intervene(module, {place: change}):
+            expected.append(model.values(question))
+        assert not torch.equal(expected[-1], plain)
+    assert torch.allclose(found, torch.cat([*expected, plain]), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "place", "change", "told"),
+    [
+        (
+            tiny_gpt2,
+            "transformer.wpe",
+            {3: 0.0},
+            r"nobody knows which numbers of .*wpe, \[1, \d+, 16\], are of which of 2",
+        ),
+        (lambda: Convolved().double().eval(), "convolution", Set(0.0, positions=[2]), "nobody knows at which tokens"),
+        (lambda: Experts().double().eval(), "layers.0.experts.1", 0.0, "picked among .* one run after another"),
+    ],
+)
+def test_numbers_that_are_no_rows_alone_are_refused(build, place, change, told):
+    module = build()
+    model = BoundModel(module, None, task=Task.CAUSAL)
+    question = patching.pair_of(model, CLEAN, CORRUPT, 1, 2).questions.alone([0])
+    with pytest.raises((MethodError, TraceError), match=told):
+        patching.patched(model, question, [{}, {(place, "output"): change}])
 
 
 def test_only_the_parts_asked_for_are_patched(model, pair):

@@ -239,7 +239,7 @@ def intervene(model: Module, changes: Mapping[Key, Wanted]) -> Iterator[None]:
     for place, wanted in _resolved(model, changes):
         edits = _edits(place, wanted)
         if any(_needs_positions(change) for _, change in edits):
-            _refuse_picked(model, place)
+            _refuse_picked(model, place, "leave the positions out")
             place = _facing(model, place)
         sites.append(Site(place, edits))
     tap = Writing(sites)
@@ -287,14 +287,12 @@ def writing(model: Module, runs: Sequence[Mapping[Key, Wanted]], positions: Tens
     Raises:
         InputError, MethodError, ModelError: as :func:`intervene`.
     """
-    return Writing(
-        (
-            Site(place, _edits(place, wanted), row=row)
-            for row, changes in enumerate(runs)
-            for place, wanted in (_resolved(model, changes) if changes else ())
-        ),
-        positions,
-    )
+    sites = []
+    for row, changes in enumerate(runs):
+        for place, wanted in _resolved(model, changes) if changes else ():
+            _refuse_picked(model, place, "use lrpx.intervene, one run after another")
+            sites.append(Site(_facing(model, place), _edits(place, wanted), row=row))
+    return Writing(sites, positions)
 
 
 def recording(model: Module, keepers: Mapping[Key, Callable[[Tensor], None]]) -> Writing:
@@ -375,8 +373,8 @@ def _facing(model: Module, where: _Where) -> _Where:
     return replace(where, turned=is_turned(model, where.path, where.side))
 
 
-def _refuse_picked(model: Module, where: _Where) -> None:
-    """Refuse a change at some positions of what an expert takes or gives.
+def _refuse_picked(model: Module, where: _Where, mend: str) -> None:
+    """Refuse a change at some positions, or in some rows, of what an expert takes or gives.
 
     Raises:
         MethodError: its rows are picked among the tokens.
@@ -384,7 +382,7 @@ def _refuse_picked(model: Module, where: _Where) -> None:
     if is_picked(model, where.path, where.side):
         raise MethodError(
             f"the tokens of {where.name} are picked among all by their numbers, as an expert's are, and nobody knows "
-            "which of its rows is at which position; leave the positions out, or choose the module that holds it"
+            f"which of its rows is at which position; {mend}, or choose the module that holds it"
         )
 
 
@@ -617,11 +615,33 @@ class Site:
             yield f"{self.where.side} of {self.where.name}{which} by {_described(change)}"
 
     def write(self, row: int, value: Tensor, positions: Tensor) -> None:
-        """Change one row of a value in place, where there is no graph."""
+        """Change one row of a value in place, where there is no graph.
+
+        Raises:
+            TraceError: nobody knows which of its numbers are the row's, or at which tokens they stand.
+        """
         self.reached = True
+        dim = self._across(value, positions) if self._asks() else -1
         with torch._C.DisableTorchFunction():  # no rule is asked for
-            tokens = _by_token(value, positions)
-            tokens[row] = self._edited(tokens[row], positions[row].to(value.device))
+            by_row = self._by_row(value.movedim(dim, -1), positions)
+            if by_row is None:
+                raise TraceError(
+                    f"nobody knows which numbers of the {self.where.side} of {self.where.name}, {list(value.shape)}, "
+                    f"are of which of {len(positions)} runs; use lrpx.intervene, one run after another"
+                )
+            at = positions[row].to(value.device)
+            if self.needs_positions and by_row.shape[1:-1] != at.shape:
+                raise self._not_at_tokens(value)
+            by_row[row] = self._edited(by_row[row], at)
+
+    def _by_row(self, value: Tensor, positions: Tensor) -> Tensor | None:
+        """``[B, …, n]``, a view of a value ``[…, n]``; None where nobody knows which is of which row."""
+        rows, wide = positions.shape
+        if value.ndim == 2 and len(value) == rows * wide and not self.where.turned:
+            return value.view(rows, wide, -1)
+        if len(value) == rows:  # which are never as many as the tokens
+            return value
+        return value.transpose(0, 1) if value.ndim > 2 and value.shape[:2] == (wide, rows) else None
 
     def _edited(self, value: Tensor, at: Tensor | None) -> Tensor:
         for columns, change in self.edits:
@@ -690,18 +710,14 @@ class Site:
                     return each
             if len(at) == 1 and before[1:] == at.shape[1:]:
                 return at.expand(before)
-        raise TraceError(
+        raise self._not_at_tokens(value)
+
+    def _not_at_tokens(self, value: Tensor) -> TraceError:
+        return TraceError(
             f"nobody knows at which tokens the {self.where.side} of {self.where.name}, {list(value.shape)}, stands, as "
             "where it is made of an image, the model was not called itself, or its cache does not count its tokens; "
             "leave the positions or the cache out (use_cache=False)"
         )
-
-
-def _by_token(value: Tensor, positions: Tensor) -> Tensor:
-    """``[B, W, n]``, a view of a value in which each of these positions ``[B, W]`` has a vector."""
-    if value.ndim == 3 and value.shape[:2] == positions.shape:
-        return value
-    return value.transpose(0, 1) if value.ndim == 3 else value.view(*positions.shape, -1)
 
 
 class Writing(Called):
