@@ -994,6 +994,7 @@ def test_a_patch_from_a_row_that_was_padded_on_the_left(llama):
 MAPS = {
     "a convolution": ("resnet", "encoder.stages.0.layers.0.layer.0.convolution"),
     "what normalises it": ("resnet", "encoder.stages.1.layers.0.layer.1.normalization"),
+    "a norm over its channels": ("convnext", "encoder.stages.1.downsampling_layer.0"),
     "a layer": ("resnet", "encoder.stages.1"),
     "the layer's activation": ("resnet", "embedder.embedder.activation"),
     "a stage of transformer blocks": ("segformer", "stages.1"),

@@ -34,7 +34,7 @@ def across(holders: Sequence[Module], value: Tensor, tokens: Tensor | None) -> i
         return -1 - len(module.kernel_size)
     if isinstance(module, (_NormBase, GroupNorm)):
         return 1 - value.ndim
-    if isinstance(module, (Linear, LayerNorm, Embedding)):
+    if isinstance(module, (Linear, Embedding)) or type(module) is LayerNorm:  # those made of it may be of maps
         return -1
     if value.ndim < 3 or (tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1])):
         return -1
