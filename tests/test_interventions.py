@@ -1031,6 +1031,38 @@ def test_a_map_with_as_many_places_as_features_is_refused_but_for_changes_of_all
         model(map_input("resnet", 32))
 
 
+class Mapped(Module):
+    """A convolution over the tokens and what follows on it, of maps ``[B, 12, T]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.head = torch.nn.Embedding(31, 12), torch.nn.Linear(12, 3)
+        self.block = torch.nn.Sequential(torch.nn.Conv1d(12, 12, 3, padding=1), torch.nn.GELU())
+
+    def get_input_embeddings(self) -> Module:
+        return self.embedding
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.head(self.block(self.embedding(input_ids).mT).mean(-1))
+
+
+@pytest.mark.parametrize("path", ["block", "block.1"])
+def test_a_map_of_a_text_as_long_as_it_is_wide_is_none_of_tokens(path: str) -> None:
+    """It has the shape of a vector for each token: which is told by a text of another length, or refused."""
+    model = Mapped().double().eval()
+    seven, twelve = (torch.arange(3, 3 + length)[None] for length in (7, 12))
+    with torch.no_grad(), model.get_submodule(path).register_forward_hook(lambda _, __, y: y.index_fill(1, FIRST, 2.0)):
+        want = model(seven)
+    with torch.no_grad(), lrpx.intervene(model, {(path, "output"): {1: 2.0}}):
+        assert torch.allclose(model(seven), want, rtol=0, atol=1e-12)
+    with (
+        pytest.raises(TraceError, match=r"nobody knows which dimension .* pass an input of another size"),
+        lrpx.intervene(model, {(path, "output"): {1: 2.0}}),
+    ):
+        model(twelve)
+
+
 def of_maps(name: str) -> Module:
     mapping = "audio-classification" if name == "wav2vec2" else "image-classification"
     return tiny_model(choose([name], mapping)[0]).double()

@@ -36,10 +36,12 @@ def across(holders: Sequence[Module], value: Tensor, tokens: Tensor | None) -> i
         return 1 - value.ndim
     if isinstance(module, (Linear, Embedding)) or type(module) is LayerNorm:  # those made of it may be of maps
         return -1
-    if value.ndim < 3 or (tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1])):
-        return -1
     holder = next((each for each in holders if _widths(each)), module)
-    has_maps = any(isinstance(each, (_ConvNd, _NormBase, GroupNorm)) for each in holder.modules())
+    of_maps = [isinstance(each, (_ConvNd, _NormBase, GroupNorm)) for each in holder.modules() if _own_widths(each)]
+    has_maps = any(of_maps)
+    by_token = tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1])
+    if value.ndim < 3 or (by_token and not (has_maps and all(of_maps))):  # a map may be as wide as there are tokens
+        return -1
     fitting = [dim for dim in (1 - value.ndim, -1) if value.shape[dim] in _widths(holder)]
     if len(fitting) == 1:
         return fitting[0]
@@ -48,6 +50,9 @@ def across(holders: Sequence[Module], value: Tensor, tokens: Tensor | None) -> i
 
 def _widths(module: Module) -> set[int]:
     """How wide the layers in a module are."""
-    found = {vars(each).get(name) for each in module.modules() for name in WIDTHS}
-    found |= {vars(each).get("normalized_shape", (None,))[-1] for each in module.modules()}
+    return {width for each in module.modules() for width in _own_widths(each)}
+
+
+def _own_widths(module: Module) -> set[int]:
+    found = {vars(module).get(name) for name in WIDTHS} | {vars(module).get("normalized_shape", (None,))[-1]}
     return {width for width in found if isinstance(width, int)}
