@@ -835,6 +835,41 @@ def test_heads_that_are_modules_of_their_own_are_one_layer(name, how):
     near(separate(IDS, target=4, method=name).relevance, together(IDS, target=4, method=name).relevance)
 
 
+class Halves(torch.nn.Module):
+    """One attention, whose weights multiply all values in one call, or each half of them in a call of its own."""
+
+    def __init__(self, calls, kernel):
+        super().__init__()
+        torch.manual_seed(0)
+        self.calls, self.kernel = calls, kernel
+        self.embed = torch.nn.Embedding(32, 24)
+        self.maps = torch.nn.ModuleList(torch.nn.Linear(24, 24) for _ in range(3))
+        self.head = torch.nn.Linear(24, 32)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def attend(self, q, k, v):
+        if self.kernel == "sdpa":
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        hidden = torch.ones(q.shape[-2], q.shape[-2], dtype=torch.bool).triu(1)
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        q, k, v = (each(x).unflatten(-1, (3, 8)).transpose(1, 2) for each in self.maps)
+        out = torch.cat([self.attend(q, k, half) for half in v.chunk(self.calls, -1)], -1)
+        return self.head((x + out.transpose(1, 2).flatten(2)).tanh())
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", OF_MAPS)
+def test_one_attention_of_values_in_two_halves_is_that_of_all(name, kernel):
+    halves, whole = (Explainer(Halves(n, kernel).double().eval(), task=Task.CAUSAL) for n in (2, 1))
+    near(halves(IDS, target=9, method=name).relevance, whole(IDS, target=9, method=name).relevance)
+
+
 @pytest.mark.parametrize("name", ["rollout", "gradient-rollout", "atman"])
 def test_a_masked_kernel_under_autocast(name):
     """Its scores are narrower there than its queries are."""

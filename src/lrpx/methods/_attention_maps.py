@@ -228,6 +228,19 @@ def _hangs_on(later: Tensor, earlier: Tensor) -> bool:
     return False
 
 
+def _summed(layer: Sequence[Attended], pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    """The weights and gradients of a layer's attention. Where one module has the same weights once more, for another
+    half of the values, as DiffLlama has, they are the same heads', and their gradients are summed."""
+    found: list[tuple[str, Tensor, Tensor]] = []
+    for each, (weights, gradient) in zip(layer, pairs, strict=True):
+        same = (i for i, (path, other, _) in enumerate(found) if path == each.path and torch.equal(other, weights))
+        if (at := next(same, None)) is None:
+            found.append((each.path, weights, gradient))
+        else:
+            found[at] = (each.path, weights, found[at][2] + gradient)
+    return [(weights, gradient) for _, weights, gradient in found]
+
+
 def _maps(ran: Pass, attended: Sequence[Attended], question: int, tokens: tuple[int, ...]) -> Maps:
     """The maps of one question, without the padding; ``tokens``: how many a model makes of an image."""
     asked = ran.questions.asked[question]
@@ -239,7 +252,9 @@ def _maps(ran: Pass, attended: Sequence[Attended], question: int, tokens: tuple[
     for kind, layer in _by_layer(attended):
         queries = spans[0] if kind in ("self", "encoder") else spans[1]
         keys = spans[1] if kind == "decoder" else spans[0]
-        pairs = [(each.by_head(each.raw), each.by_head(ran.trace.gradient_of(each.raw))) for each in layer]
+        pairs = _summed(
+            layer, [(each.by_head(each.raw), each.by_head(ran.trace.gradient_of(each.raw))) for each in layer]
+        )
         weights, gradient = (
             torch.cat([each[asked.row][:, queries, keys] for each in values]) for values in zip(*pairs, strict=True)
         )
