@@ -197,6 +197,23 @@ def test_integrated_gradients_is_captums(name):
     torch.testing.assert_close(found.parts["pixels"].values.clone(), image() * mean, rtol=0, atol=1e-8)
 
 
+def test_gradient_x_input_that_is_rounding_alone_at_the_patches_is_refused():
+    """A norm stands right behind the patches' embeddings, which have no bias, so that their length is nothing to it."""
+    model = build("convnext").bfloat16()
+    (first,) = [each for each in model.modules() if isinstance(each, torch.nn.Conv2d)][:1]
+    torch.nn.init.zeros_(first.bias)
+    with pytest.raises(MethodError, match="gradient-x-input has nothing but rounding at the patches here"):
+        Explainer(model)(image().bfloat16(), CLASS, method="gradient-x-input")
+    assert Explainer(model)(image().bfloat16(), CLASS).relevance.abs().max() > 0
+    assert Explainer(model)(image().bfloat16(), CLASS, method="gradient-l1").relevance.abs().max() > 0
+    torch.nn.init.normal_(first.bias)
+    single, double = (
+        Explainer(model.to(dtype))(image().to(dtype), CLASS, method="gradient-x-input").relevance.double()
+        for dtype in (torch.float32, torch.float64)
+    )
+    torch.testing.assert_close(single, double, rtol=0, atol=1e-3 * double.abs().max().item())
+
+
 def test_smoothgrad():
     pytest.importorskip("captum.attr", reason="captum is not installed")
     explain = Explainer(build("vit"))

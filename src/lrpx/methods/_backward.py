@@ -130,7 +130,10 @@ class Backward(Method):
                 ledgers += [ran.trace.ledger(ran.tables if ran.batch.arguments else ())] if ledger else []
                 _of_arguments(ran, chosen, methods, parts, tasks.pixel_argument(model.module, model.task))
                 _of_learned(ran, chosen, methods, parts)
+            given = [source.value for source in ran.trace.sources if source.ids is None]
         answers = ran.answers.detached()
+        if given and not self.recipe.has_rules():
+            _refuse_rounded_patches(model, questions, methods, parts.get("pixels", []), max(map(_precision, given)))
         if ledger:  # a round has one question then, the first of them first
             assert len(questions.rows) == 1
         return [
@@ -155,10 +158,14 @@ def of_tokens(ran: Pass, chosen: Sequence[int], reduce: Callable[[Tensor, Tensor
 
 def _rounded(value: Tensor, gradient: Tensor) -> Tensor:
     """What is lost at most, nearly, where ``Σ_d x ⊙ ∂x`` is summed of rounded numbers."""
-    kind = value.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
     length: Tensor = torch.linalg.vector_norm(value.to(gradient.dtype) * gradient, dim=-1)
-    return 4 * torch.finfo(dtype).eps * length
+    return 4 * _precision(value) * length
+
+
+def _precision(value: Tensor) -> float:
+    """Of the numbers that a model computes of these."""
+    kind = value.device.type
+    return torch.finfo(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype).eps
 
 
 def _refuse_rounding(name: str, found: Sequence[Tensor], rounded: Sequence[Tensor]) -> None:
@@ -173,6 +180,29 @@ def _refuse_rounding(name: str, found: Sequence[Tensor], rounded: Sequence[Tenso
                 f"{name} has nothing but rounding here, as where a norm stands right behind the embeddings, to which "
                 "their length is nothing; load the model in torch.float32, or use attnlrp"
             )
+
+
+def _refuse_rounded_patches(
+    model: BoundModel, questions: Questions, methods: Sequence[Backward], pixels: Sequence[Sequence[Part]], eps: float
+) -> None:
+    """Refuse pixels whose sums over the patches are rounding alone.
+
+    Raises:
+        MethodError: no patch of a question has more.
+    """
+    for method, found in zip(methods, pixels, strict=False):
+        for i, part in enumerate(found if method.has_ledger else ()):
+            grid = model.patches(questions.row_of(i))
+            if grid is None:
+                continue
+            values = part.values.clone()
+            lost = 4 * eps * grid.summed(values.double() ** 2).sqrt()
+            if float(grid.summed(values).abs().max()) < float(lost.max()):
+                raise MethodError(
+                    f"{method.name} has nothing but rounding at the patches here, as where a norm stands right behind "
+                    "their embeddings, to which their length is nothing; load the model in torch.float64, or use "
+                    "attnlrp"
+                )
 
 
 def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
