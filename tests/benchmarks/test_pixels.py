@@ -14,6 +14,7 @@ import torch
 import transformers as tf
 
 from lrpx import Ledger
+from lrpx._data.pictures import Pictures
 from lrpx._images import Patches
 from lrpx.benchmarks import Run, find, keep
 from lrpx.benchmarks._pixel_report import overlay
@@ -204,6 +205,13 @@ def test_a_mosaic_has_its_images_where_it_says(model, tmp_path):
         for i, label in enumerate(sample.labels):
             corner = pixels[-1 if i // 2 else 0, -1 if i % 2 else 0]
             assert float(corner) == pytest.approx((colours[label] / 255 - 0.5) / 0.5, abs=1e-6)
+
+
+@pytest.mark.parametrize("y", [np.arange(3.0), np.arange(3, dtype=np.uint8), np.array(["0", "1", "2"])])
+def test_labels_of_arrays_are_numbers_in_whatever_type_they_are_kept(y, tmp_path):
+    """A whole number that an array has as a float is one, as in a table."""
+    np.savez(tmp_path / "labels.npz", x=np.zeros((3, 8, 8), np.uint8), y=y)
+    assert [each.label for each in Pictures(tmp_path / "labels.npz").listed()] == ["0", "1", "2"]
 
 
 @pytest.mark.slow

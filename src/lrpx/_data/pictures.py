@@ -189,7 +189,7 @@ class Pictures:
         return [
             Picture(
                 str(i), i + 1,
-                None if labels is None else str(labels[i]),
+                None if labels is None else _label(labels[i].item()),
                 str(i) if "mask" in self._arrays else None,
             )
             for i in range(count)
