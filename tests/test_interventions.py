@@ -433,6 +433,55 @@ def test_generating_with_a_cache_is_generating_without(llama, positions):
     assert torch.equal(left[:, 3:], cached)
 
 
+class WithCache(torch.nn.Module):
+    """One's own model, whose earlier calls are given to it by a name of its own, counted, or kept by a module."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name, self.read = name, None
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.emb, self.layers = torch.nn.Embedding(16, 8), torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.emb
+
+    def forward(self, input_ids, past=None, kv_cache=None, start_pos=0, input_pos=None):
+        x = self.layers[0](self.emb(input_ids))
+        begins = start_pos == 0 and (input_pos is None or input_pos[0] == 0)
+        before = past or kv_cache or (None if begins and self.name != "kept" else self.read)
+        x = x if before is None else torch.cat([before[0], x], 1)
+        self.read = [x.detach()]
+        return x.cumsum(1)[:, -input_ids.shape[1] :], [x.detach()]
+
+
+@pytest.mark.parametrize("name", ["past", "kv_cache", "start_pos", "input_pos", "kept"])
+def test_positions_are_refused_where_an_own_cache_does_not_count_its_tokens(name):
+    model, ids = WithCache(name), torch.tensor([[3, 5, 7, 9]])
+
+    def told(at: int, kept: object) -> dict[str, object]:
+        many = {"past": kept, "kv_cache": kept, "start_pos": at, "input_pos": torch.tensor([at])}
+        return {key: value for key, value in many.items() if key == name}
+
+    def run() -> torch.Tensor:
+        model.read = None
+        found, kept = model(ids[:, :3])
+        return torch.cat([found, model(ids[:, 3:], **told(3, kept))[0]], 1)
+
+    with torch.no_grad(), lrpx.intervene(model, {"layers.0": {2: lrpx.Set(4.0)}}):
+        parts = run()  # without positions nothing need be known
+        model.read = None
+        torch.testing.assert_close(parts, model(ids)[0])
+    change = {"layers.0": {2: lrpx.Set(4.0, positions=[0])}}
+    refused = pytest.raises(TraceError, match="its cache does not count its tokens")
+    with torch.no_grad(), refused, lrpx.intervene(model, change):
+        run()
+    model.read = None
+    with torch.no_grad(), lrpx.intervene(model, change):  # a text at once
+        whole = model(ids, start_pos=0, input_pos=torch.arange(4))[0]
+    assert not torch.equal(whole, WithCache("none")(ids)[0])
+
+
 def test_a_cache_of_states_does_not_count_its_tokens():
     model, layer = SAMPLES["mamba"].build(), "backbone.layers.0"
     how = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}

@@ -16,7 +16,7 @@ import inspect
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,6 +32,7 @@ from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
 from lrpx.engine._running import CACHES, interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
+from lrpx.tasks import is_theirs
 from lrpx.units import Place
 from lrpx.units._across import across
 from lrpx.units._asked import calls_of, is_picked, is_turned, neurons_or_heads
@@ -200,6 +201,11 @@ class Along(Change):
             raise InputError("Along takes a number, Scale, Add or Clamp without positions; give the positions to Along")
         inner.check()
 
+
+OF_CACHES = ("past", "cache", "kv", "mems")
+"""What is in the names of arguments that hold what an earlier call has computed."""
+OF_STARTS = ("pos", "start", "offset", "seen")
+"""What is in the names of arguments that say where in its text a call begins."""
 
 Key: TypeAlias = "str | tuple[str, Side] | Place"
 Wanted: TypeAlias = "Change | float | Mapping[int, Change | float]"
@@ -866,6 +872,26 @@ def _has_others(given: Mapping[str, Any]) -> bool:
     return any(first_tensor(value) is not None for value in others)
 
 
+def _may_go_on(kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a call of a module of one's own have a cache that does not count its tokens, or say that
+    its tokens are not the first of a text."""
+    for name, value in kwargs.items():
+        if value is None or isinstance(value, (bool, str)) or name in ("past_key_values", "cache_params"):
+            continue
+        if any(word in name.lower() for word in OF_CACHES) and not (isinstance(value, Sized) and not len(value)):
+            return True
+        if any(word in name.lower() for word in OF_STARTS) and "layer" not in name and _least(value) > 0:
+            return True
+    return False
+
+
+def _least(value: Any) -> int:
+    """The least of whole numbers; 0 of anything else."""
+    if isinstance(value, Tensor):
+        return 0 if value.is_floating_point() or not value.numel() else int(value.min())
+    return value if isinstance(value, int) else 0
+
+
 def _seen(kwargs: Mapping[str, Any]) -> int | None:
     """How many tokens a cache holds; None for one that does not tell."""
     cache = next((kwargs[name] for name in ("past_key_values", "cache_params") if kwargs.get(name) is not None), None)
@@ -914,7 +940,11 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
     def begins(within: Sequence[str]) -> Callable[..., Any]:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             given = _by_name(module, args, kwargs)
-            tap.enter(within, None if given is None else _positions_of(given))
+            positions = None if given is None else _positions_of(given)
+            if given is not None and positions is not None and tap.needs_positions and not is_theirs(model):
+                again = tap.begun and positions.shape[1] == 1  # as where modules keep what they have read
+                positions = None if again or _may_go_on(given) else positions
+            tap.enter(within, positions)
             if module is model and given is not None and tap.needs_positions and _has_others(given):
                 seen = with_tokens(model, given)
                 tap.scopes |= {path: None for path, side in tap.places if path in within and (path, side) not in seen}
