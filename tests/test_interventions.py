@@ -433,6 +433,17 @@ def test_generating_with_a_cache_is_generating_without(llama, positions):
     assert torch.equal(left[:, 3:], cached)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("change", [{2: 0.0}, Set(1.0), Set(1.0, positions=[1]), Clamp(-1, 1), Add(1.0), None])
+def test_nested_tensors_of_a_padded_batch_are_refused_by_name(change):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model, x = torch.nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 4, 8)
+    padding = torch.tensor([[False] * 4, [False, False, True, True]])
+    block = record(model, ["layers.0"]) if change is None else lrpx.intervene(model, {"layers.0": change})
+    with torch.no_grad(), pytest.raises(TraceError, match="make it with enable_nested_tensor=False"), block:
+        model(x, src_key_padding_mask=padding)
+
+
 class WithCache(torch.nn.Module):
     """One's own model, whose earlier calls are given to it by a name of its own, counted, or kept by a module."""
 

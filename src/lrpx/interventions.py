@@ -581,6 +581,12 @@ class Site:
             positions: ``[B, W]``, where its tokens are in their texts, -1 for padding; None where nobody knows.
         """
         self.reached = True
+        if value.is_nested and (self._asks() or not all(isinstance(change, Scale) for _, change in self.edits)):
+            raise TraceError(
+                f"the {self.where.side} of {self.where.name} is a nested tensor, as torch's TransformerEncoder makes "
+                "of texts with padding without a gradient; make it with enable_nested_tensor=False, or leave "
+                "torch.no_grad out"
+            )
         if not self._asks():
             return self._edited(value, None)
         dim = self._across(value, positions)
