@@ -444,6 +444,35 @@ def test_nested_tensors_of_a_padded_batch_are_refused_by_name(change):
         model(x, src_key_padding_mask=padding)
 
 
+class WithMask(torch.nn.Module):
+    """One's own model, whose mask has a name of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.layers = torch.nn.Embedding(16, 8), torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.emb
+
+    def forward(self, input_ids, mask=None, src_key_padding_mask=None):
+        real = mask if src_key_padding_mask is None else ~src_key_padding_mask
+        real = torch.ones_like(input_ids) if real is None else real
+        return (self.layers[0](self.emb(input_ids)) * real[..., None]).sum(1)
+
+
+@pytest.mark.parametrize("name", ["mask", "src_key_padding_mask"])
+def test_positions_are_refused_where_a_mask_of_another_name_hides_what_is_before_a_text(name):
+    model, change = WithMask(), {"layers.0": Set(4.0, positions=[0])}
+    right, left = torch.tensor([[3, 5, 7, 9], [4, 6, 0, 0]]), torch.tensor([[3, 5, 7, 9], [0, 0, 4, 6]])
+    told = {"mask": lambda ids: (ids > 0).long(), "src_key_padding_mask": lambda ids: ids == 0}[name]
+    with torch.no_grad(), lrpx.intervene(model, change):
+        found, alone = model(right, **{name: told(right)}), model(right[1:, :2])
+        torch.testing.assert_close(found[1:], alone)
+    refused = pytest.raises(TraceError, match="padding before a text is in no attention_mask")
+    with torch.no_grad(), refused, lrpx.intervene(model, change):
+        model(left, **{name: told(left)})
+
+
 class WithCache(torch.nn.Module):
     """One's own model, whose earlier calls are given to it by a name of its own, counted, or kept by a module."""
 

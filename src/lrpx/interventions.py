@@ -727,8 +727,9 @@ class Site:
     def _not_at_tokens(self, value: Tensor) -> TraceError:
         return TraceError(
             f"nobody knows at which tokens the {self.where.side} of {self.where.name}, {list(value.shape)}, stands, as "
-            "where it is made of an image, the model was not called itself, or its cache does not count its tokens; "
-            "leave the positions or the cache out (use_cache=False)"
+            "where it is made of an image, the model was not called itself, padding before a text is in no "
+            "attention_mask, or its cache does not count its tokens; leave the positions or the cache out "
+            "(use_cache=False)"
         )
 
 
@@ -891,6 +892,17 @@ def _may_go_on(kwargs: Mapping[str, Any]) -> bool:
     return False
 
 
+def _pads_before(kwargs: Mapping[str, Any], positions: Tensor) -> bool:
+    """Whether a mask that has a name of its own hides the first token of a text: of ``"padding_mask"`` 1 is padding, of
+    any other 0."""
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor) and value.shape == positions.shape and "mask" in name and name != "attention_mask":
+            hidden = value != 0 if "pad" in name else value == 0
+            if not value.is_floating_point() and bool((hidden[:, 0] & ~hidden.all(1)).any()):
+                return True
+    return False
+
+
 def _least(value: Any) -> int:
     """The least of whole numbers; 0 of anything else."""
     if isinstance(value, Tensor):
@@ -949,7 +961,8 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
             positions = None if given is None else _positions_of(given)
             if given is not None and positions is not None and tap.needs_positions and not is_theirs(model):
                 again = tap.begun and positions.shape[1] == 1  # as where modules keep what they have read
-                positions = None if again or _may_go_on(given) else positions
+                is_known = not (again or _may_go_on(given) or _pads_before(given, positions))
+                positions = positions if is_known else None
             tap.enter(within, positions)
             if module is model and given is not None and tap.needs_positions and _has_others(given):
                 seen = with_tokens(model, given)
