@@ -473,6 +473,40 @@ def test_positions_are_refused_where_a_mask_of_another_name_hides_what_is_before
         model(left, **{name: told(left)})
 
 
+class WeightsFirst(torch.nn.Module):
+    """A layer that gives its attention's weights before the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found, weights = self.attention(x, x, x, average_attn_weights=False)
+        return weights, x + found
+
+
+class OfWeightsFirst(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([WeightsFirst(), WeightsFirst()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)[1]
+        return x
+
+
+def test_weights_that_a_layer_gives_before_the_stream_are_not_changed():
+    model, x = OfWeightsFirst().eval(), torch.randn(2, 5, 8)
+    refused = pytest.raises(MethodError, match="before what it has made with them, so that a change there does nothing")
+    with torch.no_grad(), refused, lrpx.intervene(model, {"layers.0": {2: 0.0}}):
+        model(x)
+    with torch.no_grad(), lrpx.intervene(model, {("layers.1", "input"): {2: 0.0}}):
+        changed = model(x)
+    with torch.no_grad():
+        assert not torch.equal(changed, model(x))
+
+
 class WithCache(torch.nn.Module):
     """One's own model, whose earlier calls are given to it by a name of its own, counted, or kept by a module."""
 
