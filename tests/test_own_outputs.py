@@ -211,6 +211,18 @@ def test_a_mask_in_which_ones_are_seen_is_taken(kind: type[Masked], says: str) -
         assert each.explained.value == pytest.approx(float(want), rel=1e-5)
 
 
+def test_a_model_that_says_another_thing_each_time_hides_no_ones() -> None:
+    class Counting(Masked):
+        calls = 0
+
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> torch.Tensor:
+            self.calls += 1
+            return super().forward(input_ids, attention_mask) + self.calls
+
+    assert not Explainer(Counting("1 is seen").eval(), task=Task.MASKED).bound._hides_ones
+    assert Explainer(Masked("1 is hidden").eval(), task=Task.MASKED).bound._hides_ones
+
+
 class Translating(torch.nn.Module):
     """An encoder and a decoder of torch's, in one module."""
 

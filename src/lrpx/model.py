@@ -796,7 +796,7 @@ class BoundModel(Named):
         how: dict[str, Any] = {"ledger": ledger, "recompute": recompute, "heads": heads}
         compiled = not (self.compiler is None or plain or ledger or heads or taps is not None or recipe.has_positions())
         own: list[Tap] = [Learned(len(batch.rows))] if learned and not compiled else []
-        own += [Positions(self.module, by_head=by_head, by_call=recipe.has_positions())] if by_head or own else []
+        own += [Positions(self.module, by_head=by_head)] if by_head or own else []
         how |= {"taps": [*([] if taps is None else taps(batch)), *own]}
 
         @contextmanager

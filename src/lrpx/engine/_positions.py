@@ -159,12 +159,10 @@ class Positions(Tap):
     Args:
         model: whose buffers and parameters may be tables of positions.
         by_head: whether what is met in heads is kept head by head, which takes as many times the memory.
-        by_call: whether a layer that is called several times has a sink for each call.
     """
 
-    def __init__(self, model: Module, *, by_head: bool = False, by_call: bool = False) -> None:
+    def __init__(self, model: Module, *, by_head: bool = False) -> None:
         self._model = model
-        self.patterns = [escape(path) for path in layers(path for path, _ in named_modules(model))] if by_call else []
         self._calls: Counter[str] = Counter()
         self._run: Any = None
         self._numbers = Numbers()
@@ -187,6 +185,7 @@ class Positions(Tap):
         self._is_everywhere = run.recipe.has_positions()
         if self._is_everywhere:
             run.positions = self
+            self.patterns = [escape(path) for path in layers(path for path, _ in named_modules(self._model))]
 
     def module(self, path: str, side: Side, value: Tensor) -> None:
         """A layer is called once more."""

@@ -168,7 +168,7 @@ def propagate(
     embeddings = [(path, module) for path, module in modules.items() if type(module) in lookups]
     positions = [tap for tap in taps if isinstance(tap, Positions)]
     if not positions and (ledger or recipe.has_positions()):
-        positions = [Positions(model, by_call=recipe.has_positions())]
+        positions = [Positions(model)]
     trace.taps = [
         *([Heads()] if heads else []),
         *positions,  # before the ledger, so that they are no other constants
