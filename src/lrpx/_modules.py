@@ -92,17 +92,19 @@ LARGEST = 2**22
 
 @contextmanager
 def as_it_was(model: Module) -> Iterator[None]:
-    """Put back at the end what a trial run has changed of what modules keep for their next call: buffers, and tensors,
-    numbers, lists and dictionaries that are attributes, as tables of angles that grow with the longest text.
+    """Put back at the end what a trial run has changed of the random state, and of what modules keep for their next
+    call: buffers, and tensors, numbers, lists and dictionaries that are attributes, as tables of angles that grow with
+    the longest text.
 
     What is callable stays as it is: another thread may have put it there.
     """
     before = [(module, _Keeping(module)) for module in {module: None for _, module in named_modules(model)}]
-    try:
-        yield
-    finally:
-        for module, kept in before:
-            kept.put_back(module)
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            for module, kept in before:
+                kept.put_back(module)
 
 
 class _Keeping:

@@ -572,6 +572,8 @@ class Site:
         self.reached = False
         self.waiting = {p for _, change in edits for p in getattr(change, "positions", None) or ()}
         self.needs_positions = any(_needs_positions(change) for _, change in edits)
+        # whether it matters which number is of which feature, and of which token
+        self.asks = keep is not None or self.needs_positions or any(_is_of_features(*edit) for edit in edits)
 
     def value(self, value: Tensor, positions: Tensor | None) -> Tensor | None:
         """What stands in the place of a value, or None.
@@ -581,13 +583,13 @@ class Site:
             positions: ``[B, W]``, where its tokens are in their texts, -1 for padding; None where nobody knows.
         """
         self.reached = True
-        if value.is_nested and (self._asks() or not all(isinstance(change, Scale) for _, change in self.edits)):
+        if value.is_nested and (self.asks or not all(isinstance(change, Scale) for _, change in self.edits)):
             raise TraceError(
                 f"the {self.where.side} of {self.where.name} is a nested tensor, as torch's TransformerEncoder makes "
                 "of texts with padding without a gradient; make it with enable_nested_tensor=False, or leave "
                 "torch.no_grad out"
             )
-        if not self._asks():
+        if not self.asks:
             return self._edited(value, None)
         dim = self._across(value, positions)
         value = value if dim == -1 else value.movedim(dim, -1)
@@ -598,10 +600,6 @@ class Site:
         at = self._positions(value, positions) if self.needs_positions else None
         after = self._edited(value, at)
         return after if dim == -1 else after.movedim(-1, dim)
-
-    def _asks(self) -> bool:
-        """Whether it matters which number is of which feature, and of which token."""
-        return self.keep is not None or self.needs_positions or any(map(_asks, self.edits))
 
     def _across(self, value: Tensor, positions: Tensor | None) -> int:
         """The dimension along which the features lie.
@@ -633,7 +631,7 @@ class Site:
             TraceError: nobody knows which of its numbers are the row's, or at which tokens they stand.
         """
         self.reached = True
-        dim = self._across(value, positions) if self._asks() else -1
+        dim = self._across(value, positions) if self.asks else -1
         with torch._C.DisableTorchFunction():  # no rule is asked for
             by_row = self._by_row(value.movedim(dim, -1), positions)
             if by_row is None:
@@ -813,9 +811,8 @@ class Writing(Called):
                 raise TraceError(f"no text in this block had position {told} at {where.name}; count tokens from 0")
 
 
-def _asks(edit: tuple[tuple[int, ...] | None, Change]) -> bool:
+def _is_of_features(columns: tuple[int, ...] | None, change: Change) -> bool:
     """Whether a change is of some features, or not the same for all numbers."""
-    columns, change = edit
     vector = getattr(change, "value", getattr(change, "amount", None))
     return columns is not None or not isinstance(change, (Set, Scale, Add, Clamp)) or isinstance(vector, Tensor)
 

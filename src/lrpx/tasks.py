@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, Final, Literal, ParamSpec
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     Read = Callable[[Any], Tensor]
 
 __all__ = ["Task"]
-
-P = ParamSpec("P")
 
 OF_WHOLE = ("pooler_output", "_embeds", "embeddings")
 """How names end of what is an embedding of a whole input."""
@@ -477,19 +475,6 @@ def _is_changed_by_few(model: Module) -> bool:
     return any(getattr(each, "attention_type", None) == "block_sparse" for each in model.modules())
 
 
-def _trial(of: Callable[P, bool]) -> Callable[P, bool]:
-    """What runs a model, its first argument, to find something out, and leaves it as it was."""
-
-    @wraps(of)
-    def tried(*args: P.args, **kwargs: P.kwargs) -> bool:
-        model: Any = args[0]
-        with as_it_was(model):
-            return of(*args, **kwargs)
-
-    return tried
-
-
-@_trial
 def rows_meet(model: Module, task: Task) -> bool:
     """Whether what a model says of a text or an image hangs on what else is in the batch. No short input tells of
     experts that take a number of all tokens there are (NLLB-MoE, a Switch layer of one's own), which is known by the
@@ -511,7 +496,7 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
     ids = (torch.arange(6) * steps + steps).to(input_device(model)) % weight.shape[0]
     found = []
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), as_it_was(model):
             for rows in (ids[:1], ids):
                 found.append(_first_of(model(**_whole(model, task, rows) | _needed(model, rows))))
     except Exception:  # of the model's own: it takes something else, or fewer tokens, and nothing is known
@@ -522,7 +507,6 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
     return not _is_close(alone, beside[:1], weight.dtype)
 
 
-@_trial
 def looks_back(model: Module) -> bool:
     """Whether the logits of a token are the same whatever stands behind it and beside it, as far as short inputs tell:
     what takes no attention mask would read padding there, and of a module of one's own nothing else is known. One input
@@ -533,7 +517,7 @@ def looks_back(model: Module) -> bool:
     steps = torch.tensor([1, 3, 5, 7, 11, 13])[:, None]  # six texts of other tokens, in other orders
     ids = (torch.arange(8) * steps + torch.arange(len(steps))[:, None]).to(input_device(model)) % weight.shape[0]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), as_it_was(model):
             followed = _named(model(input_ids=ids), "logits")
             alone = [_named(model(input_ids=each[None, :4]), "logits") for each in ids]
     except (RuntimeError, ValueError, IndexError):  # its own, or eight tokens are too many
@@ -582,7 +566,6 @@ def _is_close(alone: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
     return torch.allclose(alone, other, rtol=0, atol=lost * largest, equal_nan=True)
 
 
-@_trial
 def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a module of one's own hides the tokens at which its attention mask is 1, as torch's ``key_padding_mask``
     does, as far as a short input tells: a mask of ones changes what it says without one; or, where it cannot do without
@@ -608,7 +591,7 @@ def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
             return False
         return not _is_close(one, other, weight.dtype)
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), as_it_was(model):
         without = said(unmasked)
         if without is not None:  # and says the same again, as what keeps an average does not
             return differ(without, said(given)) and not differ(without, said(unmasked))
@@ -620,7 +603,6 @@ def hides_ones(model: Module, task: Task, pad_id: int) -> bool:
         return differ(whole, first) and second is not None and not differ(whole, second)
 
 
-@_trial
 def hides(model: Module, task: Task) -> bool:
     """Whether a token that the attention mask hides makes any difference, as far as a short input tells: RWKV takes a
     mask and does not look at it."""
@@ -630,7 +612,7 @@ def hides(model: Module, task: Task) -> bool:
     ids = torch.arange(6, device=input_device(model))[None] % weight.shape[0]
     found = []
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), as_it_was(model):
             for hidden in (torch.zeros_like(ids), ids == 1):
                 given = {"input_ids": ids, "attention_mask": (~hidden.bool()).to(torch.int64)}
                 if "decoder_input_ids" in task.arguments:
@@ -645,7 +627,6 @@ WIDE = 16
 """As wide a short text is padded to find out whether that changes what a model says: no pooling divides it."""
 
 
-@_trial
 def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WIDE) -> bool:
     """Whether the model says the same of a text with padding, up to so many tokens, that its mask hides, if it takes
     one, as far as a short input tells: a convolution over tokens, as ConvBERT's, reads what is there, and so do
@@ -667,7 +648,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     space = (wide - text.shape[1], 0) if side == "left" else (0, wide - text.shape[1])
     found = []
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), as_it_was(model):
             before = torch.get_rng_state()
             for ids, mask in (
                 (text, torch.ones_like(text)),
@@ -697,7 +678,6 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     return not draws and _is_close(alone, padded, weight.dtype)
 
 
-@_trial
 def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[str, Tensor], pad_id: int) -> bool:
     """Whether a text beside an image has another embedding with padding behind it that its mask hides, as where it is
     read at its last place."""
@@ -708,7 +688,7 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     }
     found = []
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), as_it_was(model):
             for space in ((0, 0), (0, 1)):
                 mask = torch.nn.functional.pad(torch.ones_like(text), space)
                 padded = torch.nn.functional.pad(text, space, value=pad_id)
@@ -720,7 +700,6 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     return not _is_close(alone, padded, weight.dtype)
 
 
-@_trial
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
     add others of each token to its logits, a second table's, say, or use them again. transformers' are believed."""
@@ -736,7 +715,7 @@ def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
         calls += 1
 
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), as_it_was(model):
             with hooks() as on:
                 on.before(head, count)
                 whole = _at(_logits(model(**given), model, task, 1), positions)

@@ -320,8 +320,7 @@ class Attentions(Tap):
         Raises:
             MethodError: says where.
         """
-        is_alone = len(self._kinds) == 1 and not self._embeddings and not self._is_known
-        is_alone = is_alone and rows.ndim >= 4
+        is_alone = len(self._kinds) == 1 and not self._embeddings and not self._is_known and rows.ndim >= 4
         if is_alone and rows.shape[-2] == 1 != values.shape[-2] in next(iter(self._kinds)):
             raise MethodError(
                 f"the attention in {self._run.where()} looks at all tokens from a place that is none of them, as one "

@@ -303,11 +303,9 @@ class Positions(Tap):
             self._pairs[out] = -1
             return
         given = next((each for each in call.args if _is_in(each, self._pairs)), None) if self._pairs else None
-        if given is None or not isinstance(out, Tensor):
+        if given is None or call.operation is None or not isinstance(out, Tensor):
             return
         keys = self._pairs[given]
-        if call.operation is None:
-            return
         if call.operation.name == "softmax":
             dim = arguments(call.args, call.kwargs, "input", "dim")[1]
             if isinstance(dim, int) and dim % out.ndim != keys % out.ndim:

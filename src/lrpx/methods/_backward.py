@@ -106,7 +106,8 @@ class Backward(Method):
         found = of_tokens(ran, chosen, self.reduce)
         is_plain = self.has_ledger and not self.recipe.has_rules()
         if is_plain and ran.batch.arguments and all(len(parts) == 1 for parts in ran.sources):
-            _refuse_rounding(self.name, found, of_tokens(ran, chosen, _rounded))
+            for mine, lost in zip(found, of_tokens(ran, chosen, _rounded), strict=True):
+                _refuse_rounding(self.name, mine, lost)
         return found, {}
 
     def _found(
@@ -168,18 +169,17 @@ def _precision(value: Tensor) -> float:
     return torch.finfo(torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype).eps
 
 
-def _refuse_rounding(name: str, found: Sequence[Tensor], rounded: Sequence[Tensor]) -> None:
-    """Refuse scores that are rounding alone.
+def _refuse_rounding(name: str, found: Tensor, lost: Tensor, of: str = "", dtype: str = "float32") -> None:
+    """Refuse the scores of a question, of its tokens or of something else (``of``), that are rounding alone.
 
     Raises:
-        MethodError: no token of a question has more.
+        MethodError: none is larger than the most that is lost.
     """
-    for mine, lost in zip(found, rounded, strict=True):
-        if mine.numel() and float(mine.abs().max()) < float(lost.max()):
-            raise MethodError(
-                f"{name} has nothing but rounding here, as where a norm stands right behind the embeddings, to which "
-                "their length is nothing; load the model in torch.float32, or use attnlrp"
-            )
+    if found.numel() and float(found.abs().max()) < float(lost.max()):
+        raise MethodError(
+            f"{name} has nothing but rounding {of}here, as where a norm stands right behind the embeddings, to which "
+            f"their length is nothing; load the model in torch.{dtype}, or use attnlrp"
+        )
 
 
 def _refuse_rounded_patches(
@@ -193,16 +193,10 @@ def _refuse_rounded_patches(
     for method, found in zip(methods, pixels, strict=False):
         for i, part in enumerate(found if method.has_ledger else ()):
             grid = model.patches(questions.row_of(i))
-            if grid is None:
-                continue
-            values = part.values.clone()
-            lost = 4 * eps * grid.summed(values.double() ** 2).sqrt()
-            if float(grid.summed(values).abs().max()) < float(lost.max()):
-                raise MethodError(
-                    f"{method.name} has nothing but rounding at the patches here, as where a norm stands right behind "
-                    "their embeddings, to which their length is nothing; load the model in torch.float64, or use "
-                    "attnlrp"
-                )
+            if grid is not None:
+                values = part.values.clone()
+                lost = 4 * eps * grid.summed(values.double() ** 2).sqrt()
+                _refuse_rounding(method.name, grid.summed(values), lost, "at the patches ", "float64")
 
 
 def _reduced(ran: Pass, parts: Sequence[Source], reduce: Callable[[Tensor, Tensor], Tensor]) -> Tensor:

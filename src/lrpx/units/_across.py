@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch.nn import Embedding, GroupNorm, LayerNorm, Linear
 from torch.nn.modules.batchnorm import _NormBase
@@ -36,23 +36,33 @@ def across(holders: Sequence[Module], value: Tensor, tokens: Tensor | None) -> i
         return 1 - value.ndim
     if isinstance(module, (Linear, Embedding)) or type(module) is LayerNorm:  # those made of it may be of maps
         return -1
-    holder = next((each for each in holders if _widths(each)), module)
-    of_maps = [isinstance(each, (_ConvNd, _NormBase, GroupNorm)) for each in holder.modules() if _own_widths(each)]
-    has_maps = any(of_maps)
-    by_token = tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1])
-    if value.ndim < 3 or (by_token and not (has_maps and all(of_maps))):  # a map may be as wide as there are tokens
+    if value.ndim < 3:
         return -1
-    fitting = [dim for dim in (1 - value.ndim, -1) if value.shape[dim] in _widths(holder)]
+    parts = next((found for each in holders if (found := _parts(each))), [])
+    has_maps, only_maps = any(part.of_maps for part in parts), all(part.of_maps for part in parts)
+    by_token = tokens is not None and value.shape[:2] in (tokens.shape, tokens.shape[::-1])
+    if by_token and not (has_maps and only_maps):  # a map may be as wide as there are tokens
+        return -1
+    fitting = [dim for dim in (1 - value.ndim, -1) if any(value.shape[dim] in part.widths for part in parts)]
     if len(fitting) == 1:
         return fitting[0]
     return None if has_maps or (tokens is None and value.ndim > 3) else -1
 
 
-def _widths(module: Module) -> set[int]:
-    """How wide the layers in a module are."""
-    return {width for each in module.modules() for width in _own_widths(each)}
+class _Part(NamedTuple):
+    """A module that says how wide it is, and whether it gives a map."""
+
+    widths: frozenset[int]
+    of_maps: bool
 
 
-def _own_widths(module: Module) -> set[int]:
+def _parts(module: Module) -> list[_Part]:
+    """Those in a module, or itself."""
+    found = [(_widths(each), isinstance(each, (_ConvNd, _NormBase, GroupNorm))) for each in module.modules()]
+    return [_Part(widths, of_maps) for widths, of_maps in found if widths]
+
+
+def _widths(module: Module) -> frozenset[int]:
+    """How many features a module says that it takes and gives."""
     found = {vars(module).get(name) for name in WIDTHS} | {vars(module).get("normalized_shape", (None,))[-1]}
-    return {width for width in found if isinstance(width, int)}
+    return frozenset(width for width in found if isinstance(width, int))

@@ -102,7 +102,6 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
     follower = Follower(own_paths(model), map(storage_of, model.parameters()), adapted_layers(model))
     with (
         _now_looking(),
-        torch.random.fork_rng(devices=[]),
         as_it_was(model),
         propagate(model, GRADIENT, (), taps=[follower]),
     ):
@@ -159,7 +158,6 @@ def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str,
 
     with (
         _now_looking(),
-        torch.random.fork_rng(devices=[]),
         as_it_was(model),
         torch.inference_mode(False),
         torch.enable_grad(),
