@@ -12,11 +12,10 @@ False
 from __future__ import annotations
 
 import hashlib
-import inspect
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,13 +23,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from lrpx._encoded import EMBEDDED
 from lrpx._hooks import hooks, plainly
-from lrpx._modules import base_model, layers, named_modules
-from lrpx._padding import without_padding
+from lrpx._modules import layers, named_modules
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_tensor
-from lrpx.engine._running import CACHES, interventions, with_other
+from lrpx.engine._running import interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.tasks import is_theirs
 from lrpx.units import Place
@@ -39,6 +36,7 @@ from lrpx.units._asked import calls_of, is_picked, is_turned, neurons_or_heads
 from lrpx.units._looking import is_looking, with_tokens
 from lrpx.units._place import called, own_paths, split_name, stack_of
 from lrpx.units._reading import AGAIN, Called
+from lrpx.units._standing import by_name, has_others, may_go_on, pads_before, positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -201,11 +199,6 @@ class Along(Change):
             raise InputError("Along takes a number, Scale, Add or Clamp without positions; give the positions to Along")
         inner.check()
 
-
-OF_CACHES = ("past", "cache", "kv", "mems")
-"""What is in the names of arguments that hold what an earlier call has computed."""
-OF_STARTS = ("pos", "start", "offset", "seen")
-"""What is in the names of arguments that say where in its text a call begins."""
 
 Key: TypeAlias = "str | tuple[str, Side] | Place"
 Wanted: TypeAlias = "Change | float | Mapping[int, Change | float]"
@@ -821,103 +814,9 @@ def _needs_positions(change: Change) -> bool:
     return isinstance(change, Patch) or getattr(change, "positions", None) is not None
 
 
-def _by_name(module: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The arguments of a call by their names; None where those of some tensors are not known. A first one that has no
-    name is what the module is about."""
-    if not args:
-        return dict(kwargs)
-    names = _positional(module) or _positional(base_model(module))
-    if any(isinstance(each, Tensor) for each in args[max(len(names), 1) :]):
-        return None
-    return {**dict(zip(names or [""], args, strict=False)), **kwargs}
-
-
-def _positional(module: Module) -> list[str]:
-    parameters = inspect.signature(module.forward).parameters.values()
-    return [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-
-
 def _is_part(value: Tensor, whole: Tensor) -> bool:
     """Whether a tensor is another, or in its memory."""
     return value is whole or storage_of(value) == storage_of(whole) != 0
-
-
-def _positions_of(kwargs: Mapping[str, Any]) -> Tensor | None:
-    """``[B, W]``: where the tokens of a call with such arguments stand in their texts, from 0; -1 for padding. None
-    where nobody knows."""
-    given = next((kwargs[name] for name in ("input_ids", "inputs_embeds") if kwargs.get(name) is not None), None)
-    if given is None:
-        given = next((value for value in kwargs.values() if isinstance(value, Tensor)), None)
-    if not isinstance(given, Tensor) or given.ndim not in (2, 3):  # as of an image
-        return None
-    if given.ndim == 3 and not given.is_floating_point():  # the choices of several questions
-        given = given.flatten(0, 1)
-    batch, wide = given.shape[:2]
-    seen = _seen(kwargs)
-    mask = kwargs.get("attention_mask")
-    if isinstance(mask, Tensor) and mask.ndim == 3 and not mask.is_floating_point():
-        mask = mask.flatten(0, 1)
-    if seen is None or (mask is not None and not (isinstance(mask, Tensor) and mask.shape == (batch, seen + wide))):
-        return None
-    at = (seen + torch.arange(wide, device=given.device)).expand(batch, wide)
-    if mask is None:
-        return at
-    real = without_padding(mask)  # nor is a token that is hidden inside a text
-    before = real.cumsum(1) > 0
-    padding = ~(before & (real.flip(1).cumsum(1) > 0).flip(1))[:, seen:]
-    return torch.where(padding, -1, at - (~before).sum(1, keepdim=True))
-
-
-def _has_others(given: Mapping[str, Any]) -> bool:
-    """Whether a call is given numbers beside tokens, as an image's, of which the model may make places of their own."""
-    if all(given.get(name) is None for name in ("input_ids", "inputs_embeds")):
-        return False
-    others = [value for name, value in given.items() if name not in (*CACHES, *EMBEDDED) and "mask" not in name]
-    return any(first_tensor(value) is not None for value in others)
-
-
-def _may_go_on(kwargs: Mapping[str, Any]) -> bool:
-    """Whether the arguments of a call of a module of one's own have a cache that does not count its tokens, or say that
-    its tokens are not the first of a text."""
-    for name, value in kwargs.items():
-        if value is None or isinstance(value, (bool, str)) or name in ("past_key_values", "cache_params"):
-            continue
-        if any(word in name.lower() for word in OF_CACHES) and not (isinstance(value, Sized) and not len(value)):
-            return True
-        if any(word in name.lower() for word in OF_STARTS) and "layer" not in name and _least(value) > 0:
-            return True
-    return False
-
-
-def _pads_before(kwargs: Mapping[str, Any], positions: Tensor) -> bool:
-    """Whether a mask that has a name of its own hides the first token of a text: of ``"padding_mask"`` 1 is padding, of
-    any other 0."""
-    for name, value in kwargs.items():
-        if isinstance(value, Tensor) and value.shape == positions.shape and "mask" in name and name != "attention_mask":
-            hidden = value != 0 if "pad" in name else value == 0
-            if not value.is_floating_point() and bool((hidden[:, 0] & ~hidden.all(1)).any()):
-                return True
-    return False
-
-
-def _least(value: Any) -> int:
-    """The least of whole numbers; 0 of anything else."""
-    if isinstance(value, Tensor):
-        return 0 if value.is_floating_point() or not value.numel() else int(value.min())
-    return value if isinstance(value, int) else 0
-
-
-def _seen(kwargs: Mapping[str, Any]) -> int | None:
-    """How many tokens a cache holds; None for one that does not tell."""
-    cache = next((kwargs[name] for name in ("past_key_values", "cache_params") if kwargs.get(name) is not None), None)
-    if cache is None:
-        return 0
-    if not hasattr(cache, "get_seq_length"):
-        return None
-    try:
-        return int(cache.get_seq_length())
-    except ValueError:  # it holds the states of recurrent layers alone
-        return None
 
 
 # ------------------------------------------------------------------------------- hooks
@@ -970,14 +869,14 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
 
     def begins(within: Sequence[str]) -> Callable[..., Any]:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            given = _by_name(module, args, kwargs)
-            positions = None if given is None else _positions_of(given)
+            given = by_name(module, args, kwargs)
+            positions = None if given is None else positions_of(given)
             if given is not None and positions is not None and tap.needs_positions and not is_theirs(model):
                 again = tap.begun and positions.shape[1] == 1  # as where modules keep what they have read
-                is_known = not (again or _may_go_on(given) or _pads_before(given, positions))
+                is_known = not (again or may_go_on(given) or pads_before(given, positions))
                 positions = positions if is_known else None
             tap.enter(within, positions)
-            if module is model and given is not None and tap.needs_positions and _has_others(given):
+            if module is model and given is not None and tap.needs_positions and has_others(given):
                 seen = with_tokens(model, given)
                 tap.scopes |= {path: None for path, side in tap.places if path in within and (path, side) not in seen}
             if given is not None and isinstance(states := given.get("encoder_hidden_states"), Tensor):
