@@ -114,6 +114,30 @@ def test_hidden_states_are_no_logits(task):
         Explainer(model, task=task)([5, 7, 9], position=1)
 
 
+def test_hidden_states_before_the_logits_of_an_own_model_are_refused():
+    """The first of a tuple was taken for logits, and a feature's number for a token's."""
+
+    class Both(torch.nn.Module):
+        def __init__(self, order):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.head, self.order = torch.nn.Embedding(31, 8), torch.nn.Linear(8, 31), order
+
+        def get_input_embeddings(self):
+            return self.embed
+
+        def forward(self, input_ids):
+            hidden = self.embed(input_ids).cumsum(1)
+            both = {"hidden": hidden, "logits": self.head(hidden), "none": None}
+            return tuple(both[name] for name in self.order)
+
+    found = Explainer(Both(["logits", "none", "hidden"]).eval(), task=Task.CAUSAL)([5, 7, 9], 4)
+    alone = Explainer(Both(["logits"]).eval(), task=Task.CAUSAL)([5, 7, 9], 4)
+    assert torch.equal(found.relevance, alone.relevance)
+    with pytest.raises(ModelError, match=r"Both returned 8 numbers for each token first, .* and 31 behind"):
+        Explainer(Both(["hidden", "none", "logits"]).eval(), task=Task.CAUSAL)([5, 7, 9], 4)
+
+
 def test_embeddings_are_no_logits():
     """What stands first, ``[B, d]`` or ``[B, T, d]``, was taken for logits of classes, or for a map."""
     image, bert = (

@@ -811,6 +811,23 @@ def _refuse_features(output: Any, model: Module, task: Task) -> None:
             f"{type(model).__name__} returned {'hidden states' if is_hidden else first}, whose features are no "
             f"{task.logits}; load the class that has a head on it, or {mend}"
         )
+    if task.logits == "tokens" and type(output) in (tuple, list):
+        _refuse_hidden_first(output, model)
+
+
+def _refuse_hidden_first(output: Sequence[Any], model: Module) -> None:
+    """Refuse what an own model returns, where something as wide as its vocabulary comes behind something that is not.
+
+    Raises:
+        ModelError: it does.
+    """
+    size = getattr(getattr(_embedding(model), "weight", None), "shape", (0,))[0]
+    widths = [each.shape[-1] for each in output if isinstance(each, Tensor) and each.ndim == 3]
+    if size in widths[1:] and size != widths[0]:
+        raise ModelError(
+            f"{type(model).__name__} returned {widths[0]} numbers for each token first, as hidden states are, and "
+            f'{size} behind them, as many as its vocabulary has tokens; return the logits first, or as "logits"'
+        )
 
 
 def _named(output: Any, name: str) -> Any:

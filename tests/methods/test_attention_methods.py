@@ -530,9 +530,9 @@ def test_a_convolution_of_the_values_of_heads_is_refused(method):
 
 @pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
 def test_attention_of_patches_of_tokens_is_refused(method):
-    """BLT's bytes are put together in patches, which look at each other."""
+    """BLT's bytes are put together in patches, which look at them, and at each other."""
     explain = Explainer(tiny_model(choose(["blt"], "causal-lm")[0]), task=Task.CAUSAL)
-    with pytest.raises(MethodError, match=r"global_transformer.* is over \d+ places that are not the tokens, such as"):
+    with pytest.raises(MethodError, match=r"local_encoder.* looks at all tokens from places that are none of them, as"):
         explain([*range(12, 21)], 4, method=method)
 
 
@@ -986,6 +986,8 @@ def test_what_mixes_tokens_beside_attention_is_refused(method):
     """An LSTM, a shift, a mean or windows in the place of a feed-forward part: no map has them, and none is told of."""
     fused, eager = (Explainer(Mixing(how), task=Task.CAUSAL)(IDS, 4, method=method) for how in ("fused", "eager"))
     near(fused.relevance, eager.relevance)
-    for how in ("LSTM", "shift", "mean", "windows"):
-        with pytest.raises(MethodError, match=r"before the attention in layers.1.* mixes them; use attnlrp or lrp"):
+    said = r"before the attention in layers.1.* mixes them; use attnlrp or lrp"
+    of_windows = r"attention in layers.0 is over 2 places that are not the tokens" if method in OF_MAPS else said
+    for how, refusal in {"LSTM": said, "shift": said, "mean": said, "windows": of_windows}.items():
+        with pytest.raises(MethodError, match=refusal):
             Explainer(Mixing(how), task=Task.CAUSAL)(IDS, 4, method=method)

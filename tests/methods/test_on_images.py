@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lrpx import Explainer
+from lrpx import Explainer, Task
 from lrpx.errors import MethodError
 from lrpx.methods import (
     AtMan,
@@ -111,36 +111,57 @@ def test_attention_over_windows_or_none_is_refused(name):
             Explainer(build(name))(image(), method=method)
 
 
-@pytest.mark.parametrize("fused", [False, True])
-def test_attention_that_pools_the_tokens_is_refused(fused):
-    """A learned query that looks at all tokens (SigLIP's head in timm): no map of the tokens' own attention has it."""
+class Pooled(OwnViT):
+    """A learned query, or several, that look at all tokens, as SigLIP's head in timm; "unread": beside the head."""
 
-    class Pooled(OwnViT):
-        def __init__(self):
-            super().__init__()
-            self.query = torch.nn.Parameter(torch.randn(1, 2, 1, 8))
-            self.pool = torch.nn.Linear(16, 32)
-            self.classes, self.head = self.head, torch.nn.Identity()
+    def __init__(self, how):
+        super().__init__()
+        self.how, count = how, 3 if how == "latents" else 1
+        self.query = torch.nn.Parameter(torch.randn(1, 2, count, 8))
+        self.attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.pool = torch.nn.Linear(16, 32)
+        self.classes, self.head = self.head, torch.nn.Identity()
 
-        def forward(self, x):
-            rows = []
-            hook = self.blocks[-1]["m"].register_forward_hook(lambda _, given, out: rows.append(out))
-            super().forward(x)
-            hook.remove()
-            k, v = self.pool(rows[0]).reshape(len(x), 17, 2, 2, 8).permute(2, 0, 3, 1, 4)
-            query = self.query.expand(len(x), -1, -1, -1)
-            if fused:
-                pooled = torch.nn.functional.scaled_dot_product_attention(query, k, v)
-            else:
-                pooled = (query @ k.transpose(-1, -2) * 8**-0.5).softmax(-1) @ v
-            return self.classes(pooled.reshape(len(x), 16))
+    def pooled(self, x):
+        query = self.query.expand(len(x), -1, -1, -1)
+        if self.how == "module":
+            rows = query.transpose(1, 2).reshape(len(x), 1, 16)
+            return self.attention(rows, x, x)[0]
+        k, v = self.pool(x).reshape(len(x), 17, 2, 2, 8).permute(2, 0, 3, 1, 4)
+        if self.how == "fused":
+            found = torch.nn.functional.scaled_dot_product_attention(query, k, v)
+        elif self.how == "three dimensions":
+            query, k, v = query.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)
+            found = torch.bmm(torch.bmm(query, k.transpose(1, 2) * 8**-0.5).softmax(-1), v).unflatten(0, (len(x), 2))
+        else:
+            found = (query @ k.transpose(-1, -2) * 8**-0.5).softmax(-1) @ v
+        return found.transpose(1, 2).flatten(2)
 
-    from lrpx import Task
+    def forward(self, x):
+        rows = []
+        hook = self.blocks[-1]["m"].register_forward_hook(lambda _, given, out: rows.append(out))
+        whole = super().forward(x)
+        hook.remove()
+        pooled = self.pooled(rows[0]).mean(1)
+        return self.classes(whole if self.how == "unread" else pooled)
 
-    explain = Explainer(Pooled().eval().double(), task=Task.IMAGE_CLASSIFICATION)
-    for method in ("rollout", "gradient-rollout", "grad-cam", "atman"):
-        with pytest.raises(MethodError, match="looks at all tokens from a place that is none of them"):
+
+@pytest.mark.parametrize("method", ["rollout", "gradient-rollout", "grad-cam", "atman"])
+def test_attention_that_pools_the_tokens_is_refused(method):
+    """No map of the tokens' own attention has it; but where nothing reads it, there is nothing to have."""
+    for how in ("eager", "fused", "module", "three dimensions", "latents"):
+        explain = Explainer(Pooled(how).eval().double(), task=Task.IMAGE_CLASSIFICATION)
+        seen = "places that are none of them" if how == "latents" else "a place that is none of them"
+        with pytest.raises(MethodError, match=f"looks at all tokens from {seen}"):
             explain(image(), CLASS, method=method)
+    model, usual = Pooled("unread").eval().double(), OwnViT()
+    usual.load_state_dict(model.state_dict(), strict=False)
+    usual.head.load_state_dict(model.classes.state_dict())
+    found, expected = (
+        Explainer(each, task=Task.IMAGE_CLASSIFICATION)(image(), CLASS, method=method)
+        for each in (model, usual.eval().double())
+    )
+    torch.testing.assert_close(found.relevance, expected.relevance, rtol=0, atol=1e-12)
 
 
 def test_patches_in_another_order_are_refused():
@@ -154,8 +175,6 @@ def test_patches_in_another_order_are_refused():
         def patches(self, x):
             return self.embed(x).transpose(2, 3).flatten(2).transpose(1, 2)
 
-    from lrpx import Task
-
     for model in (Turned(), ByColumn("conv")):
         with pytest.raises(MethodError, match="rollout needs attention over all patches"):
             Explainer(model.eval().double(), task=Task.IMAGE_CLASSIFICATION)(image(), method="rollout")
@@ -163,8 +182,6 @@ def test_patches_in_another_order_are_refused():
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7])
 def test_patches_are_found_however_many(rows):
-    from lrpx import Task
-
     class Own(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -289,16 +306,12 @@ STAGES = {
 @pytest.mark.parametrize("name", STAGES)
 def test_fullgrad_refuses_a_stage_of_other_tokens(name):
     """As many as there are patches need not be the patches."""
-    from lrpx import Task
-
     model = Staged(*STAGES[name]).eval().double()
     with pytest.raises(MethodError, match=r"libragrad-fullgrad would .*; use libragrad"):
         Explainer(model, task=Task.IMAGE_CLASSIFICATION)(image(), CLASS, method="libragrad-fullgrad")
 
 
 def test_fullgrad_has_a_stage_of_the_patches_alone():
-    from lrpx import Task
-
     explain = Explainer(Staged(lambda self, h: h[:, 1:], True).eval().double(), task=Task.IMAGE_CLASSIFICATION)
     found = explain(image(), CLASS, method="libragrad-fullgrad")
     ledger = explain(image(), CLASS, method="libragrad", ledger=True).ledger
@@ -399,8 +412,6 @@ IN_OTHER_SHAPES = {
 
 @pytest.mark.parametrize("name", SPELLED)
 def test_fullgrad_has_constants_however_they_are_added(name):
-    from lrpx import Task
-
     explain = Explainer(Spelled(SPELLED[name]).eval().double(), task=Task.IMAGE_CLASSIFICATION)
     ledger = explain(image(), CLASS, method="libragrad", ledger=True).ledger
     expected = sum(e.value for e in ledger.entries if e.kind != "softmax residue" and e.name != "head.bias")
@@ -414,8 +425,6 @@ def test_fullgrad_has_constants_however_they_are_added(name):
 
 @pytest.mark.parametrize("name", IN_OTHER_SHAPES)
 def test_fullgrad_refuses_constants_in_other_shapes(name):
-    from lrpx import Task
-
     explain = Explainer(Spelled(IN_OTHER_SHAPES[name]).eval().double(), task=Task.IMAGE_CLASSIFICATION)
     for given in (image(), [image(1), image()]):
         with pytest.raises(MethodError, match="so libragrad-fullgrad would leave it out; use libragrad"):

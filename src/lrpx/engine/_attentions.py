@@ -135,6 +135,7 @@ class Attentions(Tap):
         self._heads_first = ""  # where heads were put before the rows of the batch
         # what check_places() looks at: the values of the first attention, or of the last, and of which tokens
         self._values: dict[Kind, tuple[str, Tensor, list[Tensor]]] = {}
+        self._beside: list[tuple[str, Tensor]] = []  # what attention gives that is not over the tokens alone, and why
         self.attended: list[Attended] = []
 
     def begin(self, run: Running) -> None:
@@ -142,8 +143,8 @@ class Attentions(Tap):
         self._run = weakref.proxy(run)
 
     def leaves(self) -> list[Tensor]:
-        """The attention weights."""
-        return [each.raw for each in self.attended]
+        """The attention weights, and what attention gives that maps of these leave out."""
+        return [each.raw for each in self.attended] + [out for _, out in self._beside]
 
     def check(self) -> None:
         """Refuse a model in which some attention was not found.
@@ -183,6 +184,20 @@ class Attentions(Tap):
                     "them one on behind a vector of its own, or mixes them; use attnlrp or lrp"
                 )
 
+    def check_beside(self, gradient_of: Callable[[Tensor], Tensor]) -> None:
+        """Refuse a model whose explained value depends on attention that maps of the tokens' own leave out: such as one
+        that pools them, or over patches of them; that of a head which nothing reads is none of its matter.
+
+        Args:
+            gradient_of: the gradient of the explained value at one of the :meth:`leaves`.
+
+        Raises:
+            MethodError: names the attention.
+        """
+        for why, out in self._beside:
+            if bool(gradient_of(out).any()):
+                raise MethodError(f"{why}, which maps of the tokens' own attention leave out; use attnlrp or lrp")
+
     # ------------------------------------------------------------------------ operations
 
     def around(self, call: Call, proceed: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Any:
@@ -196,7 +211,7 @@ class Attentions(Tap):
             if self._kind(read.weights) is not None:
                 return self._eager(read, call, proceed)
             if not mark_of(read.weights).is_routers:
-                self._refuse_others(read.weights, read.values)
+                return self._others(read.weights, read.values, proceed(call.args, call.kwargs))
         lowered = self._lowered(name, call.args)
         out = proceed(call.args, call.kwargs)
         if (
@@ -313,29 +328,29 @@ class Attentions(Tap):
         sources = {id(source.value) for source in self._run.sources if source.among(self._embeddings) is not None}
         return descends(values.grad_fn, sources)
 
-    def _refuse_others(self, rows: Tensor, values: Tensor) -> None:
-        """Refuse values that come from the tokens in attention that is not over these alone: as where an image looks at
-        a text that then looks at it, or where a text is cut into patches that look at each other.
+    def _others(self, rows: Tensor, values: Tensor, out: Tensor) -> Tensor:
+        """What attention gives that is not over the tokens alone: as where an image looks at a text that then looks at
+        it, where a text is cut into patches that look at each other, or where a few places look at all tokens.
 
         Raises:
-            MethodError: says where.
+            MethodError: it mixes the tokens with something else.
         """
-        is_alone = len(self._kinds) == 1 and not self._embeddings and not self._is_known and rows.ndim >= 4
-        if is_alone and rows.shape[-2] == 1 != values.shape[-2] in next(iter(self._kinds)):
+        if self._run.replaying or not values.requires_grad or values.shape[-2] == 1:
+            return out
+        where = self._run.where()
+        if self._embeddings and self._comes_from_tokens(values):
             raise MethodError(
-                f"the attention in {self._run.where()} looks at all tokens from a place that is none of them, as one "
-                "that pools them does, which maps of the tokens' own attention leave out; use attnlrp or lrp"
+                f"the attention in {where} mixes what comes from the tokens with something else, such as an image, "
+                "which maps of the tokens' own attention leave out; use attnlrp or lrp"
             )
-        if is_alone and 1 != values.shape[-2] not in next(iter(self._kinds)):
-            raise MethodError(
-                f"the attention in {self._run.where()} is over {values.shape[-2]} places that are not the tokens, such "
-                "as patches of them, which maps of the tokens' own attention leave out; use attnlrp or lrp"
-            )
-        if self._embeddings and not self._run.replaying and self._comes_from_tokens(values):
-            raise MethodError(
-                f"the attention in {self._run.where()} mixes what comes from the tokens with something else, such as "
-                "an image, which maps of the tokens' own attention leave out; use attnlrp or lrp"
-            )
+        if len(self._kinds) == 1 and not self._embeddings and out.requires_grad:
+            count = values.shape[-2]
+            of = f"is over {count} places that are not the tokens, such as patches of them"
+            if count in self._widths():
+                seen = "a place that is none of them" if rows.shape[-2] == 1 else "places that are none of them"
+                of = f"looks at all tokens from {seen}, as one that pools them does"
+            self._beside.append((f"the attention in {where} {of}", out))
+        return out
 
     def _kind(self, weights: Tensor) -> Kind | None:
         """Which attention weights ``[…, Q, K]`` are, if they are of the tokens of the input."""
@@ -409,11 +424,11 @@ class Attentions(Tap):
         q, k, v, mask, dropout, causal, scale, _ = arguments(call.args, call.kwargs, *NAMES)
         kind = self._kinds.get((q.shape[-2], k.shape[-2])) if q.ndim == 4 and len(q) == self._batch else None
         if kind is None:
-            self._refuse_others(q, v)
-        kind = kind if kind is None or self._is_of_tokens(v) else None
-        if kind is None or (self._factors is not None and kind not in self._factors):
-            if kind is not None:
-                self._found.add(kind)
+            return self._others(q, v, proceed(call.args, call.kwargs))
+        if not self._is_of_tokens(v):
+            return proceed(call.args, call.kwargs)
+        if self._factors is not None and kind not in self._factors:
+            self._found.add(kind)
             return proceed(call.args, call.kwargs)
         if dropout:
             raise MethodError(

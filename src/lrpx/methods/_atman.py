@@ -125,6 +125,7 @@ class AtMan(Method):
                 wide = torch.nn.functional.normalize(entered.double(), dim=-1)
                 likeness = torch.where(wide @ wide.T >= self.threshold, wide @ wide.T, 0.0).fill_diagonal_(1.0)
             factors = (1 - self.suppression * likeness)[own]
+            _of_tokens(model, questions.alone([i]), (places.count,))
             changed = self._values(model, questions.alone([i] * len(grid)), factors, places.count)
             lost = (answers.values[i] - changed).reshape(grid.rows, grid.columns)
             parts.append(Part("patches", lost, ("row", "column")))
@@ -168,16 +169,18 @@ class AtMan(Method):
         return values
 
 
-def _of_tokens(model: BoundModel, questions: Questions) -> Mapping[str, bool] | None:
+def _of_tokens(model: BoundModel, questions: Questions, tokens: tuple[int, ...] = ()) -> Mapping[str, bool] | None:
     """Which attention is that of the tokens, where a model is given something beside them (:class:`Attentions`), for
-    the changed inputs run without a graph; else None.
+    the changed inputs run without a graph; else None. ``tokens``: how many a model makes of an image.
 
     Raises:
-        MethodError: attention looks at the tokens in other places, which takes a graph to see.
+        MethodError: attention looks at the tokens in other places, or from others, which takes a graph to see.
     """
-    with model.traced(questions, GRADIENT, plain=True, taps=lambda batch: [attentions_of(model, batch)]) as ran:
+    with model.traced(questions, GRADIENT, plain=True, taps=lambda batch: [attentions_of(model, batch, tokens)]) as ran:
         tap = ran.trace.tap(Attentions)
         assert tap is not None
-        tap.check()
-        tap.check_places()
+        if not tokens:
+            tap.check_places()
+        for _ in ran.explained():
+            tap.check_beside(ran.trace.gradient_of)
         return tap.of_tokens if questions.rows[0].arguments else None

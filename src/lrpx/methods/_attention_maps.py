@@ -122,6 +122,7 @@ class OfAttention(Method):
             tap = ran.trace.tap(Attentions)
             assert tap is not None
             for chosen in ran.explained():
+                tap.check_beside(ran.trace.gradient_of)
                 _refuse_others(model, tap.attended)
                 for i in chosen:
                     maps = _maps(ran, tap.attended, i, tuple(tokens))
