@@ -496,10 +496,12 @@ class OfWeightsFirst(torch.nn.Module):
         return x
 
 
-def test_weights_that_a_layer_gives_before_the_stream_are_not_changed():
+def test_weights_that_a_layer_gives_before_the_stream_are_not_changed_nor_kept():
     model, x = OfWeightsFirst().eval(), torch.randn(2, 5, 8)
-    refused = pytest.raises(MethodError, match="before what it has made with them, so that a change there does nothing")
-    with torch.no_grad(), refused, lrpx.intervene(model, {"layers.0": {2: 0.0}}):
+    told = "before what it has made with them, which alone goes on"
+    with torch.no_grad(), pytest.raises(MethodError, match=told), lrpx.intervene(model, {"layers.0": {2: 0.0}}):
+        model(x)
+    with torch.no_grad(), pytest.raises(MethodError, match=told), record(model, ["layers.0"]):
         model(x)
     with torch.no_grad(), lrpx.intervene(model, {("layers.1", "input"): {2: 0.0}}):
         changed = model(x)

@@ -841,10 +841,10 @@ def _refuse_choice(path: str, value: Tensor, output: Any) -> None:
 
 
 def _refuse_weights(path: str, value: Tensor, output: Any) -> None:
-    """Refuse a change of attention weights that a module gives before what it has made with them.
+    """Refuse to change or to keep attention weights that a module gives before what it has made with them.
 
     Raises:
-        MethodError: it is such a change.
+        MethodError: it is such a module.
     """
     if value.ndim != 4 or not isinstance(output, (tuple, list)) or output[0] is not value:
         return
@@ -852,7 +852,7 @@ def _refuse_weights(path: str, value: Tensor, output: Any) -> None:
     if any(isinstance(each, Tensor) and each.ndim == 3 and each.shape[:2] == (rows, wide) for each in output[1:]):
         raise MethodError(
             f"{path} gives numbers {list(value.shape)}, as attention weights are, before what it has made with them, "
-            "so that a change there does nothing; change what a module in it gives, or what the next one takes"
+            "which alone goes on; name what a module in it gives, or what the next one takes"
         )
 
 
@@ -905,6 +905,7 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
             other = None if value is None else tap.module(path, "output", value)
             if value is not None and other is not None:
                 _refuse_choice(path, value, output)
+            if value is not None and (other is not None or any(site.keep for site in tap.places[path, "output"])):
                 _refuse_weights(path, value, output)
             return None if other is None else with_other(output, value, other)
 
