@@ -78,11 +78,11 @@ def _on_entry(y: Tensor, factor: float) -> Tensor:
 
 
 def ratio(y: Tensor, x: Tensor) -> Tensor:
-    """``y / x``, in float32 at least, and 0 where ``x = 0``."""
+    """``y / x``, in float32 at least, and 0 where that is no finite number, as where ``x = 0``."""
     if x.dtype is not torch.float32:
         x = x.to(torch.promote_types(x.dtype, torch.float32))
-    # by the reciprocal, whose only infinity is at 0: on a CPU a comparison costs more than all of this
-    return torch.reciprocal(x).nan_to_num_(nan=torch.nan, posinf=0.0, neginf=0.0).mul_(y)
+    # on a CPU a comparison with 0 costs more than all of this
+    return torch.div(y, x).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 # -------------------------------------------- products that leave out what is zero, or are oneDNN's
