@@ -801,3 +801,83 @@ def test_stages_that_give_maps_have_all_their_units(side: int) -> None:
     assert len(found["attention"]) == 4
     with pytest.raises(MethodError, match="no layers were found"):  # a map has no vector for each place
         places(model, "residual", inputs)
+
+
+class OfNorms(nn.Module):
+    """A layer with gated attention and a gated MLP, each behind a norm, written in one way or another."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.q, self.k, self.v, self.gate, self.o = (nn.Linear(16, 16) for _ in range(5))
+        self.up, self.gate_up, self.down = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16)
+        self.norms = nn.ModuleDict({"attention": OfOneNorm(how), "mlp": OfOneNorm(how)})
+
+    def weights(self, q: Tensor, k: Tensor) -> Tensor:
+        hides = torch.full((q.shape[2],) * 2, -torch.inf).triu(1)
+        if self.how == "by head":
+            scores = torch.stack([(q[:, i] @ k[:, i].mT).tanh() for i in range(4)], 1) + hides
+        elif self.how == "complex":
+            turned = torch.polar(torch.ones(2), torch.tensor([0.3, 0.7]))
+            q, k = (
+                torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (2, 2))) * turned).flatten(-2) for x in (q, k)
+            )
+            scores = torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).unflatten(0, q.shape[:2]) + hides
+        else:
+            scores = q @ k.mT + hides
+        if self.how == "sigmoid":
+            return scores.sigmoid()
+        if self.how in ("written out", "complex"):
+            each = torch.exp(scores - scores.amax(-1, keepdim=True))
+            return each / each.sum(-1, keepdim=True)
+        if self.how == "sink":
+            return scores.exp() / (1 + scores.exp().sum(-1, keepdim=True))
+        return scores.softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        read = (self.weights(q, k) @ v).transpose(1, 2).flatten(-2)
+        x = x + self.norms["attention"](self.o(read * self.gate(x).sigmoid()))
+        up, gate = self.up(x), nn.functional.silu(self.gate_up(x))
+        both = torch.einsum("...n,...n->...n", up, gate) if self.how == "einsum" else up * gate
+        return x + self.norms["mlp"](self.down(both))
+
+
+class OfOneNorm(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.weight, self.bias = how, nn.Parameter(torch.rand(16)), nn.Parameter(torch.rand(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "norm":
+            apart = x - x.mean(-1, keepdim=True)
+            return self.weight * apart / torch.sqrt((apart**2).mean(-1, keepdim=True) + 1e-5) + self.bias
+        if self.how == "norm by einsum":
+            spread, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+            return torch.einsum("...d,d->...d", (x - mean) * (spread + 1e-5).rsqrt(), self.weight) + self.bias
+        return nn.functional.layer_norm(x, (16,), self.weight, self.bias)
+
+
+OF_NORMS = ["sigmoid", "written out", "complex", "sink", "by head", "einsum", "norm", "norm by einsum", "frozen"]
+
+
+@pytest.mark.parametrize("how", OF_NORMS)
+def test_units_are_found_however_a_layer_is_written(how: str) -> None:
+    """What a gate lets through of attention that was not known were neurons, and the MLP's own were left out; a branch
+    was read before the norm behind it."""
+    usual, written = (nn.Module() for _ in range(2))
+    for model, each in ((usual, "plain"), (written, how)):
+        model.layers = nn.ModuleList([OfNorms(each), OfNorms(each)])
+        model.eval().requires_grad_(how != "frozen")
+        model.forward = lambda x, layers=model.layers: layers[1](layers[0](x))
+    given = {"x": torch.randn(1, 5, 16)}
+    for kind in ("neurons", "heads", "attention", "mlp"):
+        expected, found = (places(model, kind, given) for model in (usual, written))
+        assert found == expected
+        assert all(place.behind is not None for place in found) or kind in ("neurons", "heads")
+    for kind, counts in (("queries", 4), ("keys", 4)):
+        if how != "complex":
+            assert [(place.path, place.width, place.heads) for place in places(written, kind, given)] == [
+                (f"layers.{i}.{kind[0]}", 16, counts) for i in (0, 1)
+            ]

@@ -18,7 +18,7 @@ from torch import Tensor
 from lrpx._modules import layer_of
 from lrpx.engine import Tap
 from lrpx.engine._book import storage_of
-from lrpx.engine._tensors import any_carries, carries, spelled
+from lrpx.engine._tensors import any_carries, spelled
 from lrpx.units._place import READS, Kind, Place, is_in, stack_of
 
 if TYPE_CHECKING:
@@ -64,6 +64,9 @@ class _Mark:
 ATTRIBUTE = "_lrpx_unit"
 LEARNED = "_lrpx_learned"
 """The attribute of a tensor that was chosen of a weight."""
+ALONE = "_lrpx_alone"
+"""The attribute of a tensor that was computed of what one linear layer gives alone, as the mean and the deviation of
+that: the layer's path."""
 PICKED = "_lrpx_picked"
 """The attribute of a tensor whose rows were picked among the tokens by their numbers, as those of an expert: of several
 that it is given all of, nobody knows the order."""
@@ -181,7 +184,7 @@ class Follower(Tap):
         """What a module makes of its input by a linear layer in it, and perhaps an adapter beside that, is linear: also
         where the adapter is off."""
         given, mark = self._entered.get(path), _mark_of(value)
-        if given is None or not carries(value):
+        if given is None or not any_carries(value):
             return
         for child in (f"{path}.{name}" for name in self._inner.get(path, ())):
             made, its = self._made.get(child), self._entered.get(child)
@@ -213,11 +216,12 @@ class Follower(Tap):
             setattr(out, PICKED, True)
         if _is_turned(call, out):
             setattr(out, TURNED, True)
+        _keep_alone(call, out)
         if row is None or not args:
             return out
         moves = row.gate == "moves" or call.name in REARRANGES
         is_linear = name in ("linear", "addmm") or (name == "matmul" and _is_weight(args[1]))
-        if carries(out) and not (moves or is_linear):
+        if any_carries(out) and not (moves or is_linear):
             self._reads(name, args, marks)
         if isinstance(out, Tensor) and moves and self._is_learned(args[0]):
             setattr(out, LEARNED, True)
@@ -235,11 +239,11 @@ class Follower(Tap):
         if name == "softmax":
             given = dict(zip(("input", "dim"), args, strict=False)) | call.kwargs
             made_of = _queries_first(marks[0], given.get("dim"))
-            return _with(out, _Mark("weights", _along(out, -1), made_of=made_of)) if carries(out) else out
+            return _with(out, _Mark("weights", _along(out, -1), made_of=made_of)) if any_carries(out) else out
         if name == "clamp" and _guards(call):
             vars(out).pop(ATTRIBUTE, None)
             return _with(out, marks[0])
-        if call.name == "glu" and carries(out):
+        if call.name == "glu" and any_carries(out):
             given = dict(zip(("input", "dim"), args, strict=False)) | call.kwargs
             return _with(out, _Mark("neurons", _along(out, int(given.get("dim", -1)) % out.ndim - out.ndim)))
         if row.kind == "activation":
@@ -267,7 +271,7 @@ class Follower(Tap):
 
     @staticmethod
     def _activated(x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
-        is_one = carries(out) and out.ndim > 1 and isinstance(x, Tensor) and out.shape == x.shape
+        is_one = any_carries(out) and out.ndim > 1 and isinstance(x, Tensor) and out.shape == x.shape
         if not is_one:
             return out
         return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
@@ -292,8 +296,9 @@ class Follower(Tap):
                     if self._is_learned(other) and out.ndim > 1:
                         self._inside.append((self._run.where(), out.shape[dim]))
             return out
-        if left is not None and left.kind == "weights" and out.ndim > 2:
-            for kind, mark in zip(READS, (*left.made_of, right), strict=True):
+        made_of = _weights(args[0], left) if out.ndim > 2 else None
+        if made_of is not None:
+            for kind, mark in zip(READS, (*made_of, right), strict=True):
                 self._features(kind, mark)
             heads = _along(out, -3)
             if out.ndim == 3:  # the heads of each row of the batch, one row after another
@@ -312,10 +317,14 @@ class Follower(Tap):
         """
         two = given[0] if _is_list(given[:1]) else given
         marks = [_mark_of(x) for x in two]
-        if len(two) != 2 or not all(map(any_carries, two)):
+        if len(two) != 2:
             return out
         labels, _, result = spelled(equation, two).partition("->")
         left, right = labels.split(",")
+        if result == left == right or (not all(map(any_carries, two)) and result in (left, right)):  # nothing is summed
+            return self._kept("mul", two, marks, out, "product")
+        if not all(map(any_carries, two)):
+            return out
         if not result or any(len(set(label)) < len(label) for label in (left, right)):  # a sum, or a diagonal
             return out
         kinds = [None if mark is None else mark.kind for mark in marks]
@@ -326,17 +335,20 @@ class Follower(Tap):
             keys = int(result[-1] in right)
             made_of = [_ordered(marks[i], (left, right)[i], common) for i in (1 - keys, keys)]
             return _with(out, _Mark("scores", _along(out, -1), made_of=(made_of[0], made_of[1])))
-        if "weights" not in kinds:
+        read = [
+            _weights(x, mark) if label[-1] not in result or kind == "weights" else None
+            for x, mark, kind, label in zip(two, marks, kinds, (left, right), strict=True)
+        ]
+        weights = next((i for i, each in enumerate(read) if each is not None), None)
+        if weights is None:
             return out
-        weights = kinds.index("weights")
         label, values = (left, right) if weights == 0 else (right, left)
         own = [letter for letter in label[:-1] if letter not in values and letter in result]
         heads = common[-1] if len(own) == 1 and common else own[-2] if len(own) == 2 and len(common) == 1 else ""
         if label[-1] in result or not heads:
             return _with(out, _Mark("heads", torch.full_like(out, -1, dtype=torch.int64, requires_grad=False)))
-        mark = marks[weights]
-        assert mark is not None
-        for kind, each in zip(READS, (*mark.made_of, _ordered(marks[1 - weights], values, common)), strict=True):
+        sources = read[weights] or (None, None)
+        for kind, each in zip(READS, (*sources, _ordered(marks[1 - weights], values, common)), strict=True):
             self._features(kind, each)
         index = _along(out, result.index(heads) - len(result))
         if len(label) == 3:  # the heads of each row of the batch, one row after another
@@ -353,6 +365,7 @@ class Follower(Tap):
         self._linears[path] = self.calls[path]
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
+        setattr(out, ALONE, path)
         return _with(out, _Mark("linear", _along(out, -1), path))
 
     def _second(self, path: str, x: Tensor, mark: _Mark, out: Tensor) -> None:
@@ -452,7 +465,10 @@ class Follower(Tap):
                 begins = [0, *accumulate(int(each.max()) + 1 for each in given)]
                 given = [each + begin for each, begin in zip(given, begins, strict=False)]
         index = self._moved(given, call, proceed)
-        return out if index is None else _with(out, _Mark(known[0].kind, index, known[0].path, known[0].made_of))
+        if index is None:
+            return out
+        of_queries, of_keys = zip(*(mark.made_of for mark in known), strict=True)
+        return _with(out, _Mark(known[0].kind, index, known[0].path, (_stacked(of_queries), _stacked(of_keys))))
 
     @staticmethod
     def _moved(index: Any, call: Call, proceed: Callable[..., Any]) -> Any:
@@ -468,9 +484,12 @@ class Follower(Tap):
         if not known:
             return out
         best = min(known, key=lambda mark: RANKS.index(mark.kind))
-        ends = name in ("add", "sub", "rsub") or (name in ("lerp", "addcmul", "addcdiv") and carries(args[0]))
+        ends = name in ("add", "sub", "rsub") or (name in ("lerp", "addcmul", "addcdiv") and any_carries(args[0]))
+        own = best.kind == "linear" and any(_is_alone(x, best.path) for x in args)  # as in a norm that is written out
         others = any(
-            carries(x) and (mark is None or (mark.kind, mark.path) != (best.kind, best.path))
+            any_carries(x)
+            and (mark is None or (mark.kind, mark.path) != (best.kind, best.path))
+            and not (own and _is_alone(x, best.path))
             for x, mark in zip(args, marks, strict=True)
         )
         if others and best.kind != "scores" and (ends or (kind == "plain" and best.kind == "linear")):
@@ -482,10 +501,10 @@ class Follower(Tap):
                 self._mixed.setdefault(best.path, {}).setdefault(one, {one}).add(its)
         if best.kind == "neurons":
             is_scaled = kind == "product" and any(
-                carries(x) and mark is None for x, mark in zip(args, marks, strict=True)
+                any_carries(x) and mark is None for x, mark in zip(args, marks, strict=True)
             )
         else:
-            is_scaled = best.kind == "linear" and (kind == "norm" or (kind == "product" and others))
+            is_scaled = best.kind == "linear" and (kind == "norm" or (kind == "product" and (others or own)))
         return _with(out, replace(best, is_scaled=True) if is_scaled else best)
 
     # -------------------------------------------------------------------- result
@@ -584,6 +603,46 @@ def _is_map(shape: Sequence[int], wide: int) -> bool:
     return len(shape) == 4 and wide == shape[1] != shape[-1]
 
 
+def _keep_alone(call: Call, out: Any) -> None:
+    """Note of what a call gives of what linear layer's output alone it was computed, if it was."""
+    given = [
+        vars(x).get(ALONE) for x in (*call.args, *call.kwargs.values()) if isinstance(x, Tensor) and any_carries(x)
+    ]
+    if given and given[0] is not None and len({*given}) == 1:
+        for each in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(each, Tensor) and any_carries(each):
+                setattr(each, ALONE, given[0])
+
+
+def _is_alone(x: Any, path: str) -> bool:
+    """Whether a tensor is a number for each token, computed of what this linear layer gives alone."""
+    return isinstance(x, Tensor) and x.ndim > 0 and x.shape[-1] == 1 and vars(x).get(ALONE) == path
+
+
+def _weights(x: Tensor, mark: _Mark | None) -> tuple[_Mark | None, _Mark | None] | None:
+    """The queries and keys of what multiplies values ``[…, Q, K]``, as far as they are known; None where it is no
+    weights. Those are a softmax, be it torch's or known by its numbers alone, or scores that none was taken of; a sink
+    has the rest of one."""
+    if mark is not None and mark.kind == "weights":
+        return mark.made_of
+    if mark is not None and mark.kind == "scores":
+        return _queries_first(mark, -1)
+    with torch._C.DisableTorchFunction():
+        each = x.detach()
+        is_one = x.ndim > 2 and x.shape[-1] > 1 and bool((each >= 0).all())
+        sums = each.sum(-1)
+        return (None, None) if is_one and bool(((sums > 0) & (sums < 1 + 1e-3)).all()) else None
+
+
+def _stacked(marks: Sequence[_Mark | None]) -> _Mark | None:
+    """The queries, or the keys, of several heads' scores, which are parts of what one linear layer gives."""
+    known = [mark for mark in marks if mark is not None]
+    kinds = {(mark.kind, mark.path, mark.index.shape) for mark in known}
+    if len(known) < len(marks) or len(kinds) > 1:
+        return None
+    return replace(known[0], index=torch.stack([mark.index for mark in known]))
+
+
 def _queries_first(scores: _Mark | None, dim: Any) -> tuple[_Mark | None, _Mark | None]:
     """The queries and keys of scores that a softmax is taken of, which is over the keys, whichever came first."""
     if scores is None or scores.kind != "scores":
@@ -625,7 +684,7 @@ def _is_there(x: Any, other: Tensor) -> bool:
 
 def _is_turned(call: Call, out: Any) -> bool:
     """Whether a call brings the tokens before the rows, of which there is one, or computes with such a tensor."""
-    if not isinstance(out, Tensor) or out.ndim not in (2, 3) or not carries(out) or not call.args:
+    if not isinstance(out, Tensor) or out.ndim not in (2, 3) or not any_carries(out) or not call.args:
         return False
     if out.ndim == 3 and not len(out) > out.shape[1] == 1:
         return False
@@ -640,12 +699,12 @@ def _is_picked(call: Call, out: Any) -> bool:
 
     Those that a mask picks, or a slice, stay in order: of these there are as many as tokens where they are all.
     """
-    if not isinstance(out, Tensor) or out.ndim != 2 or not carries(out) or not call.args:
+    if not isinstance(out, Tensor) or out.ndim != 2 or not any_carries(out) or not call.args:
         return False
     if any(isinstance(x, Tensor) and PICKED in vars(x) and len(x) == len(out) for x in call.args):
         return not call.name.startswith(PUTS) or call.name in PICKS
     x = call.args[0]
-    if call.name not in PICKS or not isinstance(x, Tensor) or not carries(x) or x.ndim < 2:
+    if call.name not in PICKS or not isinstance(x, Tensor) or not any_carries(x) or x.ndim < 2:
         return False
     given = [*call.args[1:], *call.kwargs.values()]
     if call.name == "__getitem__":
@@ -673,4 +732,4 @@ def _guards(call: Call) -> bool:
 
 
 def _is_weight(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.ndim == 2 and not carries(x)
+    return isinstance(x, Tensor) and x.ndim == 2 and not any_carries(x)
