@@ -881,3 +881,46 @@ def test_units_are_found_however_a_layer_is_written(how: str) -> None:
             assert [(place.path, place.width, place.heads) for place in places(written, kind, given)] == [
                 (f"layers.{i}.{kind[0]}", 16, counts) for i in (0, 1)
             ]
+
+
+class OfTwoMaps(nn.Module):
+    """Attention whose scores, or weights, are a sum of several."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        queries, keys = q.chunk(2, -1), k.chunk(2, -1)
+        if self.how == "apart":  # as DeepSeek's, one part of which is rotated
+            return (sum(a @ b.mT for a, b in zip(queries, keys, strict=True))).softmax(-1) @ v
+        if self.how == "by einsum":
+            scores = [torch.einsum("bhqd,bhkd->bhqk", a, b) for a, b in zip(queries, keys, strict=True)]
+            return (scores[0] + scores[1]).softmax(-1) @ v
+        if self.how == "baddbmm":
+            (a, b), (c, d) = ([x.flatten(0, 1) for x in each] for each in (queries, keys))
+            scores = torch.baddbmm(a @ c.mT, b, d.mT)
+            return (scores.softmax(-1) @ v.flatten(0, 1)).unflatten(0, q.shape[:2])
+        if self.how == "by head":
+            each = [sum(a[:, i] @ b[:, i].mT for a, b in zip(queries, keys, strict=True)) for i in range(4)]
+            return torch.stack(each, 1).softmax(-1) @ v
+        one, other = ((a @ b.mT).softmax(-1) for a, b in zip(queries, keys, strict=True))
+        return (torch.lerp(one, other, 0.3) if self.how == "lerp" else one - 0.3 * other) @ v  # differential
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        return x + self.o(self.read(q, k, v).transpose(1, 2).flatten(-2))
+
+
+@pytest.mark.parametrize("how", ["apart", "by einsum", "baddbmm", "by head", "differential", "lerp"])
+def test_what_several_scores_are_made_of_are_all_queries_and_keys(how: str) -> None:
+    """Half of them were, and the others had no place."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([OfTwoMaps(how)])
+    model.forward = lambda x, layers=model.layers: layers[0](x)
+    for kind in ("queries", "keys", "values"):
+        (found,) = places(model.eval(), kind, {"x": torch.randn(1, 5, 16)})
+        assert (found.path, found.width, found.columns) == (f"layers.0.{kind[0]}", 16, None)
+        assert found.heads == (4 if kind == "values" else 0)  # the parts do not stand beside one another

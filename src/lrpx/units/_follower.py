@@ -10,7 +10,7 @@ import weakref
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -41,6 +41,9 @@ RANKS = ("heads", "weights", "scores", "neurons", "linear")
 """Of two marks that meet in a product, the first here goes on."""
 
 
+_Pairs: TypeAlias = "tuple[tuple[_Mark | None, _Mark | None], ...]"
+
+
 @dataclass(frozen=True, eq=False)
 class _Mark:
     """What is known of a tensor that is on its way.
@@ -49,7 +52,8 @@ class _Mark:
         kind: one of :data:`RANKS`.
         index: of the tensor's own shape: which feature of a linear layer, which head or which neuron stands where.
         path: the linear layer's module; of heads, which attention's they are.
-        made_of: of attention's scores and weights: the queries and keys they were made of.
+        made_of: of attention's scores and weights: the queries and keys they were made of; several where they are a
+            sum of several products.
         is_scaled: whether it was multiplied by what depends on the input since, as a norm does; of neurons, by what is
             nobody's, as the stream.
     """
@@ -57,7 +61,7 @@ class _Mark:
     kind: str
     index: Tensor
     path: str = ""
-    made_of: tuple[_Mark | None, _Mark | None] = (None, None)
+    made_of: _Pairs = ()
     is_scaled: bool = False
 
 
@@ -235,7 +239,8 @@ class Follower(Tap):
             return self._einsum(*args, out=out) if isinstance(args[0], str) else out
         if name in PRODUCTS:
             two = [*args, *call.kwargs.values()][name == "baddbmm" :][:2]
-            return self._product(two, [_mark_of(x) for x in two], out)
+            self._product(two, [_mark_of(x) for x in two], out)
+            return _with(out, _merged(_mark_of(out), [marks[0]])) if name == "baddbmm" else out
         if name == "softmax":
             given = dict(zip(("input", "dim"), args, strict=False)) | call.kwargs
             made_of = _queries_first(marks[0], given.get("dim"))
@@ -298,15 +303,20 @@ class Follower(Tap):
             return out
         made_of = _weights(args[0], left) if out.ndim > 2 else None
         if made_of is not None:
-            for kind, mark in zip(READS, (*made_of, right), strict=True):
-                self._features(kind, mark)
+            self._attends(made_of, right)
             heads = _along(out, -3)
             if out.ndim == 3:  # the heads of each row of the batch, one row after another
                 heads = heads % (len(out) // self._run.sources[0].value.shape[0])
             return self._heads(out, heads)
         if left is not None and right is not None and {left.kind, right.kind} == {"linear"}:
-            return _with(out, _Mark("scores", _along(out, -1), made_of=(left, right)))
+            return _with(out, _Mark("scores", _along(out, -1), made_of=((left, right),)))
         return out
+
+    def _attends(self, made_of: _Pairs, values: _Mark | None) -> None:
+        for pair in made_of:
+            for kind, mark in zip(READS, pair, strict=False):
+                self._features(kind, mark)
+        self._features("values", values)
 
     def _einsum(self, equation: str, *given: Any, out: Tensor) -> Tensor:
         """Scores, or what attention reads, in whatever order their indices are.
@@ -334,7 +344,7 @@ class Follower(Tap):
                 return out
             keys = int(result[-1] in right)
             made_of = [_ordered(marks[i], (left, right)[i], common) for i in (1 - keys, keys)]
-            return _with(out, _Mark("scores", _along(out, -1), made_of=(made_of[0], made_of[1])))
+            return _with(out, _Mark("scores", _along(out, -1), made_of=((made_of[0], made_of[1]),)))
         read = [
             _weights(x, mark) if label[-1] not in result or kind == "weights" else None
             for x, mark, kind, label in zip(two, marks, kinds, (left, right), strict=True)
@@ -347,9 +357,7 @@ class Follower(Tap):
         heads = common[-1] if len(own) == 1 and common else own[-2] if len(own) == 2 and len(common) == 1 else ""
         if label[-1] in result or not heads:
             return _with(out, _Mark("heads", torch.full_like(out, -1, dtype=torch.int64, requires_grad=False)))
-        sources = read[weights] or (None, None)
-        for kind, each in zip(READS, (*sources, _ordered(marks[1 - weights], values, common)), strict=True):
-            self._features(kind, each)
+        self._attends(read[weights] or (), _ordered(marks[1 - weights], values, common))
         index = _along(out, result.index(heads) - len(result))
         if len(label) == 3:  # the heads of each row of the batch, one row after another
             index = index % max(out.shape[result.index(heads)] // self._run.sources[0].value.shape[0], 1)
@@ -467,8 +475,10 @@ class Follower(Tap):
         index = self._moved(given, call, proceed)
         if index is None:
             return out
-        of_queries, of_keys = zip(*(mark.made_of for mark in known), strict=True)
-        return _with(out, _Mark(known[0].kind, index, known[0].path, (_stacked(of_queries), _stacked(of_keys))))
+        counts = {len(mark.made_of) for mark in known}
+        pairs = zip(*(mark.made_of for mark in known), strict=True) if len(counts) == 1 else ()
+        made_of = tuple((_stacked([q for q, _ in each]), _stacked([k for _, k in each])) for each in pairs)
+        return _with(out, _Mark(known[0].kind, index, known[0].path, made_of))
 
     @staticmethod
     def _moved(index: Any, call: Call, proceed: Callable[..., Any]) -> Any:
@@ -483,7 +493,7 @@ class Follower(Tap):
         known = [mark for mark in marks if mark is not None and mark.index.shape == out.shape]
         if not known:
             return out
-        best = min(known, key=lambda mark: RANKS.index(mark.kind))
+        best = _merged(min(known, key=lambda mark: RANKS.index(mark.kind)), known)
         ends = name in ("add", "sub", "rsub") or (name in ("lerp", "addcmul", "addcdiv") and any_carries(args[0]))
         own = best.kind == "linear" and any(_is_alone(x, best.path) for x in args)  # as in a norm that is written out
         others = any(
@@ -619,7 +629,15 @@ def _is_alone(x: Any, path: str) -> bool:
     return isinstance(x, Tensor) and x.ndim > 0 and x.shape[-1] == 1 and vars(x).get(ALONE) == path
 
 
-def _weights(x: Tensor, mark: _Mark | None) -> tuple[_Mark | None, _Mark | None] | None:
+def _merged(mark: _Mark | None, others: Iterable[_Mark | None]) -> Any:
+    """Scores, or weights, that were made of what others were made of, too."""
+    if mark is None or mark.kind not in ("scores", "weights"):
+        return mark
+    made_of = [pair for each in (mark, *others) if each is not None for pair in each.made_of]
+    return replace(mark, made_of=tuple(dict.fromkeys(made_of)))
+
+
+def _weights(x: Tensor, mark: _Mark | None) -> _Pairs | None:
     """The queries and keys of what multiplies values ``[…, Q, K]``, as far as they are known; None where it is no
     weights. Those are a softmax, be it torch's or known by its numbers alone, or scores that none was taken of; a sink
     has the rest of one."""
@@ -631,7 +649,7 @@ def _weights(x: Tensor, mark: _Mark | None) -> tuple[_Mark | None, _Mark | None]
         each = x.detach()
         is_one = x.ndim > 2 and x.shape[-1] > 1 and bool((each >= 0).all())
         sums = each.sum(-1)
-        return (None, None) if is_one and bool(((sums > 0) & (sums < 1 + 1e-3)).all()) else None
+        return () if is_one and bool(((sums > 0) & (sums < 1 + 1e-3)).all()) else None
 
 
 def _stacked(marks: Sequence[_Mark | None]) -> _Mark | None:
@@ -643,13 +661,14 @@ def _stacked(marks: Sequence[_Mark | None]) -> _Mark | None:
     return replace(known[0], index=torch.stack([mark.index for mark in known]))
 
 
-def _queries_first(scores: _Mark | None, dim: Any) -> tuple[_Mark | None, _Mark | None]:
+def _queries_first(scores: _Mark | None, dim: Any) -> _Pairs:
     """The queries and keys of scores that a softmax is taken of, which is over the keys, whichever came first."""
     if scores is None or scores.kind != "scores":
-        return (None, None)
-    rows, columns = scores.made_of
+        return ()
     numbers = scores.index.movedim(-1 if dim is None else int(dim), 0)
-    return (rows, columns) if len(numbers) == 1 or bool((numbers[1:] != numbers[:-1]).any()) else (columns, rows)
+    if len(numbers) == 1 or bool((numbers[1:] != numbers[:-1]).any()):
+        return scores.made_of
+    return tuple((columns, rows) for rows, columns in scores.made_of)
 
 
 def _ordered(mark: _Mark | None, label: str, first: Sequence[str]) -> _Mark | None:
