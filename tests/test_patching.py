@@ -488,6 +488,23 @@ class WithValues(torch.nn.Module):
         return self.matrix(x) + self.table(self.ids[0])
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_of_what_a_module_puts_out_is_not_taken_for_all_of_it(whole, monkeypatch):
+    """The edges of such writers were those of the whole, and the graph closed all the same."""
+    module = llama()
+
+    def forward(self, hidden_states, **kwargs):
+        attention, _ = self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = torch.add(hidden_states, attention, alpha=0.3)
+        return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
+
+    monkeypatch.setattr(type(module.model.layers[0]), "forward", forward)
+    model = BoundModel(module)
+    pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+    with pytest.raises(ModelError, match="no residual stream that every layer is given and adds to"):
+        circuits.graph_of(model, pair, whole=whole)
+
+
 def test_what_comes_to_a_layer_past_the_stream_is_no_edge():
     """Without any edge the value is the corrupt one, for the last norm is given the corrupt stream all the same."""
     module, ids = llama(), []

@@ -321,7 +321,8 @@ class _Watch(Called):
         if self._matrices and self.readers and any(isinstance(each, Tensor) for each in _flat([out])):
             self._seen_by_others(call)
         if call.operation is not None and call.operation.name == "add" and isinstance(out, Tensor):
-            self._add(call.args[:2], out)
+            is_whole = call.kwargs.get("alpha", 1) == 1  # else a part of what a module puts out is written
+            self._add(call.args[:2], out, is_whole=is_whole)
         return out
 
     def _seen_by_others(self, call: Call) -> None:
@@ -342,18 +343,18 @@ class _Watch(Called):
         """Whether a module is the last reader, or in it."""
         return bool(self.readers) and f"{path}.".startswith(f"{self.readers[-1].path}.")
 
-    def _add(self, args: tuple[Any, ...], out: Tensor) -> None:
+    def _add(self, args: tuple[Any, ...], out: Tensor, *, is_whole: bool) -> None:
         tensors = [each for each in args if isinstance(each, Tensor) and each.shape == out.shape]
         if len(tensors) < 2 or self._stream is None:
             return
         others = [each for each in tensors if each is not self._stream]
-        written = [each for other in others for each in self._put_out.get(id(other), ())]
+        written = [each for other in others for each in self._put_out.get(id(other), ()) if is_whole]
         if len(others) == 1:
             assert self._run is not None
             self.lost = self.lost or ("" if written else self._run.where())
             self.written += written
             self._stream = out
-        elif all(id(each) in self._put_out for each in others):  # two branches side by side
+        elif is_whole and all(id(each) in self._put_out for each in others):  # two branches side by side
             self._put_out[id(out)] = written
             self._kept.append(out)
 
