@@ -805,6 +805,18 @@ def test_hybrids_are_refused():
         Explainer(model)(IDS, method="rollout")
 
 
+def test_hybrids_whose_attention_stands_first_are_refused():
+    """AtMan turned a token down for the attentions alone, and what a linear attention behind them reads was left."""
+    sizes = tiny.SIZES | {"num_key_value_heads": 2, "head_dim": 4, "block_size": 4, "num_local_experts": 2}
+    model = tf.MiniMaxForCausalLM(tf.MiniMaxConfig(**sizes)).eval()
+    assert model.config.layer_types == ["full_attention", "linear_attention"]
+    for method in (*OF_MAPS, "atman"):
+        with pytest.raises(
+            MethodError, match=r"model.layers.1 has no softmax attention, as the layers of hybrid models"
+        ):
+            Explainer(model)(IDS, method=method)
+
+
 def test_nothing_of_the_model_changes():
     model = models.tiny_gpt2()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -9,7 +9,7 @@ import torch
 
 from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
-from lrpx.methods._attention_maps import attentions_of
+from lrpx.methods._attention_maps import attentions_of, refuse_layers_without
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._embedded import embeddings_of
 from lrpx.methods._refusals import (
@@ -174,13 +174,15 @@ def _of_tokens(model: BoundModel, questions: Questions, tokens: tuple[int, ...] 
     the changed inputs run without a graph; else None. ``tokens``: how many a model makes of an image.
 
     Raises:
-        MethodError: attention looks at the tokens in other places, or from others, which takes a graph to see.
+        MethodError: attention looks at the tokens in other places, or from others, which takes a graph to see; or a
+            layer has none.
     """
     with model.traced(questions, GRADIENT, plain=True, taps=lambda batch: [attentions_of(model, batch, tokens)]) as ran:
         tap = ran.trace.tap(Attentions)
         assert tap is not None
         if not tokens:
             tap.check_places()
+        refuse_layers_without(model, tap.attended)
         for _ in ran.explained():
             tap.check_beside(ran.trace.gradient_of)
         return tap.of_tokens if questions.rows[0].arguments else None

@@ -181,6 +181,15 @@ def _refuse_others(model: BoundModel, attended: Sequence[Attended]) -> None:
             f"the attention weights in {alike} do not depend on the input, or are computed where gradients are off, so "
             "nobody knows which layer comes before which; use attnlrp or lrp"
         )
+    refuse_layers_without(model, attended)
+
+
+def refuse_layers_without(model: BoundModel, attended: Sequence[Attended]) -> None:
+    """Refuse a model with a layer whose attention was not found, beside others with one.
+
+    Raises:
+        MethodError: names the layer.
+    """
     found = {layer.path for each in attended if (layer := layer_of(each.path)) is not None}
     lists = {path.rpartition(".")[0] for path in found}
     for path in layers(model.paths):
