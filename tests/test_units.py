@@ -924,3 +924,36 @@ def test_what_several_scores_are_made_of_are_all_queries_and_keys(how: str) -> N
         (found,) = places(model.eval(), kind, {"x": torch.randn(1, 5, 16)})
         assert (found.path, found.width, found.columns) == (f"layers.0.{kind[0]}", 16, None)
         assert found.heads == (4 if kind == "values" else 0)  # the parts do not stand beside one another
+
+
+class Picked(nn.Module):
+    """Queries, keys and values of one matrix, whose features are put into another order by their numbers."""
+
+    def __init__(self, pick: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.pick, self.order = pick, torch.arange(48).unflatten(0, (16, 3)).T.flatten()  # one of each after another
+        self.qkv, self.o = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.qkv(x)
+        if self.pick == "index_select":
+            made = made.index_select(-1, self.order)
+        else:
+            made = getattr(torch, self.pick)(made, dim=-1, **{PICKED_BY[self.pick]: self.order.expand(made.shape)})
+        q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in made.chunk(3, -1))
+        return x + self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(-2))
+
+
+PICKED_BY = {"gather": "index", "take_along_dim": "indices"}
+
+
+@pytest.mark.parametrize("pick", ["index_select", *PICKED_BY])
+def test_features_that_are_picked_by_their_numbers_are_those_that_were_picked(pick: str) -> None:
+    """They were taken for those that had stood there, and a third of the queries for keys and values."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([Picked(pick)])
+    model.forward = lambda x, layers=model.layers: layers[0](x)
+    for first, kind in enumerate(("queries", "keys", "values")):
+        (found,) = places(model.eval(), kind, {"x": torch.randn(1, 5, 16)})
+        assert (found.columns, found.heads) == (tuple(range(first, 48, 3)), 4)

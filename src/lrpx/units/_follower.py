@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 REARRANGES = frozenset(
     """chunk split tensor_split split_with_sizes unsafe_chunk unsafe_split unbind narrow select repeat repeat_interleave
-    tile flip roll __getitem__ __get__ slice broadcast_to cat concat concatenate stack""".split()
+    tile flip roll __getitem__ __get__ slice broadcast_to cat concat concatenate stack index_select gather
+    take_along_dim""".split()
 )
 """Torch functions that put numbers elsewhere and change none, beside those that move the mark of a gate; ``__get__`` is
 ``x.mT`` and ``x.T``."""
