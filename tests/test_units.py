@@ -838,10 +838,14 @@ class OfNorms(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
         read = (self.weights(q, k) @ v).transpose(1, 2).flatten(-2)
-        x = x + self.norms["attention"](self.o(read * self.gate(x).sigmoid()))
+        x = x + self.normed("attention", self.o(read * self.gate(x).sigmoid()))
         up, gate = self.up(x), nn.functional.silu(self.gate_up(x))
         both = torch.einsum("...n,...n->...n", up, gate) if self.how == "einsum" else up * gate
-        return x + self.norms["mlp"](self.down(both))
+        return x + self.normed("mlp", self.down(both))
+
+    def normed(self, name: str, x: Tensor) -> Tensor:
+        norm = self.norms[name]
+        return nn.functional.layer_norm(x, (16,), norm.weight, norm.bias) if self.how == "in the layer" else norm(x)
 
 
 class OfOneNorm(nn.Module):
@@ -957,3 +961,40 @@ def test_features_that_are_picked_by_their_numbers_are_those_that_were_picked(pi
     for first, kind in enumerate(("queries", "keys", "values")):
         (found,) = places(model.eval(), kind, {"x": torch.randn(1, 5, 16)})
         assert (found.columns, found.heads) == (tuple(range(first, 48, 3)), 4)
+
+
+class WithNorms(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Embedding(11, 16), nn.Linear(16, 11)
+        self.layers = nn.ModuleList([OfNorms(how), OfNorms(how)])
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", ["attention", "mlp"])
+def test_a_norm_behind_a_branch_that_no_module_gives(kind: str) -> None:
+    """Before it the plain gradient has a branch sum to nothing; under a rule that holds its deviation constant the
+    branch has what it has behind it, but for the norm's bias."""
+    usual, inside = (WithNorms(how).double().eval() for how in ("plain", "in the layer"))
+    for norm in (norm for layer in (*usual.layers, *inside.layers) for norm in layer.norms.values()):
+        norm.bias.data.zero_()
+    ids = [3, 5, 7, 1]
+    ranks = []
+    for model in (usual, inside):
+        found = lrpx.Explainer(model, task=lrpx.Task.CAUSAL).neurons(ids, 2, kind=kind, top=99)
+        ranks.append({(unit.layer, unit.position): unit.relevance for unit in found})
+    assert ranks[0].keys() == ranks[1].keys()
+    assert all(abs(ranks[0][at] - ranks[1][at]) < 1e-12 for at in ranks[0])
+    explain = lrpx.Explainer(usual, task=lrpx.Task.CAUSAL)
+    assert max(abs(unit.relevance) for unit in explain.neurons(ids, 2, kind=kind, method="gradient-x-input")) > 1e-3
+    with pytest.raises(MethodError, match=r"goes through a norm that no module is, before which its plain gradient"):
+        lrpx.Explainer(inside, task=lrpx.Task.CAUSAL).neurons(ids, 2, kind=kind, method="gradient-x-input")

@@ -161,7 +161,7 @@ def rank(
     Raises:
         MethodError: the model has no such units.
     """
-    chosen = places_of(model, questions, kind)
+    chosen = places_of(model, questions, kind, recipe)
     ((_, answers, found),) = relevance_of_units(model, questions, recipe, chosen)
     pieces = questions.row_of(0).tokens.pieces
     value = float(answers.values[0])
@@ -229,13 +229,25 @@ def tokens_of(row: Row, at: Sequence[int]) -> list[int]:
     return sorted({t % count for t in at})
 
 
-def places_of(model: BoundModel, questions: Questions, kind: Kind) -> tuple[Place, ...]:
+def places_of(model: BoundModel, questions: Questions, kind: Kind, recipe: Recipe) -> tuple[Place, ...]:
     """The places of a model's units, found on a few tokens, or else on the very first input; of a branch the last of
-    it, behind a norm that it has there."""
+    it, behind a norm that it has there.
+
+    Raises:
+        MethodError: there are none; or no module gives what stands behind that norm, and its plain gradient would have
+            the branch sum to nothing before it.
+    """
     example = None
     if not model.task.segments or questions.rows[0].arguments:
         example = model.batch(questions.about([0])).inputs
-    return tuple(place.behind or place for place in places(model.module, kind, example))
+    found = places(model.module, kind, example)
+    hidden = next((place for place in found if place.is_normed and place.behind is None), None)
+    if hidden is not None and not recipe.has_rule_for_norms():
+        raise MethodError(
+            f"what {hidden.name} gives goes through a norm that no module is, before which its plain gradient sums to "
+            "nothing; use attnlrp or lrp, or make the norm a module"
+        )
+    return tuple(place.behind or place for place in found)
 
 
 # ------------------------------------------------------------------------- many texts
@@ -253,7 +265,7 @@ def sums(
     """The places of a kind, and ``[K, U]``: for each question the relevance of each unit of all places, summed over the
     positions, or over some, negative from the end; four bytes a unit and question.
     """
-    chosen = places_of(model, questions, kind)
+    chosen = places_of(model, questions, kind, recipe)
     found = torch.zeros(len(questions), sum(place.width for place in chosen))
     mine: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
     for i, question in enumerate(questions.asked):
@@ -307,11 +319,11 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
     Raises:
         MethodError: the model has no layers that are known (:mod:`lrpx.units`).
     """
-    found: dict[Kind, tuple[Place, ...]] = {"residual": places_of(model, questions, "residual")}
+    found: dict[Kind, tuple[Place, ...]] = {"residual": places_of(model, questions, "residual", recipe)}
     kinds: tuple[Kind, ...] = ("attention", "mlp", "heads")
     for kind in kinds:
         with suppress(MethodError):
-            found[kind] = places_of(model, questions, kind)
+            found[kind] = places_of(model, questions, kind, recipe)
     layers_ = [(place.stack, place.layer) for place in found["residual"]]
     count = sum(questions.rows[0].lengths)
     values: dict[str, Tensor] = {}
@@ -363,7 +375,7 @@ def paths(
     Raises:
         MethodError: there is no such layer or unit.
     """
-    place = place_in(places_of(model, questions, kind), layer)
+    place = place_in(places_of(model, questions, kind, recipe), layer)
     _refuse_no_tokens(model, questions, [place])
     with _kept(model, questions, recipe, Reading([place])) as (ran, read):
         sources = [source.value for source in ran.trace.sources]

@@ -282,6 +282,10 @@ class Recipe:
         kinds = ("linear", "convolution", *PLACES)
         return any(rule is not rules.unmodified for kind in kinds for rule in self._rules(kind))
 
+    def has_rule_for_norms(self) -> bool:
+        """Whether a norm has another rule than its plain gradient, somewhere."""
+        return any(rule is not rules.unmodified for rule in self._rules("norm"))
+
     def has_rule_for_first(self) -> bool:
         """Whether the layer that sees the model's input has a rule of its own, somewhere."""
         return bool(self._rules("first"))

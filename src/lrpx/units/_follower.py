@@ -57,6 +57,7 @@ class _Mark:
             sum of several products.
         is_scaled: whether it was multiplied by what depends on the input since, as a norm does; of neurons, by what is
             nobody's, as the stream.
+        is_normed: whether that was a norm.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class _Mark:
     path: str = ""
     made_of: _Pairs = ()
     is_scaled: bool = False
+    is_normed: bool = False
 
 
 ATTRIBUTE = "_lrpx_unit"
@@ -136,6 +138,7 @@ class Follower(Tap):
         self._added: set[tuple[str, int]] = set()  # of these, what is added to something outside of every layer
         self._linears: dict[str, int] = {}  # the last call of each module that gave what is linear
         self._scaled: dict[tuple[str, int], tuple[str, int]] = {}  # what gives that behind a norm
+        self._normed: set[tuple[str, int]] = set()  # of linear layers, whose output meets others behind a norm
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
@@ -503,6 +506,8 @@ class Follower(Tap):
             and not (own and _is_alone(x, best.path))
             for x, mark in zip(args, marks, strict=True)
         )
+        if ends and others and best.is_normed and best.path in self._linears:
+            self._normed.add((best.path, self._linears[best.path]))
         if others and best.kind != "scores" and (ends or (kind == "plain" and best.kind == "linear")):
             return out  # but scores, to which a bias that is learned may be added
         if ends and best.kind == "neurons" and len(known) > 1 and any(mark.is_scaled for mark in known):
@@ -516,6 +521,8 @@ class Follower(Tap):
             )
         else:
             is_scaled = best.kind == "linear" and (kind == "norm" or (kind == "product" and (others or own)))
+        is_norm = best.kind == "linear" and is_scaled and (kind == "norm" or own)
+        best = replace(best, is_normed=True) if is_norm else best
         return _with(out, replace(best, is_scaled=True) if is_scaled else best)
 
     # -------------------------------------------------------------------- result
@@ -563,7 +570,8 @@ class Follower(Tap):
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
             if place.kind in ("neurons", "heads"):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"
-                each.append(replace(each[0], side="output", kind=branch, width=1, size=wide))
+                is_normed = (place.path, place.call) in self._normed
+                each.append(replace(each[0], side="output", kind=branch, width=1, size=wide, is_normed=is_normed))
                 behind = self._scaled.get((place.path, place.call))
                 if behind is not None:
                     path, call = behind

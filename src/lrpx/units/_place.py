@@ -58,6 +58,7 @@ class Place:
             stand otherwise.
         turned: whether the tokens come before the rows there, as ``[T, B, n]`` or ``[T·B, n]``.
         behind: of what a branch gives, where it enters the stream when a norm stands in between (Gemma, OLMo 2).
+        is_normed: whether a norm stands in between that no module gives; nothing is behind it then.
     """
 
     layer: int
@@ -73,6 +74,7 @@ class Place:
     heads: int = field(default=0, compare=False)
     turned: bool = field(default=False, compare=False)
     behind: Place | None = field(default=None, compare=False, repr=False)
+    is_normed: bool = field(default=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
