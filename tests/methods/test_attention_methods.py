@@ -1003,3 +1003,45 @@ def test_what_mixes_tokens_beside_attention_is_refused(method):
     for how, refusal in {"LSTM": said, "shift": said, "mean": said, "windows": of_windows}.items():
         with pytest.raises(MethodError, match=refusal):
             Explainer(Mixing(how), task=Task.CAUSAL)(IDS, 4, method=method)
+
+
+class AtDistances(torch.nn.Module):
+    """One attention whose weights multiply embeddings of the distances, too, or are looked at beside it."""
+
+    def __init__(self, how):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.tokens, self.qkv = torch.nn.Embedding(32, 16), torch.nn.Linear(16, 48)
+            self.distances, self.head = torch.nn.Embedding(16, 4), torch.nn.Linear(16, 32)
+        self.how = how
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.tokens
+
+    def forward(self, input_ids):
+        x = self.tokens(input_ids)
+        q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in self.qkv(x).chunk(3, -1))
+        places = torch.arange(x.shape[1])
+        far = self.distances(places[:, None] - places + 8)
+        weights = (q @ k.mT).masked_fill(places > places[:, None], -torch.inf).softmax(-1)
+        read = weights @ v
+        if self.how == "einsum":
+            read = read + torch.einsum("bhij,ijd->bhid", weights, far)
+        elif self.how == "sum":
+            read = read + (weights.unsqueeze(-1) * far).sum(-2)
+        else:
+            self.seen = weights.mean(1), -(weights * (weights + 1e-9).log()).sum(-1)
+        return self.head(x + read.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("how", ["einsum", "sum"])
+def test_weights_that_meet_more_than_values_are_not_turned_down(how):
+    """As those of Shaw et al. (2018) do; once they were turned down for the values alone."""
+    with pytest.raises(MethodError, match=r"something besides values.*use another method, such as leave-one-out"):
+        Explainer(AtDistances(how), task=Task.CAUSAL)(IDS, 4, method="atman")
+
+
+def test_weights_that_are_looked_at_are_turned_down():
+    assert Explainer(AtDistances("looked at"), task=Task.CAUSAL)(IDS, 4, method="atman").relevance.abs().max() > 1e-3

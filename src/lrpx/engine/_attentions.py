@@ -17,7 +17,7 @@ from torch import Tensor
 from lrpx import rules
 from lrpx.engine._attention import NAMES
 from lrpx.engine._graph import descends
-from lrpx.engine._heads import FILLED, Reading, is_moved, mark_of, reading, with_mark
+from lrpx.engine._heads import FILLED, PRODUCTS, Reading, is_moved, mark_of, operands_of, reading, with_mark
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import any_carries, arguments, first, is_parameter
 from lrpx.errors import MethodError
@@ -55,8 +55,8 @@ class Attended:
 @dataclass(eq=False)
 class _Softmax:
     """A softmax that may be attention's: what it was taken of, what it gave, whether that is what a linear layer gave,
-    as in a router of experts, whether the largest of the scores was taken off before, and whether values were
-    multiplied."""
+    as in a router of experts, whether the largest of the scores was taken off before, whether values were multiplied,
+    and by weights of other scores, and whether the model computes something else with the weights."""
 
     path: str
     scores: Tensor
@@ -64,6 +64,8 @@ class _Softmax:
     is_routers: bool
     is_lowered: bool = False
     is_read: bool = False
+    is_changed: bool = False
+    is_elsewhere: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,12 @@ class Attentions(Tap):
         lost = next((each for each in self._softmaxes if not each.is_read), None)
         if lost is not None:
             raise MethodError(f"the attention weights in {lost.path} do not multiply values as they are{why}")
+        twice = next((each for each in self._softmaxes if each.is_changed and each.is_elsewhere), None)
+        if twice is not None:
+            raise MethodError(
+                f"the attention weights in {twice.path} meet something besides values, as embeddings of distances, "
+                "so the scores cannot be changed there; use another method, such as leave-one-out"
+            )
         if not self._found:
             raise MethodError(
                 "found no softmax attention over the tokens of its input, with weights [rows, heads, queries, keys], "
@@ -210,6 +218,7 @@ class Attentions(Tap):
         if (read := reading(call, lambda mark: isinstance(mark, _Softmax))) is not None:
             if self._kind(read.weights) is not None:
                 return self._eager(read, call, proceed)
+            self._met(call, None)
             if not mark_of(read.weights).is_routers:
                 return self._others(read.weights, read.values, proceed(call.args, call.kwargs))
         lowered = self._lowered(name, call.args)
@@ -223,6 +232,7 @@ class Attentions(Tap):
             return out
         if not isinstance(out, Tensor):
             return out
+        self._met(call, out)
         if call.name == "pad" and self._shifts(arguments(call.args, call.kwargs, "input", "pad")[1], out):
             raise MethodError(f"{self._run.where()} shifts tokens to their neighbours, besides attention; use attnlrp")
         if call.name in REORDERS and self._reorders(call.args[0], out):
@@ -250,6 +260,17 @@ class Attentions(Tap):
             moves = row is not None and row.gate in ("moves", "stays")
             return with_mark(out, old) if moves or name in FILLED else out
         return out
+
+    def _met(self, call: Call, out: Tensor | None) -> None:
+        """Notes weights whose scores would be changed for the values alone, and not for what else they meet here. What
+        is of the same size is perhaps a mask of them, after which they are looked at again."""
+        name = call.name if call.operation is None else call.operation.name
+        if not self._factors or name not in MEETS:
+            return
+        operands = operands_of(call.args) if name == "einsum" else call.args
+        for mark in (mark_of(each) for each in operands):
+            if isinstance(mark, _Softmax):
+                mark.is_elsewhere |= name != "mul" or out is None or out.numel() != mark.out.numel()
 
     def _lowered(self, name: str, args: tuple[Any, ...]) -> _Lowered | None:
         """The mark of what is computed from scores that their largest was taken off, or from that largest one."""
@@ -416,6 +437,7 @@ class Attentions(Tap):
                 "multiply them would turn a token up; use another method, such as leave-one-out"
             )
         scores = mark.scores.to(mark.out.dtype).reshape(weights.shape)
+        mark.is_changed = True
         changed = torch.where(_is_forbidden(scores), scores, scores * factor).softmax(-1)
         return proceed(read.given(changed.to(weights.dtype)), call.kwargs)
 
@@ -475,6 +497,8 @@ JOINS = frozenset("cat concat concatenate stack".split())
 """How torch calls what may put heads together, one behind another along a batch."""
 COPIES = frozenset("reshape contiguous clone flatten".split())
 """How torch calls what may copy heads that were put before the rows, after which their strides tell nothing."""
+MEETS = frozenset(("mul", "linear", "addmm", "baddbmm", *PRODUCTS))
+"""Operations in which attention weights meet something else."""
 FORBIDDEN = -5e3
 """What a mask forbids is at or below this, be it the lowest number there is or −10,000. No score that a model makes of
 queries and keys is; one that was would have the weight 0, too."""
