@@ -1045,3 +1045,32 @@ def test_weights_that_meet_more_than_values_are_not_turned_down(how):
 
 def test_weights_that_are_looked_at_are_turned_down():
     assert Explainer(AtDistances("looked at"), task=Task.CAUSAL)(IDS, 4, method="atman").relevance.abs().max() > 1e-3
+
+
+class Branches(torch.nn.Module):
+    """A classifier of two stacks of layers, the second upon the first, or both upon the tokens."""
+
+    def __init__(self, are_beside):
+        super().__init__()
+        self.first, self.second = (torch.nn.Sequential(*OfHeads(None, True, False).layers) for _ in range(2))
+        self.are_beside = are_beside
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed, self.head = torch.nn.Embedding(31, 16), torch.nn.Linear(16, 3)
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        first = self.first(x)
+        return self.head((first + self.second(x) if self.are_beside else self.second(first))[:, -1])
+
+
+@pytest.mark.parametrize("method", OF_MAPS)
+def test_two_encoders_of_one_text_are_refused(method):
+    """Their maps were once multiplied, as if the layers were of one."""
+    assert Explainer(Branches(False), task=Task.CLASSIFICATION)(IDS, 1, method=method).relevance.sum() > 1e-6
+    with pytest.raises(MethodError, match=r"second.0 does not see what that in first.0 gives, as where two encoders"):
+        Explainer(Branches(True), task=Task.CLASSIFICATION)(IDS, 1, method=method)

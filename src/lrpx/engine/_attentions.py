@@ -39,12 +39,14 @@ class Attended:
         kind: ``"self"`` in a model of one stream; else the ``"encoder"``'s, the ``"decoder"``'s, or ``"cross"``.
         raw: the weights as the model has them, in its graph: ``[B, H, Q, K]``, or with the first two as one.
         batch: ``B``.
+        values: what they multiply, in the graph.
     """
 
     path: str
     kind: Kind
     raw: Tensor
     batch: int
+    values: Tensor
 
     def by_head(self, values: Tensor) -> Tensor:
         """``[B, H, Q, K]`` of what has the shape of ``raw``, in float32 at least."""
@@ -393,7 +395,7 @@ class Attentions(Tap):
                 "may look at them; use attnlrp or lrp"
             )
         if self._factors is None and not self._run.replaying:
-            self.attended.append(Attended(self._run.where(), kind, raw, self._batch))
+            self.attended.append(Attended(self._run.where(), kind, raw, self._batch, values))
             is_first = kind not in {each.kind for each in self.attended[:-1]}
             if kind != "cross" and values.requires_grad and (is_first or self._is_apart):
                 tokens = [each.value for each in self._run.sources if each.is_of_tokens and each.value.ndim == 3]

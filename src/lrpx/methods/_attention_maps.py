@@ -124,6 +124,7 @@ class OfAttention(Method):
             for chosen in ran.explained():
                 tap.check_beside(ran.trace.gradient_of)
                 _refuse_others(model, tap.attended)
+                _refuse_branches(tap.attended)
                 for i in chosen:
                     maps = _maps(ran, tap.attended, i, tuple(tokens))
                     for method, mine in zip(methods, found, strict=True):
@@ -215,18 +216,36 @@ def _by_layer(attended: Sequence[Attended]) -> list[tuple[Kind, list[Attended]]]
     found: list[tuple[Kind, list[Attended]]] = []
     for each in attended:
         is_beside = found and found[-1][0] == each.kind
-        if is_beside and not any(_hangs_on(each.raw, before.raw) for before in found[-1][1]):
+        if is_beside and not any(_hangs_on(each, before) for before in found[-1][1]):
             found[-1][1].append(each)
         else:
             found.append((each.kind, [each]))
     return found
 
 
-def _hangs_on(later: Tensor, earlier: Tensor) -> bool:
-    """Whether a tensor of a graph was computed from another."""
-    goal: Any = earlier.grad_fn
+def _refuse_branches(attended: Sequence[Attended]) -> None:
+    """Refuse a model whose layers are no chain, each upon the one before: as two encoders of one text.
+
+    Raises:
+        MethodError: names two layers.
+    """
+    last: dict[Kind, list[Attended]] = {}
+    for kind, layer in _by_layer(attended):
+        for before in last.get(kind, []):
+            lost = next((each for each in layer if not _hangs_on(each, before)), None)
+            if lost is not None:
+                raise MethodError(
+                    f"the attention in {lost.path} does not see what that in {before.path} gives, as where two "
+                    "encoders read one text, so a product of their maps says nothing of the model; use attnlrp or lrp"
+                )
+        last[kind] = layer
+
+
+def _hangs_on(later: Attended, earlier: Attended) -> bool:
+    """Whether attention was computed from what other attention gave."""
+    goal: Any = earlier.raw.grad_fn
     oldest = goal._sequence_nr()
-    waiting: list[Any] = [later.grad_fn]
+    waiting: list[Any] = [each.grad_fn for each in (later.raw, later.values) if each.grad_fn is not None]
     seen: set[Any] = set(waiting)
     while waiting:
         node = waiting.pop()
