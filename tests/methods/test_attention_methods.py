@@ -1074,3 +1074,36 @@ def test_two_encoders_of_one_text_are_refused(method):
     assert Explainer(Branches(False), task=Task.CLASSIFICATION)(IDS, 1, method=method).relevance.sum() > 1e-6
     with pytest.raises(MethodError, match=r"second.0 does not see what that in first.0 gives, as where two encoders"):
         Explainer(Branches(True), task=Task.CLASSIFICATION)(IDS, 1, method=method)
+
+
+class OverFeatures(torch.nn.Module):
+    """A classifier of attention over the tokens, over the features of each head, and over the tokens again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = OfHeads(None, True, False).layers
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed, self.qkv, self.head = (
+                torch.nn.Embedding(31, 16),
+                torch.nn.Linear(16, 48),
+                torch.nn.Linear(16, 3),
+            )
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids):
+        x = self.first(self.embed(input_ids))
+        q, k, v = (each.unflatten(-1, (4, 4)).permute(0, 2, 3, 1) for each in self.qkv(x).chunk(3, -1))
+        x = x + ((q @ k.mT).softmax(-1) @ v).permute(0, 3, 1, 2).flatten(2)
+        return self.head(self.last(x)[:, -1])
+
+
+@pytest.mark.parametrize("tokens", [3, 4, 5])
+@pytest.mark.parametrize("method", [*OF_MAPS, "atman"])
+def test_attention_over_features_is_refused_whatever_the_length(method, tokens):
+    """Of as many tokens as a head has features it once went for attention over the tokens."""
+    with pytest.raises(MethodError, match=r"places that are not the tokens|or mixes them"):
+        Explainer(OverFeatures(), task=Task.CLASSIFICATION)(IDS[:tokens], 1, method=method)

@@ -108,6 +108,8 @@ class Attentions(Tap):
         attended: the attention over the tokens, in the order of the forward pass.
         of_tokens: of the modules whose attention is as wide as the tokens, whether it is the tokens'; empty where the
             model is given nothing else.
+        is_square: whether some values are as wide as there are tokens, so that their sizes do not tell attention over
+            tokens from that over features.
     """
 
     def __init__(
@@ -139,8 +141,10 @@ class Attentions(Tap):
         self._heads_first = ""  # where heads were put before the rows of the batch
         # what check_places() looks at: the values of the first attention, or of the last, and of which tokens
         self._values: dict[Kind, tuple[str, Tensor, list[Tensor]]] = {}
+        self._squares: list[tuple[str, Tensor, list[Tensor]]] = []  # what check_features() looks at
         self._beside: list[tuple[str, Tensor]] = []  # what attention gives that is not over the tokens alone, and why
         self.attended: list[Attended] = []
+        self.is_square = False
 
     def begin(self, run: Running) -> None:
         """The run whose attention is looked at."""
@@ -192,6 +196,20 @@ class Attentions(Tap):
                 raise MethodError(
                     f"before the attention in {path} the model puts the tokens into other places, as where it moves "
                     "them one on behind a vector of its own, or mixes them; use attnlrp or lrp"
+                )
+
+    def check_features(self) -> None:
+        """Refuse a model in which features look at features, of as many tokens as there are features: where what
+        attention gives is a constant, the values have the tokens at their places, but as columns.
+
+        Raises:
+            MethodError: names the attention.
+        """
+        for path, values, tokens in self._squares:
+            if any(_is_moved(values, each) and not _is_moved(values.mT, each) for each in tokens):
+                raise MethodError(
+                    f"the attention in {path} is over {values.shape[-2]} places that are not the tokens, but features "
+                    "of theirs; use attnlrp or lrp"
                 )
 
     def check_beside(self, gradient_of: Callable[[Tensor], Tensor]) -> None:
@@ -394,12 +412,15 @@ class Attentions(Tap):
                 f"{self._reordered} puts the tokens into another order, in which the attention in {self._run.where()} "
                 "may look at them; use attnlrp or lrp"
             )
+        self.is_square = self.is_square or values.shape[-1] == values.shape[-2]
         if self._factors is None and not self._run.replaying:
             self.attended.append(Attended(self._run.where(), kind, raw, self._batch, values))
             is_first = kind not in {each.kind for each in self.attended[:-1]}
             if kind != "cross" and values.requires_grad and (is_first or self._is_apart):
                 tokens = [each.value for each in self._run.sources if each.is_of_tokens and each.value.ndim == 3]
                 self._values[kind] = self._run.where(), values, [each for each in tokens if each.requires_grad]
+                if self._is_apart and values.shape[-1] == values.shape[-2]:
+                    self._squares.append(self._values[kind])
 
     def _factor(self, kind: Kind, scores: Tensor) -> Tensor | None:
         """What the scores ``[…, Q, K]`` are multiplied with, for each row of them."""

@@ -9,7 +9,7 @@ import torch
 
 from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
-from lrpx.methods._attention_maps import attentions_of, refuse_layers_without
+from lrpx.methods._attention_maps import attentions_of, refuse_layers_without, refuse_mixers
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._embedded import embeddings_of
 from lrpx.methods._refusals import (
@@ -185,4 +185,6 @@ def _of_tokens(model: BoundModel, questions: Questions, tokens: tuple[int, ...] 
         refuse_layers_without(model, tap.attended)
         for _ in ran.explained():
             tap.check_beside(ran.trace.gradient_of)
-        return tap.of_tokens if questions.rows[0].arguments else None
+    if tap.is_square:
+        refuse_mixers(model, questions, of_features=True)
+    return tap.of_tokens if questions.rows[0].arguments else None

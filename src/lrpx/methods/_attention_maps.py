@@ -155,9 +155,10 @@ PLACES = replace(GRADIENT, name="places", norm=rules.constant)
 residual stream so."""
 
 
-def refuse_mixers(model: BoundModel, questions: Questions) -> None:
+def refuse_mixers(model: BoundModel, questions: Questions, *, of_features: bool = False) -> None:
     """Refuse a model in which something else than attention mixes tokens before the last attention, or puts them into
-    other places, in a pass of the longest row in which what attention gives is a constant.
+    other places, in a pass of the longest row in which what attention gives is a constant; ``of_features``: only one in
+    which features look at features.
 
     Raises:
         MethodError: says before which attention.
@@ -170,7 +171,9 @@ def refuse_mixers(model: BoundModel, questions: Questions) -> None:
     ) as ran:
         tap = ran.trace.tap(Attentions)
         assert tap is not None
-        tap.check_places()
+        tap.check_features()
+        if not of_features:
+            tap.check_places()
 
 
 def _refuse_others(model: BoundModel, attended: Sequence[Attended]) -> None:
