@@ -1107,3 +1107,30 @@ def test_attention_over_features_is_refused_whatever_the_length(method, tokens):
     """Of as many tokens as a head has features it once went for attention over the tokens."""
     with pytest.raises(MethodError, match=r"places that are not the tokens|or mixes them"):
         Explainer(OverFeatures(), task=Task.CLASSIFICATION)(IDS[:tokens], 1, method=method)
+
+
+class OfTorch(torch.nn.Module):
+    """A language model of one layer of torch's own attention."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed, self.head = torch.nn.Embedding(31, 16), torch.nn.Linear(16, 31)
+            self.attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+        self.double().eval()
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        return self.head(x + self.attention(x, x, x, attn_mask=later)[0])
+
+
+def test_atman_of_torchs_own_attention_runs_as_many_copies_as_there_are_tokens():
+    """Its queries, keys and values are copied as ``[3, T, B, d]``, which of ``T`` rows looks like heads before rows."""
+    explain = Explainer(OfTorch(), task=Task.CAUSAL)
+    alone, together = (explain(IDS, 4, method=AtMan(batch_size=size)).relevance for size in (1, 32))
+    near(together, alone, 1e-12)

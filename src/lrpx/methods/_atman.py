@@ -164,7 +164,9 @@ class AtMan(Method):
             used.append(Attentions(len(rows), (tokens,) if tokens else batch.widths, kinds, known=known))
             return used[:]
 
-        values = model.values(questions, taps=taps, batch_size=self.batch_size)
+        # fewer rows than tokens, or nothing tells the two apart where torch's own attention has tokens before rows
+        size = max(1, min(self.batch_size, factors.shape[1] - 1))
+        values = model.values(questions, taps=taps, batch_size=size)
         used.pop().check()
         return values
 
