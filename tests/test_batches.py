@@ -540,6 +540,22 @@ def test_a_model_that_reads_padding_runs_row_by_row(build):
         assert_same(many, explain(ids, **how))
 
 
+def test_a_classifier_that_does_not_look_at_the_token_beside_the_padding():
+    """Attention that is all or nothing: what the first token says of the trial's text has nothing of its last token."""
+    sizes = {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32, "use_bottleneck": False}
+    wide = {"vocab_size": 60, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_labels": 3}
+    config = tf.MobileBertConfig(**tiny.SIZES | sizes | wide)
+    model = tiny.build(tf.MobileBertForSequenceClassification, config, "sdpa").float()
+    draws = torch.Generator().manual_seed(1)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            weight.data = 1.2 * torch.randn(weight.shape, generator=draws) / weight.shape[1] ** 0.5
+    explain, rows = Explainer(model), [[5, 9, 33, 12, 40, 7, 21, 8, 30], [11, 25, 3, 44], [6, 50, 14, 22, 31, 19, 17]]
+    assert not explain.bound.can_batch
+    for many, ids in zip(explain(rows, 1), rows, strict=True):
+        assert_same(many, explain(ids, 1))
+
+
 def test_and_compares_texts_of_one_length_alone():
     explain = Explainer(convbert(tf.ConvBertModel), task=Task.EMBEDDINGS)
     assert explain(([5, 6, 7], [8, 9, 10])).explained.value

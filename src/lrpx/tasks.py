@@ -632,8 +632,10 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     one, as far as a short input tells: a convolution over tokens, as ConvBERT's, reads what is there, and so do
     MobileBERT's embeddings. With padding on the right, a model of transformers that gives one token after another is
     believed, if it has none, and torch's own attention can take the place of its; padding on the left moves the patches
-    that BLT makes of bytes. What draws at random, as Reformer's hashes are, says the same by chance alone. A decoder
-    whose attention was told to look ahead does so only where no mask is needed."""
+    that BLT makes of bytes. A classifier that reads one token may not look at the last, beside the padding, in a short
+    input: so what transformers' models hand their heads is compared token by token, too. What draws at random, as
+    Reformer's hashes are, says the same by chance alone. A decoder whose attention was told to look ahead does so only
+    where no mask is needed."""
     convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
     is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
     is_told = task is Task.CAUSAL and any(getattr(each, "is_causal", None) is False for each in model.modules())
@@ -646,9 +648,17 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end)][:count]
     text = torch.tensor([plain if end is None else [*plain[:-1], end]], device=input_device(model))
     space = (wide - text.shape[1], 0) if side == "left" else (0, wide - text.shape[1])
-    found = []
+    found, states = [], []
+
+    def keep(_: Module, __: Any, output: Any) -> None:
+        state = _named(output, "last_hidden_state")
+        states.extend([state] if isinstance(state, Tensor) else [])
+
     try:
-        with torch.no_grad(), as_it_was(model):
+        with torch.no_grad(), as_it_was(model), hooks() as on:
+            body = getattr(model, "base_model", model) if is_theirs(model) else model
+            if isinstance(body, torch.nn.Module) and body is not model:
+                on.after(body, keep)
             before = torch.get_rng_state()
             for ids, mask in (
                 (text, torch.ones_like(text)),
@@ -671,11 +681,11 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
         return True
     except Exception:  # it takes something else, and a run will say so; or no positions (Reformer)
         return is_theirs(model) and (side == "right" or not found)  # one's own may take fewer tokens: nothing is known
-    alone, padded = found
-    padded = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
-    if alone.shape != padded.shape:
-        return True
-    return not draws and _is_close(alone, padded, weight.dtype)
+    for alone, padded in (found, states) if len(states) == len(found) else (found,):
+        real = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
+        if alone.shape == real.shape and (draws or not _is_close(alone, real, weight.dtype)):
+            return False
+    return True
 
 
 def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[str, Tensor], pad_id: int) -> bool:
