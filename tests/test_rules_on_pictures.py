@@ -238,6 +238,42 @@ def test_a_gate_may_stand_on_either_side_of_what_attention_gives():
     assert torch.allclose(found(lambda given, gate: gate * given), first, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["attnlrp-vit", "attnlrp"])
+def test_exponentials_that_einsum_multiplies_before_they_are_divided(method):
+    """Attention is attention, and its layers projections, as where the softmax is one function."""
+
+    class Written(torch.nn.Module):
+        def __init__(self, attend):
+            super().__init__()
+            torch.manual_seed(0)
+            self.attend, self.embedding = attend, torch.nn.Embedding(20, 16)
+            self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
+            self.head = torch.nn.Linear(16, 20)
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def forward(self, input_ids):
+            x = self.embedding(input_ids)
+            q, k, v = (layer(x).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            given = self.attend(q @ k.mT / 2, v)
+            return self.head(x + self.out(given.transpose(1, 2).flatten(2)))
+
+    def late(equation):
+        def attend(scores, v):
+            e = torch.exp(scores - scores.amax(-1, keepdim=True))
+            return torch.einsum(equation, e, v) / e.sum(-1, keepdim=True)
+
+        return attend
+
+    def found(attend):
+        return Explainer(Written(attend).double().eval(), task=Task.CAUSAL)([3, 5, 7, 9], 4, method=method).relevance
+
+    expected = found(lambda scores, v: scores.softmax(-1) @ v)
+    for equation in ("bhij,bhjd->bhid", "...ij,...jd->...id"):
+        assert torch.allclose(found(late(equation)), expected, rtol=0, atol=1e-12)
+
+
 SIZES = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 RELATIVE = {
     "deberta": (

@@ -382,7 +382,20 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return softmax
     has_bias = run.asks_for_weights and len(operands) == 2
     out = _product_of_several(run, "einsum", op, operands, _einsum_dims(equation, operands) if has_bias else ((), ()))
-    return _exponentials.multiplied(run, op, out, *operands) if run.has_scales and len(operands) == 2 else out
+    if not run.has_scales or len(operands) != 2:
+        return out
+    a, b = operands
+    again = (lambda a: product_of_two(run, op, a, b)) if _is_of_rows(equation, operands) else None
+    return _exponentials.multiplied(run, op, out, a, b, again)
+
+
+def _is_of_rows(equation: str, operands: Sequence[Tensor]) -> bool:
+    """Whether a product of two is ``a @ b``: rows of ``a``, of which not all are in ``b``, by columns of ``b``."""
+    given, result = spelled(equation, operands).split("->")
+    a, b = given.split(",")
+    rows, columns = a[:-1], result[-1:]
+    is_product = bool(columns) and result == rows + columns and columns not in a and a[-1:] in b
+    return is_product and set(b) < set(a + columns) and len(set(a)) == len(a) and len(set(b)) == len(b)
 
 
 def _einsum_dims(equation: str, operands: Sequence[Tensor]) -> Dims:
