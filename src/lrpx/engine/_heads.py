@@ -112,6 +112,21 @@ class Heads(Tap):
                 f"moves them one on behind a vector of its own, or mixes them{why}"
             )
 
+    def check_end(self, values: Tensor) -> None:
+        """Refuse a model that reads what stands in the stream before the last sum past that.
+
+        Args:
+            values: what is explained, in the graph.
+
+        Raises:
+            MethodError: it does.
+        """
+        if self._is_bypassed(values):
+            raise MethodError(
+                "what the layers are given, or some of them add, is read past the last of them, too, as by a skip to the "
+                "output, so the prediction cannot be followed along a single residual stream; use attnlrp or lrp"
+            )
+
     def _is_moved(self) -> bool:
         """Whether a token's embedding, or what a layer has added to it, is in the stream at other places."""
         tokens, end = self._tokens, self._end

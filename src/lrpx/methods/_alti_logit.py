@@ -114,6 +114,9 @@ class AltiLogit(Method):
         streams: list[_Stream] = []
         ledgers: list[Ledger] = []
         with model.traced(questions, self.recipe, ledger=ledger, heads=True) as ran:
+            assert ran.trace.heads is not None
+            if any(method.what == "alti" for method in methods):  # the others' parts are gradients, of whatever is read
+                ran.trace.heads.check_end(ran.answers.values)
             for _ in ran.explained():
                 with torch.no_grad():  # only the model's own pass needs a graph
                     streams.append(_Stream.read(ran.trace))

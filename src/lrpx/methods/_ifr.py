@@ -98,6 +98,8 @@ class InformationFlow(Method):
             refuse_ledger(method, ledger)
         rounds: list[Tensor] = []
         with model.traced(questions, recipes.ALTI_LOGIT, heads=True) as ran:
+            assert ran.trace.heads is not None
+            ran.trace.heads.check_end(ran.answers.values)
             for chosen in ran.explained():
                 read = read_at(ran.trace)
                 if not bool(read[[ran.questions.asked[i].row for i in chosen]].any(-1).all()):
