@@ -123,8 +123,8 @@ class Heads(Tap):
         """
         if self._is_bypassed(values):
             raise MethodError(
-                "what the layers are given, or some of them add, is read past the last of them, too, as by a skip to the "
-                "output, so the prediction cannot be followed along a single residual stream; use attnlrp or lrp"
+                "what the layers are given, or some of them add, is read past the last of them, too, as by a skip to "
+                "the output, so the prediction cannot be followed along a single residual stream; use attnlrp or lrp"
             )
 
     def _is_moved(self) -> bool:
