@@ -17,7 +17,7 @@ from lrpx.benchmarks._circuits_report import FRACTIONS, cmd, cpr, recovery
 from lrpx.benchmarks._pairs import INSIDE
 from lrpx.benchmarks._patching import Patching, pearson, spearman
 from lrpx.benchmarks._summary import select
-from lrpx.errors import DataError, InputError, MethodError
+from lrpx.errors import DataError, InputError, MethodError, ModelError
 from lrpx.model import BoundModel, Spec
 from lrpx.recipes import GRADIENT, RELP
 
@@ -215,6 +215,14 @@ def test_what_is_no_pair_is_refused(bundled: BoundModel, tmp_path: Any) -> None:
     few = Circuits(data=str(path))
     with pytest.raises(InputError, match="give a smaller scored_on"):
         few.samples(few.read(), bundled)
+
+
+@pytest.mark.parametrize("benchmark", [Patching(), Circuits()])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_refused(benchmark: Any, dtype: str) -> None:
+    """Most parts move the value by less than it is rounded to there, and the truth would be rounding."""
+    with pytest.raises(ModelError, match=f"runs in {dtype}, .* {benchmark.name} would measure rounding; .* float32"):
+        Run(benchmark, Spec(dtype=dtype).build(), ["lrp"])
 
 
 def test_answers_inside_words_are_told(bundled: BoundModel, tmp_path: Any) -> None:

@@ -14,7 +14,7 @@ from lrpx._data.agreement import Dropped
 from lrpx._data.ioi import ioi_pairs
 from lrpx._data.minimal_pairs import MinimalPair, agreement_pairs, read_pairs
 from lrpx.benchmarks._contract import Benchmark, Samples, Source, file_of
-from lrpx.errors import InputError, MethodError, TargetError
+from lrpx.errors import InputError, MethodError, ModelError, TargetError
 from lrpx.methods._backward import Backward, value_times_gradient
 from lrpx.patching import Pair, pair_of
 from lrpx.questions import Question, Questions
@@ -138,6 +138,17 @@ class Pairs(Benchmark[PairSample]):
             Coefficients("attribution-patching", recipes.GRADIENT, label="attribution patching"),
             Coefficients("eap-ig", recipes.GRADIENT, label=f"EAP-IG, {STEPS} steps", steps=STEPS),
         )
+
+    def check_model(self, model: BoundModel) -> None:
+        """See :meth:`Benchmark.check_model <lrpx.benchmarks.Benchmark.check_model>`; a model in half precision is
+        refused, whose rounding moves the value as far as most parts do.
+        """
+        super().check_model(model)
+        if "float16" in model.precision:
+            raise ModelError(
+                f"{type(model.module).__name__} runs in {model.precision}, where rounding moves the value as far as "
+                f"patching most of its parts does, so {self.name} would measure rounding; pass --dtype float32"
+            )
 
     def check_methods(self, methods: Sequence[Method]) -> None:
         """Refuse methods that are no coefficients."""
