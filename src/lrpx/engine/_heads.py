@@ -113,7 +113,8 @@ class Heads(Tap):
             )
 
     def check_end(self, values: Tensor) -> None:
-        """Refuse a model that reads what stands in the stream before the last sum past that.
+        """Refuse a model that reads what stands in the stream before the last sum past that; and first what
+        :meth:`check` refuses.
 
         Args:
             values: what is explained, in the graph.
@@ -121,6 +122,7 @@ class Heads(Tap):
         Raises:
             MethodError: it does.
         """
+        self.check()
         if self._is_bypassed(values):
             raise MethodError(
                 "what the layers are given, or some of them add, is read past the last of them, too, as by a skip to "
