@@ -299,6 +299,17 @@ def test_what_is_refused(command, name):
     assert "Traceback" not in err + out
 
 
+@pytest.mark.parametrize("option", ["--json", "--html"])
+@pytest.mark.parametrize("name", ["rank", "flow"])
+def test_no_file_is_called_dash(name, option, command, tmp_path, monkeypatch):
+    """A file of that name was written, where ``explain`` writes to standard output."""
+    monkeypatch.chdir(tmp_path)
+    code, _, said = command(name, "The doors of the house", option, "-")
+    assert code == 2
+    assert "nothing to standard output by -; name a file" in " ".join(said.split())
+    assert not list(tmp_path.iterdir())
+
+
 def test_json_is_json(command, tmp_path):
     command("rank", "The doors", "--top", 2, "--json", tmp_path / "n.json")
     assert len(json.loads((tmp_path / "n.json").read_text())["rows"]) == 2

@@ -31,16 +31,19 @@ DASH = Path("-")
 """Standard input or output, as the name of a file."""
 
 
-def refuse_unwritable(*paths: Path | None, in_place: bool = False) -> None:
+def refuse_unwritable(*paths: Path | None, in_place: bool = False, or_output: bool = False) -> None:
     """Refuse files that could not be written at the end, before the work begins.
 
     Args:
         paths: the files; None is left out.
         in_place: whether lines are added to a file that is there; else another takes its place, in its folder.
+        or_output: whether ``-`` stands for standard output.
     """
     for path in paths:
-        if path is None or path == DASH:
+        if path is None or (path == DASH and or_output):
             continue
+        if path == DASH:
+            raise ResultFileError("this command writes nothing to standard output by -; name a file")
         real = Path(os.path.realpath(path))
         if real.is_symlink():
             raise ResultFileError(f"cannot write {path}: it is a link to itself; choose another path")

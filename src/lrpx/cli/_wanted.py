@@ -85,7 +85,7 @@ class Wanted:
             LRPxError: options that exclude each other, a file that is missing or cannot be written, an empty text.
         """
         self._check_options()
-        refuse_unwritable(self.html, self.json, self.save, in_place=self.texts is not None)
+        refuse_unwritable(self.html, self.json, self.save, in_place=self.texts is not None, or_output=True)
         for name in self.methods:
             if name.endswith(".json"):
                 _check_recipe(Path(name))
