@@ -349,6 +349,35 @@ def test_texts_that_sentence_transformers_reads_by_a_chat_template(encoder, piec
     assert Explainer(model)(PAIR).explained.value == pytest.approx(float(a @ b), abs=1e-6)
 
 
+def test_hidden_states_of_another_layer_are_refused(encoder, piece_tokenizer, tmp_path):
+    """sentence-transformers pools what its modality_config says, and the last layer's are explained here."""
+    package = pytest.importorskip("sentence_transformers")
+    models = pytest.importorskip("sentence_transformers.models")
+    folder = saved(tmp_path, encoder, piece_tokenizer, {"pooling_mode": "mean"}, ("Transformer", "Pooling"))
+    plain = Explainer.from_pretrained(folder)(PAIR)
+    told = {"text": {"method": "forward", "method_output_name": ["hidden_states", 1]}}
+    about = {"modality_config": told, "module_output_name": "token_embeddings"}
+    try:
+        transformer = models.Transformer(str(folder), model_kwargs={"dtype": torch.float64}, **about)
+    except TypeError:
+        pytest.skip("this sentence-transformers pools the last hidden states alone")
+    model = package.SentenceTransformer(
+        modules=[transformer, models.Pooling(encoder.config.hidden_size, "mean")], device="cpu"
+    )
+    a, b = model.encode(list(PAIR), convert_to_tensor=True)
+    assert float(torch.cosine_similarity(a, b, dim=0)) != pytest.approx(plain.explained.value, abs=1e-2)
+    with pytest.raises(ModelError, match=r"its embeddings of its model's hidden_states\.1; pass pooling='mean', say"):
+        Explainer(model)
+    torch.testing.assert_close(Explainer(model, pooling="mean")(PAIR).relevance, plain.relevance, rtol=0, atol=1e-12)
+    (folder / "sentence_bert_config.json").write_text(json.dumps(about))
+    with pytest.raises(ModelError, match=r"its model's hidden_states\.1, says its sentence_bert_config\.json; pass"):
+        Explainer.from_pretrained(folder)
+    told["text"] = {"method": "forward", "method_output_name": "last_hidden_state"}
+    (folder / "sentence_bert_config.json").write_text(json.dumps(about))
+    assert Explainer.from_pretrained(folder)(PAIR) == plain
+    assert Explainer(model)(PAIR).explained.value == pytest.approx(plain.explained.value, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("pooling", "modules", "said"),
     [

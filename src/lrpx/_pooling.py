@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
@@ -13,7 +14,7 @@ import torch
 from lrpx.errors import InputError, ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from torch import Tensor
 
@@ -114,6 +115,7 @@ def pooling_of(given: Any, name: Any, options: Mapping[str, Any], tokenizer: Any
         )
     reading, about = _reading(name, options)
     _refuse_chats(name, about.get("modality_config"), f", says its {reading}")
+    _refuse_other_states(name, about.get("modality_config"), f", says its {reading}")
     longest = about.get("max_seq_length") or getattr(tokenizer, "model_max_length", None)
     found = _known(name, said, cut(name, about.get("processing_kwargs"), longest), ", say its files")
     found = replace(found, lowers=bool(about.get("do_lower_case")), dims=asked.get("truncate_dim"))
@@ -147,6 +149,7 @@ def pooling_in(encoder: Any) -> Pooling:
         )
     transformer = parts["Transformer"]
     _refuse_chats(f"the {name}", getattr(transformer, "modality_config", None), "")
+    _refuse_other_states(f"the {name}", getattr(transformer, "modality_config", None), "")
     longest = cut(f"the {name}", getattr(transformer, "processing_kwargs", None), encoder.max_seq_length)
     found = _known(f"the {name}", _kinds(parts["Pooling"].get_config_dict()), longest, "")
     found = replace(found, dims=getattr(encoder, "truncate_dim", None))
@@ -234,6 +237,17 @@ def _refuse_chats(name: Any, kinds: Any, where: str) -> None:
     """Refuse what reads texts as messages: whatever else it reads, it does so where it can."""
     if "message" in (kinds or ()):
         raise ModelError(f"{name} reads each text as a chat's message, by a chat template{where}; {MEND}")
+
+
+def _refuse_other_states(name: Any, kinds: Any, where: str) -> None:
+    """Refuse what pools something else than a forward pass of its model gives: an inner layer's hidden states, say."""
+    told = kinds.get("text") if isinstance(kinds, Mapping) else None
+    told = told if isinstance(told, Mapping) else {}
+    method, found = told.get("method", "forward"), told.get("method_output_name", "last_hidden_state")
+    steps = [found] if found is None or isinstance(found, str) else list(found)
+    if method != "forward" or steps not in (["last_hidden_state"], ["logits"]):
+        what = ".".join(str(each) for each in (*steps, method) if each not in (None, "forward"))
+        raise ModelError(f"{name} makes its embeddings of its model's {what}{where}; {MEND}")
 
 
 def _known(name: Any, said: list[str], longest: Any, where: str) -> Pooling:
