@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import transformers as tf
 
 import lrpx
 from lrpx.errors import InputError, MethodError, ModelError, ResultFileError, TargetError
@@ -189,6 +190,30 @@ def test_as_many_texts_as_tokens_where_the_tokens_come_before_the_rows(kind, nam
         for row in explainer.neurons(text, 3, **how):
             found[row.path, row.unit] -= row.relevance / len(texts)
     assert max(map(abs, found.values())) < 1e-6  # sums are kept in float32
+
+
+@pytest.mark.parametrize("kind", ["keys", "values"])
+def test_what_several_layers_read_is_ranked_once(kind):
+    """Gemma's last layers read the keys and values of layers before them."""
+    sizes = {"num_hidden_layers": 3, "num_key_value_heads": 2, "head_dim": 4, "global_head_dim": 4}
+    shared = {"hidden_size_per_layer_input": 4, "num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 3}
+    model = tiny.build(
+        tf.Gemma4ForCausalLM, tf.Gemma4TextConfig(**{**tiny.SIZES, **sizes, **shared}, vocab_size_per_layer_input=31)
+    )
+    explainer = lrpx.Explainer(model)
+    found = explainer.neurons(IDS, 5, kind=kind, top=10**6)
+    paths = [f"model.layers.{layer}.self_attn.{kind[0]}_proj" for layer in range(2)]
+    with lrpx.propagate(model, ATTNLRP) as trace:
+        value = model(input_ids=torch.tensor([IDS])).logits[0, -1, 5]
+    trace.explain(value)
+    expected = {(layer, path): float(trace.relevance(path).sum()) for layer, path in enumerate(paths)}
+    sums = dict.fromkeys(expected, 0.0)
+    for row in found:
+        sums[row.layer, row.path] += row.relevance
+    assert found.count == len(found) == 2 * 8 * len(IDS)
+    assert sums == pytest.approx(expected, rel=0, abs=1e-9)
+    means = explainer.neurons([IDS, IDS], 5, kind=kind, top=10**6)
+    assert sorted((row.path, row.unit) for row in means) == [(path, unit) for path in paths for unit in range(8)]
 
 
 def test_an_encoders_and_a_decoders_tokens_are_told_apart():

@@ -231,7 +231,7 @@ def tokens_of(row: Row, at: Sequence[int]) -> list[int]:
 
 def places_of(model: BoundModel, questions: Questions, kind: Kind, recipe: Recipe) -> tuple[Place, ...]:
     """The places of a model's units, found on a few tokens, or else on the very first input; of a branch the last of
-    it, behind a norm that it has there.
+    it, behind a norm that it has there. Keys and values that several layers read are those of the first alone.
 
     Raises:
         MethodError: there are none; or no module gives what stands behind that norm, and its plain gradient would have
@@ -247,7 +247,10 @@ def places_of(model: BoundModel, questions: Questions, kind: Kind, recipe: Recip
             f"what {hidden.name} gives goes through a norm that no module is, before which its plain gradient sums to "
             "nothing; use attnlrp or lrp, or make the norm a module"
         )
-    return tuple(place.behind or place for place in found)
+    each: dict[tuple[object, ...], Place] = {}
+    for place in (place.behind or place for place in found):
+        each.setdefault((place.path, place.side, place.call, place.columns), place)
+    return tuple(each.values())
 
 
 # ------------------------------------------------------------------------- many texts
