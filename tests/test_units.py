@@ -998,3 +998,52 @@ def test_a_norm_behind_a_branch_that_no_module_gives(kind: str) -> None:
     assert max(abs(unit.relevance) for unit in explain.neurons(ids, 2, kind=kind, method="gradient-x-input")) > 1e-3
     with pytest.raises(MethodError, match=r"goes through a norm that no module is, before which its plain gradient"):
         lrpx.Explainer(inside, task=lrpx.Task.CAUSAL).neurons(ids, 2, kind=kind, method="gradient-x-input")
+
+
+class WithFirstValues(nn.Module):
+    """A layer whose values are mixed with those of the first one."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.share = share
+
+    def forward(self, x: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        first = v if first is None else first
+        given = (1 - self.share) * v + self.share * first if self.share else v
+        read = ((q @ k.mT / 2).softmax(-1) @ given).transpose(1, 2)
+        return x + self.o(read.flatten(2)), first
+
+
+class OfFirstValues(nn.Module):
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
+        self.layers = nn.ModuleList(WithFirstValues(share) for _ in range(2))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x, first = self.table(input_ids), None
+        for layer in self.layers:
+            x, first = layer(x, first)
+        return self.head(x)
+
+
+def test_values_of_some_layers_alone_are_refused() -> None:
+    """Those that are added to the first layer's are no linear layer's; only the first layer's were ranked, as all."""
+    plain = places(OfFirstValues(0.0).eval(), "values")
+    assert [place.path for place in plain] == ["layers.0.v", "layers.1.v"]
+    model = OfFirstValues(0.5).eval()
+    assert len(places(model, "heads")) == len(places(model, "queries")) == 2
+    with pytest.raises(MethodError, match=r"the values of the attention in layers\.1 of OfFirstValues are not"):
+        places(model, "values")
+
+
+def test_queries_of_some_layers_alone_are_refused() -> None:
+    """Llama 4 turns queries and keys as complex numbers in some of its layers, and only the others' are seen."""
+    (llama4,) = choose(["llama4_text"], "causal-lm")
+    with pytest.raises(MethodError, match=r"the queries of the attention in model\.layers\.0\.self_attn of Llama4"):
+        places(tiny_model(llama4), "queries")

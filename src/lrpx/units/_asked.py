@@ -28,7 +28,7 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
 
     Raises:
         MethodError: there are none, or the model computes some of them inside a module (experts in one tensor), where
-            nothing can be read or written.
+            nothing can be read or written; or some queries, keys or values are those of no linear layer.
         ModelError: it is in training mode, or nobody knows what it takes.
 
     >>> from lrpx.model import Spec
@@ -47,6 +47,12 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
             "several layers read them, and others elsewhere; ask for other units, or for those alone that "
             f"{chosen[0].path} is given: "
             'trace.relevance(path, of="input"), lrpx.intervene of (path, "input")'
+        )
+    if chosen and kind in found.unknown:
+        raise MethodError(
+            f"the {TITLES[kind]} of the attention in {found.unknown[kind]} of {type(model).__name__} are not seen to "
+            "be what one linear layer gives, as where those of another layer are added to them, and those of the other "
+            "layers are not all; ask for other units, or for a module's relevance by its path: trace.relevance(path)"
         )
     if not chosen:
         inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)

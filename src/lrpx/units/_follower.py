@@ -142,6 +142,7 @@ class Follower(Tap):
         self._running: list[tuple[str, int]] = []
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
+        self.unknown: dict[Kind, str] = {}  # where attention is given what no linear layer is seen to give
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
@@ -289,6 +290,7 @@ class Follower(Tap):
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
         for kind, name in zip(READS, ("query", "key", "value"), strict=True):
             self._features(kind, _mark_of(given[name]))
+            self._note_unknown(kind, given[name])
         return self._heads(out, _along(out, -3)) if out.ndim == 4 else out
 
     def _heads(self, out: Tensor, index: Tensor) -> Tensor:
@@ -308,6 +310,7 @@ class Follower(Tap):
         made_of = _weights(args[0], left) if out.ndim > 2 else None
         if made_of is not None:
             self._attends(made_of, right)
+            self._note_unknown("values", args[1])
             heads = _along(out, -3)
             if out.ndim == 3:  # the heads of each row of the batch, one row after another
                 heads = heads % (len(out) // self._run.sources[0].value.shape[0])
@@ -362,6 +365,7 @@ class Follower(Tap):
         if label[-1] in result or not heads:
             return _with(out, _Mark("heads", torch.full_like(out, -1, dtype=torch.int64, requires_grad=False)))
         self._attends(read[weights] or (), _ordered(marks[1 - weights], values, common))
+        self._note_unknown("values", two[1 - weights])
         index = _along(out, result.index(heads) - len(result))
         if len(label) == 3:  # the heads of each row of the batch, one row after another
             index = index % max(out.shape[result.index(heads)] // self._run.sources[0].value.shape[0], 1)
@@ -447,6 +451,13 @@ class Follower(Tap):
         all_of_them = len(columns) == made.shape[-1]
         place = Place(0, mark.path, "output", kind, len(columns), 1, None if all_of_them else columns, call)
         self._seen[at : at + 1] = [(replace(place, heads=_heads_of(indices, columns, mixed)), 0, 0, layer)]
+
+    def _note_unknown(self, kind: Kind, x: Any) -> None:
+        """Note of what attention is given of the input that is not seen to be one linear layer's, as values to which
+        those of another layer were added; not of what is laid out in blocks."""
+        mark = _mark_of(x)
+        if any_carries(x) and x.ndim < 5 and (mark is None or mark.kind != "linear"):
+            self.unknown.setdefault(kind, self._here())
 
     def _rearranged(
         self, call: Call, name: str, marks: list[_Mark | None], out: Any, proceed: Callable[..., Any]

@@ -22,7 +22,7 @@ from lrpx.engine._running import CACHES, is_running
 from lrpx.errors import LRPxError, ModelError
 from lrpx.recipes import GRADIENT
 from lrpx.units._follower import Follower
-from lrpx.units._place import Place, own_paths
+from lrpx.units._place import Kind, Place, own_paths
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +40,7 @@ class _Found:
     modules: tuple[str, ...]
     places: tuple[Place, ...]
     inside: dict[str, str]
+    unknown: dict[Kind, str]
     experts: tuple[str, ...]
     calls: Mapping[str, int]
     turned: frozenset[tuple[str, Side]]
@@ -121,6 +122,7 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
         modules,
         found,
         follower.inside,
+        follower.unknown,
         experts,
         follower.calls,
         turned=frozenset(follower.turned),
