@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch._C._dynamo.eval_frame import get_eval_frame_callback
 from torch._C._functorch import peek_interpreter_stack
 from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
@@ -22,7 +23,7 @@ from lrpx.engine._plain import plain
 from lrpx.engine._table import TABLE
 from lrpx.engine._taps import Call
 from lrpx.engine._tensors import LISTS, NUMBERS, TRANSPOSES, any_carries, as_own, carries, has_foreign, is_tensor
-from lrpx.errors import UnknownOperationError
+from lrpx.errors import TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
     from lrpx.engine._operation import Operation
@@ -118,6 +119,7 @@ class RuleMode(TorchFunctionMode):
             or newest() != last
             or hooks_of_saved(False) is not None
             or peek_interpreter_stack() is not None
+            or get_eval_frame_callback() is not None
             or not is_grad_enabled()
         ):
             return self._careful(func, types, args, kwargs)
@@ -159,8 +161,17 @@ class RuleMode(TorchFunctionMode):
         return out
 
     def _careful(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call, with all that may have to be asked and done."""
+        """The result of a call, with all that may have to be asked and done.
+
+        Raises:
+            TraceError: it is in code that torch.compile has compiled, as that of a method.
+        """
         run, nodes, name = self.run, self.run.nodes, func.__name__
+        if get_eval_frame_callback() is not None:
+            raise TraceError(
+                f"{run.where()} runs what torch.compile has compiled, where no rule is called; pass the model before its "
+                "methods or functions are compiled, or call torch.compiler.set_stance('force_eager') first"
+            )
         if name == "__get__" and run.is_quick and func.__self__.__name__ not in TRANSPOSES:
             return func(*args)
         row = TABLE.get(name)
