@@ -234,6 +234,7 @@ def test_padding_on_the_left():
 def not_shortened(model, questions, masks, first=0):
     assert model.can_batch  # which is tried once, and runs the model
     model._sees_hidden(questions)  # tried once for a model
+    model._reads_another(questions)
     with counted(model.module) as tokens:
         found = model.values(questions, attention_mask=masks)
     assert sum(tokens) == sum(map(len, masks))

@@ -81,6 +81,33 @@ def told_apart(
     return None
 
 
+def with_another_end(questions: Questions, spare: Sequence[int]) -> tuple[Questions, list[Tensor]] | None:
+    """What tells whether a model still reads the last token where one before it is hidden: a text twice, the second
+    time with another last token, both of them whole; and both again with a token hidden between their ends. None where
+    no text has three tokens.
+
+    Args:
+        questions: about texts, each as a whole.
+        spare: two tokens, of which one is the other last.
+    """
+    for asked in questions.asked:
+        row = questions.rows[asked.row]
+        (first, *others) = row.segments
+        tokens, count = first.tokens, len(first)
+        if others or row.arguments or count < 3:
+            continue
+        other = next(each for each in spare if each != tokens.ids[-1])
+        changed = replace(first, tokens=replace(tokens, ids=(*tokens.ids[:-1], other)))
+        rows = (row, replace(row, segments=(changed,))) * 2
+        whole = torch.ones(count, dtype=torch.int64)
+        hidden = whole.clone()
+        hidden[count // 2] = 0
+        return replace(questions, rows=rows, asked=tuple(replace(asked, row=i) for i in range(4))), [
+            whole, whole, hidden, hidden
+        ]  # fmt: skip
+    return None
+
+
 def worth(masks: Sequence[Tensor]) -> bool:
     """Whether enough is hidden for shorter rows to pay.
 

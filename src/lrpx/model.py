@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
-from lrpx._dropping import can_drop, can_tell, proven, told_apart, without_hidden, worth
+from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end, without_hidden, worth
 from lrpx._holding import holding
 from lrpx._loading import (
     cut_by_whole,
@@ -256,6 +256,7 @@ class BoundModel(Named):
         self._places: dict[torch.Size, Places | None] = {}
         self._dropping: dict[object, tuple[int, float]] = {}
         self._is_seen: bool | None = None
+        self._reads_on: bool | None = None
         self._padded: tuple[float, float] = (7.0, math.inf)  # how far padding changed nothing, and from where it does
 
     def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
@@ -645,6 +646,12 @@ class BoundModel(Named):
                 "a recurrence or a pooling over tokens, so no token can be hidden so; use a method or a perturbation "
                 "that changes the tokens or their embeddings"
             )
+        if masks is not None and self._reads_another(asked):
+            raise ModelError(
+                f"{type(self.module).__name__} counts by its attention_mask which token it reads, and reads one before "
+                "it where a token is hidden, so no token can be hidden so; use a method or a perturbation that changes "
+                "the tokens or their embeddings"
+            )
         return found
 
     def _values(
@@ -722,6 +729,25 @@ class BoundModel(Named):
             lost = lost.maximum(4 * (alone - beside).abs().max())
             self._is_seen = bool((alone[0] - alone[1]).abs().max() > lost)
         return bool(self._is_seen)
+
+    def _reads_another(self, questions: Questions) -> bool:
+        """Whether a model that reads a text as a whole looks at its last token, and no longer where one before that is
+        hidden, as one that pools at ``attention_mask.sum() - 1``. Tried once, on the first text that can tell."""
+        if self._reads_on is None and self.task.reads == "whole":
+            count = tasks.first_weight(self.module).shape[0]
+            spare = [i for i in range(count // 2, count) if i != self.pad_id][:2]
+            found = with_another_end(questions, spare)
+            if found is None:
+                return False
+            try:
+                logits = self._values(*found, None, None, 1, lambda _, __, logits: logits.double(), exactly=True)
+            except (RuntimeError, ValueError, IndexError):  # it reads where a certain token is
+                self._reads_on = True
+                return False
+            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * logits.abs().max()
+            whole, hidden = ((one - other).abs().max() for one, other in (logits[:2], logits[2:]))
+            self._reads_on = not bool(whole > lost >= hidden)
+        return self._reads_on is False
 
     def _says_the_same(self, questions: Questions) -> bool:
         """Whether the model says the same of rows without their hidden tokens. Tried on the longest of them, and known

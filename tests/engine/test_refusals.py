@@ -187,3 +187,42 @@ def test_a_rule_by_signs_is_refused_for_complex_numbers(rule):
     refused = pytest.raises(MethodError, match="complex numbers, which have no signs")
     with refused, propagate(model, replace(ATTNLRP, linear=rule)):
         model(torch.ones(2, 4))
+
+
+class OfCompiled(nn.Module):
+    """A model of which one method, or its forward, is compiled."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(3, 8).double(), nn.Linear(8, 3).double()
+        self.run = torch.compile(self._run, backend="eager") if how == "method" else self._run
+        if how == "forward":
+            self.forward = torch.compile(self.forward, backend="eager")
+
+    def _run(self, x: Tensor) -> Tensor:
+        return self.down(nn.functional.gelu(self.up(x)) * x.sum(-1, keepdim=True).tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("how", ["method", "forward"])
+def test_code_compiled_inside_of_a_model_is_refused(how: str) -> None:
+    """No ``_orig_mod`` tells of it. What dynamo had made of the rules for one recipe answered for the next (up to 5
+    times the largest relevance apart)."""
+    torch._dynamo.reset()
+    model = OfCompiled(how)
+    model(X)
+    for recipe in (LRP, ATTNLRP, ATTNLRP):
+        with pytest.raises(TraceError, match=r"runs what torch\.compile has compiled"), propagate(model, recipe):
+            model(X.clone().requires_grad_())
+    with torch.compiler.set_stance("force_eager"), propagate(model, ATTNLRP) as trace:
+        value = trace.explain(model(X)[0, 0])
+    plain = OfCompiled("")
+    with propagate(plain, ATTNLRP) as expected:
+        expected.explain(plain(X)[0, 0])
+    assert value.isfinite()
+    torch.testing.assert_close(trace.relevance("up", of="input"), expected.relevance("up", of="input"))
+    torch._dynamo.reset()

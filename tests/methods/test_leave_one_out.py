@@ -314,3 +314,33 @@ def test_where_embeddings_are_multiplied_by_the_mask():
     hidden = [each.explained.value - float(each.relevance[2]) for each in found]
     assert abs(hidden[0] - hidden[1]) < 1e-12 < 1e-3 < abs(found[0].explained.value - found[1].explained.value)
     assert "ESM" in (LeaveOneOut.__doc__ or "")
+
+
+class PoolsLast(torch.nn.Module):
+    """A causal classifier that reads its last token: the last of all, or as many as its mask has ones."""
+
+    def __init__(self, by_mask):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.q, self.head = torch.nn.Embedding(20, 8), torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+        self.by_mask = by_mask
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids, attention_mask):
+        x = self.embed(input_ids)
+        admitted = torch.ones(x.shape[1], x.shape[1]).tril().bool() & (attention_mask[:, None] == 1)
+        x = x + (self.q(x) @ x.mT).masked_fill(~admitted, -1e9).softmax(-1) @ x
+        last = attention_mask.sum(1) - 1 if self.by_mask else attention_mask.cumsum(1).argmax(1)
+        return self.head(x[torch.arange(len(x)), last])
+
+
+@pytest.mark.parametrize("given", [[3, 7, 1, 9, 5], [[3, 7, 1, 9, 5], [8, 2, 2, 11], [4, 6]]])
+def test_a_model_that_counts_by_its_mask_which_token_it_reads_is_refused(given):
+    """With a token hidden it reads the one before the last; that was taken for what the hidden token does."""
+    right, wrong = (Explainer(PoolsLast(by).double().eval(), task=Task.CLASSIFICATION) for by in (False, True))
+    right(given, 1, method="leave-one-out")
+    told = "counts by its attention_mask which token it reads, and reads|other tokens see what its attention_mask hides"
+    with pytest.raises(ModelError, match=told):
+        wrong(given, 1, method="leave-one-out")

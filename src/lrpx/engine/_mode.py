@@ -169,8 +169,8 @@ class RuleMode(TorchFunctionMode):
         run, nodes, name = self.run, self.run.nodes, func.__name__
         if get_eval_frame_callback() is not None:
             raise TraceError(
-                f"{run.where()} runs what torch.compile has compiled, where no rule is called; pass the model before its "
-                "methods or functions are compiled, or call torch.compiler.set_stance('force_eager') first"
+                f"{run.where()} runs what torch.compile has compiled, where no rule is called; pass the model before "
+                "its methods or functions are compiled, or call torch.compiler.set_stance('force_eager') first"
             )
         if name == "__get__" and run.is_quick and func.__self__.__name__ not in TRANSPOSES:
             return func(*args)
