@@ -707,14 +707,18 @@ class BoundModel(Named):
             )
         return every
 
+    @property
+    def _spare(self) -> list[int]:
+        """Two tokens to try the model with, out of the middle of its vocabulary."""
+        count = tasks.first_weight(self.module).shape[0]
+        return [i for i in range(count // 2, count) if i != self.pad_id][:2]
+
     def _sees_hidden(self, questions: Questions) -> bool:
         """Whether what the model says hangs on what stands in hidden places that are not read. Tried once, on the first
         text that can tell."""
         if self._is_seen is not None:
             return self._is_seen
-        count = tasks.first_weight(self.module).shape[0]
-        spare = [i for i in range(count // 2, count) if i != self.pad_id][:2]
-        found = told_apart(questions, self.task is Task.CAUSAL, spare)
+        found = told_apart(questions, self.task is Task.CAUSAL, self._spare)
         if found is not None:
             pair, masks, places = found
 
@@ -734,9 +738,7 @@ class BoundModel(Named):
         """Whether a model that reads a text as a whole looks at its last token, and no longer where one before that is
         hidden, as one that pools at ``attention_mask.sum() - 1``. Tried once, on the first text that can tell."""
         if self._reads_on is None and self.task.reads == "whole":
-            count = tasks.first_weight(self.module).shape[0]
-            spare = [i for i in range(count // 2, count) if i != self.pad_id][:2]
-            found = with_another_end(questions, spare)
+            found = with_another_end(questions, self._spare)
             if found is None:
                 return False
             try:

@@ -652,7 +652,8 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
 
     def keep(_: Module, __: Any, output: Any) -> None:
         state = _named(output, "last_hidden_state")
-        states.extend([state] if isinstance(state, Tensor) else [])
+        if isinstance(state, Tensor):
+            states.append(state)
 
     try:
         with torch.no_grad(), as_it_was(model), hooks() as on:

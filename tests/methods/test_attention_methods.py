@@ -1005,20 +1005,14 @@ def test_what_mixes_tokens_beside_attention_is_refused(method):
             Explainer(Mixing(how), task=Task.CAUSAL)(IDS, 4, method=method)
 
 
-class AtDistances(torch.nn.Module):
+class AtDistances(Stable):
     """One attention whose weights multiply embeddings of the distances, too, or are looked at beside it."""
 
     def __init__(self, how):
-        super().__init__()
+        super().__init__(how)
         with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.tokens, self.qkv = torch.nn.Embedding(32, 16), torch.nn.Linear(16, 48)
-            self.distances, self.head = torch.nn.Embedding(16, 4), torch.nn.Linear(16, 32)
-        self.how = how
-        self.double().eval()
-
-    def get_input_embeddings(self):
-        return self.tokens
+            torch.manual_seed(1)
+            self.distances = torch.nn.Embedding(16, 4).double()
 
     def forward(self, input_ids):
         x = self.tokens(input_ids)

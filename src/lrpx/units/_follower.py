@@ -532,9 +532,10 @@ class Follower(Tap):
             )
         else:
             is_scaled = best.kind == "linear" and (kind == "norm" or (kind == "product" and (others or own)))
-        is_norm = best.kind == "linear" and is_scaled and (kind == "norm" or own)
-        best = replace(best, is_normed=True) if is_norm else best
-        return _with(out, replace(best, is_scaled=True) if is_scaled else best)
+        if not is_scaled:
+            return _with(out, best)
+        is_norm = best.kind == "linear" and (kind == "norm" or own)
+        return _with(out, replace(best, is_scaled=True, is_normed=best.is_normed or is_norm))
 
     # -------------------------------------------------------------------- result
 
