@@ -256,6 +256,27 @@ def test_a_model_that_scales_its_embeddings():
     )
 
 
+def test_a_model_that_adds_positions_in_place():
+    """GIT's embedding adds them to what its table of words gives out, which is read before."""
+    (chosen,) = choose(["git"], "causal-lm")
+    model = tiny_model(chosen).double()
+    ids, table = torch.tensor([IDS]), model.get_input_embeddings()
+    with torch.no_grad():
+        whole, x = model(input_ids=ids).logits[0, -1, 4], table(ids)
+        expected = []
+        for i in range(len(IDS)):
+            without = x.clone()
+            without[0, i] = 0.0
+            hook = table.register_forward_hook(lambda *_, without=without: without)
+            expected.append(whole - model(input_ids=ids).logits[0, -1, 4])
+            hook.remove()
+    near(Explainer(model)(IDS, 4, method="occlusion").relevance, expected)
+    near(
+        Explainer(model)(IDS, 4, method=SmoothGrad(sigma=0.0, n_samples=1)).relevance,
+        Explainer(model)(IDS, 4, method="gradient-x-input").relevance,
+    )
+
+
 @pytest.mark.parametrize("method", NAMES)
 def test_seeds(method):
     explain = Explainer(models.tiny_gpt2())

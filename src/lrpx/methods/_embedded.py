@@ -68,7 +68,7 @@ class Embeddings(Tap):
             return None
         number = len(self.read)
         shape = (len(self._batch.rows), self._batch.widths[number]) if number < len(self._batch.widths) else None
-        self.read.append((path, value.detach()))
+        self.read.append((path, value.detach().clone()))  # positions may be added in place, as BLIP and GIT do
         if shape is not None and value.shape[:2] == shape[::-1] != shape:
             raise MethodError(
                 f"the token embedding {path} gives out tokens before rows, {list(value.shape)}, where no values can "
