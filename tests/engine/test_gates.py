@@ -272,6 +272,25 @@ def test_what_the_other_factor_is_made_of_is_no_gate() -> None:
     agree(gated, lambda a, b: F.silu(a).detach() * (F.silu(b) @ THIRD), LRP)
 
 
+SCALED = {
+    "square": (torch.square, torch.square),
+    "times itself": (lambda a: a * a, torch.square),
+    "power": (lambda a: 0.5 * a**2, lambda a: 0.5 * a.square()),
+    "turned": (lambda a: (a.mT**2).mT, torch.square),
+    "relu by a mask": (lambda a: a * (a > 0), torch.relu),
+    "relu by a step": (lambda a: (a > 0).double() * a, torch.relu),
+    "abs by a sign": (lambda a: a * a.sign(), torch.abs),
+}
+"""Non-linearities whose node in the graph is a product with a constant, and what they are."""
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_what_a_gate_is_made_of_is_not_the_gate(name: str) -> None:
+    """Nor where autograd has the gate as a scaling: the other factor, made of the same, is still the signal."""
+    spelled, plain = SCALED[name]
+    agree(lambda a, b: spelled(a) * (a @ THIRD), lambda a, b: plain(a).detach() * (a @ THIRD), LRP)
+
+
 @pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
 @pytest.mark.parametrize("same", SAME.values(), ids=SAME)
 def test_an_exponential_is_a_gate(same: Callable[[Tensor], Tensor], recipe: Recipe) -> None:

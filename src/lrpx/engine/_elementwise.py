@@ -23,6 +23,7 @@ from lrpx.engine._gates import (
     gate_of,
     gate_strength,
     keep_gate,
+    mark_begun,
     mark_gate,
     move_gate,
     put_gate,
@@ -442,6 +443,7 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
     if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
         y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
+        mark_begun(run.recipe, y)
         _factors.made_of(run, y, 1)  # no product of what x is a product of
         if getattr(x, GATE, None) is None:  # nearly always
             return y

@@ -41,6 +41,9 @@ OF_ONE_SIGN = frozenset(
 SAME = SHAPES | SCALES | {OWN, NORM}
 """Nodes whose result is what they are made of, in another shape or scale, if that is one tensor."""
 
+BEGUN = "lrpx gate begun"
+"""The mark of a node that looks like a scaling, and is a non-linearity: a square, or a product with a mask of signs."""
+
 WEAK, SURE, EXPONENTIAL = 1, 2, 3
 """The strengths of gates: a non-linearity, one that is of one sign everywhere, and an exponential."""
 
@@ -54,6 +57,14 @@ def mark_gate(recipe: Recipe, name: str, value: Tensor) -> Tensor:
     """Mark the output of the non-linearity called ``name`` as a possible gate."""
     if takes_all(recipe):
         setattr(value, GATE, max(gate_strength(value), SURE if name in OF_ONE_SIGN else WEAK))
+    return value
+
+
+def mark_begun(recipe: Recipe, value: Tensor) -> Tensor:
+    """Mark the node of ``value``, a gate that is written as a scaling: what it was made of is none."""
+    node: Any = value.grad_fn
+    if takes_all(recipe) and node is not None:
+        node.metadata[BEGUN] = True
     return value
 
 
@@ -76,6 +87,7 @@ def mark_relu(recipe: Recipe, value: Tensor, x: Tensor) -> Tensor:
     """Mark ``value``, a (leaky) ReLU of ``x`` that the model has written out."""
     if takes_all(recipe) and carries(value):
         setattr(value, GATE, max(gate_strength(value), gate_strength(x), WEAK))
+        mark_begun(recipe, value)
     return value
 
 
@@ -189,7 +201,7 @@ def _is_made_of(x: Tensor, gate: Tensor) -> bool:
         return False
     edge: tuple[Any, int] = gate.grad_fn, gate.output_nr
     edges = {edge}
-    while kind(edge[0]) in SAME:
+    while kind(edge[0]) in SAME and BEGUN not in edge[0].metadata:
         made_of = [each for each in edge[0].next_functions if each[0] is not None]
         if len(made_of) != 1:
             break
