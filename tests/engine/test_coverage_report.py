@@ -200,3 +200,20 @@ def test_the_report_changes_nothing() -> None:
     assert snapshot(model) == before
     for a, b in zip(want.sources, found.sources, strict=True):
         assert torch.equal(want.source_relevance(a), found.source_relevance(b))
+
+
+def test_layers_are_told_by_the_rule_for_their_place() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True).eval()
+    layers = nn.Sequential(nn.Linear(4, 4), layer)
+    recipe = replace(
+        ATTNLRP, strict=False, linear=Gamma(0.1), input_projection=Gamma(0.2), output_projection=Gamma(0.3)
+    )
+    with propagate(layers, replace(recipe, first=Gamma(0.4))) as trace:
+        trace.explain(layers(torch.randn(1, 3, 4))[0, 0, 1])
+    found = {ran.module: [] for ran in trace.operations}
+    for ran in trace.operations:
+        found[ran.module] += [(ran.rule, ran.count)] if ran.operation == "linear" else []
+    assert found["0"] == [("Gamma(gamma=0.4)", 1)]
+    assert found["1.self_attn"] == [("Gamma(gamma=0.2)", 1), ("Gamma(gamma=0.3)", 1)]
+    assert found["1.linear1"] == found["1.linear2"] == [("Gamma(gamma=0.1)", 1)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lrpx import _kernels, rules
+from lrpx._kinds import rule_name
 from lrpx.engine import _overrides
 from lrpx.engine._nodes import COPY, OWN, SCALES, SHAPES, SUMS, kind
 from lrpx.engine._tensors import FROM_INPUT, is_tensor
@@ -38,6 +39,8 @@ MIXED = "lrpx mixed"
 """What the node of a convolution is marked with that mixes channels, as a layer does."""
 MADE = "lrpx made"
 """What holds, at the node of a linear layer, a call that refuses an override if it is an input projection."""
+RENAMED = "lrpx renamed"
+"""What holds, at the node of a linear layer, a call that says in the report that it is an input projection."""
 
 SCORES, SUMMED = "scores", "summands of scores"
 """What is met between a softmax and the products of queries and keys."""
@@ -74,7 +77,7 @@ def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) ->
         conserves = isinstance(recipe.first, (rules.Flat, rules.WSquare, rules.ZBox))
         if conserves and seen[1]:
             op = _without_padding(op, x, seen[0])
-        return run.apply(what, op, *inputs, rule=recipe.first, conserves=conserves)
+        return run.apply(what, op, *inputs, rule=recipe.first, called=rule_name(recipe.first), conserves=conserves)
     if what != "linear":
         out: Any = run.apply(what, op, *inputs, rule=getattr(recipe, what))
         if inputs[1].shape[1] > 1 and out.grad_fn is not None:
@@ -91,7 +94,8 @@ def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]
     recipe, x = run.recipe, inputs[0]
     if recipe.output_projection is not None and _reaches(x, ATTENDED):
         _overrides.refuse_unmet(recipe, run.where(), what, "output_projection")
-        return run.apply(what, op, *inputs, rule=recipe.output_projection)
+        name = rule_name(recipe.output_projection)
+        return run.apply(what, op, *inputs, rule=recipe.output_projection, called=name)
     plain = run.apply(what, op, *inputs, rule=recipe.linear)
     rule: Rule | None = recipe.input_projection
     if rule is None or rule == recipe.linear:
@@ -99,6 +103,8 @@ def _by_place(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]
             plain.grad_fn.metadata[LINEAR] = True
         return plain
     out: Any = _kernels.either(plain, run.apply(what, op, *inputs, rule=rule))
+    if run.trace.ran is not None and out.grad_fn is not None:
+        run.may_be_renamed(out.grad_fn, rule_name(rule))
     if recipe.overrides and out.grad_fn is not None:
         out.grad_fn.metadata[MADE] = partial(_overrides.refuse_unmet, recipe, run.where(), what, "input_projection")
     return out
@@ -223,6 +229,8 @@ def _tell(node: Any) -> None:
             continue
         if MADE in each.metadata:
             each.metadata[MADE]()
+        if RENAMED in each.metadata:
+            each.metadata.pop(RENAMED)()
         each.is_second = True
 
 

@@ -97,8 +97,8 @@ class Run:
     # at each call some of these are asked for, and a dict of more than thirty would be slower to ask
     __slots__ = tuple(
         """__weakref__ _embeddings _given _has_outputs _marked _on_calls _on_constants _on_rules _outer _parameters
-        _paths _replayed _rule _whole active asks_for_gates asks_for_places asks_for_weights by_ids counts has_constants
-        has_divided has_hooks has_logarithms has_own_rules has_scales has_systems has_taps_on_constants
+        _paths _renamed _replayed _rule _whole active asks_for_gates asks_for_places asks_for_weights by_ids counts
+        has_constants has_divided has_hooks has_logarithms has_own_rules has_scales has_systems has_taps_on_constants
         has_taps_on_rules has_unseen in_last_layer is_after is_merging is_quick is_tapped is_usual nodes positions
         recipe replaying replays roots scores taps trace""".split()
     )
@@ -137,6 +137,7 @@ class Run:
         self._paths = paths
         self._rule = ""
         self._marked: list[Tensor] = []
+        self._renamed: list[tuple[Any, str]] = []
         self.counts: dict[int, int] = {}
         self.positions: Positions | None = None
         self.taps = taps
@@ -317,8 +318,26 @@ class Run:
     def counted(self, name: str, out: Any) -> Any:
         """``out``, with the operation called ``name`` that made it in the coverage report, if there is one."""
         if self.trace.ran is not None and not self.replaying and any_carries(out):
-            self.trace.ran[name, self._rule, self.where()] += 1
+            before = name, self._rule, self.where()
+            self.trace.ran[before] += 1
+            for node, rule in self._renamed:
+                node.metadata[_roles.RENAMED] = partial(self._rename, before, (name, rule, before[2]))
+            self._renamed.clear()
         return out
+
+    def may_be_renamed(self, node: Any, rule: str) -> None:
+        """The call that made a node may turn out to have run under another rule: attention tells
+        (:data:`_roles.RENAMED`)."""
+        if not self.replaying:
+            self._renamed.append((node, rule))
+
+    def _rename(self, before: tuple[str, str, str], after: tuple[str, str, str]) -> None:
+        ran = self.trace.ran
+        assert ran is not None
+        ran[after] += 1
+        ran[before] -= 1
+        if not ran[before]:
+            del ran[before]
 
     def added(self, constant: Any, operation: str, *beside: Any) -> Any:
         """A constant that is added to what ``beside`` gives: with a ledger open, one of its entries."""
