@@ -347,3 +347,36 @@ def test_what_is_not_the_same_for_each_row_is_no_bias() -> None:
             return F.linear(x[:, : len(p)], w).clone() + p
 
         assert torch.equal(relevance(beside, recipe), relevance(apart, recipe))
+
+
+class BiasBehind(nn.Module):
+    """The first of two layers has no bias of its own, and some of its outputs have one that is added later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6, bias=False), nn.Linear(6, 3)
+        self.bias = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.first(x).split(3, -1)
+        return self.second(torch.cat([a + self.bias, b], -1).relu())
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_outputs_of_a_layer_whose_bias_comes_later(keep: bool) -> None:
+    """The rule goes from the sum to the layer's input; what arrives at the sum is what arrived between the two."""
+    torch.manual_seed(0)
+    model, x = BiasBehind().double(), noise(1, 4, seed=0)
+    found = []
+    for recipe in (lrpx.ATTNLRP, replace(lrpx.ATTNLRP, linear=Epsilon(0.0))):
+        with lrpx.propagate(model, recipe, observe=["first"]) as trace:
+            value = model(x)[0, 1]
+            trace.explain(value, keep=keep)
+            if keep:
+                trace.explain(value)
+        found.append(trace.relevance("first"))
+        total = float(trace.relevance("first", of="input").sum())
+        if recipe is lrpx.ATTNLRP:
+            assert float(found[0].sum()) == pytest.approx(total)
+    assert found[0].count_nonzero() > 2
+    torch.testing.assert_close(found[1], found[0])

@@ -18,7 +18,7 @@ from lrpx.engine._exponentials import ADDING, Note
 from lrpx.engine._tensors import CONSTANT, carries, constants, is_in_place, is_parameter, is_tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from lrpx.recipes import Recipe
 
@@ -29,6 +29,10 @@ LAYER = "_lrpx_layer_with_bias"
 ``(version, x, op)``."""
 
 LAST = frozenset({-1})
+
+TAKEN_UP = "_lrpx_taken_up"
+"""The attribute of what a layer has made, and a bias was added to: the sums, and which part each is of. The rule goes
+from a sum to the layer's input, so that nothing arrives in between."""
 
 SUBTRACTING = frozenset("sub subtract __sub__ sub_ subtract_ __isub__".split())
 SCALED = frozenset(("sum", "sum_"))
@@ -152,7 +156,31 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     out = rules.with_gradient_of(value, applied)
     out = a.copy_(out) if changes else out
     _note(out, whole)
+    if not changes and layer.scale is None:
+        for before, at in ((made, None), (made._base, (made.shape, made.stride(), made.storage_offset()))):
+            if before is not None:
+                setattr(before, TAKEN_UP, Note((*getattr(before, TAKEN_UP, ()), (out, at))))
     return out
+
+
+def sums_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The sums that have taken tensors up, and those that have taken these up."""
+    for tensor in tensors:
+        for out, _ in getattr(tensor, TAKEN_UP, ()):
+            yield out
+            yield from sums_behind([out])
+
+
+def gradient(tensor: Tensor, gradients: Mapping[int, Tensor]) -> Tensor | None:
+    """That of a tensor, by its ``id``; with what arrives at sums that have taken it up, which is as much."""
+    found = gradients.get(id(tensor))
+    for out, at in getattr(tensor, TAKEN_UP, ()):
+        arrived = gradient(out, gradients)
+        if arrived is not None:
+            found = torch.zeros_like(tensor, dtype=arrived.dtype) if found is None else found.clone()
+            part = found if at is None else found.as_strided(*at)
+            part += arrived
+    return found
 
 
 def _is_quantised(layer: Layer) -> bool:

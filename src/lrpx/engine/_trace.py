@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
+from lrpx.engine import _biases
 from lrpx.engine._book import Book
 from lrpx.engine._graph import Nodes, Walk
 from lrpx.engine._heads import Heads
@@ -211,6 +212,7 @@ class Trace:
         self._gradients = self._explained = None
         tensors = self._leaves()
         self._asked = {id(tensor) for tensor in tensors}
+        tensors += _biases.sums_behind(list(tensors))
         return list({id(tensor): tensor for tensor in tensors if tensor.requires_grad}.values())
 
     def _leaves(self) -> list[Tensor]:
@@ -380,7 +382,7 @@ class Trace:
             raise TraceError("nothing was explained yet; call trace.explain(value) first")
         if id(value) not in self._asked:
             raise TraceError("no tap named this tensor among its leaves() when the value was explained; name it there")
-        gradient = self._gradients.get(id(value))
+        gradient = _biases.gradient(value, self._gradients)
         wide = torch.promote_types(value.dtype, torch.float32)
         return torch.zeros_like(value, dtype=wide) if gradient is None else gradient.to(wide)
 
