@@ -171,3 +171,35 @@ def test_positions_of_scores_that_have_the_keys_first_are_refused(how: str) -> N
         with pytest.raises(MethodError, match="with the keys before the queries"):
             explainer([5, 9, 11, 3], 7, method=method)
     Explainer(Turned(None).double().eval(), task=Task.CAUSAL)([5, 9, 11, 3], 7, method="pa-lrp")
+
+
+def over_sums_by_einsum(scores: Tensor) -> Tensor:
+    exponentials = (scores - scores.amax(-1, keepdim=True).detach()).exp()
+    return torch.einsum("...ij,...i->...ij", exponentials, 1 / exponentials.sum(-1))
+
+
+class Softmaxed(nn.Module):
+    """Attention with learned positions."""
+
+    def __init__(self, softmax: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.softmax = softmax
+        self.tokens = nn.Embedding(11, WIDTH, _weight=noise(11, WIDTH, seed=0))
+        self.places = nn.Embedding(32, WIDTH, _weight=noise(32, WIDTH, seed=1))
+        self.weights = nn.Parameter(2 * noise(3, WIDTH, WIDTH, seed=2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1]))
+        q, k, v = (F.linear(x, w) for w in self.weights)
+        x = x + self.softmax(q @ k.mT) @ v
+        return F.linear(x, self.tokens.weight)
+
+
+def test_a_softmax_by_einsum_is_one_beside_positions() -> None:
+    """The reciprocal of its sum was an unknown constant there, and the exponentials had all."""
+    found = []
+    for softmax in (over_sums_by_einsum, lambda scores: scores.softmax(-1)):
+        with propagate(model := Softmaxed(softmax), PA_LRP, observe=()) as trace:
+            trace.explain(model(IDS[:1])[0, -1, 3])
+        found.append(trace.source_relevance(trace.sources[0])[0].sum(-1))
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)

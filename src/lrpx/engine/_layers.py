@@ -497,7 +497,15 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
             # with a dimension for each index, in the order of what may have rows, so that positions can have them too
             order = "".join(dict.fromkeys((label if carries(made) else of_factor) + kept))
             given = _aligned(made, label, order), _aligned(factor, of_factor, order)
-            made = product(run, torch.mul, given, {}).permute([order.index(letter) for letter in kept])
+            shared = run.positions.product(torch.mul, *given)
+            if shared is None:  # no position, but perhaps the reciprocal of a sum, which its notes tell
+                positions, run.positions = run.positions, None
+                try:
+                    made = product(run, op, (made, factor), {})
+                finally:
+                    run.positions = positions
+            else:
+                made = shared.permute([order.index(letter) for letter in kept])
         else:
             made = product(run, op, (made, factor), {})
         label = kept
