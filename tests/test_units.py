@@ -311,6 +311,55 @@ class Expert(nn.Module):
         return self.down(torch.nn.functional.gelu(self.up(x)))
 
 
+class InOneTensor(nn.Module):
+    """A layer of attention, two experts whose weights are one tensor, and a third for all tokens."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.attention = how, nn.MultiheadAttention(16, 2, batch_first=True)
+        self.router, self.shared = nn.Linear(16, 2), Expert()
+        self.up, self.down = nn.Parameter(torch.randn(2, 24, 16)), nn.Parameter(torch.randn(2, 16, 24))
+
+    def forward(self, x):
+        x = x + self.attention(x, x, x)[0]
+        weights = self.router(x).softmax(-1)
+        if self.how == "none is sent to the second":
+            out = torch.zeros_like(x).flatten(0, 1)
+            for expert, count in enumerate((len(out), 0)):
+                at = torch.arange(count)
+                hidden = nn.functional.gelu(x.flatten(0, 1)[at] @ self.up[expert].T)
+                given = nn.functional.linear(hidden, self.down[expert]) * weights.flatten(0, 1)[at, expert, None]
+                out = out.index_add(0, at, given)
+            return x + self.shared(x) + out.view_as(x)
+        hidden = nn.functional.gelu(torch.einsum("btd,efd->btef", x, self.up))
+        if self.how == "one einsum":
+            return x + self.shared(x) + torch.einsum("bte,btef,edf->btd", weights, hidden, self.down)
+        if self.how == "einsum":
+            given = torch.einsum("btef,edf->bted", hidden, self.down)
+        else:
+            given = torch.stack([nn.functional.linear(hidden[:, :, i], self.down[i]) for i in range(2)], 2)
+        return x + self.shared(x) + (given * weights[..., None]).sum(2)
+
+
+class InLayers(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.table, self.layers = nn.Embedding(30, 16), nn.ModuleList([InOneTensor(how)])
+
+    def get_input_embeddings(self):
+        return self.table
+
+    def forward(self, input_ids):
+        return self.layers[0](self.table(input_ids)) @ self.table.weight.T
+
+
+@pytest.mark.parametrize("how", ["none is sent to the second", "einsum", "one einsum", "one after another"])
+def test_experts_in_the_layer_itself_are_not_left_out_beside_a_shared_one(how):
+    model = InLayers(how).eval()
+    with pytest.raises(MethodError, match=r"computes some of its neurons inside layers\.0, where"):
+        places(model, "neurons")
+
+
 class Routed(nn.Module):
     """Each token's first and second choice of two experts: an expert is given the tokens of its first choice first."""
 

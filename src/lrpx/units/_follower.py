@@ -334,9 +334,14 @@ class Follower(Tap):
         """
         two = given[0] if _is_list(given[:1]) else given
         marks = [_mark_of(x) for x in two]
+        labels, _, result = spelled(equation, two).partition("->")
+        for weight, label in zip(two, labels.split(","), strict=True):
+            if self._is_learned(weight) and any(mark is not None and mark.kind == "neurons" for mark in marks):
+                own = [letter for letter in result if labels.count(letter) == label.count(letter)]
+                widths = [out.shape[result.index(letter)] for letter in own]
+                self._inside += [(self._run.where(), width) for width in widths]  # the weights of all experts
         if len(two) != 2:
             return out
-        labels, _, result = spelled(equation, two).partition("->")
         left, right = labels.split(",")
         if result == left == right or (not all(map(any_carries, two)) and result in (left, right)):  # nothing is summed
             return self._kept("mul", two, marks, out, "product")
@@ -393,6 +398,7 @@ class Follower(Tap):
         for each in around:
             self._readers.setdefault(each, set()).add(path)
         index = mark.index.reshape(-1, x.shape[-1])
+        index = index if len(index) else mark.index.new_zeros(1, x.shape[-1])  # an expert that no token was sent to
         entered = self._entered.get(path)
         kind: Any = mark.kind
         size, first = 1, index[0]

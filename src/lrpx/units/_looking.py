@@ -117,7 +117,7 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
                 "places(model, kind, inputs={…})"
             ) from error
     found = tuple(follower.found())
-    experts = follower.experts({place.path for place in found})
+    experts = follower.experts({place.path for place in found if place.kind == "neurons"})
     return _Found(
         modules,
         found,
