@@ -262,3 +262,21 @@ def test_an_encoder_and_decoder_of_ones_own_says_which_is_which() -> None:
     expected = [(x * g)[0].sum(-1) for x, g in zip(tables, torch.autograd.grad(value, tables), strict=True)]
     assert found.explained.value == pytest.approx(float(value.detach()), rel=1e-9)
     assert torch.allclose(found.relevance.double(), torch.cat(expected).detach(), rtol=0, atol=1e-6)
+
+
+def test_neurons_of_an_encoder_and_decoder_of_ones_own() -> None:
+    """The model was looked at without anything that its decoder had written."""
+    model = Told().double().eval()
+    given = {"input_ids": torch.tensor([[3, 5, 7, 2]]), "decoder_input_ids": torch.tensor([[1, 4]])}
+    found = Explainer(model, task=Task.SEQ2SEQ).neurons(given, 5, top=1000, method="gradient-x-input")
+    kept: list[torch.Tensor] = []
+    paths = [f"both.{side}.layers.0.linear2" for side in ("encoder", "decoder")]
+    hooks = [model.get_submodule(path).register_forward_pre_hook(lambda _, x: kept.append(x[0])) for path in paths]
+    gradients = torch.autograd.grad(model(**given)[0, -1, 5], kept)
+    for hook in hooks:
+        hook.remove()
+    units = {(unit.path, unit.position, unit.unit): unit.relevance for unit in found}
+    assert len(units) == 16 * (4 + 2)
+    for path, x, gradient in zip(paths, kept, gradients, strict=True):
+        for position, row in enumerate((x * gradient)[0].tolist(), 4 if "decoder" in path else 0):
+            assert [units[path, position, unit] for unit in range(16)] == pytest.approx(row, rel=0, abs=1e-9)

@@ -92,7 +92,8 @@ def example(model: Module) -> dict[str, Any]:
         ids = torch.where(ids == end, end - 1 if end else 1, ids)
         ids[0, -1] = end
     found: dict[str, Any] = {"input_ids": ids}
-    if getattr(config, "is_encoder_decoder", False) and "SequenceClassification" not in type(model).__name__:
+    is_both = getattr(config, "is_encoder_decoder", config is None and tasks.accepts(model, "decoder_input_ids"))
+    if is_both and "SequenceClassification" not in type(model).__name__:
         found["decoder_input_ids"] = ids[:, :-1]
     if tasks.accepts(model, "use_cache"):
         found["use_cache"] = False
