@@ -868,6 +868,46 @@ def test_a_static_cache_that_generate_compiles_is_changed_at_each_step(llama):
     assert torch.equal(llama.generate(IDS, **how, **static), plain)
 
 
+CHECKPOINTED = (DOWN, "input")
+
+
+def trained(model, change, calls, *, reentrant=None, inside=True):
+    """The gradient of the changed layer's weight, of calls with masks, with the model's own checkpoints or without."""
+    with suppress(ValueError):
+        model.gradient_checkpointing_disable()
+    if reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.zero_grad()
+    hook = model.get_input_embeddings().register_forward_hook(lambda _, __, out: out.requires_grad_())
+    with hook:
+        with lrpx.intervene(model, {CHECKPOINTED: {3: change}}):
+            loss = sum(model(IDS, attention_mask=mask, labels=IDS, use_cache=False).loss for mask in calls)
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+    return model.get_submodule(DOWN).weight.grad.clone()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_.*able` is deprecated:FutureWarning")
+def test_what_a_checkpoint_computes_again_is_changed_as_before_or_refused(reentrant):
+    model = models.tiny_llama().requires_grad_().train()
+    model.config.attention_dropout = 0.0
+    whole, padded = torch.ones_like(IDS), torch.ones_like(IDS)
+    padded[:, :3] = 0
+    for change in (Set(5.0, positions=[2]), Scale(3.0)):
+        expected = trained(model, change, [padded])
+        assert torch.equal(trained(model, change, [padded], reentrant=reentrant), expected)
+        with pytest.raises(TraceError, match=r"is in a checkpoint.*call backward\(\) in the block"):
+            trained(model, change, [padded], reentrant=reentrant, inside=False)
+    with pytest.raises(TraceError, match="another call behind that had its tokens at other positions"):
+        trained(model, Set(5.0, positions=[2]), [whole, padded], reentrant=reentrant)
+    for change, calls in ((Set(5.0, positions=[2]), [padded, padded]), (Scale(3.0), [whole, padded])):
+        expected = trained(model, change, calls)
+        torch.testing.assert_close(trained(model, change, calls, reentrant=reentrant), expected)
+
+
 def test_layers_that_run_again_and_compiled_code_are_refused(llama):
     with lrpx.intervene(llama, {"model.layers.1.mlp": {3: 0.0}}):
         logits(llama)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -40,6 +41,7 @@ from lrpx.units._standing import by_name, has_others, may_go_on, pads_before, po
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+    from types import FrameType
 
     from torch.nn import Module
 
@@ -745,6 +747,9 @@ class Writing(Called):
         self.needs_positions = any(site.needs_positions for site in self.sites)
         self.scopes: dict[str, Tensor | None] = {}
         self.begun = False
+        self.keeps_graph = False  # whether the model was called with gradients on
+        self._forgotten: set[str] = set()  # what a checkpoint of the model's own has run, and will run again
+        self._is_mixed = False  # whether others ran since then, whose tokens stand elsewhere
 
     def begin(self, run: Running) -> None:
         """A new run."""
@@ -754,7 +759,9 @@ class Writing(Called):
     def enter(self, within: Sequence[str], positions: Tensor | None) -> None:
         """A module that says which tokens run, the model or its encoder or decoder, is called, with these in it."""
         self.begun = True
+        self.keeps_graph = torch.is_grad_enabled()
         for path in within:
+            self._is_mixed |= path in self._forgotten and not _is_equal(self.scopes.get(path), positions)
             self.scopes[path] = positions
             self._calls.pop((path, "input"), None)
             self._calls.pop((path, "output"), None)
@@ -762,11 +769,28 @@ class Writing(Called):
     def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
         """See :meth:`Called.module <lrpx.units.Called.module>`."""
         if self._run is not None or torch._C._current_graph_task_id() < 0:
+            if self._run is None and self.keeps_graph and any(site.edits for site in self.places[path, side]):
+                self._note_checkpoint(path, side, value)
             return super().module(path, side, value)
         # by a hook, in the backward pass: a checkpoint of the model's own, and what held for all calls holds again
         if any(site.where.call is not None for site in self.places[path, side]):
             raise TraceError(AGAIN.format(path))
+        if self._is_mixed and self.needs_positions:
+            raise TraceError(
+                f"{path} runs again in the backward pass of a call of the model, and another call behind that had its "
+                "tokens at other positions; call backward() before the next call, or switch the model's checkpoints off"
+            )
+        self._forgotten.discard(path)
         return self.at(path, side, 0, value)
+
+    def _note_checkpoint(self, path: str, side: Side, value: Tensor) -> None:
+        """Remember what runs in a checkpoint, until the backward pass has come to it."""
+        found, is_whole = _checkpoint(self.places[path, side][0].where.holders[0])
+        if not found or (is_whole and side == "output" and value.requires_grad):  # it need not be computed again
+            return
+        self._forgotten.add(path)
+        if value.requires_grad:  # the part before it may be all that runs again
+            value.register_hook(lambda _: self._forgotten.discard(path))  # type: ignore[no-untyped-call]
 
     def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """The value with the changes that are due."""
@@ -802,6 +826,29 @@ class Writing(Called):
             if site.waiting:
                 told = ", ".join(map(str, sorted(site.waiting)))
                 raise TraceError(f"no text in this block had position {told} at {where.name}; count tokens from 0")
+        if self._forgotten:
+            raise TraceError(
+                f"{min(self._forgotten)} is in a checkpoint, and runs again in the backward pass, where nothing is "
+                "changed after this block or in another thread, as on a GPU; call backward() in the block, or switch "
+                "the model's checkpoints off; torch.no_grad() where no gradient is asked for"
+            )
+
+
+def _is_equal(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other or (one is not None and other is not None and torch.equal(one, other))
+
+
+def _checkpoint(module: Module) -> tuple[bool, bool]:
+    """Whether a function of torch.utils.checkpoint is what calls a module, and whether by no other module."""
+    frame: FrameType | None = sys._getframe()
+    is_whole = True
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True, is_whole
+        caller = frame.f_locals.get("self")
+        is_whole &= caller is module or not isinstance(caller, torch.nn.Module)
+        frame = frame.f_back
+    return False, False
 
 
 def _is_of_features(columns: tuple[int, ...] | None, change: Change) -> bool:
