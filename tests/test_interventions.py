@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from contextlib import suppress
@@ -647,6 +648,32 @@ def test_positions_of_a_text_beside_an_image():
     tower = {"model.vision_tower.encoder.layers.0": Scale(2.0, positions=[1])}
     with pytest.raises(TraceError, match="nobody knows"), lrpx.intervene(model, tower):
         model(**given)
+
+
+@pytest.mark.parametrize("change", [Set(0.0, positions=[1]), Patch(torch.zeros(2, 16))])
+def test_positions_are_those_of_the_call_alone(llama, change):
+    whole, padded = torch.ones_like(IDS), torch.ones_like(IDS)
+    padded[:, :3] = 0
+    told = "nobody knows at which tokens"
+    with torch.no_grad(), lrpx.intervene(llama, {"model.layers.0": change}):
+        llama(IDS, attention_mask=whole)
+        with pytest.raises(TraceError, match=told):  # which does not tell its mask
+            llama.model(IDS, attention_mask=padded)
+    several = torch.tensor([[0, 1, 2, 3, 0, 1, 2], [0, 1, 2, 3, 4, 5, 6]])
+    with torch.no_grad(), pytest.raises(TraceError, match=told), lrpx.intervene(llama, {"model.layers.0": change}):
+        llama(IDS, position_ids=several)
+    of_padded = (padded.cumsum(1) - 1).clamp(min=0)
+    of_padded[padded == 0] = 1  # as generate has it
+    with torch.no_grad(), lrpx.intervene(llama, {"model.layers.0": change}):
+        llama(IDS, attention_mask=padded, position_ids=of_padded)
+
+
+def test_a_copy_of_the_model_is_as_it_was_behind_the_block(llama):
+    expected = logits(llama)
+    with lrpx.intervene(llama, {"model.layers.0": Scale(2.0)}):
+        changed, copied = logits(llama), copy.deepcopy(llama)
+    assert not torch.equal(changed, expected)
+    assert torch.equal(logits(copied), expected)
 
 
 def test_nothing_is_left_behind_whatever_happens(llama):

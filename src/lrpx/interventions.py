@@ -37,7 +37,7 @@ from lrpx.units._asked import calls_of, is_picked, is_turned, neurons_or_heads
 from lrpx.units._looking import is_looking, with_tokens
 from lrpx.units._place import called, own_paths, split_name, stack_of
 from lrpx.units._reading import AGAIN, Called
-from lrpx.units._standing import by_name, has_others, may_go_on, pads_before, positions_of
+from lrpx.units._standing import begins_anew, by_name, has_others, may_go_on, pads_before, positions_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -721,8 +721,8 @@ class Site:
         return TraceError(
             f"nobody knows at which tokens the {self.where.side} of {self.where.name}, {list(value.shape)}, stands, as "
             "where it is made of an image, the model was not called itself, padding before a text is in no "
-            "attention_mask, or its cache does not count its tokens; leave the positions or the cache out "
-            "(use_cache=False)"
+            "attention_mask, position_ids begin anew inside a row, or its cache does not count its tokens; leave the "
+            "positions or the cache out (use_cache=False)"
         )
 
 
@@ -749,6 +749,7 @@ class Writing(Called):
         self.begun = False
         self.keeps_graph = False  # whether the model was called with gradients on
         self._forgotten: set[str] = set()  # what a checkpoint of the model's own has run, and will run again
+        self._over: set[str] = set()  # the places in what is called no more
         self._is_mixed = False  # whether others ran since then, whose tokens stand elsewhere
 
     def begin(self, run: Running) -> None:
@@ -760,11 +761,16 @@ class Writing(Called):
         """A module that says which tokens run, the model or its encoder or decoder, is called, with these in it."""
         self.begun = True
         self.keeps_graph = torch.is_grad_enabled()
+        self._over.difference_update(within)
         for path in within:
             self._is_mixed |= path in self._forgotten and not _is_equal(self.scopes.get(path), positions)
             self.scopes[path] = positions
             self._calls.pop((path, "input"), None)
             self._calls.pop((path, "output"), None)
+
+    def leave(self, within: Sequence[str]) -> None:
+        """The call of such a module is over: what is called in it by itself has other tokens."""
+        self._over.update(within)
 
     def module(self, path: str, side: Side, value: Tensor) -> Tensor | None:
         """See :meth:`Called.module <lrpx.units.Called.module>`."""
@@ -795,6 +801,8 @@ class Writing(Called):
     def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
         """The value with the changes that are due."""
         positions = self.scopes.get(path, self._positions)
+        if path in self._over and torch._C._current_graph_task_id() < 0:
+            positions = None
         now = value
         for site in self.places.get((path, side), ()):
             if site.where.call not in (None, call):
@@ -912,7 +920,12 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
     heard: list[Tensor | None] = [None]
 
     def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: hook(*args) if threading.get_ident() == thread and not is_looking() else None
+        def heard_here(*args: Any) -> Any:
+            # a copy that was made of the model in the block has its hooks for good
+            is_on = id(tap) in here and threading.get_ident() == thread and not is_looking()
+            return hook(*args) if is_on else None
+
+        return heard_here
 
     def begins(within: Sequence[str]) -> Callable[..., Any]:
         def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -922,6 +935,8 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
                 again = tap.begun and positions.shape[1] == 1  # as where modules keep what they have read
                 is_known = not (again or may_go_on(given) or pads_before(given, positions))
                 positions = positions if is_known else None
+            if given is not None and positions is not None and tap.needs_positions and begins_anew(given, positions):
+                positions = None
             tap.enter(within, positions)
             if module is model and given is not None and tap.needs_positions and has_others(given):
                 seen = with_tokens(model, given)
@@ -930,6 +945,9 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
                 heard[0] = states
 
         return mine(before)
+
+    def ends(within: Sequence[str]) -> Callable[..., Any]:
+        return mine(lambda *_: tap.leave(within))
 
     def of_tokens(path: str, value: Tensor | None) -> None:
         """A decoder's keys and values are made of the encoder's tokens, wherever its own stand."""
@@ -962,14 +980,16 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
         try:
             here[id(tap)] = model, tuple(told for site in tap.sites for told in site.told())
             scopes = _scopes(model, modules)
+            within = {scope: [path for path, _ in tap.places if _holder(scopes, path) == scope] for scope in scopes}
             for scope in scopes:
-                within = [path for path, _ in tap.places if _holder(scopes, path) == scope]
-                on.before(modules[scope], begins(within), with_kwargs=True)
+                on.before(modules[scope], begins(within[scope]), with_kwargs=True)
             for path, side in tap.places:
                 if side == "input":
                     on.before(modules[path], entered(path), with_kwargs=True)
                 else:
                     on.after(modules[path], left(path))
+            for scope in scopes:
+                on.after(modules[scope], ends(within[scope]))
             yield
         finally:
             here.pop(id(tap), None)

@@ -98,6 +98,15 @@ def pads_before(kwargs: Mapping[str, Any], positions: Tensor) -> bool:
     return False
 
 
+def begins_anew(kwargs: Mapping[str, Any], positions: Tensor) -> bool:
+    """Whether ``position_ids`` go back inside of a row, as of several texts that are laid behind one another."""
+    given = kwargs.get("position_ids")
+    if not isinstance(given, Tensor) or given.ndim != 2 or given.shape[1] != positions.shape[1]:
+        return False
+    real = positions >= 0
+    return bool(((given[:, 1:] < given[:, :-1]) & real[:, 1:] & real[:, :-1]).any())
+
+
 def _least(value: Any) -> int:
     """The least of whole numbers; 0 of anything else."""
     if isinstance(value, Tensor):
