@@ -6,6 +6,7 @@ import copy
 import math
 import threading
 from contextlib import suppress
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from lrpx.coverage._tiny import tiny_model
 from lrpx.engine._running import intervened
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.interventions import Add, Along, Clamp, Patch, Scale, Set, record
+from lrpx.sae import FeatureTap, SparseAutoencoder
 from lrpx.units import places
 from tests import plain_gpt, tiny
 from tests.engine.samples import SAMPLES
@@ -648,6 +650,82 @@ def test_positions_of_a_text_beside_an_image():
     tower = {"model.vision_tower.encoder.layers.0": Scale(2.0, positions=[1])}
     with pytest.raises(TraceError, match="nobody knows"), lrpx.intervene(model, tower):
         model(**given)
+
+
+class Named(Module):
+    """A layer that is given a mask and the stream by their names, in this order or the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention, self.linear = torch.nn.MultiheadAttention(16, 2, batch_first=True), torch.nn.Linear(16, 16)
+        self.gives = lambda x: x
+
+    def forward(self, stream, mask):
+        made = torch.tanh(self.attention(stream, stream, stream, attn_mask=mask)[0])
+        return self.gives(stream + self.linear(made))
+
+
+class Naming(Module):
+    def __init__(self, *, mask_first):
+        super().__init__()
+        self.embeddings, self.layers = torch.nn.Embedding(40, 16), torch.nn.ModuleList([Named(), Named()])
+        self.mask_first = mask_first
+
+    def forward(self, input_ids):
+        x = self.embeddings(input_ids)
+        mask = torch.full((x.shape[1],) * 2, -math.inf, dtype=x.dtype).triu(1)
+        for layer in self.layers:
+            x = layer(mask=mask, stream=x) if self.mask_first else layer(stream=x, mask=mask)
+            x = x if isinstance(x, Tensor) else x[0]
+        return x
+
+
+class Two(NamedTuple):
+    """What a layer gives."""
+
+    stream: Tensor
+    more: None = None
+
+
+class Listed(list):
+    """A list of one's own."""
+
+
+@pytest.mark.parametrize("gives", [Two, lambda x: Listed([x]), lambda x: (x, None)])
+def test_what_a_layer_gives_in_a_tuple_or_a_list_of_ones_own_is_changed(gives):
+    torch.manual_seed(0)
+    model, found = Naming(mask_first=False).double().eval(), []
+    sae = SparseAutoencoder(torch.eye(16), torch.zeros(16), torch.eye(16), torch.zeros(16))
+    for each in (lambda x: x, gives):
+        for layer in model.layers:
+            layer.gives = each
+        with torch.no_grad(), lrpx.intervene(model, {"layers.0": Scale(3), "layers.1": {2: Set(1.0, positions=[1])}}):
+            changed = model(IDS)
+        tap = FeatureTap(sae, "layers.0")
+        with lrpx.propagate(model, lrpx.LRP, observe=(), taps=[tap]) as trace:
+            trace.explain(model(IDS)[:, -1, 5])
+        found.append((changed, trace.relevance_of(tap.features), trace.relevance_of(tap.error)))
+    for expected, its in zip(*found, strict=True):
+        torch.testing.assert_close(its, expected)
+    assert bool(found[0][1].any())
+
+
+def test_the_first_input_is_the_first_that_a_module_names_and_not_that_a_call_names():
+    torch.manual_seed(0)
+    one, other = (Naming(mask_first=mask_first).double().eval() for mask_first in (False, True))
+    other.load_state_dict(one.state_dict())
+    place, found = ("layers.1", "input"), []
+    for model in (one, other):
+        with torch.no_grad(), record(model, [place]) as kept:
+            model(IDS)
+        with torch.no_grad(), lrpx.intervene(model, {place: {3: Set(2.0, positions=[1])}}):
+            changed = model(IDS)
+        with lrpx.propagate(model, lrpx.LRP, observe=["layers.1"]) as trace:
+            trace.explain(model(IDS)[:, -1, 5])
+        found.append((kept[place], changed, trace.relevance("layers.1", of="input")))
+    for expected, each in zip(*found, strict=True):
+        torch.testing.assert_close(each, expected)
+    assert found[0][0].shape == (*IDS.shape, 16)
 
 
 @pytest.mark.parametrize("change", [Set(0.0, positions=[1]), Patch(torch.zeros(2, 16))])

@@ -27,7 +27,7 @@ from torch import Tensor
 from lrpx._hooks import hooks, plainly
 from lrpx._modules import layers, named_modules
 from lrpx.engine._book import storage_of
-from lrpx.engine._observer import first_tensor
+from lrpx.engine._observer import first_given, first_tensor
 from lrpx.engine._running import interventions, with_other
 from lrpx.errors import InputError, MethodError, ModelError, TraceError
 from lrpx.tasks import is_theirs
@@ -955,8 +955,8 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
             tap.scopes[path] = None
 
     def entered(path: str) -> Callable[..., Any]:
-        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            value = first_tensor((*args, *kwargs.values()))
+        def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            value = first_given(module, args, kwargs)
             of_tokens(path, value)
             other = None if value is None else tap.module(path, "input", value)
             return None if other is None else (with_other(args, value, other), with_other(kwargs, value, other))

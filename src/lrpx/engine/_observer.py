@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -11,7 +13,9 @@ from lrpx.engine._places import Place
 from lrpx.engine._taps import Tap
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from torch.nn import Module
 
     from lrpx.engine._places import Side
     from lrpx.engine._taps import Running
@@ -42,6 +46,24 @@ class Observer(Tap):
     def leaves(self) -> list[Tensor]:
         """What was there."""
         return [place.value for place in self._places]
+
+
+def first_given(module: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The first floating-point tensor that a module is given, in the order in which its ``forward`` names them: a call
+    may name a mask before the stream."""
+    if first_tensor(args) is None and len(kwargs) > 1:
+        names = _names(type(module))  # type: ignore[arg-type]  # a class can be hashed
+        kwargs = {name: kwargs[name] for name in sorted(kwargs, key=lambda name: names.get(name, len(names)))}
+    return first_tensor((*args, *kwargs.values()))
+
+
+@lru_cache(maxsize=1024)
+def _names(kind: type[Module]) -> Mapping[str, int]:
+    """The arguments of a class's ``forward``, and which each is."""
+    try:
+        return {name: at for at, name in enumerate(inspect.signature(kind.forward).parameters)}
+    except (AttributeError, TypeError, ValueError):  # as of what torch.jit has made
+        return {}
 
 
 def first_tensor(values: Any) -> Tensor | None:

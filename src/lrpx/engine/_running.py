@@ -29,7 +29,7 @@ from lrpx.engine._graph import AS_WRITTEN
 from lrpx.engine._heads import Heads
 from lrpx.engine._mode import RuleMode
 from lrpx.engine._nodes import hooks_of_saved
-from lrpx.engine._observer import Observer, first_tensor
+from lrpx.engine._observer import Observer, first_given, first_tensor
 from lrpx.engine._places import Source
 from lrpx.engine._positions import Positions
 from lrpx.engine._recompute import Layer
@@ -658,8 +658,8 @@ class _Seams:
         return before, after
 
     def _listener(self, tap: Tap, path: str) -> tuple[Callable[..., Any], ...]:
-        def before(_: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            value = first_tensor((*args, *kwargs.values()))
+        def before(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            value = first_given(module, args, kwargs)
             other = None if value is None else _as_written(tap, path, value, tap.module(path, "input", value))
             return None if other is None else (with_other(args, value, other), with_other(kwargs, value, other))
 
@@ -734,8 +734,13 @@ def with_other(values: Any, one: Tensor | None, other: Tensor) -> Any:
     """The same values with another tensor in the place of one."""
     if values is one:
         return other
-    if type(values) in (tuple, list):
-        return type(values)(with_other(each, one, other) for each in values)
+    if isinstance(values, (tuple, list)):
+        parts = [with_other(each, one, other) for each in values]
+        if isinstance(values, list):
+            others = copy(values)
+            others[:] = parts
+            return others
+        return values._make(parts) if hasattr(values, "_make") else type(values)(parts)
     if isinstance(values, dict):
         changed = copy(values)
         for key, each in values.items():

@@ -17,7 +17,7 @@ from lrpx._hooks import hooks
 from lrpx._modules import adapted_layers, as_it_was, named_modules
 from lrpx.engine import propagate
 from lrpx.engine._book import storage_of
-from lrpx.engine._observer import first_tensor
+from lrpx.engine._observer import first_given, first_tensor
 from lrpx.engine._running import CACHES, is_running
 from lrpx.errors import LRPxError, ModelError
 from lrpx.recipes import GRADIENT
@@ -148,7 +148,7 @@ def _look_for_tokens(model: Module, own: Mapping[str, str], inputs: Mapping[str,
             sees[path, side] = sees.get((path, side), True) and _comes_from(value, begins)
 
     def entered(path: str) -> Callable[..., Any]:
-        return lambda _, args, kwargs: look(path, "input", first_tensor((*args, *kwargs.values())))
+        return lambda module, args, kwargs: look(path, "input", first_given(module, args, kwargs))
 
     def left(path: str) -> Callable[..., Any]:
         def after(_: Module, args: Any, output: Any) -> Any:
