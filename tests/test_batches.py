@@ -14,6 +14,7 @@ import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from lrpx import LRP, Contrast, Explainer, LogProb, Margin
 from lrpx._batching import BATCH_COST, TOKENS_PER_ROW, batches
@@ -382,6 +383,7 @@ def test_twice_as_many_rows_are_twice_the_work_to_plan():
 
 def test_a_batch_is_never_larger_than_its_bound():
     explain = Explainer(models.tiny_llama())
+    assert explain.bound.can_batch  # which is tried once, and runs the model
     shapes = []
     handle = explain.model.model.embed_tokens.register_forward_pre_hook(lambda _, args: shapes.append(args[0].shape))
     lengths = [60, 3, 41, 7, 7, 58, 22, 1, 30, 2, 2, 2]
@@ -458,7 +460,8 @@ def test_only_the_needed_rows_go_through_the_head(build):
     model = build()
     seen = []
     head = model.get_output_embeddings()
-    handle = head.register_forward_hook(lambda _, args, output: seen.append(tuple(output.shape[:-1])))
+    run = head.forward
+    head.forward = lambda rows: seen.append(tuple(rows.shape[:-1])) or run(rows)  # a user's hook is given all rows
     explain = Explainer(model)
     extra = {"decoder": [2, 8, 6]} if explain.task.name == "SEQ2SEQ" else {"position": -1}
     assert explain.bound.can_batch  # which is tried once, and runs the model
@@ -467,7 +470,6 @@ def test_only_the_needed_rows_go_through_the_head(build):
     assert seen == [(4, 1)]
     model(torch.tensor([[3, 4, 5]]), **({"decoder_input_ids": torch.tensor([[0, 1]])} if "decoder" in extra else {}))
     assert seen[1][1] > 1, "and afterwards every row again"
-    handle.remove()
 
 
 def test_two_threads_explain_one_model_at_once():
@@ -538,6 +540,74 @@ def test_a_model_that_reads_padding_runs_row_by_row(build):
     how = {"position": 0, "method": "gradient-x-input"}
     for many, ids in zip(explain(ROWS, **how), ROWS, strict=True):
         assert_same(many, explain(ids, **how))
+
+
+class Mean(torch.nn.Module):
+    def forward(self, hidden):
+        return hidden + hidden.mean(1, keepdim=True)
+
+
+def by_sdpa(module, *given, **options):
+    """What transformers' users write to look at their attention: no mask is made for a name of theirs."""
+    return sdpa_attention_forward(module, *given, **options)
+
+
+def by_length(module, query, key, *given, scaling, **options):
+    return sdpa_attention_forward(module, query, key, *given, scaling=scaling * key.shape[-2] ** 0.5, **options)
+
+
+def attending(model, function):
+    tf.AttentionInterface.register(function.__name__, function)
+    model.set_attn_implementation(function.__name__)
+    return model
+
+
+def with_own_mlp():
+    model = models.tiny_llama()
+    model.model.layers[0].mlp = Mean()
+    return model
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: attending(models.tiny_llama(), by_length),
+        lambda: attending(tiny.bart(decoder_start_token_id=2), by_sdpa),
+        with_own_mlp,
+    ],
+)
+def test_what_a_user_puts_into_a_model_of_transformers_may_read_padding(build):
+    model = build()
+    explain, how = Explainer(model), {"method": "gradient-x-input", "target": 4}
+    assert not explain.bound.can_batch
+    for many, ids in zip(explain(ROWS, **how), ROWS, strict=True):
+        given = {"decoder_input_ids": torch.tensor([[2]])} if model.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            truth = model(torch.tensor([ids]), **given).logits[0, -1, 4]
+        assert abs(many.explained.value - truth.item()) <= 1e-12
+        assert_same(many, explain(ids, **how))
+
+
+def test_and_is_seen_where_it_is_put_there_later():
+    model = tiny.bart(decoder_start_token_id=2)
+    explain = Explainer(model)
+    explain(ROWS)
+    assert explain.bound.can_batch
+    attending(model, by_sdpa)
+    given = {"decoder_input_ids": torch.tensor([[2]])}
+    with torch.no_grad():
+        truth = [model(torch.tensor([ids]), **given).logits[0, -1, 4].item() for ids in ROWS]
+    assert [a.explained.value for a in explain(ROWS, 4)] == pytest.approx(truth, abs=1e-12)
+    model.set_attn_implementation("sdpa")
+    assert explain.bound.can_batch
+
+
+def test_a_hook_at_the_head_is_given_all_rows():
+    model = models.tiny_llama()
+    model.lm_head.register_forward_hook(lambda module, args, output: output - output.mean(1, keepdim=True))
+    with torch.no_grad():
+        truth = model(torch.tensor([ROWS[0]])).logits[0, -1, 4].item()
+    assert Explainer(model)(ROWS[0], 4).explained.value == pytest.approx(truth, abs=1e-12)
 
 
 def test_a_classifier_that_does_not_look_at_the_token_beside_the_padding():

@@ -255,6 +255,7 @@ class BoundModel(Named):
         self._patches: dict[torch.Size, Patches | None] = {}
         self._places: dict[torch.Size, Places | None] = {}
         self._dropping: dict[object, tuple[int, float]] = {}
+        self._heeded: tuple[tuple[object, ...], bool] | None = None
         self._is_seen: bool | None = None
         self._reads_on: bool | None = None
         self._padded: tuple[float, float] = (7.0, math.inf)  # how far padding changed nothing, and from where it does
@@ -419,10 +420,13 @@ class BoundModel(Named):
         """Tried once, where nothing that is hidden makes a difference."""
         return tasks.hides(self.module, self.task)
 
-    @cached_property
+    @property
     def _heeds_mask(self) -> bool:
-        """Tried once, as :attr:`_looks_back`."""
-        return tasks.heeds_mask(self.module, self.task, self.pad_id or 0, self.padding_side)
+        """Tried once, as :attr:`_looks_back`, and again where something else of its user's is in it."""
+        changes = tasks.changes(self.module)
+        if self._heeded is None or self._heeded[0] != changes:
+            self._heeded = changes, tasks.heeds_mask(self.module, self.task, self.pad_id or 0, self.padding_side)
+        return self._heeded[1]
 
     @cached_property
     def _hides_ones(self) -> bool:
@@ -443,10 +447,14 @@ class BoundModel(Named):
         """Tried once, not for each call: it takes two runs of the model."""
         return tasks.looks_back(self.module)
 
-    @cached_property
+    @property
     def _rows_alone(self) -> bool:
         """Tried once, before a run."""
-        return self.task.reads != "position" or tasks.rows_alone(self.module, self.task, self.pad_id or 0)
+        return self.task.reads != "position" or (not tasks.head_is_hooked(self.module) and self._head_is_alone)
+
+    @cached_property
+    def _head_is_alone(self) -> bool:
+        return tasks.rows_alone(self.module, self.task, self.pad_id or 0)
 
     @property
     def pads_up(self) -> bool:

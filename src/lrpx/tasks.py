@@ -7,6 +7,7 @@ row of :class:`Task`.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -39,6 +40,8 @@ OF_WHOLE = ("pooler_output", "_embeds", "embeddings")
 """How names end of what is an embedding of a whole input."""
 OF_QUERIES = ("pred_boxes", "pred_masks", "class_queries_logits")
 """What models return that find objects: of each query, as the classes beside it are, ``[B, Q, C]``."""
+THEIRS = ("torch.", "transformers.")
+"""How the paths begin of what is no user's own."""
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The argument that says which tokens of another are none."""
 GREEDY: Final[Mapping[str, Any]] = {
@@ -535,6 +538,33 @@ def is_theirs(model: Module) -> bool:
     return type(base_model(model)).__module__.startswith("transformers.")
 
 
+def changes(model: Module) -> tuple[object, ...]:
+    """What its user has put into a model, each by what is another for another: modules of other packages than torch and
+    transformers, and attention functions that transformers was told of. Nothing is known of what these read."""
+    found: list[object] = []
+    configs: dict[int, Any] = {}
+    for _, module in named_modules(model):  # as cheap as can be, for a short text would notice
+        held = vars(module)
+        if not type(module).__module__.startswith(THEIRS):
+            found.append((type(module), id(module)))
+        if "config" in held:
+            configs[id(held["config"])] = held["config"]
+    kinds = {getattr(config, "_attn_implementation", None): None for config in configs.values()}
+    told: Any = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
+    given = [(kind, told[kind]) for kind in kinds if isinstance(kind, str) and kind in told]
+    return (*found, *(each for each in given if not _home(each[1]).startswith(THEIRS)))
+
+
+def _home(function: Any) -> str:
+    """The module that a function, or its class, is from."""
+    return str(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def is_believed(model: Module) -> bool:
+    """Whether a model is one of transformers, made of modules that are there, too."""
+    return type(model).__module__.startswith("transformers.") and not changes(model)
+
+
 def _whole(model: Module, task: Task, ids: Tensor) -> dict[str, Tensor]:
     """The same ids for all that a model reads, none of them hidden."""
     given = dict.fromkeys(task.arguments, ids)
@@ -631,13 +661,13 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     """Whether the model says the same of a text with padding, up to so many tokens, that its mask hides, if it takes
     one, as far as a short input tells: a convolution over tokens, as ConvBERT's, reads what is there, and so do
     MobileBERT's embeddings. With padding on the right, a model of transformers that gives one token after another is
-    believed, if it has none, and torch's own attention can take the place of its; padding on the left moves the patches
-    that BLT makes of bytes. A classifier that reads one token may not look at the last, beside the padding, in a short
-    input: so what transformers' models hand their heads is compared token by token, too. What draws at random, as
-    Reformer's hashes are, says the same by chance alone. A decoder whose attention was told to look ahead does so only
-    where no mask is needed."""
+    believed (:func:`is_believed`), if it has none, and torch's own attention can take the place of its; padding on the
+    left moves the patches that BLT makes of bytes. A classifier that reads one token may not look at the last, beside
+    the padding, in a short input: so what transformers' models hand their heads is compared token by token, too. What
+    draws at random, as Reformer's hashes are, says the same by chance alone. A decoder whose attention was told to look
+    ahead does so only where no mask is needed."""
     convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
-    is_plain = type(model).__module__.startswith("transformers.") and getattr(model, "_supports_sdpa", False)
+    is_plain = getattr(model, "_supports_sdpa", False) and is_believed(model)
     is_told = task is Task.CAUSAL and any(getattr(each, "is_causal", None) is False for each in model.modules())
     if side == "right" and is_plain and not (convolves or is_told) and task in (Task.CAUSAL, Task.SEQ2SEQ):
         return True
@@ -711,11 +741,19 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     return not _is_close(alone, padded, weight.dtype)
 
 
+def head_is_hooked(model: Module) -> bool:
+    """Whether a user's hook is at a model's head: it may read all rows, and is given them."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    known = (head._forward_hooks, head._forward_pre_hooks) if isinstance(head, torch.nn.Module) else ()
+    return any(not _home(each).startswith("lrpx.") for held in known for each in held.values())
+
+
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
     add others of each token to its logits, a second table's, say, or use them again. transformers' are believed."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    if not isinstance(head, torch.nn.Module) or type(model).__module__.startswith("transformers."):
+    known = type(model).__module__.startswith("transformers.") and type(head).__module__.startswith(THEIRS)
+    if not isinstance(head, torch.nn.Module) or known:
         return True
     weight, positions, calls = first_weight(model), torch.tensor([[4, 1]]), 0
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end_read(model, task))][:6]
