@@ -18,7 +18,7 @@ from lrpx._data.pictures import Pictures
 from lrpx._images import Patches
 from lrpx.benchmarks import Run, find, keep
 from lrpx.benchmarks._pixel_report import overlay
-from lrpx.benchmarks._pixels import _of_cells
+from lrpx.benchmarks._pixels import _as_seen, _of_cells
 from lrpx.errors import DataError, InputError, ModelError, ResultFileError
 from lrpx.methods import find as find_method
 from lrpx.metrics import IMAGE_METRICS
@@ -174,6 +174,19 @@ def test_masks_are_counted_over_the_set(model, files):
         for name in names:
             counted = sum(np.array(row[f"{name}/{method}"]) for row in rows)
             assert IMAGE_METRICS[name](counted) == pytest.approx(twins.SEGMENTATION[name](images[method]), abs=1e-9)
+
+
+def test_a_mask_is_cut_at_half_whatever_white_becomes(model, files):
+    """EfficientNet's processor divides by a deviation though it is told not to normalise: what is above 127 of that is
+    more than the object."""
+    size = {"height": SIDE, "width": SIDE}
+    double = BoundModel(model.module, tf.EfficientNetImageProcessor(size=size, resample=2, include_top=True))
+    pictures = of_table(files).pictures
+    for picture in pictures.listed():
+        mask = pictures.open_mask(picture)
+        seen = np.asarray(Image.fromarray(mask).convert("RGB").resize((SIDE, SIDE), 2))[..., 0] > 127
+        np.testing.assert_array_equal(_as_seen(mask, double), seen)
+        np.testing.assert_array_equal(_as_seen(mask, model), seen)
 
 
 def test_mosaics_are_read_quadrant_by_quadrant(model, arrays):

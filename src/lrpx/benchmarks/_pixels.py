@@ -606,7 +606,10 @@ def _as_seen(mask: NDArray[np.bool_], model: BoundModel) -> NDArray[np.bool_]:
     from PIL import Image
 
     processor = getattr(model.tokenizer, "image_processor", model.tokenizer)
-    grey = Image.fromarray(mask * np.uint8(255)).convert("L" if _channels(model) == 1 else "RGB")
-    made = processor(images=grey, return_tensors="pt", do_normalize=False, do_rescale=False)
-    found: NDArray[np.bool_] = made["pixel_values"][0].float().mean(0).numpy() > 127
+    each = (mask * np.uint8(255), np.full(mask.shape, 255, np.uint8))
+    grey = [Image.fromarray(values).convert("L" if _channels(model) == 1 else "RGB") for values in each]
+    made = (processor(images=image, return_tensors="pt", do_normalize=False, do_rescale=False) for image in grey)
+    given, white = (values["pixel_values"][0].float().mean(0).numpy() for values in made)
+    # EfficientNet's divides by a deviation all the same, so that white is not 255
+    found: NDArray[np.bool_] = given > white.max() * 127 / 255
     return found
