@@ -52,6 +52,17 @@ class Ramp(Method):
 
 
 @dataclass(frozen=True)
+class Flat(Ramp):
+    """The same relevance for all tokens."""
+
+    name: str = "flat"
+
+    def attribute(self, model: BoundModel, questions: Asked, *, ledger: bool = False) -> Found:
+        found = super().attribute(model, questions, ledger=ledger)
+        return replace(found, relevance=tuple(map(torch.ones_like, found.relevance)))
+
+
+@dataclass(frozen=True)
 class Careless(Backward):
     """AttnLRP whose numbers hang on the batch, and whose ledger loses a tenth."""
 
@@ -69,11 +80,12 @@ class Careless(Backward):
 
 
 def test_our_methods_pass_and_bad_ones_fail(bundled: BoundModel) -> None:
-    found = sanity.check(bundled, _check.TEXTS, ["attnlrp", "lrp", Ramp(), Careless()])
+    found = sanity.check(bundled, _check.TEXTS, ["attnlrp", "lrp", Ramp(), Flat(), Careless()])
     verdicts = {sane.method: sane.verdicts() for sane in found.methods}
     every = {"randomised weights": True, "another class": True, "ledger": True, "batch": True}
     assert verdicts["attnlrp"] == verdicts["lrp"] == every
-    assert verdicts["ramp"] == every | {"randomised weights": False, "another class": False, "ledger": None}
+    blind = {"randomised weights": False, "another class": False, "ledger": None}
+    assert verdicts["ramp"] == verdicts["flat"] == every | blind
     assert verdicts["careless"] == every | {"ledger": False, "batch": False}
     of_ramp = next(sane for sane in found.methods if sane.method == "ramp")
     assert {stage.cascade.value for stage in of_ramp.stages} == {1.0}

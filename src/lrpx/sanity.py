@@ -335,7 +335,8 @@ class _Checking:
             raise NonFiniteError(f"with {what}: {error}") from error
 
     def alike(self, others: Sequence[Numbers], *, absolute: bool = False) -> list[float]:
-        """Rank correlation with other explanations, a text; 0 where one of the two has no order."""
+        """Rank correlation with other explanations, a text; where one of the two has no order 0, and 1 where neither
+        has: what stays constant is what nothing changes."""
         pairs = zip(self.relevance, others, strict=True)
         return [_spearman(np.abs(a), np.abs(b)) if absolute else _spearman(a, b) for a, b in pairs]
 
@@ -381,4 +382,4 @@ class _Checking:
 
 
 def _spearman(a: Numbers, b: Numbers) -> float:
-    return pearson(ranks(a), ranks(b))
+    return 1.0 if np.ptp(a) == np.ptp(b) == 0 else pearson(ranks(a), ranks(b))
