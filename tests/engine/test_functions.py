@@ -20,7 +20,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 from lrpx import rules
 from lrpx.engine import propagate
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import ATTNLRP, GIM, GRADIENT, LIBRAGRAD, LRP
+from lrpx.recipes import ATTNLRP, ATTNLRP_VIT, GIM, GRADIENT, LIBRAGRAD, LRP
 from lrpx.rules import Gamma
 from tests.reference.models import randomise
 
@@ -433,6 +433,19 @@ SOFTMAX: dict[str, Function] = {
     "mean": lambda x: (lambda e: e / e.mean(-1, keepdim=True) / 5)(x.exp()),
     "cumsum": lambda x: (lambda e: e / e.cumsum(-1)[..., -1:])(x.exp()),
     "ones": lambda x: (lambda e: e / (e @ torch.ones(5, 1, dtype=x.dtype)))(x.exp()),
+    "ones, times a reciprocal": lambda x: (lambda e: e * (1 / (e @ torch.ones(5, 5, dtype=x.dtype))))(x.exp()),
+    "ones, of its type": lambda x: (lambda e: e * (1 / (e @ torch.ones(5, 1).to(e))))(x.exp()),
+    "ones on the left": lambda x: (lambda e: (e * (1 / (torch.ones(5).type_as(e) @ e))[:, None]).mT)(x.mT.exp()),
+    "ones, by a layer": lambda x: (lambda e: e / F.linear(e, torch.ones(5, 5, dtype=x.dtype)))(x.exp()),
+    "ones, times a layer": lambda x: (lambda e: e * F.linear(e, torch.ones(1, 5).type_as(e)).reciprocal())(x.exp()),
+    "ones, by a convolution": lambda x: (lambda e: e / F.conv1d(e.mT, torch.ones(1, 5, 1).type_as(e)).mT)(x.exp()),
+    "ones, by tensordot": lambda x: (lambda e: e / torch.tensordot(e, torch.ones(5, 1, dtype=x.dtype), 1))(x.exp()),
+    "ones, by addmm": lambda x: torch.stack(
+        [e / torch.addmm(e.new_zeros(1), e, e.new_ones(5, 1)) for e in x.exp().unbind()]
+    ),
+    "ones, a sparse matrix": lambda x: torch.stack(
+        [(e / torch.sparse.mm(e.new_ones(1, 5).to_sparse(), e)).mT for e in x.mT.exp().unbind()]
+    ),
     "einsum": lambda x: (lambda e: e / torch.einsum("bts->bt", e)[..., None])(x.exp()),
     "masked": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(x.exp().masked_fill(x.isinf(), 0.0)),
     "masked in place": lambda x: (lambda e: e / e.sum(-1, keepdim=True))(x.exp().masked_fill_(x.isinf(), 0.0)),
@@ -441,6 +454,7 @@ SOFTMAX: dict[str, Function] = {
     "logsumexp unsqueezed": lambda x: (x - x.logsumexp(-1)[..., None]).exp(),
     "logsumexp viewed": lambda x: (x - x.logsumexp(-1).view(2, 5, 1)).exp(),
     "log of sum": lambda x: torch.exp(x - x.exp().sum(-1, keepdim=True).log()),
+    "log of sum, ones": lambda x: torch.exp(x - (x.exp() @ torch.ones(5, 5, dtype=x.dtype)).log()),
     "log of sum, by two": lambda x: (x - torch.log(torch.sum(torch.exp(x), -1))[..., None]).exp(),
     "log of sum, the largest off": lambda x: (lambda z: (z - z.exp().sum(-1, keepdim=True).log()).exp())(
         x - x.amax(-1, keepdim=True)
@@ -489,6 +503,34 @@ def test_a_softmax_written_out(name: str, recipe: Recipe) -> None:
     agree(attention(SOFTMAX[name]), attention(lambda x: x.softmax(-1)), recipe)
     causal = attention(lambda x: masked(x, SOFTMAX[name]))
     agree(causal, attention(lambda x: masked(x, lambda x: x.softmax(-1))), recipe)
+
+
+SUMS_OF_GROUPS: dict[str, Function] = {
+    "a product": lambda e: e @ GROUPS,
+    "a product on the left": lambda e: (GROUPS @ e.mT).mT,
+    "of its type": lambda e: (GROUPS.to(e) @ e.mT).mT,
+    "a layer": lambda e: F.linear(e, GROUPS),
+    "a convolution": lambda e: F.conv1d(e.mT, GROUPS[..., None]).mT,
+    "tensordot": lambda e: torch.tensordot(e, GROUPS, 1),
+    "einsum": lambda e: torch.einsum("bij,jk->bik", e, GROUPS),
+}
+GROUPS = torch.block_diag(torch.ones(2, 2), torch.ones(3, 3)).double()
+DIVISIONS: dict[str, Callable[[Tensor, Function], Tensor]] = {
+    "a quotient": lambda s, summed: s.exp() / summed(s.exp()),
+    "times a reciprocal": lambda s, summed: (e := s.exp()) * (1 / summed(e)),
+    "a logarithm": lambda s, summed: (s - summed(s.exp()).log()).exp(),
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP, ATTNLRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("division", DIVISIONS)
+@pytest.mark.parametrize("name", SUMS_OF_GROUPS)
+def test_a_softmax_of_groups_that_a_constant_matrix_adds_up(name: str, division: str, recipe: Recipe) -> None:
+    agree(
+        attention(lambda s: DIVISIONS[division](s, SUMS_OF_GROUPS[name])),
+        attention(lambda s: torch.cat([s[..., :2].softmax(-1), s[..., 2:].softmax(-1)], -1)),
+        recipe,
+    )
 
 
 def online(s: Tensor, v: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from lrpx import _kernels, rules
 from lrpx.engine import _factors, _roles
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
 from lrpx.engine._nodes import LINEAR, SCALES, kind
-from lrpx.engine._tensors import carries, detached, is_parameter, is_tensor
+from lrpx.engine._tensors import LIKE_ANOTHER, carries, detached, is_parameter, is_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -194,11 +194,13 @@ def _slots(value: Any, changed: Any, found: list[tuple[Made, int]]) -> Any:
     return value.detach() if is_parameter(value) else value
 
 
-def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
+def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any, least: int = PART) -> None:
     """``out = func(*args, **kwargs)``, a shape, a selection, a sum, or several put together: noted, if all that depends
     on the input in its arguments is made of exponentials."""
     name, found = func.__name__, list[tuple[Made, int]]()
     if exponent_of(out) is not None:  # noted by its handler
+        return
+    if name in LIKE_ANOTHER and noted(args[0]) is None:
         return
     if name.endswith("_norm") and name not in SUMMING:
         return
@@ -227,7 +229,7 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
     def again(*inputs: Any) -> Any:
         return func(*_filled(made_of, inputs), **{key: _filled(value, inputs) for key, value in named.items()})
 
-    made, state = Made(again, *(each for each, _ in found)), max(states)
+    made, state = Made(again, *(each for each, _ in found)), max(least, *states)
     if len(found) > 1 and name in ADDING:
         state = max(state, SUMMED)
     elif len(found) > 1 and "sub" in name and state != WEIGHTED:
@@ -240,6 +242,25 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any) -> None:
         for i, each in enumerate(out):
             if isinstance(each, Tensor) and each.is_floating_point():
                 note(each, Made(partial(_element, i), made), state)
+
+
+def layered(run: Any, func: Any, out: Any, args: Any, kwargs: Any) -> None:
+    """``out = func(*args, **kwargs)``, a product with a constant: of exponentials, a sum of them with weights."""
+    if not isinstance(out, Tensor) or not carries(out) or noted(out) is not None:
+        return
+    given = [(x, noted(x)) for x in (*args, *kwargs.values())]
+    found = [each for _, each in given if each is not None]
+    if len(found) != 1 or found[0][1] >= WEIGHTED:
+        return
+    if run.recipe.linear is rules.unmodified:
+        keep_exponents(func, out, args, kwargs, WEIGHTED)
+    elif all(_adds_up(x) for x, each in given if isinstance(x, Tensor) and each is None):
+        keep_exponents(func, out, args, kwargs, SUMMED)
+
+
+def _adds_up(constant: Any) -> bool:
+    """Whether a matrix has but one number in it, and zeros: it adds up some of what it is multiplied with."""
+    return isinstance(constant, Tensor) and bool(((constant == 0) | (constant == constant.max())).all())
 
 
 def _sums_by_index(name: str, args: Any, kwargs: Any) -> bool:
@@ -309,7 +330,7 @@ def log_of(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
     if (node := cast("Any", out.grad_fn)) is not None:
         node.metadata[LOGGED] = True
     found = noted(x)
-    if found is not None and found[1] == SUMMED:
+    if found is not None and is_sum(x):
         note(out, Made(op, found[0]), LOG)
         _meet_logarithm(run, out)
 
@@ -428,7 +449,9 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
         if found[1] == PART and is_same:
             state = SUMMED
         elif run.recipe.linear is not rules.unmodified:
-            return out
+            if found[1] != PART or not _adds_up(constant):
+                return out
+            state = SUMMED
     else:
         leaf = Leaf(value, is_value=True)
         made = Made(op, *((found[0], leaf) if one is not None else (leaf, found[0])))
@@ -462,9 +485,9 @@ DIRECT = "_lrpx_weighted"
 
 
 def is_sum(x: Tensor) -> bool:
-    """Whether a tensor is a sum of exponentials, or a scaling of it."""
+    """Whether a tensor is a sum of exponentials, with constant weights perhaps, or a scaling of it."""
     found = noted(x)
-    return found is not None and found[1] == SUMMED
+    return found is not None and (found[1] == SUMMED or _sums_nothing_else(found, x))
 
 
 # ------------------------------------------------------------------------------------- softmax
@@ -622,7 +645,7 @@ of the square of their sum."""
 
 def keep_root(out: Tensor, x: Tensor) -> Tensor:
     """Note that ``out`` is such a constant, if ``x``, of which it is the reciprocal root, was made of exponentials."""
-    if (gate_strength(x) == EXPONENTIAL or is_root(x)) and not carries(out):
+    if (gate_strength(x) == EXPONENTIAL or is_root(x) or is_sum(x)) and not carries(out):
         setattr(out, ROOT, True)
     return out
 

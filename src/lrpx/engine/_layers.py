@@ -27,6 +27,7 @@ from lrpx.errors import UnknownOperationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from lrpx.engine._operation import Handler
     from lrpx.engine._run import Run
 
 # ------------------------------------------------------------------------------ layers
@@ -55,12 +56,29 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     elif run.is_usual and run.recipe.linear is rules.unmodified:  # nearly always
         if _prefers_onednn(run, x, weight):
             func = _kernels.by_onednn(func)
-        return _moved.made_by_layer(func(x, weight, bias), x, given)
+        out = func(x, weight, bias)
+        if run.has_scales:
+            _exponentials.layered(run, torch.nn.functional.linear, out, (x, weight, bias), {})
+        return _moved.made_by_layer(out, x, given)
     if run.asks_for_weights:
         out = _biases.layered(run, "linear", func, x, weight, bias, _biases.LAST)
     else:
         out = run.apply("linear", func, x, weight, bias)
+    if run.has_scales:
+        _exponentials.layered(run, torch.nn.functional.linear, out, (x, weight, bias), {})
     return _moved.made_by_layer(out, x, given)
+
+
+def _noting(handler: Handler) -> Handler:
+    """The handler, with a note on what is a sum of exponentials with constant weights."""
+
+    def answered(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
+        out = handler(run, func, args, kwargs)
+        if run.has_scales:
+            _exponentials.layered(run, func, out, args, kwargs)
+        return out
+
+    return answered
 
 
 def _is_plain(weight: Tensor) -> bool:
@@ -632,21 +650,21 @@ def _of_inverse(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: Ten
 
 ROWS = [
     Operation("linear", ("linear",), linear, "linear"),
-    Operation("addmm", ("addmm",), _add_matmul, "linear"),
-    Operation("baddbmm", ("addmv", "baddbmm", "addbmm"), _add_matmul, "linear"),
+    Operation("addmm", ("addmm",), _noting(_add_matmul), "linear"),
+    Operation("baddbmm", ("addmv", "baddbmm", "addbmm"), _noting(_add_matmul), "linear"),
     Operation("grouped_mm", ("_grouped_mm", "grouped_mm"), _grouped_matmul, "linear"),
     Operation("matmul", ("matmul", "__matmul__", "mm", "bmm"), _matmul, "matmul"),
     Operation("rmatmul", ("__rmatmul__",), _matmul, "matmul"),
     Operation("linalg_matmul", ("linalg_matmul",), _matmul, "matmul"),
     Operation("dot", ("mv", "dot", "vdot", "inner", "linalg_vecdot", "cross", "linalg_cross"), _matmul, "matmul"),
     Operation("multi_dot", ("linalg_multi_dot",), _chain, "matmul"),
-    Operation("sparse_mm", ("_sparse_mm", "smm"), _sparse_matmul, "matmul"),
-    Operation("tensordot", ("tensordot",), _tensordot, "matmul"),
+    Operation("sparse_mm", ("_sparse_mm", "smm"), _noting(_sparse_matmul), "matmul"),
+    Operation("tensordot", ("tensordot",), _noting(_tensordot), "matmul"),
     Operation("einsum", ("einsum",), _einsum, "matmul"),
     Operation("bilinear", ("bilinear",), _bilinear, "matmul"),
     Operation("solve_triangular", ("linalg_solve_triangular",), _solve_triangular, "matmul"),
     *(
-        Operation(name, (name,), _convolution, "convolution")
+        Operation(name, (name,), _noting(_convolution), "convolution")
         for name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
     ),
 ]

@@ -40,6 +40,10 @@ TRANSPOSES = frozenset({"T", "mT", "H", "mH", "real", "imag"})
 """Properties of a tensor that are operations on it."""
 
 
+LIKE_ANOTHER = frozenset("to type_as expand_as view_as reshape_as sum_to_size".split())
+"""Functions that may take another tensor for no more than its type or its shape."""
+
+
 def is_tensor(value: Any) -> TypeGuard[Tensor]:
     """``isinstance(value, Tensor)``, which torch answers slowly (250 ns) for anything else."""
     kind = type(value)
