@@ -26,6 +26,7 @@ from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
     FROM_INPUT,
+    LIKE_ANOTHER,
     TRANSPOSES,
     any_carries,
     carries,
@@ -521,6 +522,8 @@ class Run:
     def mark_from_input(self, out: Any, made_of: Any, name: str) -> None:
         """Mark the constants among the results of a call that were made of what depends on the input; not what was
         chosen of a weight, as the weights of an expert are by a router."""
+        if name in LIKE_ANOTHER:
+            made_of = made_of[:1]
         made = (made_of[0],) if name == "__setitem__" else out if isinstance(out, (tuple, list)) else (out,)
         found = [value for value in made if isinstance(value, Tensor) and not value.requires_grad]
         if found and _is_from_input(made_of) and not (name in CHOOSING and self._is_chosen_of_weight(out, made_of[0])):
