@@ -610,6 +610,41 @@ def test_a_hook_at_the_head_is_given_all_rows():
     assert Explainer(model)(ROWS[0], 4).explained.value == pytest.approx(truth, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    "build", [models.tiny_llama, lambda: tiny.bart(decoder_start_token_id=2), tiny.bert_classifier]
+)
+@pytest.mark.parametrize(
+    "mix", [lambda x: x + x.mean(1, keepdim=True), lambda x: x - x[:, -1:], lambda x: x - 0.5 * x.mean(0, keepdim=True)]
+)
+def test_hooks_that_mix_tokens_or_rows_are_given_one_text_at_a_time(build, mix):
+    model = build()
+    layers = next(each for each in model.modules() if isinstance(each, torch.nn.ModuleList))
+    explain, how = Explainer(model), {"method": "gradient-x-input", "target": 1}
+    explain(ROWS, **how)  # what was tried before holds no longer
+
+    def hook(_, __, output):
+        return mix(output) if isinstance(output, torch.Tensor) else (mix(output[0]), *output[1:])
+
+    layers[0].register_forward_hook(hook)
+    for many, ids in zip(explain(ROWS, **how), ROWS, strict=True):
+        given = {"decoder_input_ids": torch.tensor([[2]])} if model.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            logits = model(torch.tensor([ids]), **given).logits[0]
+        assert abs(many.explained.value - (logits if logits.ndim == 1 else logits[-1])[1].item()) <= 1e-12
+        assert_same(many, explain(ids, **how))
+
+
+def test_what_was_tried_before_a_hook_mixed_tokens_is_tried_again():
+    model = models.tiny_llama()
+    explain = Explainer(model)
+    explain(ROWS[0], 4, method="leave-one-out")
+    handle = model.model.layers[0].register_forward_hook(lambda _, __, output: output + output.mean(1, keepdim=True))
+    with pytest.raises(ModelError, match="other tokens see what its attention_mask hides"):
+        explain(ROWS[0], 4, method="leave-one-out")
+    handle.remove()
+    assert_same(explain(ROWS[0], 4, method="leave-one-out"), Explainer(model)(ROWS[0], 4, method="leave-one-out"))
+
+
 def test_a_classifier_that_does_not_look_at_the_token_beside_the_padding():
     """Attention that is all or nothing: what the first token says of the trial's text has nothing of its last token."""
     sizes = {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32, "use_bottleneck": False}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 import torch
@@ -22,6 +20,7 @@ from tests import tiny
 from tests.engine.samples import SAMPLES
 from tests.reference import models
 from tests.reference.leave_one_out import leave_one_out
+from tests.work import calls_of
 
 LONG = [3, 14, 15, 9, 26, 5, 7, 8, 11, 20, 6, 2, 12, 30, 4, 13, 10, 21, 22, 17]
 ROWS = [LONG, LONG[4:16], [*LONG[7:], *LONG[:3]]]
@@ -94,17 +93,9 @@ def many(model, seed=0, count=90, share=0.6):
     return asked(model, rows, positions), masks
 
 
-@contextmanager
 def counted(module):
     """How many tokens a module is given."""
-    found = []
-    handle = module.register_forward_pre_hook(
-        lambda _, __, more: found.append(more["input_ids"].numel()), with_kwargs=True
-    )
-    try:
-        yield found
-    finally:
-        handle.remove()
+    return calls_of(module, lambda named: named["input_ids"].numel())
 
 
 def one_by_one(module, questions, masks, first):
@@ -290,7 +281,7 @@ def test_few_hidden_tokens_are_not_worth_the_trial():
     model = BoundModel(models.tiny_gpt2())
     questions, masks = many(model, count=6)
     not_shortened(model, questions, masks)
-    assert model._dropping == {}
+    assert model._tried.dropping == {}
 
 
 def test_leave_one_out_and_curves_go_the_same_way():

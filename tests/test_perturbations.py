@@ -17,6 +17,7 @@ from lrpx.questions import Question, Questions
 from tests import tiny
 from tests.reference import models
 from tests.reference.perturbation import hidden_output
+from tests.work import calls_of
 
 IDS = [3, 14, 15, 9, 26, 5, 7]
 ROWS = [IDS, [8, 9], [4, 11, 20], [6, 2, 1, 30, 12]]
@@ -159,17 +160,11 @@ def test_equal_sets_run_once(monkeypatch):
     model = BoundModel(models.tiny_llama())
     questions = asked(model, [IDS])
     sets = [np.concatenate([np.eye(7, dtype=bool)] * 5 + [np.zeros((4, 7), dtype=bool)])]
-    full, rows = model.ask(questions), []
-    forward = model.module.forward
+    full = model.ask(questions)
     assert not model._sees_hidden(questions.with_targets(full.targets))
-
-    def counted(*args, **more):
-        rows.append(len(more["input_ids"]))
-        return forward(*args, **more)
-
-    monkeypatch.setattr(model.module, "forward", counted)
-    monkeypatch.setattr(type(model), "accepts", lambda *_: True)
-    found = outputs(model, questions, full, sets)[0]
+    with calls_of(model.module, lambda named: len(named["input_ids"])) as rows:
+        monkeypatch.setattr(type(model), "accepts", lambda *_: True)
+        found = outputs(model, questions, full, sets)[0]
     assert sum(rows) == 8
     assert len(found) == 39
     near(found[:7], found[7:14])

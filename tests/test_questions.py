@@ -14,6 +14,7 @@ from lrpx.model import BoundModel
 from lrpx.questions import Question, Questions
 from tests import tiny
 from tests.reference import models
+from tests.work import calls_of
 
 IDS = [3, 14, 15, 9, 26, 5, 7]
 ROWS = [IDS, [8, 9], [4, 11, 20]]
@@ -98,12 +99,12 @@ def test_each_question_has_its_own_ledger(options, method):
 def test_one_forward_pass_for_all():
     model = models.tiny_llama()
     explain = Explainer(model)
-    calls = []
-    model.register_forward_pre_hook(lambda *_: calls.append(1))
-    explain(IDS, position=range(7))
-    assert len(calls) == 1
-    explain(ROWS, position=[[0, 1], [0, 1], [0, 1]])
-    assert len(calls) == 2
+    explain(ROWS)  # what is tried of the model once
+    with calls_of(model) as calls:
+        explain(IDS, position=range(7))
+        assert len(calls) == 1
+        explain(ROWS, position=[[0, 1], [0, 1], [0, 1]])
+        assert len(calls) == 2
 
 
 @pytest.mark.parametrize(

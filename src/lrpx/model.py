@@ -254,11 +254,7 @@ class BoundModel(Named):
         self.compiler = Compiler() if compile else None
         self._patches: dict[torch.Size, Patches | None] = {}
         self._places: dict[torch.Size, Places | None] = {}
-        self._dropping: dict[object, tuple[int, float]] = {}
-        self._heeded: tuple[tuple[object, ...], bool] | None = None
-        self._is_seen: bool | None = None
-        self._reads_on: bool | None = None
-        self._padded: tuple[float, float] = (7.0, math.inf)  # how far padding changed nothing, and from where it does
+        self._known = _Tried(())
 
     def _pooling(self, given: Any, spec: Spec | None) -> Pooling:
         if isinstance(given, Pooling):
@@ -403,10 +399,20 @@ class BoundModel(Named):
         known = self.task.reads != "whole" or (self.pad_id is not None and not takes_last and not pads_end)
         return known and self._heeds_mask
 
-    @cached_property
+    @property
+    def _tried(self) -> _Tried:
+        """What runs have told of the model; nothing, where something else of its user's is in it since."""
+        changes = tasks.changes(self.module)
+        if changes != self._known.changes:
+            self._known = _Tried(changes)
+        return self._known
+
+    @property
     def rows_meet(self) -> bool:
-        """Whether rows that run together see each other, so that each must run alone. Tried once."""
-        return tasks.rows_meet(self.module, self.task)
+        """Whether rows that run together see each other, so that each must run alone. Tried once; a hook of the user's
+        may mix them, or count them, and is given one at a time."""
+        tried = self._tried
+        return tried.is_hooked or tried.once("rows meet", lambda: tasks.rows_meet(self.module, self.task))
 
     def groups(self, rows: Sequence[Row], batch_size: int) -> list[list[int]]:
         """Which rows run together, as :func:`~lrpx._batching.batches` has it; one by one where several cannot."""
@@ -415,18 +421,16 @@ class BoundModel(Named):
             together = self._pads_to(max(max(row.lengths, default=0) for row in rows))
         return batches(rows, batch_size if together else 1, tasks.border(self.module))
 
-    @cached_property
+    @property
     def _hides(self) -> bool:
         """Tried once, where nothing that is hidden makes a difference."""
-        return tasks.hides(self.module, self.task)
+        return self._tried.once("hides", lambda: tasks.hides(self.module, self.task))
 
     @property
     def _heeds_mask(self) -> bool:
-        """Tried once, as :attr:`_looks_back`, and again where something else of its user's is in it."""
-        changes = tasks.changes(self.module)
-        if self._heeded is None or self._heeded[0] != changes:
-            self._heeded = changes, tasks.heeds_mask(self.module, self.task, self.pad_id or 0, self.padding_side)
-        return self._heeded[1]
+        """Tried once."""
+        how = self.module, self.task, self.pad_id or 0, self.padding_side
+        return self._tried.once("heeds its mask", lambda: tasks.heeds_mask(*how))
 
     @cached_property
     def _hides_ones(self) -> bool:
@@ -436,16 +440,17 @@ class BoundModel(Named):
     def _pads_to(self, wide: int) -> bool:
         """Whether a module of one's own says the same of a text that is padded to so many tokens: its angles may hang
         on how many there are. Tried where there are more than ever before; transformers' says so (``tasks.border``)."""
-        held, failed = self._padded
+        tried = self._tried
+        held, failed = tried.padded
         if wide > held and wide < failed and self.task.segments and not tasks.is_theirs(self.module):
             how = self.module, self.task, self.pad_id or 0, self.padding_side
-            self._padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
-        return wide < self._padded[1]
+            tried.padded = (wide, failed) if tasks.heeds_mask(*how, wide) else (held, wide)
+        return wide < tried.padded[1]
 
-    @cached_property
+    @property
     def _looks_back(self) -> bool:
         """Tried once, not for each call: it takes two runs of the model."""
-        return tasks.looks_back(self.module)
+        return self._tried.once("looks back", lambda: tasks.looks_back(self.module))
 
     @property
     def _rows_alone(self) -> bool:
@@ -724,8 +729,9 @@ class BoundModel(Named):
     def _sees_hidden(self, questions: Questions) -> bool:
         """Whether what the model says hangs on what stands in hidden places that are not read. Tried once, on the first
         text that can tell."""
-        if self._is_seen is not None:
-            return self._is_seen
+        tried = self._tried
+        if tried.is_seen is not None:
+            return tried.is_seen
         found = told_apart(questions, self.task is Task.CAUSAL, self._spare)
         if found is not None:
             pair, masks, places = found
@@ -739,25 +745,26 @@ class BoundModel(Named):
             alone, beside = (self._values(pair, masks, None, None, size, elsewhere, exactly=True) for size in (1, 2))
             lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * alone.abs().max()
             lost = lost.maximum(4 * (alone - beside).abs().max())
-            self._is_seen = bool((alone[0] - alone[1]).abs().max() > lost)
-        return bool(self._is_seen)
+            tried.is_seen = bool((alone[0] - alone[1]).abs().max() > lost)
+        return bool(tried.is_seen)
 
     def _reads_another(self, questions: Questions) -> bool:
         """Whether a model that reads a text as a whole looks at its last token, and no longer where one before that is
         hidden, as one that pools at ``attention_mask.sum() - 1``. Tried once, on the first text that can tell."""
-        if self._reads_on is None and self.task.reads == "whole":
+        tried = self._tried
+        if tried.reads_on is None and self.task.reads == "whole":
             found = with_another_end(questions, self._spare)
             if found is None:
                 return False
             try:
                 logits = self._values(*found, None, None, 1, lambda _, __, logits: logits.double(), exactly=True)
             except (RuntimeError, ValueError, IndexError):  # it reads where a certain token is
-                self._reads_on = True
+                tried.reads_on = True
                 return False
             lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * logits.abs().max()
             whole, hidden = ((one - other).abs().max() for one, other in (logits[:2], logits[2:]))
-            self._reads_on = not bool(whole > lost >= hidden)
-        return self._reads_on is False
+            tried.reads_on = not bool(whole > lost >= hidden)
+        return tried.reads_on is False
 
     def _says_the_same(self, questions: Questions) -> bool:
         """Whether the model says the same of rows without their hidden tokens. Tried on the longest of them, and known
@@ -773,7 +780,8 @@ class BoundModel(Named):
         if not can_tell(dtype):
             return False
         kind = dtype, self.device, getattr(self.config, "_attn_implementation", None)
-        holds, fails = self._dropping.get(kind, (0, torch.inf))
+        dropping = self._tried.dropping
+        holds, fails = dropping.get(kind, (0, torch.inf))
         if holds < length < fails:
 
             def logits(_: int, __: Target, found: Tensor) -> Tensor:
@@ -787,7 +795,7 @@ class BoundModel(Named):
             tried = Questions((row,), (asked,))
             same = proven(run, tried, self._first_position, torch.finfo(dtype).eps)
             holds, fails = (length, fails) if same else (holds, length)
-            self._dropping[kind] = holds, fails
+            dropping[kind] = holds, fails
         return length <= holds
 
     @cached_property
@@ -957,6 +965,38 @@ class BoundModel(Named):
         except TargetError as error:
             where = questions.row_of(question).where
             raise TargetError(f"{error}{where}") if where else error from None
+
+
+@dataclass
+class _Tried:
+    """What runs have told of a model as long as its user has put the same into it (:func:`lrpx.tasks.changes`).
+
+    Attributes:
+        changes: what that is.
+        is_seen: whether it says what stands in hidden places.
+        reads_on: whether it reads the same token where one before that is hidden.
+        dropping: in which precision, place and attention it says the same without hidden tokens, up to how many tokens,
+            and from how many it does not.
+        padded: how far padding changed nothing, and from where it does.
+        found: the rest, by name.
+    """
+
+    changes: tuple[object, ...]
+    is_seen: bool | None = None
+    reads_on: bool | None = None
+    dropping: dict[object, tuple[int, float]] = field(default_factory=dict)
+    padded: tuple[float, float] = (7.0, math.inf)
+    found: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def is_hooked(self) -> bool:
+        return any(isinstance(each, tuple) and each[0] == "hook" for each in self.changes)
+
+    def once(self, name: str, trial: Callable[[], bool]) -> bool:
+        """What a trial tells, which is made the first time."""
+        if name not in self.found:
+            self.found[name] = trial()
+        return self.found[name]
 
 
 class _Sigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]

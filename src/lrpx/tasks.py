@@ -42,6 +42,8 @@ OF_QUERIES = ("pred_boxes", "pred_masks", "class_queries_logits")
 """What models return that find objects: of each query, as the classes beside it are, ``[B, Q, C]``."""
 THEIRS = ("torch.", "transformers.")
 """How the paths begin of what is no user's own."""
+WRAPPERS = (*THEIRS, "accelerate.", "lrpx.")
+"""And of what moves weights or listens, and is a hook, or in the place of a forward."""
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The argument that says which tokens of another are none."""
 GREEDY: Final[Mapping[str, Any]] = {
@@ -539,20 +541,31 @@ def is_theirs(model: Module) -> bool:
 
 
 def changes(model: Module) -> tuple[object, ...]:
-    """What its user has put into a model, each by what is another for another: modules of other packages than torch and
-    transformers, and attention functions that transformers was told of. Nothing is known of what these read."""
+    """What its user has put into a model, each by what is another for another: modules and forwards of other packages
+    than torch and transformers, attention functions that transformers was told of, and hooks. Nothing is known of what
+    these read."""
     found: list[object] = []
     configs: dict[int, Any] = {}
     for _, module in named_modules(model):  # as cheap as can be, for a short text would notice
         held = vars(module)
         if not type(module).__module__.startswith(THEIRS):
-            found.append((type(module), id(module)))
+            found.append((type(module), module))
+        if "forward" in held and not _home(held["forward"]).startswith(WRAPPERS):
+            found.append(("forward", held["forward"]))
+        if held["_forward_hooks"] or held["_forward_pre_hooks"]:
+            found += [("hook", each) for each in users_hooks(module)]
         if "config" in held:
             configs[id(held["config"])] = held["config"]
     kinds = {getattr(config, "_attn_implementation", None): None for config in configs.values()}
     told: Any = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
     given = [(kind, told[kind]) for kind in kinds if isinstance(kind, str) and kind in told]
     return (*found, *(each for each in given if not _home(each[1]).startswith(THEIRS)))
+
+
+def users_hooks(module: Module) -> list[Any]:
+    """The forward hooks of a module that are its user's: what they read, and do, nobody knows."""
+    held = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return [each for each in held if not _home(each).startswith(WRAPPERS)]
 
 
 def _home(function: Any) -> str:
@@ -744,8 +757,7 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
 def head_is_hooked(model: Module) -> bool:
     """Whether a user's hook is at a model's head: it may read all rows, and is given them."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    known = (head._forward_hooks, head._forward_pre_hooks) if isinstance(head, torch.nn.Module) else ()
-    return any(not _home(each).startswith("lrpx.") for held in known for each in held.values())
+    return isinstance(head, torch.nn.Module) and bool(users_hooks(head))
 
 
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:

@@ -226,3 +226,19 @@ def test_code_compiled_inside_of_a_model_is_refused(how: str) -> None:
     assert value.isfinite()
     torch.testing.assert_close(trace.relevance("up", of="input"), expected.relevance("up", of="input"))
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("how", [{}, {"dim": 0}, {"return_counts": True}])
+def test_what_torch_has_no_derivative_of_is_told_in_the_backward_pass_too(how: dict[str, Any]) -> None:
+    def unique(x: Tensor) -> Tensor:
+        found = torch.unique(x, **how)
+        return found if isinstance(found, Tensor) else found[0]
+
+    model = Calls(unique)
+    with propagate(model, ATTNLRP) as trace:
+        value = model(X.clone().requires_grad_()).sum()
+        with pytest.raises(UnknownOperationError, match=r"torch has no derivative of .*unique"):
+            trace.explain(value)
+    model = Calls(lambda x: x * torch.unique(x).numel())  # which needs none
+    with propagate(model, ATTNLRP) as trace:
+        trace.explain(model(X.clone().requires_grad_()).sum())

@@ -303,7 +303,7 @@ def _spelled_out(run: Run, op: Callable[..., Any], inputs: Any, causal: bool, sc
     def widened(x: Tensor, made_of: Any) -> Tensor:
         x = move_gate(x.to(wide), x)
         if not carries(x):  # a weight, unless it was made of the input
-            run.mark_from_input(x, made_of, "to")
+            run.mark_from_input(x, made_of, "scaled_dot_product_attention")
         return x
 
     wide_q, wide_k, wide_v = widened(q, inputs[:1]), widened(move_gate(k.mT, k), inputs[1:2]), widened(v, inputs[2:3])

@@ -19,7 +19,7 @@ from lrpx.engine._heads import Heads
 from lrpx.engine._places import Ran, Source, is_among
 from lrpx.engine._positions import Positions
 from lrpx.engine._taps import Tap
-from lrpx.errors import NonFiniteError, TraceError
+from lrpx.errors import NonFiniteError, TraceError, UnknownOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
@@ -255,7 +255,8 @@ class Trace:
         have the gradients then. What was computed since the model's outputs ``since`` has its plain gradient.
 
         Raises:
-            UnknownOperationError: something on the way that no rule has reached, under a strict recipe.
+            UnknownOperationError: something on the way that no rule has reached, under a strict recipe, or that torch
+                has no derivative of.
             TraceError: a checkpoint of the model's own computes something else when it runs again; or the model has
                 written over what the backward pass needs.
         """
@@ -274,6 +275,11 @@ class Trace:
                     "a part of the model in a checkpoint of its own, torch.utils.checkpoint, computes something else "
                     "when it is run again, as with a state that it changes; switch the checkpoints off, "
                     "model.gradient_checkpointing_disable()"
+                ) from error
+            except NotImplementedError as error:  # torch tells it in the backward pass alone, as of unique
+                raise UnknownOperationError(
+                    f"the explained value hangs on what torch has no derivative of ({error}); let the model take it "
+                    "for a constant, by detach()"
                 ) from error
             except RuntimeError as error:
                 if "modified by an inplace operation" not in str(error):
