@@ -88,7 +88,7 @@ def test_a_window_holds_the_answer_and_no_more_tokens_than_it_may(
 
 
 def test_the_tokens_of_an_answer_are_those_of_its_characters(piece_tokenizer: Any) -> None:
-    asked = extractive_qa.Asked("1", "the lovely girl is the tall tree", "what is tall", ((16, 27),))
+    asked = extractive_qa.Asked("1", 1, "the lovely girl is the tall tree", "what is tall", ((16, 27),))
     ((ids, first, start, end),) = extractive_qa.rows_of([asked], piece_tokenizer, 64, np.random.default_rng(0))
     assert piece_tokenizer.decode(ids[start : end + 1]).replace(" ", "") == "isthetall"
     assert start >= first > ids.index(piece_tokenizer.sep_token_id)

@@ -53,6 +53,7 @@ def data(tmp_path: Any) -> Any:
         ("Who is small?", [("The girl", CONTEXT.index("The girl"))], False),
         ("Who is old?", [], True),
         ("Who is lost?", [("the girl", 3)], False),
+        ("What are the boys?", [("are", -len("are tall."))], False),
     )
     (tmp_path / "squad.json").write_text(json.dumps(content))
     return tmp_path / "squad.json"
@@ -67,6 +68,7 @@ def test_the_first_answer_is_what_most_say_and_what_has_none_is_dropped(data: An
     assert [(each.id, each.reason) for each in dropped] == [
         ("q2", "has no answer in its context"),
         ("q3", "has an answer that is not where the file says"),
+        ("q4", "has an answer that is not where the file says"),
     ]
     assert len(read_squad(data, limit=1)[0]) == 1
     marked = data.with_name("marked.json")
@@ -406,10 +408,10 @@ def test_an_encoder_and_decoder_is_asked_in_its_encoder(data: Any, piece_tokeniz
 
 
 def test_a_context_with_too_few_tokens_to_hide_is_dropped_by_name(data: Any, piece_tokenizer: Any) -> None:
-    """Of no tokens and of one: a context of special tokens, and of a word."""
+    """Of no tokens and of one: a context of special tokens, and of a word; each by its number in the file."""
     content = json.loads(data.read_text())
-    for i, context in enumerate(("[MASK]", "girl")):
-        answers = [{"text": context, "answer_start": 0}]
+    for i, context in enumerate(("[MASK]", "", "girl")):
+        answers = [{"text": context, "answer_start": 0}] * bool(context)
         qas = [{"id": f"short{i}", "question": "Who?", "answers": answers, "is_impossible": False}]
         content["data"][0]["paragraphs"].insert(i, {"context": context, "qas": qas})
     data.write_text(json.dumps(content))
@@ -418,7 +420,7 @@ def test_a_context_with_too_few_tokens_to_hide_is_dropped_by_name(data: Any, pie
     assert [each.asked.id for each in found.kept] == ["q0", "q1"]
     assert [(each.id, each.line, each.reason) for each in found.dropped] == [
         ("short0", 1, "has 0 tokens that may be hidden, and an order needs 2"),
-        ("short1", 2, "has 1 token that may be hidden, and an order needs 2"),
+        ("short2", 3, "has 1 token that may be hidden, and an order needs 2"),
     ]
     model = extractive(piece_tokenizer)
     assert len(Run(benchmark, model, ["lrp"], ["LOO Pearson"]).part(0)) == 2

@@ -19,6 +19,7 @@ class Asked:
 
     Args:
         id: as the file has it.
+        line: which question of the file it is, from 1.
         context: the text.
         question: the question.
         answers: every accepted answer as the half-open range of its characters in the context, each once; the first is
@@ -26,6 +27,7 @@ class Asked:
     """
 
     id: str
+    line: int
     context: str
     question: str
     answers: tuple[tuple[int, int], ...]
@@ -66,13 +68,12 @@ def read_squad(path: Path, limit: int | None = None) -> tuple[list[Asked], list[
         if not spans:
             dropped.append(Dropped(name, number, "has no answer in its context", question))
             continue
-        wrong = next((text for text, start in spans if not text or context[start : start + len(text)] != text), None)
-        if wrong is not None:
+        if any(not text or start < 0 or not context.startswith(text, start) for text, start in spans):
             dropped.append(Dropped(name, number, "has an answer that is not where the file says", question))
             continue
         places = [(start, start + len(text)) for text, start in spans]
         order = sorted(dict.fromkeys(places), key=places.count, reverse=True)
-        found.append(Asked(name, context, question, tuple(order)))
+        found.append(Asked(name, number, context, question, tuple(order)))
     return found, dropped
 
 

@@ -89,6 +89,7 @@ class Squad(Benchmark[AnswerSample]):
     source: ClassVar[pa.Schema] = pa.schema(
         {
             "id": pa.string(),
+            "line": pa.int32(),
             "context": pa.string(),
             "question": pa.string(),
             "answers": pa.list_(pa.list_(pa.int32())),
@@ -125,6 +126,7 @@ class Squad(Benchmark[AnswerSample]):
         rows = [
             {
                 "id": each.id,
+                "line": each.line,
                 "context": each.context,
                 "question": each.question,
                 "answers": list(map(list, each.answers)),
@@ -148,14 +150,14 @@ class Squad(Benchmark[AnswerSample]):
             )
         kept: list[AnswerSample] = []
         dropped: list[Dropped] = []
-        for number, row in enumerate(source.rows.to_pylist(), 1):
-            asked = Asked(row["id"], row["context"], row["question"], tuple((a, b) for a, b in row["answers"]))
+        for row in source.rows.to_pylist():
+            asked = Asked(**row | {"answers": tuple((a, b) for a, b in row["answers"])})
             found = self._sample(asked, model)
             found = self._fit(found, model) if isinstance(found, AnswerSample) else found
             if isinstance(found, AnswerSample):
                 kept.append(found)
             else:
-                dropped.append(Dropped(asked.id, number, found, asked.question))
+                dropped.append(Dropped(asked.id, asked.line, found, asked.question))
         if not kept:
             reason = dropped[0].reason if dropped else "has no answer in its context"
             raise InputError(f"no question of {self.data.name} can be used, the first because it {reason}; pass others")
