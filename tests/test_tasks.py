@@ -71,6 +71,28 @@ def test_a_decoder_that_hears_is_a_causal_language_model():
     assert found.explained.value == pytest.approx(float(wanted), rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft's own
+@pytest.mark.parametrize(
+    ("build", "kind", "task"),
+    [
+        (models.tiny_llama, None, Task.CAUSAL),
+        (tiny.bert_classifier, None, Task.CLASSIFICATION),
+        (tiny.bart, "SEQ_2_SEQ_LM", Task.SEQ2SEQ),
+    ],
+)
+def test_an_adapter_that_names_no_task_has_that_of_the_model_inside(build, kind, task):
+    """Most configs of adapters name none, and ``PeftModelForSeq2SeqLM`` is a name of no head."""
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    model = build()
+    targets = ["query"] if task is Task.CLASSIFICATION else ["q_proj"]
+    config = peft.LoraConfig(task_type=kind, target_modules=targets, r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).double().eval()
+    assert tasks.task_of(adapted) is task
+    found = Explainer(adapted)([5, 7, 9, 11], target=1)
+    merged = Explainer(adapted.merge_and_unload())([5, 7, 9, 11], target=1)
+    assert found.relevance == pytest.approx(merged.relevance, rel=1e-9, abs=1e-12)
+
+
 def test_a_class_of_the_users_own_is_known_by_its_base_or_its_name():
     class Mine(tf.BertForMaskedLM):
         pass

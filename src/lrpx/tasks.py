@@ -144,10 +144,12 @@ class Task(_Facts, Enum):
 
 
 def task_of(model: Module) -> Task:
-    """The task of a Hugging Face model; see :func:`task_of_class`."""
+    """The task of a Hugging Face model, or of that inside an adapter of peft; see :func:`task_of_class`."""
     try:
         task = task_of_class(type(model))
     except ModelError:
+        if (inner := base_model(model)) is not model:  # PeftModel, of a config that names no task
+            return task_of(inner)
         _refuse_wrapped(model)
         raise
     has_decoder = accepts(model, "decoder_input_ids")
