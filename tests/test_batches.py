@@ -645,6 +645,63 @@ def test_what_was_tried_before_a_hook_mixed_tokens_is_tried_again():
     assert_same(explain(ROWS[0], 4, method="leave-one-out"), Explainer(model)(ROWS[0], 4, method="leave-one-out"))
 
 
+def of_all_modules(request, _):
+    """A hook that torch gives every module there is."""
+    model = models.tiny_llama()
+
+    def hook(module, _, output):
+        return mixing(output) if module is model.model.layers[0].mlp else None
+
+    request.addfinalizer(torch.nn.modules.module.register_module_forward_hook(hook).remove)
+    return model
+
+
+def of_a_class(_, monkeypatch):
+    model = models.tiny_llama()
+    kind = type(model.model.layers[0].mlp)
+    forward = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: mixing(forward(self, x)))
+    return model
+
+
+def of_a_file(_, monkeypatch):
+    """A function that the model calls by its name, as those who make models faster put theirs there."""
+    model = tiny.bart(decoder_start_token_id=2)
+    monkeypatch.setattr(sys.modules[type(model).__module__], "create_bidirectional_mask", lambda *_, **__: None)
+    return model
+
+
+def of_ones_own(*_):
+    model = models.tiny_llama()
+    model.model.layers[0].mlp = torch.nn.Sequential(model.model.layers[0].mlp, Mixing())
+    return model
+
+
+class Mixing(torch.nn.Module):
+    """Takes off the mean over all rows."""
+
+    def forward(self, x):
+        return mixing(x)
+
+
+def mixing(x):
+    return x - 0.5 * x.mean(0, keepdim=True)
+
+
+@pytest.mark.parametrize("change", [of_all_modules, of_a_class, of_a_file, of_ones_own])
+def test_what_a_user_changes_in_classes_files_and_all_modules_is_tried_too(change, request, monkeypatch):
+    """Rows that see each other do so at one length, too, where no padding tells."""
+    model = change(request, monkeypatch)
+    rows, how = [*ROWS, ROWS[0][::-1]], {"method": "gradient-x-input", "target": 1}
+    explain = Explainer(model)
+    for many, ids in zip(explain(rows, **how), rows, strict=True):
+        given = {"decoder_input_ids": torch.tensor([[2]])} if model.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            truth = model(torch.tensor([ids]), **given).logits[0, -1, 1].item()
+        assert abs(many.explained.value - truth) <= 1e-12
+        assert_same(many, explain(ids, **how))
+
+
 def test_a_classifier_that_does_not_look_at_the_token_beside_the_padding():
     """Attention that is all or nothing: what the first token says of the trial's text has nothing of its last token."""
     sizes = {"embedding_size": 32, "true_hidden_size": 32, "intra_bottleneck_size": 32, "use_bottleneck": False}

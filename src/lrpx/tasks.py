@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules import module as nn_module
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
@@ -42,8 +44,13 @@ OF_QUERIES = ("pred_boxes", "pred_masks", "class_queries_logits")
 """What models return that find objects: of each query, as the classes beside it are, ``[B, Q, C]``."""
 THEIRS = ("torch.", "transformers.")
 """How the paths begin of what is no user's own."""
-WRAPPERS = (*THEIRS, "accelerate.", "lrpx.")
+WRAPPERS = (*THEIRS, "accelerate.", "safetensors.", "lrpx.")
 """And of what moves weights or listens, and is a hook, or in the place of a forward."""
+TOLD = (
+    ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
+    ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
+)
+"""Where transformers keeps what it was told of, by the name of an implementation of attention."""
 MASKS = {"input_ids": "attention_mask", "decoder_input_ids": "decoder_attention_mask"}
 """The argument that says which tokens of another are none."""
 GREEDY: Final[Mapping[str, Any]] = {
@@ -485,8 +492,8 @@ def _is_changed_by_few(model: Module) -> bool:
 def rows_meet(model: Module, task: Task) -> bool:
     """Whether what a model says of a text or an image hangs on what else is in the batch. No short input tells of
     experts that take a number of all tokens there are (NLLB-MoE, a Switch layer of one's own), which is known by the
-    name of that number, and of batch norms that keep no statistics; of a module of one's own that takes texts, two
-    short runs tell the rest (experts that choose their tokens)."""
+    name of that number, and of batch norms that keep no statistics; of a module of one's own that takes texts, and of a
+    model that its user has put something into, two short runs tell the rest (experts that choose their tokens)."""
     return _seem_to_meet(model, task) or any(
         any("capacity" in name and isinstance(value, (int, float)) for name, value in vars(each).items())
         or (isinstance(each, _BatchNorm) and each.running_mean is None)
@@ -496,7 +503,7 @@ def rows_meet(model: Module, task: Task) -> bool:
 
 def _seem_to_meet(model: Module, task: Task) -> bool:
     """Whether a short text is another beside others of its length."""
-    if not task.segments or task.together == "choices" or type(model).__module__.startswith("transformers."):
+    if not task.segments or task.together == "choices" or is_believed(model):
         return False
     weight = first_weight(model)
     steps = torch.tensor([1, 3, 5, 7])[:, None]
@@ -544,29 +551,53 @@ def is_theirs(model: Module) -> bool:
 
 def changes(model: Module) -> tuple[object, ...]:
     """What its user has put into a model, each by what is another for another: modules and forwards of other packages
-    than torch and transformers, attention functions that transformers was told of, and hooks. Nothing is known of what
-    these read."""
+    than torch and transformers, an instance's or a class's, functions in the place of those that a model of
+    transformers calls by their names, attention functions and masks that transformers was told of, and hooks, of a
+    module or of all there are. Nothing is known of what these read."""
     found: list[object] = []
     configs: dict[int, Any] = {}
+    classes: dict[type[Module], bool] = {}
     for _, module in named_modules(model):  # as cheap as can be, for a short text would notice
-        held = vars(module)
-        if not type(module).__module__.startswith(THEIRS):
-            found.append((type(module), module))
+        held, kind = vars(module), type(module)
+        if kind not in classes:
+            classes[kind] = kind.__module__.startswith(THEIRS)
+        if not classes[kind]:
+            found.append((kind, module))
         if "forward" in held and not _home(held["forward"]).startswith(WRAPPERS):
             found.append(("forward", held["forward"]))
         if held["_forward_hooks"] or held["_forward_pre_hooks"]:
             found += [("hook", each) for each in users_hooks(module)]
         if "config" in held:
             configs[id(held["config"])] = held["config"]
+    found += [("hook", each) for each in _everywhere()]
+    forwards = [kind.forward for kind, is_known in classes.items() if is_known]
+    found += [("forward", each) for each in forwards if not _home(each).startswith(WRAPPERS)]
+    for home in {kind.__module__: None for kind, is_known in classes.items() if is_known}:
+        called = vars(sys.modules[home]).values() if home.startswith("transformers.") and home in sys.modules else ()
+        found += [("function", each) for each in called if type(each) is FunctionType and _is_users(each)]
     kinds = {getattr(config, "_attn_implementation", None): None for config in configs.values()}
-    told: Any = getattr(sys.modules.get("transformers.modeling_utils"), "ALL_ATTENTION_FUNCTIONS", {})
-    given = [(kind, told[kind]) for kind in kinds if isinstance(kind, str) and kind in told]
-    return (*found, *(each for each in given if not _home(each[1]).startswith(THEIRS)))
+    for path, name in TOLD:
+        told: Any = getattr(sys.modules.get(path), name, {})
+        given = [(kind, told[kind]) for kind in kinds if isinstance(kind, str) and kind in told]
+        found += [each for each in given if not _home(each[1]).startswith(THEIRS)]
+    return tuple(found)
+
+
+def _is_users(function: FunctionType) -> bool:
+    """Whether a function is of none of the packages that a model of transformers is written with."""
+    home = _home(function)
+    return not home.startswith(WRAPPERS) and home.partition(".")[0] not in sys.stdlib_module_names
 
 
 def users_hooks(module: Module) -> list[Any]:
     """The forward hooks of a module that are its user's: what they read, and do, nobody knows."""
     held = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return [each for each in held if not _home(each).startswith(WRAPPERS)]
+
+
+def _everywhere() -> list[Any]:
+    """The hooks of all modules there are that are a user's."""
+    held = (*nn_module._global_forward_hooks.values(), *nn_module._global_forward_pre_hooks.values())
     return [each for each in held if not _home(each).startswith(WRAPPERS)]
 
 
@@ -759,7 +790,7 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
 def head_is_hooked(model: Module) -> bool:
     """Whether a user's hook is at a model's head: it may read all rows, and is given them."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    return isinstance(head, torch.nn.Module) and bool(users_hooks(head))
+    return isinstance(head, torch.nn.Module) and bool(users_hooks(head) or _everywhere())
 
 
 def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
