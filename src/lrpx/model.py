@@ -665,6 +665,12 @@ class BoundModel(Named):
                 "it where a token is hidden, so no token can be hidden so; use a method or a perturbation that changes "
                 "the tokens or their embeddings"
             )
+        if masks is not None and self._tried.once("counts places", lambda: tasks.counts_places(self.module, self.task)):
+            raise ModelError(
+                f"{type(self.module).__name__} counts tokens' places by its attention_mask, so those behind a hidden "
+                "token move up, and none can be hidden in its place; let it take position_ids, or use a method or a "
+                "perturbation that changes the tokens or their embeddings"
+            )
         return found
 
     def _values(

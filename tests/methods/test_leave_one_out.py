@@ -344,3 +344,48 @@ def test_a_model_that_counts_by_its_mask_which_token_it_reads_is_refused(given):
     told = "counts by its attention_mask which token it reads, and reads|other tokens see what its attention_mask hides"
     with pytest.raises(ModelError, match=told):
         wrong(given, 1, method="leave-one-out")
+
+
+class Counts(torch.nn.Module):
+    """Its tokens' places are given, or counted from the mask."""
+
+    def __init__(self, *, learned=True):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.places = torch.nn.Embedding(20, 8), torch.nn.Embedding(16, 8)
+        self.q, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 20)
+        if not learned:
+            self.places.weight.data.zero_()
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def run(self, input_ids, attention_mask, position_ids):
+        x = self.embed(input_ids) + self.places(position_ids)
+        admitted = torch.ones(x.shape[1], x.shape[1]).tril().bool() & (attention_mask[:, None] == 1)
+        return self.head(x + (self.q(x) @ x.mT).masked_fill(~admitted, -1e9).softmax(-1) @ x)
+
+    def forward(self, input_ids, attention_mask):
+        return self.run(input_ids, attention_mask, (attention_mask.cumsum(-1) - 1).clamp(min=0))
+
+
+class Takes(Counts):
+    def forward(self, input_ids, attention_mask, position_ids=None):
+        if position_ids is None:
+            return super().forward(input_ids, attention_mask)
+        return self.run(input_ids, attention_mask, position_ids)
+
+
+def test_a_model_that_counts_places_by_its_mask_is_refused_unless_it_takes_them():
+    """A hidden token moved all behind it, and what that made of the value was taken for what the token does."""
+    explain = Explainer(Takes().double().eval(), task=Task.CAUSAL)
+    at = {"position_ids": torch.arange(5)[None]}
+    near(explain([3, 7, 1, 9, 5], 1, method="leave-one-out").relevance, leave_one_out(
+        explain.model, [3, 7, 1, 9, 5], lambda out: out[0, -1, 1], **at
+    ))  # fmt: skip
+    with pytest.raises(ModelError, match="Counts counts tokens' places by its attention_mask"):
+        Explainer(Counts().double().eval(), task=Task.CAUSAL)([3, 7, 1, 9, 5], 1, method="leave-one-out")
+    anywhere = Explainer(Counts(learned=False).double().eval(), task=Task.CAUSAL)
+    near(anywhere([3, 7, 1, 9, 5], 1, method="leave-one-out").relevance, leave_one_out(
+        anywhere.model, [3, 7, 1, 9, 5], lambda out: out[0, -1, 1]
+    ))  # fmt: skip
