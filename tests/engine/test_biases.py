@@ -383,3 +383,36 @@ def test_the_outputs_of_a_layer_whose_bias_comes_later(keep: bool) -> None:
             assert float(found[0].sum()) == pytest.approx(total)
     assert found[0].count_nonzero() > 2
     torch.testing.assert_close(found[1], found[0])
+
+
+SUMS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "a sum": lambda y, b: (y + b).relu(),
+    "taken from it": lambda y, b: (b - y).relu(),
+    "taken from it twice": lambda y, b: ((b - y) - b - (b - (2 * b - y))).relu(),
+    "of a part, the others in another order": lambda y, b: (
+        (y[:, :2] + b[:2]).relu().sum() + (y.mT @ noise(3, 2, seed=7)).relu().sum()
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_what_arrives_at_a_layer_whose_bias_comes_later(name: str) -> None:
+    """A layer without a bias of its own, under ε = 0: its output has what its input has."""
+
+    class Later(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.bias = nn.Linear(4, 6, bias=False), nn.Parameter(noise(6, seed=1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return SUMS[name](self.first(x), self.bias)
+
+    torch.manual_seed(0)
+    model, x = Later().double(), noise(3, 4, seed=0)
+    found = []
+    for recipe in (lrpx.ATTNLRP, replace(lrpx.ATTNLRP, linear=Epsilon(0.0))):
+        with lrpx.propagate(model, recipe, observe=["first"]) as trace:
+            trace.explain(model(x).sum())
+        found.append(trace.relevance("first"))
+    assert found[0].count_nonzero() > 2
+    torch.testing.assert_close(found[1], found[0])

@@ -31,8 +31,8 @@ LAYER = "_lrpx_layer_with_bias"
 LAST = frozenset({-1})
 
 TAKEN_UP = "_lrpx_taken_up"
-"""The attribute of what a layer has made, and a bias was added to: the sums, and which part each is of. The rule goes
-from a sum to the layer's input, so that nothing arrives in between."""
+"""The attribute of what a layer has made, and a bias was added to: the sums, which part each is of, and whether it was
+taken off instead. The rule goes from a sum to the layer's input, so that nothing arrives in between."""
 
 SUBTRACTING = frozenset("sub subtract __sub__ sub_ subtract_ __isub__".split())
 SCALED = frozenset(("sum", "sum_"))
@@ -157,16 +157,17 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     out = a.copy_(out) if changes else out
     _note(out, whole)
     if not changes and layer.scale is None:
+        taken_off = not (adds or is_first)
         for before, at in ((made, None), (made._base, (made.shape, made.stride(), made.storage_offset()))):
             if before is not None:
-                setattr(before, TAKEN_UP, Note((*getattr(before, TAKEN_UP, ()), (out, at))))
+                setattr(before, TAKEN_UP, Note((*getattr(before, TAKEN_UP, ()), (out, at, taken_off))))
     return out
 
 
 def sums_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     """The sums that have taken tensors up, and those that have taken these up."""
     for tensor in tensors:
-        for out, _ in getattr(tensor, TAKEN_UP, ()):
+        for out, *_ in getattr(tensor, TAKEN_UP, ()):
             yield out
             yield from sums_behind([out])
 
@@ -174,12 +175,13 @@ def sums_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 def gradient(tensor: Tensor, gradients: Mapping[int, Tensor]) -> Tensor | None:
     """That of a tensor, by its ``id``; with what arrives at sums that have taken it up, which is as much."""
     found = gradients.get(id(tensor))
-    for out, at in getattr(tensor, TAKEN_UP, ()):
+    for out, at, taken_off in getattr(tensor, TAKEN_UP, ()):
         arrived = gradient(out, gradients)
         if arrived is not None:
-            found = torch.zeros_like(tensor, dtype=arrived.dtype) if found is None else found.clone()
+            whole = torch.zeros_like(tensor, dtype=arrived.dtype)  # in the tensor's own order, whatever the gradient's
+            found = whole if found is None else whole.copy_(found)
             part = found if at is None else found.as_strided(*at)
-            part += arrived
+            part += -arrived if taken_off else arrived
     return found
 
 
