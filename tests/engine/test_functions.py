@@ -510,6 +510,9 @@ SUMS_OF_GROUPS: dict[str, Function] = {
     "a product on the left": lambda e: (GROUPS @ e.mT).mT,
     "of its type": lambda e: (GROUPS.to(e) @ e.mT).mT,
     "a layer": lambda e: F.linear(e, GROUPS),
+    "a product, and back": lambda e: (e @ GROUPS[:, [0, 2]]) @ GROUPS[[0, 2]],
+    "two layers": lambda e: F.linear(F.linear(e, GROUPS[[0, 2]]), GROUPS[:, [0, 2]]),
+    "sums, and a product": lambda e: torch.stack([e[..., :2].sum(-1), e[..., 2:].sum(-1)], -1) @ GROUPS[[0, 2]],
     "a convolution": lambda e: F.conv1d(e.mT, GROUPS[..., None]).mT,
     "tensordot": lambda e: torch.tensordot(e, GROUPS, 1),
     "einsum": lambda e: torch.einsum("bij,jk->bik", e, GROUPS),
@@ -1050,6 +1053,17 @@ UNKNOWN: dict[str, Function] = {
     "a layer before the division": lambda x: (lambda e: F.linear(e @ (x @ DOWN), UP) / e.sum(-1, keepdim=True))(
         (x @ UP @ x.mT / 3).exp()
     ),
+    **{
+        f"{name} before the division": lambda x, layer=layer: (
+            lambda e: layer(e @ (x @ DOWN)) / e.sum(-1, keepdim=True)
+        )((x @ UP @ x.mT / 3).exp())
+        for name, layer in {
+            "a layer with a bias": lambda y: F.linear(y, UP, UP[:, 0]),
+            "a convolution": lambda y: F.conv1d(y.mT, UP[..., None]).mT,
+            "a sparse layer": lambda y: torch.sparse.mm(UP.to_sparse(), y.flatten(0, 1).T).T.unflatten(0, y.shape[:2]),
+            "a Fourier transform": lambda y: torch.fft.fft(y, dim=-1).real,
+        }.items()
+    },
     "of three factors": lambda x: (lambda e: (e @ (x @ DOWN)) * (x @ UP) / e.sum(-1, keepdim=True))(
         (x @ UP @ x.mT / 3).exp()
     ),

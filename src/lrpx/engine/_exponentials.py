@@ -250,17 +250,25 @@ def layered(run: Any, func: Any, out: Any, args: Any, kwargs: Any) -> None:
         return
     given = [(x, noted(x)) for x in (*args, *kwargs.values())]
     found = [each for _, each in given if each is not None]
-    if len(found) != 1 or found[0][1] >= WEIGHTED:
+    if len(found) != 1 or found[0][1] > WEIGHTED:
+        return
+    constants = [x for x, each in given if isinstance(x, Tensor) and each is None]
+    adds_up = len(constants) == 1 and _adds_up(constants[0])
+    if not (found[0][0].terms <= OTHERS or adds_up):  # a layer of a product with values
         return
     if run.recipe.linear is rules.unmodified:
         keep_exponents(func, out, args, kwargs, WEIGHTED)
-    elif all(_adds_up(x) for x, each in given if isinstance(x, Tensor) and each is None):
+    elif adds_up:
         keep_exponents(func, out, args, kwargs, SUMMED)
 
 
 def _adds_up(constant: Any) -> bool:
     """Whether a matrix has but one number in it, and zeros: it adds up some of what it is multiplied with."""
-    return isinstance(constant, Tensor) and bool(((constant == 0) | (constant == constant.max())).all())
+    if not isinstance(constant, Tensor) or not constant.is_floating_point() or not constant.numel():
+        return False
+    if constant.layout is not torch.strided:
+        constant = constant.coalesce().values() if constant.layout is torch.sparse_coo else constant.values()
+    return bool(((constant == 0) | (constant == constant.max())).all())
 
 
 def _sums_by_index(name: str, args: Any, kwargs: Any) -> bool:
@@ -449,9 +457,9 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
         if found[1] == PART and is_same:
             state = SUMMED
         elif run.recipe.linear is not rules.unmodified:
-            if found[1] != PART or not _adds_up(constant):
+            if found[1] > WEIGHTED or not _adds_up(constant):
                 return out
-            state = SUMMED
+            state = max(found[1], SUMMED)
     else:
         leaf = Leaf(value, is_value=True)
         made = Made(op, *((found[0], leaf) if one is not None else (leaf, found[0])))
@@ -842,7 +850,9 @@ def _plain(made: Made, n: int) -> Tensor:
 
 # ------------------------------------------------------------------------------ what is not known
 
-PRODUCTS = SCALES | frozenset(("Mm", "Bmm", "Mv", "Dot"))
+PRODUCTS = SCALES | frozenset(
+    "Mm Bmm Mv Dot Addmm Addmv Addbmm Baddbmm SparseAddmm Convolution Linear Trilinear FftR2C FftC2R FftC2C".split()
+)
 """Nodes of products."""
 LEADS_ON = _factors.LEADS_ON | PRODUCTS
 """Nodes that a factor of a product can be in."""
