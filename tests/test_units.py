@@ -1091,6 +1091,51 @@ def test_values_of_some_layers_alone_are_refused() -> None:
         places(model, "values")
 
 
+class WithHeads(nn.Module):
+    """A layer that hands its heads on side by side, or their features one after another; or looks at them first."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.gate, self.how = nn.Linear(4, 1), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        read = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.how == "gated":
+            read = read * self.gate(read).sigmoid()
+        order = {"turned": (0, 2, 3, 1)}.get(self.how, (0, 2, 1, 3))
+        return x + self.o(read.permute(order).flatten(2))
+
+
+class OfHeads(nn.Module):
+    def __init__(self, *how: str) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
+        self.layers = nn.ModuleList(WithHeads(each) for each in how)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_heads_of_some_layers_alone_are_refused() -> None:
+    """Where their features are not side by side they are no units; the other layers' alone were ranked, as all."""
+    for how in ("plain", "gated"):
+        found = places(OfHeads("plain", how).eval(), "heads")
+        assert [place.path for place in found] == ["layers.0.o", "layers.1.o"]
+    model = OfHeads("plain", "turned").eval()
+    assert len(places(model, "queries")) == 2
+    for kind in ("heads", "attention"):
+        with pytest.raises(MethodError, match=r"the heads that layers\.1\.o of OfHeads is given do not stand side by"):
+            places(model, kind)
+
+
 def test_queries_of_some_layers_alone_are_refused() -> None:
     """Llama 4 turns queries and keys as complex numbers in some of its layers, and only the others' are seen."""
     (llama4,) = choose(["llama4_text"], "causal-lm")

@@ -28,7 +28,8 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
 
     Raises:
         MethodError: there are none, or the model computes some of them inside a module (experts in one tensor), where
-            nothing can be read or written; or some queries, keys or values are those of no linear layer.
+            nothing can be read or written; or some queries, keys or values are those of no linear layer,
+            or the heads of some attention are not side by side.
         ModelError: it is in training mode, or nobody knows what it takes.
 
     >>> from lrpx.model import Spec
@@ -47,6 +48,12 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
             "several layers read them, and others elsewhere; ask for other units, or for those alone that "
             f"{chosen[0].path} is given: "
             'trace.relevance(path, of="input"), lrpx.intervene of (path, "input")'
+        )
+    if chosen and kind in ("heads", "attention") and "heads" in found.unknown:
+        raise MethodError(
+            f"the heads that {found.unknown['heads']} of {type(model).__name__} is given do not stand side by side, "
+            f"and the {TITLES[kind]} of the other layers are not all; ask for other units, or for a module's relevance "
+            'by its path: trace.relevance(path, of="input")'
         )
     if chosen and kind in found.unknown:
         raise MethodError(

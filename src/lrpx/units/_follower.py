@@ -143,6 +143,8 @@ class Follower(Tap):
         self._seen: list[tuple[Place, int, int, tuple[str, int]]] = []  # and their layer
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
         self.unknown: dict[Kind, str] = {}  # where attention is given what no linear layer is seen to give
+        self._strewn: dict[str, str] = {}  # of an attention, where its heads stand, but not side by side
+        self._ordered_heads: set[str] = set()  # the attentions whose heads stand so somewhere
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
@@ -412,6 +414,9 @@ class Follower(Tap):
         elif torch.equal(index, first.expand_as(index)):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
+            self._ordered_heads.add(mark.path)
+        elif kind == "heads" and int(index.min()) >= 0:
+            self._strewn.setdefault(mark.path, path)
 
     def _reads(self, name: str, args: Sequence[Any], marks: Sequence[_Mark | None]) -> None:
         """An operation of units, which a module that is given them does beside its linear layer, as adapters do that
@@ -548,6 +553,9 @@ class Follower(Tap):
     def found(self) -> Iterator[Place]:
         """The places, those of no layer and of another width than their layer's left out."""
         numbers = self._numbers()
+        for attention, path in self._strewn.items():
+            if attention not in self._ordered_heads:
+                self.unknown.setdefault("heads", path)
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
         done = set()
         widths = {wide for shape in self._rows.values() for wide in _widths(shape)}
