@@ -464,7 +464,7 @@ def test_only_the_needed_rows_go_through_the_head(build):
     head.forward = lambda rows: seen.append(tuple(rows.shape[:-1])) or run(rows)  # a user's hook is given all rows
     explain = Explainer(model)
     extra = {"decoder": [2, 8, 6]} if explain.task.name == "SEQ2SEQ" else {"position": -1}
-    assert explain.bound.can_batch  # which is tried once, and runs the model
+    explain(ROWS, **extra)  # whether rows may run together, and the head be given a few, is tried once
     seen.clear()
     explain(ROWS, **extra)
     assert seen == [(4, 1)]
@@ -700,6 +700,54 @@ def test_what_a_user_changes_in_classes_files_and_all_modules_is_tried_too(chang
             truth = model(torch.tensor([ids]), **given).logits[0, -1, 1].item()
         assert abs(many.explained.value - truth) <= 1e-12
         assert_same(many, explain(ids, **how))
+
+
+OF_TOKENS = {"tokens": lambda x: x - x.mean(1, keepdim=True), "rows": lambda x: x - 0.5 * x.mean(0, keepdim=True)}
+
+
+def assert_each_as_alone(model, explain, method="gradient-x-input"):
+    for many, ids in zip(explain(ROWS, 4, method=method), ROWS, strict=True):
+        with torch.no_grad():
+            assert abs(many.explained.value - model(torch.tensor([ids])).logits[0, -1, 4].item()) <= 1e-12
+        assert_same(many, explain(ids, 4, method=method))
+
+
+@pytest.mark.parametrize("mix", OF_TOKENS.values(), ids=OF_TOKENS)
+def test_hooks_of_all_modules(mix):
+    model = models.tiny_llama()
+    kind = type(model.model.layers[0].mlp), type(model.lm_head)
+    register = torch.nn.modules.module.register_module_forward_hook
+    handle = register(lambda module, _, output: mix(output) if type(module) in kind else None)
+    try:
+        assert_each_as_alone(model, Explainer(model))
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("path", ["model.layers.0.mlp", "lm_head"])
+@pytest.mark.parametrize("mix", OF_TOKENS.values(), ids=OF_TOKENS)
+def test_a_forward_of_ones_own_that_mixes_tokens_or_rows(mix, path):
+    model = models.tiny_llama()
+    explain, module = Explainer(model), model.get_submodule(path)
+    explain(ROWS, 4)
+    forward = module.forward
+    module.forward = lambda x: mix(forward(x))
+    assert_each_as_alone(model, explain)
+
+
+@pytest.mark.parametrize("mix", OF_TOKENS.values(), ids=OF_TOKENS)
+def test_a_head_of_ones_own_that_is_put_in_later(mix):
+    class Head(torch.nn.Linear):
+        def forward(self, x):
+            return mix(super().forward(x))
+
+    model = models.tiny_llama()
+    explain = Explainer(model)
+    explain(ROWS, 4)
+    weight = model.lm_head.weight
+    model.lm_head = Head(*weight.shape[::-1], bias=False, dtype=weight.dtype)
+    model.lm_head.weight = weight
+    assert_each_as_alone(model, explain)
 
 
 def test_a_classifier_that_does_not_look_at_the_token_beside_the_padding():

@@ -457,9 +457,9 @@ class BoundModel(Named):
         """Tried once, before a run."""
         return self.task.reads != "position" or (not tasks.head_is_hooked(self.module) and self._head_is_alone)
 
-    @cached_property
+    @property
     def _head_is_alone(self) -> bool:
-        return tasks.rows_alone(self.module, self.task, self.pad_id or 0)
+        return self._tried.once("head", lambda: tasks.rows_alone(self.module, self.task, self.pad_id or 0))
 
     @property
     def pads_up(self) -> bool:
