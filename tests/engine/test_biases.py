@@ -416,3 +416,26 @@ def test_what_arrives_at_a_layer_whose_bias_comes_later(name: str) -> None:
         found.append(trace.relevance("first"))
     assert found[0].count_nonzero() > 2
     torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("how", ["off the bias", "more dimensions"])
+def test_the_outputs_of_a_layer_that_are_taken_off_a_bias_or_are_widened_by_it(how: str) -> None:
+    """What arrives at ``b − z`` arrives at ``z`` with the other sign; a bias may have more dimensions."""
+
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(4, 3, bias=False)
+            self.bias = nn.Parameter(torch.ones(1, 1, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.first(x)
+            return (self.bias[0, 0] - z if how == "off the bias" else z + self.bias).flatten()
+
+    torch.manual_seed(0)
+    model, x = Behind().double(), noise(1, 4, seed=0)
+    z = model.first(x).detach()
+    for recipe in (lrpx.ATTNLRP, replace(lrpx.ATTNLRP, linear=Epsilon(0.1))):
+        with lrpx.propagate(model, recipe, observe=["first"]) as trace:
+            trace.explain(model(x).sum())
+        torch.testing.assert_close(trace.relevance("first"), -z if how == "off the bias" else z)

@@ -173,7 +173,8 @@ def sums_behind(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def gradient(tensor: Tensor, gradients: Mapping[int, Tensor]) -> Tensor | None:
-    """That of a tensor, by its ``id``; with what arrives at sums that have taken it up, which is as much."""
+    """That of a tensor, by its ``id``; with what arrives at sums that have taken it up, which is as much, or
+    as much of the other sign."""
     found = gradients.get(id(tensor))
     for out, at, taken_off in getattr(tensor, TAKEN_UP, ()):
         arrived = gradient(out, gradients)
@@ -181,7 +182,7 @@ def gradient(tensor: Tensor, gradients: Mapping[int, Tensor]) -> Tensor | None:
             whole = torch.zeros_like(tensor, dtype=arrived.dtype)  # in the tensor's own order, whatever the gradient's
             found = whole if found is None else whole.copy_(found)
             part = found if at is None else found.as_strided(*at)
-            part += -arrived if taken_off else arrived
+            part += (-arrived if taken_off else arrived).sum_to_size(part.shape)
     return found
 
 
