@@ -439,3 +439,27 @@ def test_the_outputs_of_a_layer_that_are_taken_off_a_bias_or_are_widened_by_it(h
         with lrpx.propagate(model, recipe, observe=["first"]) as trace:
             trace.explain(model(x).sum())
         torch.testing.assert_close(trace.relevance("first"), -z if how == "off the bias" else z)
+
+
+def test_the_outputs_of_a_quantised_layer_that_scales_before_its_bias_comes() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([[2.0, -1, 3], [1, 4, -2]], dtype=torch.float64))
+            self.scale = nn.Parameter(torch.tensor([0.5, 0.25], dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self.weight) * self.scale
+
+    class Behind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.bias = Scaled(), nn.Parameter(torch.ones(2, dtype=torch.float64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.first(x) + self.bias
+
+    model, x = Behind(), noise(1, 3, seed=0)
+    with lrpx.propagate(model, replace(lrpx.ATTNLRP, linear=Epsilon(0.1)), observe=["first"]) as trace:
+        trace.explain(model(x).sum())
+    torch.testing.assert_close(trace.relevance("first"), model.first(x).detach())

@@ -156,7 +156,7 @@ def with_bias(run: Any, func: Any, a: Any, b: Any) -> Tensor | None:
     out = rules.with_gradient_of(value, applied)
     out = a.copy_(out) if changes else out
     _note(out, whole)
-    if not changes and layer.scale is None:
+    if not changes:
         taken_off = not (adds or is_first)
         for before, at in ((made, None), (made._base, (made.shape, made.stride(), made.storage_offset()))):
             if before is not None:
