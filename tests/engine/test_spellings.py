@@ -1232,6 +1232,20 @@ def test_the_logarithm_of_a_softmax_is_a_log_softmax(name: str, recipe: str) -> 
     agree(one, lambda a, b, _: (scale * a).log_softmax(-1) * b + b, recipe)
 
 
+@pytest.mark.parametrize("name", ["at once", "of what is lost"])
+def test_the_logarithm_of_a_softmax_is_one_where_activations_have_no_rule(name: str) -> None:
+    """GIM's rule for softmax is another than its plain gradient, and only so is its logarithm."""
+    scale = 2 if name.startswith("of what") else 1
+    one: Of = lambda a, b, _: LOGS[name](a) * b + b  # noqa: E731
+    (value, found), (same, wanted) = (
+        relevance(each, lrpx.recipes.GIM) for each in (one, lambda a, b, _: (scale * a).log_softmax(-1) * b + b)
+    )
+    assert torch.allclose(value, same, rtol=1e-10)
+    assert torch.allclose(found, wanted, rtol=1e-9)
+    with pytest.raises(UnknownOperationError, match="log of a softmax"):
+        relevance(lambda a, b, _: ((e := a.exp()) / e.sum(-1, keepdim=True)).log() * b, lrpx.recipes.GIM)
+
+
 def guard(logs: Tensor) -> Tensor:
     """What ``1e-5`` adds to the logarithms, and all of those below it."""
     return (logs.exp() + 1e-5).log() - torch.where(logs >= math.log(1e-5), logs, 0)

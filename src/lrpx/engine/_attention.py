@@ -37,7 +37,7 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if run.has_logarithms:
         _exponentials.mark_merging(run, out, x)
     dim = rest[0] if rest else settings.get("dim")
-    if func.__name__ != "_softmax" and run.recipe.activation is not rules.unmodified:
+    if func.__name__ != "_softmax" and _exponentials.asks_for_scores(run.recipe):
         run.scores = x
         _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)))
     along_last = dim in (-1, x.ndim - 1)

@@ -25,6 +25,8 @@ from lrpx.engine._tensors import LIKE_ANOTHER, carries, detached, is_parameter, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from lrpx.recipes import Recipe
+
     Op = Callable[..., Any]
 
 
@@ -693,7 +695,7 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     out = mark_gate(run.recipe, "softmax", _roles.mark_weights(run, y))
     for scores in {id(each.tensor): each.tensor for each in _leaves(made)}.values():
         mark_merging(run, out, scores)
-    if run.recipe.activation is not rules.unmodified:
+    if asks_for_scores(run.recipe):
         # its logarithm is no log-softmax that is at hand
         note_softmax(out, Note((out._version, None)))
     return out
@@ -701,6 +703,11 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
 
 SOFTMAX = "lrpx softmax"
 """What the node of the graph is marked with that made a softmax."""
+
+
+def asks_for_scores(recipe: Recipe) -> bool:
+    """Whether the logarithm of a softmax is to be known as a log-softmax: its plain gradient would be another."""
+    return not (recipe.activation is recipe.softmax is rules.unmodified)
 
 
 def note_softmax(out: Tensor, note: Note) -> None:
