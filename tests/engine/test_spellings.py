@@ -1246,6 +1246,31 @@ def test_the_logarithm_of_a_softmax_is_one_where_activations_have_no_rule(name: 
         relevance(lambda a, b, _: ((e := a.exp()) / e.sum(-1, keepdim=True)).log() * b, lrpx.recipes.GIM)
 
 
+FEW = {
+    "norms": lrpx.Recipe("norms", norm=lrpx.rules.constant),
+    "norms and activations": lrpx.Recipe("both", activation=lrpx.rules.identity, norm=lrpx.rules.constant),
+    "activations": lrpx.Recipe("activations", activation=lrpx.rules.identity),
+    "softmax": lrpx.Recipe("softmax", softmax=lrpx.rules.Temperature(2.0)),
+    "products of your own": replace(lrpx.ATTNLRP, product=lambda op, a, b: op(a, b), matmul=lrpx.rules.unmodified),
+}
+"""Recipes with rules for few kinds of operation, and none of ours for products."""
+
+
+@pytest.mark.parametrize("recipe", FEW.values(), ids=FEW)
+def test_a_softmax_is_known_without_a_rule_for_products(recipe: lrpx.Recipe) -> None:
+    """Its exponentials are no activations then, and their sum is no norm."""
+    value, wanted = relevance(lambda a, b, _: a.softmax(-1) + b, recipe)
+    written: tuple[Of, ...] = (
+        lambda a: (e := a.exp()) / e.sum(-1, keepdim=True),
+        lambda a: (e := (a - a.amax(-1, keepdim=True).detach()).exp()) * e.sum(-1, keepdim=True).reciprocal(),
+        lambda a: F.normalize(a.exp(), p=1, dim=-1),
+    )
+    for one in written:
+        same, found = relevance(lambda a, b, _, one=one: one(a) + b, recipe)
+        assert torch.allclose(value, same, rtol=1e-10)
+        assert torch.allclose(found, wanted, rtol=1e-9, atol=1e-12)
+
+
 def guard(logs: Tensor) -> Tensor:
     """What ``1e-5`` adds to the logarithms, and all of those below it."""
     return (logs.exp() + 1e-5).log() - torch.where(logs >= math.log(1e-5), logs, 0)

@@ -153,11 +153,21 @@ def has_scales(recipe: Recipe) -> bool:
     return takes_all(recipe) or rules.uniform in (recipe.product, recipe.matmul)
 
 
+def asks_for_softmax(recipe: Recipe) -> bool:
+    """Whether a softmax that is written out must be known: some rule would take its pieces for something else."""
+    return not (recipe.activation is recipe.product is recipe.softmax is recipe.norm is rules.unmodified)
+
+
 def exponential(run: Any, value: Tensor) -> Tensor:
-    """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours."""
-    if has_scales(run.recipe) and value.requires_grad:
+    """Mark ``value``, an exponential: it scales what it is multiplied with, where the recipe has a rule of ours, and
+    over a sum it is a softmax, under any rule."""
+    if not value.requires_grad:
+        return value
+    if has_scales(run.recipe):
         setattr(value, GATE, EXPONENTIAL)
         made_of(run, value, -1)
+        run.meet_scale()
+    elif asks_for_softmax(run.recipe):
         run.meet_scale()
     return value
 
