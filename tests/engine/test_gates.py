@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from lrpx.engine import propagate
 from lrpx.errors import UnknownOperationError
 from lrpx.recipes import ATTNLRP, LRP
+from lrpx.rules import unmodified
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -289,6 +291,13 @@ def test_what_a_gate_is_made_of_is_not_the_gate(name: str) -> None:
     """Nor where autograd has the gate as a scaling: the other factor, made of the same, is still the signal."""
     spelled, plain = SCALED[name]
     agree(lambda a, b: spelled(a) * (a @ THIRD), lambda a, b: plain(a).detach() * (a @ THIRD), LRP)
+
+
+@pytest.mark.parametrize("square", [torch.square, lambda a: a * a, lambda a: 0.5 * a**2, torch.relu])
+def test_a_square_is_a_gate_where_activations_have_no_rule(square: Callable[[Tensor], Tensor]) -> None:
+    recipe = replace(LRP, activation=unmodified)
+    agree(lambda a, b: square(a) * b, lambda a, b: square(a).detach() * b, recipe)
+    agree(lambda a, b: square(a) * (a @ THIRD), lambda a, b: square(a).detach() * (a @ THIRD), recipe)
 
 
 @pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])

@@ -449,6 +449,7 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
             return y
     else:
         y = _functions.keep_logistic(_functions.activation(run, torch.square, x), x)
+        y = mark_begun(run.recipe, mark_gate(run.recipe, "square", y))
     return keep_gate(run.recipe, y, x) if run.asks_for_gates else y
 
 
