@@ -488,6 +488,7 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         x = _broadcast(x, exponent)
     is_divisor = exponent < 0 if number else bool((exponent < 0).all())
     if is_divisor and not _functions.is_logistic(x):
+        run.refuse_part_of_norm(func.__name__)
         op = lambda x: func(x, exponent)  # noqa: E731
         return _functions.keep_inverse(run.apply("norm", op, x), x, op)
     y = mark_gate(run.recipe, "pow", _functions.activation(run, lambda x: func(x, exponent), x))

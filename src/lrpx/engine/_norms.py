@@ -242,6 +242,8 @@ def _length(run: Run, name: str, op: Callable[[Tensor], Tensor], x: Tensor) -> A
     identity rule; half of it for a variance, which is of degree 2.
     """
     recipe = run.recipe
+    if "var" in name:
+        run.refuse_part_of_norm(name, "activation")
     if recipe.norm is not rules.constant or recipe.activation not in (rules.identity, rules.unmodified):
         return _functions.normaliser(run.apply("norm", op, x))
     if "norm" in name and recipe.activation is rules.identity and _functions.is_shifted(x):
@@ -262,6 +264,7 @@ def _reciprocal(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x = first(args, kwargs)[0]
     if not carries(x):
         return run.computed(func(x), x)
+    run.refuse_part_of_norm("reciprocal")
     if (inverse := _functions.quotient(run, torch.div, 1, x)) is not None:
         return inverse
     if (refused := _functions.hides_logistic(run, lambda _, x: func(x), None, x)) is not None:
@@ -275,6 +278,7 @@ def _reciprocal_root(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return run.computed(func(x), x)
     if run.has_scales and (power := _functions.of_exponential(run, func, x)) is not None:
         return power
+    run.refuse_part_of_norm("rsqrt")
     if _functions.is_logistic(x):
         return mark_gate(run.recipe, "pow", _functions.activation(run, func, x))
     if (refused := _functions.hides_logistic(run, lambda _, x: func(x), None, x)) is not None:

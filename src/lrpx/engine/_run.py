@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import contextmanager
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -511,6 +511,25 @@ class Run:
             f"{self.where()} calls torch's {name!r}, {why}, so the rule {kind}={rule} cannot be applied to it; "
             f"{mend}give this module another with recipe.at(path, {kind}=lrpx.rules.unmodified)"
         )
+
+    def refuse_part_of_norm(self, name: str, kind: Literal["product", "activation"] = "product") -> None:
+        """Refuse a part of a norm that is written out, where norms shall have their plain gradient and this one would
+        not: an inverse, whose product with another is shared, or a variance, whose squares have half their gradient.
+
+        Args:
+            name: the torch function.
+            kind: the kind of operation whose rule it would meet.
+
+        Raises:
+            MethodError: says so.
+        """
+        rule = getattr(self.recipe, kind)
+        if self.recipe.norm is rules.unmodified and rule is not rules.unmodified:
+            raise MethodError(
+                f"{self.where()} calls torch's {name!r}, a part of a norm that is written out, which meets the rule "
+                f"{kind}={rule_name(rule)}, so norm=unmodified would be no plain gradient there; take norm=constant, "
+                f"or recipe.at(path, {kind}=lrpx.rules.unmodified) for this module"
+            )
 
     # ------------------------------------------------------------- constants, and what they are
 
