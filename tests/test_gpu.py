@@ -15,7 +15,11 @@ from lrpx.errors import LRPxError
 from tests import tiny
 from tests.reference import models
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    # torch's own, in the first backward pass of a process
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context"),
+]
 
 GPU = torch.device("cuda", 0)
 IDS = [3, 14, 15, 9, 26]

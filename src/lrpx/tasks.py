@@ -831,8 +831,10 @@ def rows_alone(model: Module, task: Task, pad_id: int) -> bool:
     """Whether a model's head may be given a few rows alone, as far as a short input tells: a module of one's own may
     add others of each token to its logits, a second table's, say, or use them again. transformers' are believed."""
     head = getattr(model, "get_output_embeddings", lambda: None)()
-    known = type(model).__module__.startswith("transformers.") and type(head).__module__.startswith(THEIRS)
-    if not isinstance(head, torch.nn.Module) or known:
+    if not isinstance(head, torch.nn.Module):
+        return True
+    homes = type(head).__module__, _home(head.forward)
+    if type(model).__module__.startswith("transformers.") and all(home.startswith(WRAPPERS) for home in homes):
         return True
     weight, positions, calls = first_weight(model), torch.tensor([[4, 1]]), 0
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end_read(model, task))][:6]
