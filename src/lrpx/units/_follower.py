@@ -144,7 +144,8 @@ class Follower(Tap):
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
         self.unknown: dict[Kind, str] = {}  # where attention is given what no linear layer is seen to give
         self._strewn: dict[str, str] = {}  # of an attention, where its heads stand, but not side by side
-        self._ordered_heads: set[str] = set()  # the attentions whose heads stand so somewhere
+        self._ordered_heads: dict[str, Any] = {}  # the attentions whose heads stand so somewhere, and their layers
+        self._homes: dict[str, str] = {}  # the module in which an attention was computed
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
@@ -297,7 +298,9 @@ class Follower(Tap):
 
     def _heads(self, out: Tensor, index: Tensor) -> Tensor:
         self._attentions += 1
-        return _with(out, _Mark("heads", index, f"attention {self._attentions}"))
+        name = f"attention {self._attentions}"
+        self._homes[name] = self._here()
+        return _with(out, _Mark("heads", index, name))
 
     def _product(self, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
         """A product of two that depend on the input: scores, or what attention reads."""
@@ -414,7 +417,7 @@ class Follower(Tap):
         elif torch.equal(index, first.expand_as(index)):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
-            self._ordered_heads.add(mark.path)
+            self._ordered_heads[mark.path] = layer_of(path)
         elif kind == "heads" and int(index.min()) >= 0:
             self._strewn.setdefault(mark.path, path)
 
@@ -554,7 +557,9 @@ class Follower(Tap):
         """The places, those of no layer and of another width than their layer's left out."""
         numbers = self._numbers()
         for attention, path in self._strewn.items():
-            if attention not in self._ordered_heads:
+            # what stands elsewhere in a layer that has heads may be no attention's of tokens: of a layer's depth, say
+            is_own = path.startswith(f"{self._homes[attention]}.") or layer_of(path) not in self._ordered_heads.values()
+            if attention not in self._ordered_heads and is_own:
                 self.unknown.setdefault("heads", path)
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
         done = set()
