@@ -155,6 +155,16 @@ def test_circuits_hold_the_best_edges_of_other_pairs(
     assert f"{area:.3f}" in text
 
 
+@pytest.mark.parametrize("named", [["relp"], ["exact", "relp"]])
+def test_edges_are_patched_one_by_one_where_that_is_asked_for_whatever_methods_are_named(
+    bundled: BoundModel, named: list[str]
+) -> None:
+    benchmark = Circuits(data="agreement", limit=1, scored_on=1, exact=True)
+    assert {method.name for method in Run(benchmark, bundled, named).methods} == {"exact", "relp"}
+    plain = Circuits(data="agreement", limit=1, scored_on=1)
+    assert [method.name for method in Run(plain, bundled, ["relp"]).methods] == ["relp"]
+
+
 @pytest.mark.slow
 def test_circuits_are_the_same_whatever_ran_before_on_the_model(tmp_path: Any) -> None:
     """Other answers, another seed and other weights give other scores of the same pairs."""

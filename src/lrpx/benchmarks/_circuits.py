@@ -89,6 +89,10 @@ class Circuits(Pairs):
         by_one = (Coefficients(EXACT, GRADIENT, label="exact, edge by edge"),) if self.exact else ()
         return (*super().of_model(model), *by_one)
 
+    def besides(self) -> Sequence[str]:
+        """The edges patched one by one, where that is asked for."""
+        return (EXACT,) if self.exact else ()
+
     def check_methods(self, methods: Sequence[Method]) -> None:
         """Refuse methods that are no coefficients; random scores are welcome."""
         super().check_methods([each for each in methods if not isinstance(each, Random)])

@@ -153,6 +153,10 @@ class Benchmark(ABC, Generic[S]):
         del model
         return ()
 
+    def besides(self) -> Sequence[str]:
+        """Which of :meth:`of_model` its fields ask for, whatever methods are named: none."""
+        return ()
+
     def check_methods(self, methods: Sequence[Method]) -> None:
         """Refuse methods that it cannot measure, before any work.
 

@@ -66,7 +66,7 @@ class Run:
         benchmark = benchmark.for_model(model)
         own = {method.name: method for method in benchmark.of_model(model)}
         known = benchmark.methods or [name for name, each in METHODS.items() if model.task in each.tasks]
-        given = [*known, *own] if methods is None else list(dict.fromkeys(methods))
+        given = [*known, *own] if methods is None else list(dict.fromkeys([*methods, *benchmark.besides()]))
         named = benchmark.usual() if metrics is None else list(dict.fromkeys(metrics))
         self.benchmark = benchmark
         self.model = model
