@@ -505,6 +505,40 @@ def test_a_part_of_what_a_module_puts_out_is_not_taken_for_all_of_it(whole, monk
         circuits.graph_of(model, pair, whole=whole)
 
 
+@pytest.mark.parametrize("first", ["attention", "mlp"])
+def test_a_branch_reads_the_stream_as_it_was_before_its_neighbour_wrote(first, monkeypatch):
+    """``x + attention(x) + mlp(x)`` is ``x + (attention(x) + mlp(x))``: the second branch is a reader in both."""
+    module = llama()
+
+    def forward_of(apart):
+        def forward(self, hidden_states, **kwargs):
+            def attention():
+                return self.self_attn(hidden_states=self.input_layernorm(hidden_states), **kwargs)[0]
+
+            def mlp():
+                return self.mlp(self.post_attention_layernorm(hidden_states))
+
+            one, other = (attention, mlp) if first == "attention" else (mlp, attention)
+            return hidden_states + one() + other() if apart else hidden_states + (one() + other())
+
+        return forward
+
+    found = []
+    for apart in (False, True):
+        monkeypatch.setattr(type(module.model.layers[0]), "forward", forward_of(apart))
+        model = BoundModel(module)
+        pair = patching.pair_of(model, CLEAN, CORRUPT, RIGHT, WRONG)
+        graph = circuits.graph_of(model, pair)
+        circuits.check_closes(model, pair, graph)
+        drawn = torch.rand(5, *graph.edges.shape, generator=torch.Generator().manual_seed(0)) < 0.6
+        found.append((graph, circuits.run(model, pair, graph, drawn), circuits.scores(model, pair, graph, RELP)))
+    (together, values, scores), (apart, values_apart, scores_apart) = found
+    assert apart.readers == together.readers
+    assert torch.equal(apart.edges, together.edges)
+    torch.testing.assert_close(values_apart, values, rtol=0, atol=1e-9)
+    torch.testing.assert_close(scores_apart, scores, rtol=0, atol=1e-9)
+
+
 def test_what_comes_to_a_layer_past_the_stream_is_no_edge():
     """Without any edge the value is the corrupt one, for the last norm is given the corrupt stream all the same."""
     module, ids = llama(), []

@@ -245,6 +245,7 @@ class _Watch(Called):
         self._direct: set[int] = set()  # readers inside of which the stream itself is computed with
         self._branch: Place | None = None
         self._stream: Tensor | None = None
+        self._earlier: dict[int, int] = {}  # what the stream was before, and how many had written by then
         self._put_out: dict[int, list[tuple[str, int, Place]]] = {}
         self._kept: list[Tensor] = []  # so that none of their numbers is another's
         self.layers: list[str] = []
@@ -272,8 +273,8 @@ class _Watch(Called):
             self._stream = value if self._stream is None else self._stream
             self.lost = self.lost or ("" if value is self._stream else path)
             self.layers.append(path)
-        elif self.layers and value is self._stream and not self._is_inside_a_reader(path):
-            self.readers.append(Reader(path, len(self.written), call))
+        elif self.layers and (after := self._after(value)) is not None and not self._is_inside_a_reader(path):
+            self.readers.append(Reader(path, after, call))
             self._streams.append(value)
         if (path, call) in self._matrices:
             reader = self._given.get(id(value))
@@ -311,6 +312,10 @@ class _Watch(Called):
             del self.fed[path, call]
         elif sum(each.width for each in self._matrices[path, call]) < value.shape[-1]:  # as of a gate beside them
             self.others.add(fed)
+
+    def _after(self, value: Tensor) -> int | None:
+        """How many had written what is the stream, or was it: ``x + attention(x) + mlp(x)`` reads what it was."""
+        return len(self.written) if value is self._stream else self._earlier.get(id(value))
 
     def _is_inside_a_reader(self, path: str) -> bool:
         return any(path.startswith(each.path + ".") for each in self.readers)
@@ -352,6 +357,8 @@ class _Watch(Called):
         if len(others) == 1:
             assert self._run is not None
             self.lost = self.lost or ("" if written else self._run.where())
+            self._earlier[id(self._stream)] = len(self.written)
+            self._kept.append(self._stream)
             self.written += written
             self._stream = out
         elif is_whole and all(id(each) in self._put_out for each in others):  # two branches side by side
