@@ -555,6 +555,21 @@ def test_what_comes_to_a_layer_past_the_stream_is_no_edge():
         circuits.check_closes(model, pair, graph)
 
 
+def test_what_comes_to_a_layer_at_a_token_that_is_not_read_is_no_edge_either():
+    """Gemma 4's layers look their tokens up once more; where the last token is the same in both texts, what its own
+    writers write there is, too."""
+    more = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 31, "num_kv_shared_layers": 0}
+    sizes = {"head_dim": 8, "global_head_dim": 8, "num_key_value_heads": 2, "num_global_key_value_heads": 2}
+    kinds = {"layer_types": ["full_attention", "full_attention"], "attention_k_eq_v": False}
+    config = tf.Gemma4TextConfig(**tiny.SIZES, **sizes, **kinds, **more)
+    model = BoundModel(tiny.build(tf.Gemma4ForCausalLM, config))
+    for corrupt in (CORRUPT, [*CORRUPT[:-1], 30]):
+        pair = patching.pair_of(model, CLEAN, corrupt, RIGHT, WRONG)
+        graph = circuits.graph_of(model, pair, whole=True)
+        with pytest.raises(MethodError, match="are not all that joins its layers"):
+            circuits.check_closes(model, pair, graph)
+
+
 @pytest.mark.parametrize("length", [2, 4])
 def test_a_model_whose_tokens_come_before_the_rows_is_refused(length):
     model = lrpx.Explainer(tiny.xlnet()).bound

@@ -229,7 +229,7 @@ def check_closes(model: BoundModel, pair: Pair, graph: Graph) -> None:
 
     Raises:
         MethodError: the whole graph does not give the clean value, no edge the corrupt one, or a writer without edges
-            something else than in the corrupt run.
+            something else than in the corrupt run, at whatever token.
     """
     none = torch.zeros_like(graph.edges)
     last = [i for i, each in enumerate(graph.wiring.readers) if each.after == len(graph.wiring.writers)]
@@ -245,6 +245,30 @@ def check_closes(model: BoundModel, pair: Pair, graph: Graph) -> None:
             f"the value is {float(values[1]):.6g} and not {float(wanted[1]):.6g}, and with those to the output alone "
             f"{float(values[2]):.6g} and not {float(values[3]):.6g}; use the benchmark patching"
         )
+    joined = _joined_otherwise(model, pair, graph)
+    if joined is not None:
+        raise MethodError(
+            f"the edges that are seen in {type(model.module).__name__} are not all that joins its layers: without any "
+            f"{joined} writes something else than in the corrupt run; use the benchmark patching"
+        )
+
+
+def _joined_otherwise(model: BoundModel, pair: Pair, graph: Graph) -> str | None:
+    """The first module that writes, in a run without any edge, something else than in the corrupt run, at any token."""
+    corrupt = _written(model, pair, graph)[1]
+    taps: list[_Mixed] = []
+
+    def mix(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
+        taps.append(_Mixed(model, graph, len(rows), corrupt, torch.zeros_like(graph.edges)[None]))
+        return taps[-1:]
+
+    model.values(pair.questions.alone([0]), taps=mix)
+    sums = [(corrupt[slot].sum(0), taps[-1].written[0, slot].sum(0)) for slot in graph.slots()]
+    largest = torch.stack([wanted.abs().amax(-1) for wanted, _ in sums]).amax(0)  # at each token
+    for writer, (_, off) in zip(graph.wiring.writers, sums, strict=True):
+        if bool((off.abs().amax(-1) > CLOSES * largest).any()):
+            return writer.path
+    return None
 
 
 def _written(model: BoundModel, pair: Pair, graph: Graph) -> Tensor:
