@@ -818,6 +818,11 @@ def test_an_image_and_a_text(kind):
     assert [len(each.tokens) for each in many] == [4, 3]
     with pytest.raises(InputError, match=r"compares an image with a text; pass them as a tuple: \(image, text\)"):
         explain(image())
+    given = {"input_ids": torch.tensor([ids]), "pixel_values": torch.stack([image(), image(1)])}
+    with pytest.raises(InputError, match=r"pixel_values has 2 rows for 1 text; pass one image with each text, such as"):
+        explain(given)
+    texts = {key: torch.cat([value, value])[:2] for key, value in given.items()}
+    near(explain(texts)[1].relevance, explain((image(1), ids)).relevance)
 
 
 @pytest.mark.parametrize("is_trained", [False, True])

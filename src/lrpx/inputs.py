@@ -495,6 +495,12 @@ class Reader:
         if found.per_token:
             ids = found.per_token["input_ids"]
             self._refuse_unknown(ids)
+            images = len(found.arguments.get("pixel_values", ids[:1]))
+            if self.task is Task.IMAGE_TEXT and images > 1:
+                raise InputError(
+                    f"pixel_values has {images} rows for 1 text; pass one image with each text, such as "
+                    "[(image, text), (other, text)]"
+                )
             is_padded = self.task is Task.IMAGE_TEXT and len(ids) < torch.as_tensor(given["input_ids"]).numel()
             if is_padded and self._is_moved_by_padding(ids, found.arguments):
                 raise InputError(
