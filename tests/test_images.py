@@ -265,6 +265,7 @@ SOFTMAXES = {
     "logsumexp": lambda s: (s - s.logsumexp(-1, keepdim=True)).exp(),
     "log_softmax": lambda s: s.log_softmax(-1).exp(),
     "its own sum": lambda s: s.softmax(-1) / s.softmax(-1).sum(-1, keepdim=True),
+    "divided in place": lambda s: (e := s.exp()).div_(e.sum(-1, keepdim=True)),
 }
 
 

@@ -780,6 +780,7 @@ def test_attention_weights_that_are_constants_are_no_weights(rule: Rule) -> None
         lambda s, x: torch.bmm(F.dropout((x * 1).softmax(-1), 0.5, training=False)[..., :3].to(x.dtype), x),
         lambda s, x: torch.einsum("bts,bsd->btd", x.softmax(-1)[..., :3].contiguous(), x),
         lambda s, x: torch.matmul(x.detach().softmax(-1)[..., :3], x),
+        lambda s, x: (e := x.exp()).div_(e.sum(-1, keepdim=True))[..., :3] @ x,
     ]
     wanted = relevance(spellings[0], LRP)
     for spelling in spellings:

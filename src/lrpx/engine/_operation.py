@@ -209,7 +209,7 @@ def write(run: Any, x: Tensor, value: Tensor) -> Tensor:
     """``value`` in the place of ``x``, and its gate."""
     x.copy_(value)
     if carries(x) and not carries(value) and not x._is_view():
-        run.note_constant(x)  # as the attention weights are under CP-LRP
+        run.note_constant(x, value)  # as the attention weights are under CP-LRP
     setattr(x, GATE, gate_strength(value))
     if run.asks_for_gates:
         written(run.recipe, x)

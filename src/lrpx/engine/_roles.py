@@ -163,7 +163,7 @@ def _reaches(x: Tensor, mark: str) -> bool:
     """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, shifted
     by a constant, or written into in part."""
     waiting: list[Any] = [x.grad_fn]
-    allowed = MOVES | SCALES | WRITES | {OWN, COPY, "NativeDropout", "Cat", "Stack", "MaskedFill", "Where"}
+    allowed = MOVES | SCALES | WRITES | {OWN, "NativeDropout", "Cat", "Stack", "MaskedFill", "Where"}
     for _ in range(FARTHEST):
         if not waiting:
             return False
@@ -176,6 +176,8 @@ def _reaches(x: Tensor, mark: str) -> bool:
         is_shifted = kind(node) in SUMS and len(made_of) == 1  # by a constant
         if kind(node) in SCALES and mark == ATTENDED:
             waiting += made_of  # a gate may come first or second
+        elif kind(node) == COPY:
+            waiting += made_of[-1:]  # what was there before comes first
         elif kind(node) in allowed or is_shifted:
             waiting += made_of[:1]
     return False

@@ -412,14 +412,17 @@ class Run:
         if type(value) is tuple or type(value) is list:
             return type(value)(self._own(each, own) for each in value)
         if self.is_constant(value):
-            return value.detach()
+            constant = value.detach()
+            setattr(constant, FROM_INPUT, vars(value).get(FROM_INPUT, True))
+            return constant
         if type(value) is not Tensor or not has_foreign((value,), self.nodes.first) or id(value) in own:
             return value
         return value if descends(value.grad_fn, own) else value.detach()
 
-    def note_constant(self, x: Tensor) -> None:
-        """Note that ``x``, which autograd takes for a result, was changed in place into a constant."""
+    def note_constant(self, x: Tensor, value: Tensor) -> None:
+        """Note that ``x``, which autograd takes for a result, was changed in place into a constant, ``value``."""
         setattr(x, CONSTANT, x._version)
+        setattr(x, FROM_INPUT, vars(value).get(FROM_INPUT, True))
         self.has_constants, self.is_usual = True, False
 
     def is_constant(self, x: Any) -> bool:
