@@ -1410,6 +1410,8 @@ POWERS: dict[str, tuple[Of, Of]] = {
     "reciprocal": (lambda q, k, v: (-scores(q, k)).exp().reciprocal(), lambda q, k, v: scores(q, k).exp()),
     "a negative power": (lambda q, k, v: (-scores(q, k)).exp() ** -1, lambda q, k, v: scores(q, k).exp()),
     "a square": (lambda q, k, v: (scores(q, k) / 2).exp() ** 2, lambda q, k, v: scores(q, k).exp()),
+    "a square by name": (lambda q, k, v: (scores(q, k) / 2).exp().square(), lambda q, k, v: scores(q, k).exp()),
+    "times itself": (lambda q, k, v: (e := (scores(q, k) / 2).exp()) * e, lambda q, k, v: scores(q, k).exp()),
     "a root": (lambda q, k, v: (2 * scores(q, k)).exp().sqrt(), lambda q, k, v: scores(q, k).exp()),
     "one over a root": (lambda q, k, v: (-2 * scores(q, k)).exp().rsqrt(), lambda q, k, v: scores(q, k).exp()),
     "to another base": (

@@ -440,6 +440,8 @@ def _square(run: Run, func: Any, x: Tensor) -> Any:
     """``x²`` is an element-wise function, ``g(x)/x = x``; not a product of two things."""
     if not carries(x):
         return run.computed(func(x, x) if func.__name__ != "square" else func(x), x)
+    if run.has_scales and (power := _functions.of_exponential(run, torch.square, x)) is not None:
+        return power
     if run.recipe.activation is rules.identity and not _functions.is_shifted(x):
         run.under("activation")
         y = mark_gate(run.recipe, "square", _functions.curved(run, x.detach() * x, x, torch.square))
