@@ -311,6 +311,13 @@ ATTENTIONS = {  # of queries, keys and values [B, H, T, d]
     "flipped": lambda q, k, v: ((q.flip(2) @ k.mT).softmax(-1) @ v).flip(2),
     "gathered": lambda q, k, v: ((q @ k.mT).softmax(-1) @ v).gather(2, torch.arange(6).view(6, 1).expand(v.shape)),
     "repeated": lambda q, k, v: ((q @ k.mT).softmax(-1) @ v).repeat(1, 1, 2, 1)[:, :, :6],
+    "added to zeros": lambda q, k, v: torch.baddbmm(
+        torch.zeros(1, 1, 1, dtype=v.dtype), (q @ k.mT).softmax(-1).flatten(0, 1), v.flatten(0, 1)
+    ).view_as(v),
+    "values as a weight": lambda q, k, v: torch.stack(
+        [torch.stack([torch.nn.functional.linear((a @ b.T).softmax(-1), c.T) for a, b, c in zip(*each, strict=True)])
+         for each in zip(q, k, v, strict=True)]
+    ),
 }  # fmt: skip
 
 

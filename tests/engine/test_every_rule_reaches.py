@@ -781,6 +781,10 @@ def test_attention_weights_that_are_constants_are_no_weights(rule: Rule) -> None
         lambda s, x: torch.einsum("bts,bsd->btd", x.softmax(-1)[..., :3].contiguous(), x),
         lambda s, x: torch.matmul(x.detach().softmax(-1)[..., :3], x),
         lambda s, x: (e := x.exp()).div_(e.sum(-1, keepdim=True))[..., :3] @ x,
+        lambda s, x: torch.stack([F.linear(r.T, w).T for r, w in zip(x, x.softmax(-1)[..., :3], strict=True)]),
+        lambda s, x: torch.cat(
+            [F.conv1d(r[None], w[..., None]) for r, w in zip(x, x.softmax(-1)[..., :3], strict=True)]
+        ),
     ]
     wanted = relevance(spellings[0], LRP)
     for spelling in spellings:

@@ -46,6 +46,8 @@ def linear(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return _with_computed_weight(run, "linear", func, x, weight, bias, bias)
     if not carries(x):
         return beside_a_constant(run, "linear", func(x, weight, bias), bias, bias)
+    if run.asks_for_weights and not run.is_weight(weight):
+        return _attending(run, func(x, weight, bias), x, weight)
     if hasattr(x, FACTORS):
         delattr(x, FACTORS)
     is_head = weight.shape[0] >= MANY_OUTPUTS and x.numel() <= FEW_ROWS * x.shape[-1]
@@ -119,6 +121,8 @@ def _convolution(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     channels = None if bias is None else bias.view(-1, *(1,) * (weight.ndim - 2))
     if carries(weight):
         return _with_computed_weight(run, "convolution", op, x, weight, bias, channels)
+    if carries(x) and run.asks_for_weights and not run.is_weight(weight):
+        return _attending(run, op(x, weight, bias), x, weight)
     if carries(x):
         return _biases.layered(run, "convolution", op, x, weight, bias, {1 - weight.ndim})
     return beside_a_constant(run, "convolution", op(x, weight, bias), bias, channels)
@@ -136,8 +140,10 @@ def _with_computed_weight(
     """A linear layer or a convolution whose weight depends on the input; ``summand``: the bias as the output has it."""
     if not carries(x):  # linear in what stands in the weight's place
         swapped = _bilinear_in(lambda weight, x, bias: op(x, weight, bias))
-        return run.apply(kind, swapped, weight, x, bias) if run.is_weight(x) else op(x, weight, bias)
-    product = _factors.matmul(run, lambda a, b: op(a, b, None), x, weight)
+        if run.is_weight(x):
+            return run.apply(kind, swapped, weight, x, bias)
+        return _attending(run, op(x, weight, bias), x, weight)
+    product = _attending(run, _factors.matmul(run, lambda a, b: op(a, b, None), x, weight), x, weight)
     if bias is None or summand is None:
         return product
     return rules.with_gradient_of(op(x.detach(), weight.detach(), bias.detach()), product + summand)
@@ -161,10 +167,10 @@ def _add_matmul(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return func(bias.new_zeros(()) if isinstance(bias, Tensor) else bias, a, b, **settings)
 
     if carries(a) and carries(b):
-        apart = _factors.matmul(run, product, a, b)
+        apart = _attending(run, _factors.matmul(run, product, a, b), a, b)
     elif carries(a) or carries(b):
         if not run.is_weight(b if carries(a) else a):
-            return func(bias, a, b, **settings)
+            return _attending(run, func(bias, a, b, **settings), a, b)
         x, weight = (a, b) if carries(a) else (b, a)
 
         def op(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
