@@ -311,10 +311,11 @@ def test_queries_and_keys_whose_scores_are_a_sum(name):
 
 
 class Experts(torch.nn.Module):
-    """A model of attention, and of experts of which a router mixes what they give."""
+    """A model of attention, and of experts of which a router mixes what they give, or of the best ``chosen``."""
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: int = 3) -> None:
         super().__init__()
+        self.chosen = chosen
         torch.manual_seed(0)
         self.embedding = torch.nn.Embedding(20, 16)
         self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
@@ -330,16 +331,21 @@ class Experts(torch.nn.Module):
         x = x + self.out(given)
         rows = x.flatten(0, 1)
         made = torch.stack([expert(rows) for expert in self.experts], 1)  # [tokens, 3, features]
-        mixed = torch.einsum("tij,ti->tj", made, self.router(rows).softmax(-1))
+        scores = self.router(rows)
+        if self.chosen < 3:
+            scores, best = scores.topk(self.chosen, -1)
+            made = made.gather(1, best[..., None].expand(-1, -1, made.shape[-1]))
+        mixed = torch.einsum("tij,ti->tj", made, scores.softmax(-1))
         return self.head(x + mixed.view_as(x))
 
 
-def test_what_a_router_mixes_is_no_attention() -> None:
+@pytest.mark.parametrize("chosen", [3, 2])
+def test_what_a_router_mixes_is_no_attention(chosen: int) -> None:
     """The layers of attention alone are projections: the numbers of a recipe that names them."""
     named = replace(ATTNLRP_VIT, input_projection=None, output_projection=None)
     for path in "qkv":
         named = named.at(path, linear=ATTNLRP_VIT.input_projection)
     named = named.at("out", linear=ATTNLRP_VIT.output_projection)
-    explainer = Explainer(Experts().double().eval(), task=Task.CAUSAL)
+    explainer = Explainer(Experts(chosen).double().eval(), task=Task.CAUSAL)
     expected, found = (explainer([3, 5, 7, 9], 4, method=each).relevance for each in (named, ATTNLRP_VIT))
     assert torch.allclose(found, expected, rtol=0, atol=1e-12)

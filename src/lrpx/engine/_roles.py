@@ -124,8 +124,8 @@ def attend(run: Any, out: Any, *factors: Any) -> Any:
 
 def mark_weights(run: Any, out: Any, scores: Any = None) -> Any:
     """``out``, the result of a softmax: attention weights, but where it is of all that a linear layer gave
-    (``scores``), along its outputs, as a router's among experts is."""
-    if not run.asks_for_places or (scores is not None and _of_linear(scores.grad_fn) == out.shape[-1]):
+    (``scores``), or of the largest of it, along its outputs, as a router's among experts is."""
+    if not run.asks_for_places or (scores is not None and _is_of_outputs(scores)):
         return out
     if getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[WEIGHTS] = True
@@ -142,11 +142,18 @@ def along_no_outputs(out: Tensor) -> None:
         node.metadata.pop(WIDTH, None)
 
 
-def _of_linear(node: Any) -> int | None:
-    """How many outputs the linear layer has that gave a tensor, or the same in another shape or precision."""
+def _is_of_outputs(scores: Tensor) -> bool:
+    """Whether the last dimension of a tensor has all outputs of the linear layer that gave it, also in another shape or
+    precision, or the largest of them."""
+    node: Any = scores.grad_fn
+    width = scores.shape[-1]
     while node is not None and WIDTH not in node.metadata:
-        node = node.next_functions[0][0] if kind(node) in VIEWS else None
-    return None if node is None else int(node.metadata[WIDTH])
+        if kind(node) == "Topk" and node._saved_dim in (-1 % 2**64, len(node._saved_self_sym_sizes) - 1):
+            width = node._saved_self_sym_sizes[-1]
+        elif kind(node) not in VIEWS:
+            return False
+        node = node.next_functions[0][0]
+    return node is not None and bool(node.metadata[WIDTH] == width)
 
 
 def any_weights(values: Any) -> bool:
