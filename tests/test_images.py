@@ -963,5 +963,15 @@ def test_a_model_of_images_that_inherits_token_embeddings_has_a_gradient() -> No
     (gradient,) = torch.autograd.grad(model(inputs=pixels).logits[0, 0], pixels)
     found = Explainer(model)({"pixel_values": pixels.detach()}, target=0, method="gradient-x-input")
     torch.testing.assert_close(
-        found.parts["pixel_values"].values.double(), (pixels * gradient)[0].detach(), rtol=0, atol=1e-6
+        found.parts["pixels"].values.double(), (pixels * gradient)[0].detach(), rtol=0, atol=1e-6
     )
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "smoothgrad", "random", "centre"])
+def test_pixels_as_a_processor_calls_them_are_those_the_model_calls_otherwise(method):
+    """Perceiver's processor returns pixel_values, which its model takes as its inputs."""
+    (chosen,) = (each for each in choose(["perceiver"], "image-classification") if "Fourier" in each.name)
+    explain = Explainer(tiny_model(chosen))
+    pixels = torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
+    found, expected = (explain({name: pixels}, 0, method=method) for name in ("pixel_values", "inputs"))
+    near(found.by_pixel(), expected.by_pixel())

@@ -490,7 +490,7 @@ class Reader:
         refuse_cut(given)
         if self.task.pictures or self.task is Task.IMAGE_TEXT:
             refuse_whole(given)
-        given = self._told(given)
+        given = self._under_its_name(self._told(given))
         found = _encoded.read(given, lambda key, value: key == _tokens.TEXTS or self._takes(key, value))
         if found.per_token:
             ids = found.per_token["input_ids"]
@@ -517,6 +517,16 @@ class Reader:
                 f"the {name} is {type(given).__name__} without {wanted}; pass what the tokenizer returned, or a text"
             )
         return (), found.arguments
+
+    def _under_its_name(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An image as its processor calls it, under the name of the model's main input, where it takes either:
+        Perceiver's ``pixel_values`` are its ``inputs``."""
+        usual = tasks.Task.IMAGE_CLASSIFICATION.arguments[0]
+        wanted = tasks.pixel_argument(self.model, self.task) if self.task.pictures else None
+        if wanted in (None, usual, "input_ids") or given.get(wanted) is not None or given.get(usual) is None:
+            return given
+        kept = {key: value for key, value in given.items() if key not in (usual, wanted)}
+        return {**kept, wanted: given[usual]} if tasks.accepts(self.model, usual) else given
 
     def _told(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """What a tokenizer returned of a question and its context, with which is which, if it says so."""
