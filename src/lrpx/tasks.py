@@ -592,14 +592,16 @@ def _is_users(function: FunctionType) -> bool:
 
 def users_hooks(module: Module) -> list[Any]:
     """The forward hooks of a module that are its user's: what they read, and do, nobody knows."""
-    held = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return [each for each in held if not _home(each).startswith(WRAPPERS)]
+    return _foreign(module._forward_hooks, module._forward_pre_hooks)
 
 
 def _everywhere() -> list[Any]:
     """The hooks of all modules there are that are a user's."""
-    held = (*nn_module._global_forward_hooks.values(), *nn_module._global_forward_pre_hooks.values())
-    return [each for each in held if not _home(each).startswith(WRAPPERS)]
+    return _foreign(nn_module._global_forward_hooks, nn_module._global_forward_pre_hooks)
+
+
+def _foreign(*held: Mapping[int, Any]) -> list[Any]:
+    return [each for hooks in held for each in hooks.values() if not _home(each).startswith(WRAPPERS)]
 
 
 def _home(function: Any) -> str:
