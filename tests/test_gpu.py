@@ -14,6 +14,8 @@ from lrpx.coverage import _checking
 from lrpx.errors import LRPxError
 from tests import tiny
 from tests.reference import models
+from tests.test_placement import BUILDS as PLACED
+from tests.test_placement import divided
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
@@ -23,13 +25,7 @@ pytestmark = [
 
 GPU = torch.device("cuda", 0)
 IDS = [3, 14, 15, 9, 26]
-BUILDS = {
-    "llama": models.tiny_llama,
-    "gpt2": models.tiny_gpt2,
-    "bert classifier": tiny.bert_classifier,
-    "mamba": tiny.mamba,
-    "t5": models.tiny_t5,
-}
+BUILDS = {name: PLACED[name] for name in ("llama", "gpt2", "bert classifier", "mamba", "t5, tied")}
 DRAWN = {"smoothgrad", "gradient-shap"}
 """They draw on the device that the model is on, and a GPU draws other numbers."""
 every_build = pytest.mark.parametrize("build", BUILDS.values(), ids=BUILDS)
@@ -140,12 +136,9 @@ def test_rounding_loses_no_more_than_on_the_processor(method, dtype):
 
 @in_float64
 @pytest.mark.parametrize("build", [models.tiny_llama, models.tiny_gpt2, tiny.bert_classifier])
-def test_a_model_that_is_split_over_the_gpu_and_the_processor(build):
+def test_a_model_that_is_split_over_the_gpu_and_the_processor(build, tmp_path):
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
-    leaves = [path for path, module in build().named_modules() if not [*module.children()] and [*module.parameters()]]
-    held = {path.rpartition(".")[0] or path for path, _ in build().named_parameters()}
-    places = {path: (0, "cpu")[i % 2] for i, path in enumerate(leaves)} | dict.fromkeys(held - {*leaves}, 0)
-    moved = accelerate.dispatch_model(build(), places, main_device=0, force_hooks=True)
+    moved = divided(accelerate, build(), tmp_path, one=0, other="cpu", main=0)
     for method in ("attnlrp", "lrp", "alti-logit"):
         found, want = (asked(Explainer(each), build, method=method) for each in (moved, build()))
         near(found.relevance, want.relevance)

@@ -42,14 +42,14 @@ def on_disk(accelerate, model, folder):
     return accelerate.disk_offload(model, str(folder), torch.device("cpu"))
 
 
-def divided(accelerate, model, folder):
-    """Every other leaf of the tree of modules on the disk, the token embedding among them."""
+def divided(accelerate, model, folder, one="disk", other="cpu", main="cpu"):
+    """Every other leaf of the tree of modules on the disk, the token embedding among them; or on another device."""
     leaves = [path for path, module in model.named_modules() if not [*module.children()] and [*module.parameters()]]
     held = {path.rsplit(".", 1)[0] if "." in path else path for path, _ in model.named_parameters()}
-    places = {path: "disk" if i % 2 == 0 else "cpu" for i, path in enumerate(leaves)}
-    places |= dict.fromkeys(held - set(leaves), "cpu")
+    places = {path: one if i % 2 == 0 else other for i, path in enumerate(leaves)}
+    places |= dict.fromkeys(held - set(leaves), other)
     return accelerate.dispatch_model(
-        model, places, main_device="cpu", offload_dir=str(folder), force_hooks=True, offload_buffers=False
+        model, places, main_device=main, offload_dir=str(folder), force_hooks=True, offload_buffers=False
     )
 
 

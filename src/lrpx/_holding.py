@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lrpx._hooks import hooks
+from lrpx._modules import argument_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +30,7 @@ def holding(model: Module, inputs: Mapping[str, Any]) -> Iterator[None]:
         model: what will run.
         inputs: the whole input, of rows ``[B, T]``, with nothing hidden.
     """
-    takers = [each for each in model.modules() if PLACES in _parameters(each)]
+    takers = [each for each in model.modules() if PLACES in argument_names(each.forward)]
     given: dict[Module, list[Any]] = {each: [] for each in takers}
     open_calls: list[tuple[Module, int]] = []
     shape = inputs["input_ids"].shape
@@ -66,7 +66,7 @@ def _held(module: Module, places: list[Any]) -> Callable[..., Any]:
     """A hook that gives a module the places of one call after another; none where it had none, for it may count others
     than a module around it is given (LayoutLMv3's embeddings from 2, its biases from 0)."""
     left = iter(places)
-    where = _parameters(module).index(PLACES)
+    where = argument_names(module.forward).index(PLACES)
 
     def hook(_: Module, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         held = next(left, _NO_CALL)
@@ -81,12 +81,5 @@ def _held(module: Module, places: list[Any]) -> Callable[..., Any]:
 
 def _argument(module: Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """The places that a call is given, by name or not."""
-    where = _parameters(module).index(PLACES)
+    where = argument_names(module.forward).index(PLACES)
     return args[where] if where < len(args) else named.get(PLACES)
-
-
-def _parameters(module: Module) -> list[str]:
-    try:
-        return list(inspect.signature(module.forward).parameters)
-    except (ValueError, TypeError):  # of compiled code
-        return []

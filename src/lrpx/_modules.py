@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch.nn import Module
 
@@ -41,6 +42,18 @@ def _add_inside(found: list[tuple[str, Module]], prefix: str, module: Module, ar
         elif child not in around:
             found.append((prefix + name, child))
             _add_inside(found, f"{prefix}{name}.", child, (*around, child))
+
+
+def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The arguments of a function, in its order; none where it does not tell, as of compiled code.
+
+    >>> argument_names(lambda x, mask=None: x)
+    ('x', 'mask')
+    """
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
 
 
 def base_model(model: Module) -> Module:

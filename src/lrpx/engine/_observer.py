@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lrpx._modules import argument_names
 from lrpx.engine._places import Place
 from lrpx.engine._taps import Tap
 
@@ -60,10 +60,8 @@ def first_given(module: Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 @lru_cache(maxsize=1024)
 def _names(kind: type[Module]) -> Mapping[str, int]:
     """The arguments of a class's ``forward``, and which each is."""
-    try:
-        return {name: at for at, name in enumerate(inspect.signature(kind.forward).parameters)}
-    except (AttributeError, TypeError, ValueError):  # as of what torch.jit has made
-        return {}
+    forward = getattr(kind, "forward", None)  # what torch.jit has made has none
+    return {} if forward is None else {name: at for at, name in enumerate(argument_names(forward))}
 
 
 def first_tensor(values: Any) -> Tensor | None:
