@@ -508,7 +508,7 @@ class BoundModel(Named):
             )
         with torch.inference_mode(False):  # else the ids could not be saved for the backward pass
             width = widths(questions.rows, self.limit) if self.pads_up and not exactly else ()
-            width = width if self._pads_to(max(width, default=0)) else ()
+            width = width if width and self._pads_to(max(width)) else ()
             how: dict[str, Any] = {"pad_id": self.pad_id or 0, "side": self.padding_side}
             batch = batch_of(questions.rows, self.module, self.task, width=width, **how)
             if self._turns_unseen(batch):
