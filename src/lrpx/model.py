@@ -39,7 +39,7 @@ from lrpx._loading import (
     short_name,
     taken_apart,
 )
-from lrpx._modules import adapters_in, attending_as_before, named_modules
+from lrpx._modules import adapters_in, attending_as_before, named_modules, unpacked
 from lrpx._naming import Named
 from lrpx._padding import hiding
 from lrpx._passes import Pass
@@ -597,7 +597,7 @@ class BoundModel(Named):
         """
         batch = self.batch(questions)
         reading = self._reading(batch, batch.positions(questions), self._rows_alone)
-        with torch.no_grad(), attending_as_before(self.module), reading as read:
+        with torch.no_grad(), attending_as_before(self.module), unpacked(self.module), reading as read:
             answers = self._answers(questions, read(self.module(**batch.inputs)))
         _refuse_non_finite(answers.logits)
         return answers.detached()
@@ -702,6 +702,7 @@ class BoundModel(Named):
             mine = sorted(i for row in group for i in asked[row])
             with ExitStack() as stack:
                 stack.enter_context(attending_as_before(self.module))
+                stack.enter_context(unpacked(self.module))
                 if attention_mask is not None and batch.rows[0].arguments and "input_ids" in whole:
                     stack.enter_context(holding(self.module, whole))  # beside an image they are counted otherwise
                 if taps is not None:

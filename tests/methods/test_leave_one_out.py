@@ -152,6 +152,36 @@ def test_batches_are_single_runs(side, batch_size):
         near(many.relevance, explain(row, Contrast(7, 2), method="leave-one-out").relevance)
 
 
+class Tagger(torch.nn.Module):
+    """A classifier of tokens, of torch's own encoder, which without a gradient leaves out what stands hidden at the end
+    of every row, and puts 0 there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(31, 16)
+        self.encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 2, 24, batch_first=True), 2)
+        self.head = torch.nn.Linear(16, 3)
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids, attention_mask):
+        return self.head(self.encoder(self.embed(input_ids), src_key_padding_mask=attention_mask == 0))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 32])
+def test_torchs_own_encoder_is_the_same_in_each_batch(batch_size):
+    model = Tagger().eval().double()
+    explain = Explainer(model, task=Task.TOKEN_CLASSIFICATION)
+    found = explain(IDS, 1, method=LeaveOneOut("own", batch_size), position=6)
+    ids, masks = torch.tensor([IDS]), 1 - torch.eye(7, dtype=torch.int64)
+    with torch.enable_grad():
+        whole = model(ids, torch.ones_like(ids))[0, 6, 1]
+        expected = torch.stack([whole - model(ids, mask[None])[0, 6, 1] for mask in masks])
+    near(found.relevance, expected.detach())
+    assert model.encoder.use_nested_tensor
+
+
 def test_the_models_own_prediction_is_that_of_the_whole_input():
     """Not that of each changed input."""
     model = models.tiny_gpt2()
