@@ -45,9 +45,10 @@ def told_apart(
     questions: Questions, looks_back: bool, spare: Sequence[int]
 ) -> tuple[Questions, list[Tensor], list[int]] | None:
     """What tells whether hidden tokens are seen: a text twice, the second time with other tokens in a third of the
-    places between its ends that are not read (at an end, where it has no others); masks that hide these places from
-    both; and the places. None where no text has such a place. (One place alone would tell little of a long text, of
-    which far tokens say next to nothing.)
+    places between its ends that are not read, and in the first of them, which a convolution at the very end looks at
+    from the class token (at an end, where it has no others); masks that hide these places from both; and the places.
+    None where no text has such a place. (One place alone would tell little of a long text, of which far tokens say next
+    to nothing.)
 
     Args:
         questions: about texts.
@@ -64,7 +65,7 @@ def told_apart(
         if not inner and read is not None:
             inner = [i for i in sorted({0, end}) if not tokens.special[i] and i != read]
         if inner and not row.arguments:
-            places = inner[len(inner) // 2 % _APART :: _APART]
+            places = sorted({inner[0], *inner[len(inner) // 2 % _APART :: _APART]})
             known = (*(tokens.ids[i] for i in inner), *spare)
             ids = list(tokens.ids)
             mask = torch.ones(len(first), dtype=torch.int64)

@@ -182,6 +182,24 @@ def test_torchs_own_encoder_is_the_same_in_each_batch(batch_size):
     assert model.encoder.use_nested_tensor
 
 
+class EndsInConvolution(Tagger):
+    """A convolution over what the encoder gives, of which the first place is read."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = torch.nn.Conv1d(16, 16, 3, padding=1)
+
+    def forward(self, input_ids, attention_mask):
+        found = self.encoder(self.embed(input_ids), src_key_padding_mask=attention_mask == 0)
+        return self.head(self.convolution(found.mT).relu()[..., 0])
+
+
+def test_a_neighbour_that_only_the_first_token_sees_is_seen():
+    explain = Explainer(EndsInConvolution().eval().double(), task=Task.CLASSIFICATION)
+    with pytest.raises(ModelError, match="other tokens see what its attention_mask hides, as by a convolution"):
+        explain(IDS, 1, method="leave-one-out")
+
+
 def test_the_models_own_prediction_is_that_of_the_whole_input():
     """Not that of each changed input."""
     model = models.tiny_gpt2()
