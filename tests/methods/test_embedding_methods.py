@@ -256,6 +256,17 @@ def test_a_model_that_scales_its_embeddings():
     )
 
 
+def test_an_encoder_that_looks_up_in_the_same_table_by_a_module_of_its_own():
+    """T5's token classifier names ``shared``, which is never called; the encoder's ``embed_tokens`` has its weights."""
+    sizes = {"vocab_size": 31, "d_model": 16, "d_kv": 4, "num_heads": 4, "num_layers": 2, "d_ff": 24}
+    model = tiny.build(tf.T5ForTokenClassification, tf.T5Config(**sizes, pad_token_id=0, eos_token_id=1), "eager")
+    x = model.get_input_embeddings().weight.detach()[torch.tensor(IDS)]
+    expected = twins.occlusion(model, lambda out: out.logits[0, 2, 1], x, torch.zeros_like(x))
+    near(Explainer(model)(IDS, 1, method="occlusion", position=2).relevance, expected, 1e-5)  # its norms: float32
+    found = Explainer(model)([IDS, IDS[:2]], 1, method="gradient-shap", position=1)[1].relevance
+    near(found, Explainer(model)(IDS[:2], 1, method="gradient-shap", position=1).relevance, 1e-5)
+
+
 def test_a_model_that_adds_positions_in_place():
     """GIT's embedding adds them to what its table of words gives out, which is read before."""
     (chosen,) = choose(["git"], "causal-lm")

@@ -32,6 +32,8 @@ from lrpx.recipes import GRADIENT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from torch.nn import Module
+
     from lrpx._batching import Batch
     from lrpx.model import BoundModel
     from lrpx.questions import Answers
@@ -52,7 +54,10 @@ class Embeddings(Tap):
 
     def __init__(self, model: BoundModel, batch: Batch, given: Sequence[Tensor] | None = None) -> None:
         modules = dict(named_modules(model.module))
-        self._modules = {id(modules[p]): p for p in sorted(tasks.source_paths(model.module, model.task), reverse=True)}
+        paths = tasks.source_paths(model.module, model.task)
+        tables = [getattr(modules[path], "weight", None) for path in paths]
+        paths |= {path for path, each in modules.items() if _is_one_of(each, tables)}  # T5's encoder has one of its own
+        self._modules = {id(modules[path]): path for path in sorted(paths, reverse=True)}
         self.patterns = tuple(self._modules.values())
         self._batch = batch
         self._given = given
@@ -87,6 +92,11 @@ class Embeddings(Tap):
             for row, start in enumerate(self._batch.starts[number].tolist()):
                 placed[row, start : start + given.shape[1]] = given[row]
         return placed
+
+
+def _is_one_of(module: Module, tables: Sequence[Any]) -> bool:
+    """Whether a module looks up in one of these tables."""
+    return isinstance(module, torch.nn.Embedding) and any(module.weight is each for each in tables)
 
 
 @dataclass(frozen=True, eq=False)
