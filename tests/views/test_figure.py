@@ -137,6 +137,26 @@ def test_arabic_and_hebrew_are_read_from_the_right():
     assert places["one"] < places["بالع"] < places["مرحبا"] < places["two"]
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("אב 1948 גד", "דג 1948 בא"),
+        ("م 1948 م", "م 1948 م"),
+        ("م ١٩٤٨", "١٩٤٨ م"),
+        ("אב 3.5% גד", "דג 3.5% בא"),
+        ("ab אב 12 cd", "ab 12 בא cd"),
+        ("א ab 12 ב", "ב ab 12 א"),
+        ("ab 12 cd", "ab 12 cd"),
+    ],
+)
+def test_the_digits_of_a_number_are_read_from_the_left(text, shown):
+    tokens = re.findall(r" ?\S", text)
+    drawn = by_place(attribution(tokens, [1.0] * len(tokens)).to_figure())
+    height = dict(drawn)[tokens[0]][1]
+    line = sorted((place[0], each) for each, place in drawn if place[1] == height)
+    assert "".join(each for _, each in line) == shown.replace(" ", "")
+
+
 def test_new_lines_break_the_line():
     places = {text: y for text, (_, y) in by_place(sink().to_figure())}
     assert places["is"] > places["⏎⏎"] > places["the"]

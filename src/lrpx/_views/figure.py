@@ -389,21 +389,56 @@ def _clusters(text: str) -> Iterator[str]:
 
 
 def _ordered(items: Sequence[_Item], base: bool) -> list[_Item]:
-    """The items of a line as they stand from left to right: runs that are read from the right are turned round.
+    """The items of a line as they stand from left to right, as a page has them (Unicode's UAX 9, an item a character):
+    runs that are read from the right are turned round, but a number in them, such as the tokens ``1`` ``9`` ``4``
+    ``8``, is read from the left.
 
     What has no direction of its own, such as a blank, goes with its neighbours where these agree, and else with the
     paragraph, which is read from the right where ``base`` says so.
     """
     own = [_direction(item.text) for item in items]
-    earlier = _carried(own, base)
-    later = reversed(_carried(own[::-1], base))
+    behind = _carried(own, base)
+    numbers = _numbers([item.text for item in items])
+    around = [
+        (right or number == "AN") if number else each for number, right, each in zip(numbers, behind, own, strict=True)
+    ]
+    earlier = _carried(around, base)
+    later = reversed(_carried(around[::-1], base))
     turned = [
         (before if before == after else base) if each is None else each
-        for each, before, after in zip(own, earlier, later, strict=True)
+        for each, before, after in zip(around, earlier, later, strict=True)
     ]
-    runs = [(kind, [item for item, _ in run]) for kind, run in groupby(zip(items, turned, strict=True), lambda p: p[1])]
-    ordered = [run[::-1] if kind else run for kind, run in (runs[::-1] if base else runs)]
-    return [item for run in ordered for item in run]
+    levels = [(2 if number else 1) if right else 2 * base for number, right in zip(numbers, turned, strict=True)]
+    ordered = list(zip(levels, items, strict=True))
+    for lowest in (2, 1):
+        runs: list[list[tuple[int, _Item]]] = [[]]
+        for level, item in ordered:
+            if level < lowest:
+                runs += [[(level, item)], []]
+            else:
+                runs[-1].insert(0, (level, item))
+        ordered = [each for run in runs for each in run]
+    return [item for _, item in ordered]
+
+
+def _numbers(texts: Sequence[str]) -> list[str]:
+    """``"EN"`` for digits and the signs of a number, ``"AN"`` for Arabic ones or those behind Arabic; else nothing."""
+    found: list[str] = []
+    kinds = [{unicodedata.bidirectional(character) for character in text} for text in texts]
+    letter = ""
+    for each, text in zip(kinds, texts, strict=True):
+        letters = [kind for kind in map(unicodedata.bidirectional, text) if kind in ("L", *_RIGHT_TO_LEFT)]
+        letter = letters[-1] if letters else letter
+        digits = "" if letters else "AN" if "AN" in each else "EN" if "EN" in each else ""
+        found.append("AN" if digits and letter == "AL" else digits)
+    for at in range(1, len(found) - 1):  # the point in 3.5
+        joins = {"CS", "ES"} if found[at - 1] == "EN" else {"CS"}
+        if kinds[at] <= joins and len(texts[at]) == 1 and found[at - 1] == found[at + 1]:
+            found[at] = found[at - 1]
+    for at in [*range(len(found)), *reversed(range(len(found)))]:  # the sign in 5%
+        if kinds[at] == {"ET"} and "EN" in found[max(0, at - 1) : at + 2]:
+            found[at] = "EN"
+    return found
 
 
 def _carried(directions: Sequence[bool | None], before: bool) -> list[bool]:
