@@ -43,6 +43,11 @@ def test_places_are_called_by_their_labels_and_tokens():
     assert grid.note == ""
 
 
+def test_a_token_of_blanks_has_a_name():
+    grid = laid_out(Part("paths", torch.ones(2, 4), ("unit", "token")), tokens=(" ", "   ", "", "a\nb"))
+    assert grid.column_labels == ("␣", "␣␣␣", "∅", "a⏎b")
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 150), st.integers(1, 150), st.integers(1, 70))
 def test_a_grid_holds_everything_and_is_never_too_large(rows, columns, largest):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from lrpx._views.picture import aligned, number, one_line, share_of_scale
+from lrpx._views.picture import aligned, number, one_line, share_of_scale, visible
 from lrpx.attribution import TOKEN, scale
 
 if TYPE_CHECKING:
@@ -88,7 +88,10 @@ def _grid(part: Part, labels: dict[str, Sequence[str]], largest: int, *, is_told
             summed = summed.grouped(axis, spans)
             names[axis] = [f"{start}–{end - 1}" if end - start > 1 else str(start) for start, end in spans]
         else:
-            names[axis] = [one_line(label).strip() for label in labels.get(axis, map(str, range(size)))]
+            texts = labels.get(axis, tuple(map(str, range(size))))
+            names[axis] = [one_line(text).strip() for text in texts]
+            if axis == TOKEN:  # one of blanks is called by their signs
+                names[axis] = [name or visible(text)[1] for name, text in zip(names[axis], texts, strict=True)]
     limit, sink = scale(summed.values.flatten())
     (row_axis, row_names), (column_axis, column_names) = names.items()
 
