@@ -18,6 +18,8 @@ from lrpx import Explainer
 from lrpx._scripts import digest_of
 from lrpx.errors import MethodError, NonFiniteError
 from lrpx.methods import METHODS, Backward, Found, Method, find, register
+from lrpx.methods._contract import attribute_all
+from lrpx.questions import Question, Questions
 from lrpx.rules import constant
 from tests.reference import models
 
@@ -283,6 +285,18 @@ def test_relevance_that_is_no_tensor_is_refused(kind):
 
     with pytest.raises(MethodError, match=r"bad found relevance that is (list|ndarray); give a floating-point tensor"):
         Explainer(models.tiny_gpt2())(IDS[:3], method=Listed((1.0, 2.0, 3.0)))
+
+
+def test_relevance_that_still_has_its_gradients_is_found_without_them():
+    class Graphed(Bad):
+        def attribute(self, model, questions, *, ledger=False):
+            return Found(model.ask(questions), (torch.tensor(self.numbers, requires_grad=True),))
+
+    bound = Explainer(models.tiny_gpt2()).bound
+    questions = Questions((bound.reader.row(IDS[:3]),), (Question(0, 2, lrpx.Logit(7)),))
+    (relevance,) = attribute_all([Graphed((1.0, 2.0, 3.0))], bound, questions)["bad"].relevance
+    assert relevance.tolist() == [1.0, 2.0, 3.0]
+    assert not relevance.requires_grad
 
 
 def test_a_method_that_has_no_ledgers_and_says_so_nowhere_is_refused_when_asked_for_one():

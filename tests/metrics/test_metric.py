@@ -27,6 +27,12 @@ def test_a_value_outside_the_range_is_refused(value):
         SIGNED(value)
 
 
+@pytest.mark.parametrize("value", [None, "much", [1.0, 2.0]])
+def test_what_is_no_number_is_refused(value):
+    with pytest.raises(InputError, match=r"Signed gave (NoneType|str|list), which is no number; mend the function"):
+        SIGNED(value)
+
+
 def test_direction():
     assert SIGNED.beats(-0.5, 0.5)
     assert not SIGNED.beats(0.5, 0.5)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torch import Tensor
@@ -201,7 +201,7 @@ def attribute_all(
                     f"{method.name} found no ledgers, and says that it has them; set has_ledger = False in its class, "
                     "or leave ledger out"
                 )
-            found[method.name] = one
+            found[method.name] = replace(one, relevance=tuple(of.detach() for of in one.relevance))
         questions = questions.with_targets(each[0].answers.targets)
     return {method.name: found[method.name] for method in methods}
 

@@ -63,7 +63,13 @@ class Metric:
         Raises:
             InputError: what the function refuses, or a value outside the range.
         """
-        value = float(self.measure(*args))
+        found = self.measure(*args)
+        try:
+            value = float(found)
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"{self.name} gave {type(found).__name__}, which is no number; mend the function"
+            ) from error
         slack = ROUNDING * max(abs(end) for end in (self.low, self.high, 1.0) if math.isfinite(end))
         if not (math.isfinite(value) and self.low - slack <= value <= self.high + slack):
             raise InputError(f"{self.name} gave {value}, which is not {self.within}; mend the function or its range")
