@@ -529,6 +529,15 @@ def test_labels_the_model_does_not_have(classifier, tmp_path):
         Run(Faithfulness(data, target="label"), classifier, ["lrp"]).samples  # noqa: B018
 
 
+def test_scores_are_no_classes_of_a_model_of_one_score(piece_tokenizer, tmp_path):
+    model = BoundModel(tiny.bert_classifier(vocab_size=len(piece_tokenizer), num_labels=1), piece_tokenizer)
+    data = table(tmp_path, TEXTS[:2], ["3.5", "0"])
+    rows = rows_of(Run(Faithfulness(data), model, ["lrp"], ["AOPC Δ"]))
+    assert [(row["label"], row["correct"]) for row in rows] == [(None, None)] * 2
+    with pytest.raises(DataError, match=r"texts.tsv:2 has the label '3.5', which is not one of the model's classes"):
+        Run(Faithfulness(data, target="label"), model, ["lrp"]).samples  # noqa: B018
+
+
 def test_texts_that_are_too_short_or_too_long(classifier, bundled, tmp_path):
     data = table(tmp_path, ["the", TEXTS[0] * 20, *TEXTS[:1]], ["0", "1", "2"])
     made = Run(Faithfulness(data), classifier, ["lrp"])

@@ -312,6 +312,16 @@ def rows_of(source: Source, model: BoundModel, path: Path) -> list[dict[str, Any
     return rows
 
 
+def _classes(model: BoundModel) -> int:
+    """How many classes a classifier has, 0 where the model is none."""
+    return int(getattr(model.config, "num_labels", 0)) if model.task.logits == "classes" else 0
+
+
+def has_one_score(model: BoundModel) -> bool:
+    """Whether a model gives one score, as a regression does, so that a label is no class of it."""
+    return _classes(model) == 1
+
+
 def index_of(given: str, model: BoundModel) -> int:
     """The index of a token or a class that is given by its name, or a class by its number.
 
@@ -321,8 +331,7 @@ def index_of(given: str, model: BoundModel) -> int:
     try:
         return model.index(given)
     except TargetError as error:
-        size = int(getattr(model.config, "num_labels", 0)) if model.task.logits == "classes" else 0
-        if given.isdecimal() and int(given) < size:
+        if given.isdecimal() and int(given) < _classes(model):
             return int(given)
         raise TargetError(str(error).replace("by its id", "by its number")) from error
 

@@ -22,7 +22,18 @@ import pyarrow as pa
 from lrpx._data.agreement import Dropped
 from lrpx._data.texts import read_texts
 from lrpx._tokens import decoder_ids
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register, rows_of
+from lrpx.benchmarks._contract import (
+    Benchmark,
+    Case,
+    Samples,
+    Source,
+    has_one_score,
+    index_of,
+    joined,
+    labelled,
+    register,
+    rows_of,
+)
 from lrpx.benchmarks._faithful_report import terminal, write_reports
 from lrpx.benchmarks._faithful_summary import Variant, variants
 from lrpx.errors import DataError, InputError, ModelError, TargetError
@@ -407,7 +418,11 @@ class Faithfulness(Perturbed[TextSample]):
         """
         kept: list[TextSample] = []
         dropped: list[Dropped] = []
-        for row in rows_of(source, model, self.data):
+        if has_one_score(model) and self.target != "label":  # a label is a score, and none of its classes
+            rows = [row | {"label": None} for row in source.rows.to_pylist()]
+        else:
+            rows = rows_of(source, model, self.data)
+        for row in rows:
             found = self._sample(row, model)
             if isinstance(found, TextSample):
                 kept.append(found)
