@@ -587,9 +587,13 @@ def test_models_and_metrics_that_do_not_fit(classifier, bundled, tmp_path):
         Run(Faithfulness(plain(tmp_path)), bundled, ["nothing"])
     kind = "multi_label_classification"
     many = tiny.bert_classifier(vocab_size=len(classifier.tokenizer), problem_type=kind)
-    made = Run(Faithfulness(table(tmp_path)), BoundModel(many, classifier.tokenizer), ["lrp"], ["RISE"])
-    with pytest.raises(TargetError, match="no classes that exclude each other"):
-        made.part(0)
+    for metrics, mend in (
+        (["RISE"], 'read the logit, as by --metrics "ΔA flipping"'),
+        (["RISE", "LOO Pearson", "AU-MSE pruning", "MAS"], 'logit, as by --metrics "LOO Pearson,AU-MSE pruning"'),
+    ):
+        made = Run(Faithfulness(table(tmp_path)), BoundModel(many, classifier.tokenizer), ["lrp"], metrics)
+        with pytest.raises(TargetError, match=f"no classes that exclude each other .*{mend}$"):
+            made.part(0)
 
 
 def test_bad_input_on_the_command_line_is_one_line(run, tmp_path):

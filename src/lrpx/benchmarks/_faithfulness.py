@@ -128,6 +128,13 @@ def _points(curve: Curve, values: NDArray[np.float64]) -> list[float]:
     return list(map(float, curve.points(values)))
 
 
+def _without_probability(error: TargetError, metrics: Sequence[Metric]) -> TargetError:
+    """The error, with the metrics of a run that it does not stop, where some read a probability by themselves."""
+    reading = [metric for metric in metrics if "probability" in getattr(metric, "reads", "")]
+    others = [metric.name for metric in metrics if metric not in reading] or ["ΔA flipping"]
+    return TargetError(f'{error}, as by --metrics "{",".join(others)}"') if reading else error
+
+
 def _hidden(planned: Sequence[_Planned], length: int) -> NDArray[np.bool_]:
     """``[S, T]``: all sets of a case, over all its tokens."""
     found = np.zeros((sum(len(each.sets) for each in planned), length), dtype=bool)
@@ -272,7 +279,10 @@ class Perturbed(Benchmark[S]):
             drawn = self.reads[0] if number == 0 else None
             reads = list(dict.fromkeys([*(each.reads for each in chosen), *([] if drawn is None else [drawn])]))
             nothing = [np.zeros((1, sum(row.lengths)), dtype=bool) for row in together.rows]
-            full = outputs(model, together, answers, nothing, reads, way, batch_size)
+            try:
+                full = outputs(model, together, answers, nothing, reads, way, batch_size)
+            except TargetError as error:
+                raise _without_probability(error, metrics) from error
             planned = [
                 self._planned(case, chosen, dict(zip(reads, values[0].tolist(), strict=True)), drawn)
                 for case, values in zip(cases, full, strict=True)
