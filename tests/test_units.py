@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from transformers import (
 
 import lrpx
 from lrpx.coverage._classes import choose, every_class
+from lrpx.coverage._inputs import tiny_inputs
 from lrpx.coverage._tiny import tiny_model
 from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError
@@ -1134,6 +1136,47 @@ def test_heads_of_some_layers_alone_are_refused() -> None:
     for kind in ("heads", "attention"):
         with pytest.raises(MethodError, match=r"the heads that layers\.1\.o of OfHeads is given do not stand side by"):
             places(model, kind)
+
+
+class ScalesFirst(nn.Linear):
+    """A linear layer whose matrix takes what it is given at another scale, as SmoothQuant's does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x / 2, 2 * self.weight, self.bias)
+
+
+class WrittenOut(nn.Linear):
+    """A linear layer that is the sum of a matrix product and a bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight.T + self.bias
+
+
+@pytest.mark.parametrize(("name", "made", "kinds"), [
+    ("o", ScalesFirst, ("heads", "attention")), ("v", WrittenOut, ("values",)),
+])  # fmt: skip
+def test_units_that_some_layers_alone_have_at_a_module_are_refused(name: str, made: Any, kinds: Any) -> None:
+    """Those of the last layer no module takes or gives; the others' were ranked, as all."""
+    for kind in kinds:
+        assert len(places(OfHeads("plain", "plain").eval(), kind)) == 2
+        model = OfHeads("plain", "plain").eval()
+        setattr(model.layers[1], name, made(16, 16))
+        with pytest.raises(MethodError, match=rf"layers\.1\.{name} of OfHeads .* of the other layers are not all"):
+            places(model, kind)
+
+
+@pytest.mark.parametrize(("mapping", "kind", "path"), [
+    ("image-classification", "cvt", r"stages\.2\.layers\.0\.attention"),
+    ("seq2seq-lm", "pegasus_x", r"encoder\.layers\.0\.self_attn"),
+    ("seq2seq-lm", "prophetnet", r"decoder\.layers\.0\.self_attn"),
+])  # fmt: skip
+def test_heads_of_some_layers_alone_are_refused_in_transformers(mapping: str, kind: str, path: str) -> None:
+    """The last stage's, the encoder's or the decoder's were left out of what was ranked as all."""
+    (chosen,) = choose([kind], mapping)
+    model = tiny_model(chosen).eval()
+    for units in ("heads", "attention"):
+        with pytest.raises(MethodError, match=rf"the heads that .*{path}.* are not all"):
+            places(model, units, tiny_inputs(chosen, model))  # type: ignore[arg-type]
 
 
 def test_queries_of_some_layers_alone_are_refused() -> None:

@@ -29,7 +29,7 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
     Raises:
         MethodError: there are none, or the model computes some of them inside a module (experts in one tensor), where
             nothing can be read or written; or some queries, keys or values are those of no linear layer,
-            or the heads of some attention are not side by side.
+            or the heads of some attention are not side by side for all tokens.
         ModelError: it is in training mode, or nobody knows what it takes.
 
     >>> from lrpx.model import Spec
@@ -51,9 +51,9 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
         )
     if chosen and kind in ("heads", "attention") and "heads" in found.unknown:
         raise MethodError(
-            f"the heads that {found.unknown['heads']} of {type(model).__name__} is given do not stand side by side, "
-            f"and the {TITLES[kind]} of the other layers are not all; ask for other units, or for a module's relevance "
-            'by its path: trace.relevance(path, of="input")'
+            f"the heads that {found.unknown['heads']} of {type(model).__name__} is given do not stand side by side for "
+            f"all tokens, and the {TITLES[kind]} of the other layers are not all; ask for other units, or for a "
+            'module\'s relevance by its path: trace.relevance(path, of="input")'
         )
     if chosen and kind in found.unknown:
         raise MethodError(

@@ -414,6 +414,8 @@ class Follower(Tap):
         if entered is None or not _is_same(x, entered) or PICKED in vars(x):
             self.inside.setdefault(kind, path)
             self._inside += [(path, out.shape[-1])] if kind == "neurons" else []
+            if kind == "heads":
+                self._strewn.setdefault(mark.path, path)
         elif torch.equal(index, first.expand_as(index)):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
@@ -585,18 +587,16 @@ class Follower(Tap):
             if wide and wide not in _widths(shape):
                 continue
             if rows and rows != shape.numel() // wide:  # as of an expert, which is given some of the tokens
-                self.inside.setdefault(place.kind, place.path)
-                self._inside += [(place.path, wide)] if place.kind == "neurons" else []
+                self._lose(place, wide)
                 continue
             if place.side == "output" and place.kind != "residual" and not self._is_given(place):
-                self.inside.setdefault(place.kind, place.path)
+                self._lose(place, wide)
                 continue
             if place.kind in ("neurons", "heads"):
                 units = self._units[place.path, place.call]
                 place = self._whole(place)
                 if any(_is_same(x, units) for (path, _), x in self._units.items() if not is_in(path, place.path)):
-                    self.inside.setdefault(place.kind, place.path)
-                    self._inside += [(place.path, wide)] if place.kind == "neurons" else []
+                    self._lose(place, wide)
                     continue
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
             if place.kind in ("neurons", "heads"):
@@ -612,6 +612,14 @@ class Follower(Tap):
                 if one not in done:  # keys that several heads read
                     done.add(one)
                     yield self._turned(one)
+
+    def _lose(self, place: Place, wide: int) -> None:
+        """Note of units that no module takes or gives for all tokens, so that the others alone are none of a kind."""
+        self.inside.setdefault(place.kind, place.path)
+        if place.kind == "neurons":
+            self._inside.append((place.path, wide))
+        else:
+            self.unknown.setdefault(place.kind, place.path)
 
     def _turned(self, place: Place) -> Place:
         return replace(place, turned=(place.path, place.side) in self.turned)
