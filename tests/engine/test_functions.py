@@ -350,6 +350,22 @@ def test_bloom_where_activations_have_their_plain_gradient() -> None:
     assert torch.allclose(found, wanted, rtol=1e-5)
 
 
+SIGMOIDS: dict[str, Function] = {
+    "a number over it": lambda x: x * (1 / (1 + torch.exp(-x))),
+    "its reciprocal, first": lambda x: torch.reciprocal(1 + torch.exp(-x)) * x,
+    "its power": lambda x: x * (1 + torch.exp(-x)) ** -1,
+}
+
+
+@pytest.mark.parametrize("name", SIGMOIDS)
+def test_a_product_with_a_sigmoid_that_is_written_out_where_activations_have_their_plain_gradient(name: str) -> None:
+    agree(inside(SIGMOIDS[name]), inside(F.silu), GIM)
+
+
+def test_a_product_with_the_logarithm_of_an_exponential_and_a_number() -> None:
+    agree(inside(lambda x: x * (1 + x.exp()).log().tanh()), inside(F.mish), GIM)
+
+
 @every_family
 def test_esm_with_its_own_gelu_and_with_torchs(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tf.EsmConfig(

@@ -242,7 +242,8 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
         if fits(value, found.root):
             return as_whole(run, found.root, value, _then(found.op, op), max(kind, found.kind))
     y = curved(run, run.apply("activation", op, x), x, op, kind)
-    if getattr(x, EXPONENTS, None) is not None and not _exponentials.is_sum(x):
+    is_shift = found is not None and not found.exact  # 1 + exp(x), a function of which is no exponential
+    if getattr(x, EXPONENTS, None) is not None and not is_shift and not _exponentials.is_sum(x):
         _exponentials.keep(y, x, op)
     return y
 
