@@ -367,6 +367,18 @@ def test_a_product_with_the_logarithm_of_an_exponential_and_a_number() -> None:
 
 
 @every_family
+def test_a_square_by_einsum_in_a_function_of_what_is_moved(recipe: Recipe) -> None:
+    def by(square: Function) -> Function:
+        def function(x: Tensor) -> Tensor:
+            y = square(x) + x
+            return torch.stack([a * b for a, b in zip(y.unbind(1), x.unbind(1), strict=True)], 1)
+
+        return inside(function)
+
+    agree(by(lambda x: torch.einsum("btd,btd->btd", x, x)), by(torch.square), recipe)
+
+
+@every_family
 def test_esm_with_its_own_gelu_and_with_torchs(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tf.EsmConfig(
         vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,

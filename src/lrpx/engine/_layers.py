@@ -515,8 +515,11 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
         )
         step = f"{label},{of_factor}->{kept}"
         factor = factor.view_as(factor) if factor is made and carries(made) else factor
-        op = partial(func, step)
-        op.__name__ = "mul" if label == of_factor == kept else "outer"  # type: ignore[attr-defined]
+        if label == of_factor == kept and made.ndim == factor.ndim:
+            op = torch.mul  # of whatever shape: a function that it belongs to is computed again before a move
+        else:
+            op = partial(func, step)
+            op.__name__ = "mul" if label == of_factor == kept else "outer"  # type: ignore[attr-defined]
         if run.positions is not None and carries(made) != carries(factor):
             # with a dimension for each index, in the order of what may have rows, so that positions can have them too
             order = "".join(dict.fromkeys((label if carries(made) else of_factor) + kept))
