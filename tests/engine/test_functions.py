@@ -366,6 +366,25 @@ def test_a_product_with_the_logarithm_of_an_exponential_and_a_number() -> None:
     agree(inside(lambda x: x * (1 + x.exp()).log().tanh()), inside(F.mish), GIM)
 
 
+LOGARITHMIC: dict[str, Function] = {
+    "log_softmax": lambda x: x.log_softmax(1),
+    "logsumexp": lambda x: x.logsumexp(1, keepdim=True),
+    "log": lambda x: (x.relu() + 1).log(),
+}
+LOGISTIC: dict[str, Function] = {
+    "over": lambda z: 1 / (1 + (-z).exp()),
+    "exp over": lambda z: z.exp() / (1 + z.exp()),
+}
+
+
+@every_family
+@pytest.mark.parametrize("sigmoid", LOGISTIC.values(), ids=LOGISTIC)
+@pytest.mark.parametrize("before", LOGARITHMIC.values(), ids=LOGARITHMIC)
+def test_a_sigmoid_of_what_a_layer_makes_of_logarithms(before: Function, sigmoid: Function, recipe: Recipe) -> None:
+    layer = nn.Linear(8, 8).double()
+    agree(lambda x: x @ UP * sigmoid(layer(before(x))), lambda x: x @ UP * layer(before(x)).sigmoid(), recipe)
+
+
 @every_family
 def test_a_square_by_einsum_in_a_function_of_what_is_moved(recipe: Recipe) -> None:
     def by(square: Function) -> Function:

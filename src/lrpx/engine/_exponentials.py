@@ -515,6 +515,12 @@ def exponential_of_normalised(run: Any, op: Op, x: Tensor) -> Tensor | None:
     return refused(run, "exp of a log-softmax", op, x) if softmax is None else softmax
 
 
+def is_normalised(x: Tensor) -> bool:
+    """Whether ``x`` is ``z − log Σ exp z``."""
+    found = noted(x)
+    return found is not None and found[1] == NORMALISED
+
+
 def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
     """``op(a, b)``, if that is what is made of exponentials over their sum: ``a / b``, or ``a`` times the reciprocal of
     the sum, in either order."""

@@ -705,8 +705,8 @@ def _cast(dtype: torch.dtype, x: Tensor) -> Tensor:
 def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     """``exp x``, or to another base; of a log-softmax, with the rule for softmax."""
     softmax = _exponentials.exponential_of_normalised(run, op, x)
-    if softmax is not None:
-        return softmax
+    if softmax is not None:  # or what is refused, unless it is a sigmoid's
+        return softmax if _exponentials.is_normalised(x) else curved(run, softmax, x, op, EXPONENTIAL)
     is_own = run.recipe.activation not in PARTWISE
     if is_own and _weighs_scores(run, x.grad_fn):  # weights, and no scale, which would hand nothing on
         run.refuse(
@@ -716,7 +716,7 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
         return weights
     if is_own and run.has_logarithms and function_of(x) is None and _exponentials.has_logarithm(x):
         run.refuse("exp of a sum that logarithms are in (multiply, or sum up, what they are of)")
-        y: Tensor = run.apply("unknown", op, x, rule=rules.unmodified)
+        y: Tensor = curved(run, run.apply("unknown", op, x, rule=rules.unmodified), x, op, EXPONENTIAL)
     else:
         y = activation(run, op, x, EXPONENTIAL)
     _factors.exponential(run, y)
