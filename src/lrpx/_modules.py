@@ -102,9 +102,9 @@ def unpacked(model: Module) -> Iterator[None]:
     """Have torch's TransformerEncoder compute at hidden tokens too. Without a gradient, and where they are the last of
     every row of a batch, it leaves them out and puts 0 in their places: what it says there hangs on the other rows."""
     found: list[Any] = [each for _, each in named_modules(model) if getattr(each, "use_nested_tensor", False) is True]
-    for each in found:
-        each.use_nested_tensor = False
     try:
+        for each in found:
+            each.use_nested_tensor = False
         yield
     finally:
         for each in found:
