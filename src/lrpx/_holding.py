@@ -31,6 +31,9 @@ def holding(model: Module, inputs: Mapping[str, Any]) -> Iterator[None]:
         inputs: the whole input, of rows ``[B, T]``, with nothing hidden.
     """
     takers = [each for each in model.modules() if PLACES in argument_names(each.forward)]
+    if not takers:
+        yield
+        return
     given: dict[Module, list[Any]] = {each: [] for each in takers}
     open_calls: list[tuple[Module, int]] = []
     shape = inputs["input_ids"].shape

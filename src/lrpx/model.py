@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lrpx import tasks
 from lrpx._batching import Batch, batch_of, batches, widths
 from lrpx._dropping import can_drop, can_tell, proven, told_apart, with_another_end, without_hidden, worth
-from lrpx._holding import holding
+from lrpx._holding import PLACES, holding
 from lrpx._loading import (
     cut_by_whole,
     is_cross_encoder,
@@ -39,7 +39,7 @@ from lrpx._loading import (
     short_name,
     taken_apart,
 )
-from lrpx._modules import adapters_in, attending_as_before, named_modules, unpacked
+from lrpx._modules import adapters_in, argument_names, attending_as_before, named_modules, unpacked
 from lrpx._naming import Named
 from lrpx._padding import hiding
 from lrpx._passes import Pass
@@ -703,8 +703,10 @@ class BoundModel(Named):
             with ExitStack() as stack:
                 stack.enter_context(attending_as_before(self.module))
                 stack.enter_context(unpacked(self.module))
-                if attention_mask is not None and batch.rows[0].arguments and "input_ids" in whole:
-                    stack.enter_context(holding(self.module, whole))  # beside an image they are counted otherwise
+                # beside an image they are counted otherwise, and a module around another may count them by the mask
+                around = not tasks.is_theirs(self.module) and PLACES not in argument_names(self.module.forward)
+                if attention_mask is not None and (batch.rows[0].arguments or around) and "input_ids" in whole:
+                    stack.enter_context(holding(self.module, whole))
                 if taps is not None:
                     stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
                 if attention_mask is not None:

@@ -437,3 +437,26 @@ def test_a_model_that_counts_places_by_its_mask_is_refused_unless_it_takes_them(
     near(anywhere([3, 7, 1, 9, 5], 1, method="leave-one-out").relevance, leave_one_out(
         anywhere.model, [3, 7, 1, 9, 5], lambda out: out[0, -1, 1]
     ))  # fmt: skip
+
+
+class Around(torch.nn.Module):
+    """Hands its model places that it counts by the mask, as generation does."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def get_input_embeddings(self):
+        return self.inner.get_input_embeddings()
+
+    def forward(self, input_ids, attention_mask):
+        places = (attention_mask.cumsum(-1) - 1).clamp_min(0)
+        return self.inner(input_ids, attention_mask=attention_mask, position_ids=places).logits
+
+
+def test_a_module_around_a_model_that_counts_places_by_the_mask_says_what_the_model_does():
+    inner = tiny.neox()
+    ids = [3, 17, 8, 25, 4]
+    expected = Explainer(inner, tokenizer=None)(ids, target=7, method="leave-one-out")
+    found = Explainer(Around(inner).eval(), tokenizer=None, task=Task.CAUSAL)(ids, target=7, method="leave-one-out")
+    torch.testing.assert_close(found.relevance, expected.relevance)
