@@ -140,6 +140,22 @@ def relevance(layer: Callable[..., Tensor], recipe: lrpx.Recipe, *, ledger: bool
     return found
 
 
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("equation", ["bsd,bsd,od->bso", "bsd,od,bsd->bso"])
+def test_a_bias_after_an_einsum_of_a_gate_a_signal_and_a_weight(equation: str, rule: str) -> None:
+    """The gate is multiplied first, and what is left is the layer."""
+
+    def at_once(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        gate = torch.sigmoid(x[..., :1]).expand_as(x)
+        return torch.einsum(equation, gate, *((x, w) if equation[4:7] == "bsd" else (w, x))) + b
+
+    def in_turns(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.linear(torch.sigmoid(x[..., :1]).expand_as(x) * x, w, b)
+
+    recipe = replace(lrpx.LRP, linear=RULES[rule])
+    torch.testing.assert_close(relevance(at_once, recipe), relevance(in_turns, recipe))
+
+
 @pytest.mark.parametrize("ledger", [False, True])
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("spelling", LAYERS)

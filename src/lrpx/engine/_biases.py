@@ -103,6 +103,13 @@ def _note(out: Tensor, layer: Layer) -> None:
     setattr(out, LAYER, Note((out._version, layer)))
 
 
+def again(out: Tensor, made: Tensor) -> Tensor:
+    """``out``, the same values as ``made``, noted as what a layer has made, if one has made that."""
+    if (layer := _layer(made)) is not None:
+        _note(out, layer)
+    return out
+
+
 def scaled(out: Tensor, x: Tensor, op: Op) -> None:
     """``out = op(x)``, where ``op`` multiplies with a constant, noted if a layer has made ``x``."""
     if hasattr(x, LAYER) or hasattr(x._base, LAYER):

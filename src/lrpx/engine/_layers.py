@@ -391,7 +391,7 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if has_gate and (vectors := _without_diagonals(run, equation, operands)) is not None:
         return rules.with_gradient_of(func(equation, *detached(*operands)), _element_wise(run, func, *vectors))
     if has_gate and (made := _without_a_gate(run, func, equation, operands)) is not None:
-        return rules.with_gradient_of(func(equation, *detached(*operands)), made)
+        return _biases.again(rules.with_gradient_of(func(equation, *detached(*operands)), made), made)
 
     def op(*operands: Tensor) -> Any:
         return func(equation, *operands, **kwargs)
