@@ -928,6 +928,32 @@ def test_experts_of_ones_own_that_take_a_part_of_all_tokens_run_row_by_row():
         assert_same(many, explain(ids))
 
 
+class Filled(Own):
+    """A layer with two experts, each of which takes so many tokens and no more, the first ones."""
+
+    def __init__(self, most):
+        super().__init__(looks_back=True)
+        self.most, self.experts = most, torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embedding(input_ids)
+        flat, chosen = x.flatten(0, 1), input_ids.flatten() % 2
+        out = flat.clone()
+        for i, expert in enumerate(self.experts):
+            taken = (chosen == i).nonzero()[: self.most, 0]
+            out[taken] = expert(flat[taken])
+        return self.head(out.view_as(x).cumsum(1))
+
+
+@pytest.mark.parametrize("most", [6, 9])
+def test_experts_of_ones_own_that_are_full_when_the_last_rows_come_run_row_by_row(most):
+    """A row beside others is what it is alone, if it is the first."""
+    explain = Explainer(Filled(most).double().eval(), task=Task.CAUSAL)
+    rows = [[3, 5, 7, 1, 3, 5], [9, 4, 8, 2, 6, 1], [2, 4, 6, 8, 9, 7]]
+    for many, ids in zip(explain(rows), rows, strict=True):
+        assert_same(many, explain(ids))
+
+
 class Choosing(Own):
     """Half of all tokens, those with the largest scores, have a layer of their own (mixture of depths)."""
 

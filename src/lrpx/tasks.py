@@ -494,7 +494,7 @@ def rows_meet(model: Module, task: Task) -> bool:
     """Whether what a model says of a text or an image hangs on what else is in the batch. No short input tells of
     experts that take a number of all tokens there are (NLLB-MoE, a Switch layer of one's own), which is known by the
     name of that number, and of batch norms that keep no statistics; of a module of one's own that takes texts, and of a
-    model that its user has put something into, two short runs tell the rest (experts that choose their tokens)."""
+    model that its user has put something into, three short runs tell the rest (experts that choose their tokens)."""
     return _seem_to_meet(model, task) or any(
         any("capacity" in name and isinstance(value, (int, float)) for name, value in vars(each).items())
         or (isinstance(each, _BatchNorm) and each.running_mean is None)
@@ -503,7 +503,8 @@ def rows_meet(model: Module, task: Task) -> bool:
 
 
 def _seem_to_meet(model: Module, task: Task) -> bool:
-    """Whether a short text is another beside others of its length."""
+    """Whether a short text is another beside others of its length, before them or behind them: experts that take a
+    number of all tokens, first come, first served, turn away those of the last rows."""
     if not task.segments or task.together == "choices" or is_believed(model):
         return False
     weight = first_weight(model)
@@ -512,14 +513,14 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
     found = []
     try:
         with torch.no_grad(), as_it_was(model):
-            for rows in (ids[:1], ids):
+            for rows in (ids[:1], ids[-1:], ids):
                 found.append(_first_of(model(**_whole(model, task, rows) | _needed(model, rows))))
     except Exception:  # of the model's own: it takes something else, or fewer tokens, and nothing is known
         return not is_theirs(model)
-    alone, beside = found
-    if beside.shape != (len(ids), *alone.shape[1:]) or len(alone) != 1:
+    first, last, beside = found
+    if beside.shape != (len(ids), *first.shape[1:]) or len(first) != 1 or last.shape != first.shape:
         return False
-    return not _is_close(alone, beside[:1], weight.dtype)
+    return not (_is_close(first, beside[:1], weight.dtype) and _is_close(last, beside[-1:], weight.dtype))
 
 
 def looks_back(model: Module) -> bool:
