@@ -954,6 +954,29 @@ def test_experts_of_ones_own_that_are_full_when_the_last_rows_come_run_row_by_ro
         assert_same(many, explain(ids))
 
 
+class OfOneMask(Own):
+    """The mean of the tokens so far that a mask shows: the first row's, whichever row it is."""
+
+    def __init__(self):
+        super().__init__(looks_back=True)
+
+    def forward(self, input_ids, attention_mask):
+        seen = attention_mask[:1, :, None].double()
+        x = self.embedding(input_ids)
+        return self.head(x + (x * seen).cumsum(1) / seen.cumsum(1).clamp(min=1))
+
+
+def test_a_model_that_reads_one_row_of_its_mask_runs_row_by_row():
+    explain = Explainer(OfOneMask().double().eval(), task=Task.CAUSAL)
+    ids = [3, 5, 7, 1, 3, 5]
+    found = explain(ids, method="leave-one-out").relevance
+    mask = torch.ones(1, len(ids), dtype=torch.int64)
+    hidden = [mask.index_fill(1, torch.tensor([place]), 0) for place in range(len(ids))]
+    with torch.no_grad():
+        full, *left = (explain.model(torch.tensor([ids]), each)[0, -1] for each in (mask, *hidden))
+    torch.testing.assert_close(found, torch.stack([full.max() - each[full.argmax()] for each in left]).float().to(found))
+
+
 class Choosing(Own):
     """Half of all tokens, those with the largest scores, have a layer of their own (mixture of depths)."""
 
