@@ -133,6 +133,42 @@ def test_positions_that_are_counted_from_the_last_key_do_not_hang_on_padding() -
             assert torch.allclose(one, other, rtol=0, atol=1e-6 * float(one.abs().max()))  # its softmax is in float32
 
 
+class Biased(nn.Module):
+    """Attention with a bias for each pair of places, to which the mask is added, or the scores first."""
+
+    def __init__(self, *, is_mask_first: bool) -> None:
+        super().__init__()
+        self.is_mask_first = is_mask_first
+        self.table, self.slopes = nn.Embedding(30, 16, _weight=noise(30, 16, seed=0)), noise(4, 1, 1, seed=1)
+        self.layers = nn.ParameterList(noise(4, 16, 16, seed=seed) for seed in (2, 3))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x, places = self.table(input_ids), torch.arange(input_ids.shape[1])
+        bias = self.slopes * (places - places[:, None])
+        mask = torch.full((len(places), len(places)), -torch.inf, dtype=REST).triu(1)
+        for q, k, v, out in self.layers:
+            q, k, v = (F.linear(x, each).unflatten(-1, (4, 4)).transpose(1, 2) for each in (q, k, v))
+            scores = q @ k.mT + (bias + mask) if self.is_mask_first else q @ k.mT + bias + mask
+            x = x + F.linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), out)
+        return x @ self.table.weight.T
+
+
+@pytest.mark.parametrize("length", range(2, 9))
+def test_biases_are_the_keys_where_a_mask_was_added_to_them(length: int) -> None:
+    """It hides more of one dimension than of the other where the text is of an even length."""
+    wanted, found = (
+        Explainer(Biased(is_mask_first=first).eval(), task=Task.CAUSAL)(
+            [5, 9, 11, 3, 8, 7, 21, 4][:length], 7, method="pa-lrp-single-sink"
+        )
+        for first in (False, True)
+    )
+    torch.testing.assert_close(found.relevance, wanted.relevance)
+    torch.testing.assert_close(found.parts["positions"].values, wanted.parts["positions"].values)
+
+
 class Turned(nn.Module):
     """Attention with ALiBi, whose scores have the keys first, or last."""
 

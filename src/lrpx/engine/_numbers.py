@@ -49,6 +49,7 @@ class Numbers:
 
     Attributes:
         lengths: how many tokens the model was given, or may have been.
+        moved: at how many indices, at most, the numbers of places have another in their shadow.
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Numbers:
         self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
         self._ids: list[Tensor] = []
         self.lengths: set[int] = set()
+        self.moved = 1
 
     def mark(self, constant: Tensor) -> Mark | None:
         """What a constant was made of, if of places."""
@@ -152,7 +154,9 @@ class Numbers:
         """Mark the numbers of places, along the last dimension; their shadow has another place in its middle."""
         shadow, length = value.clone(), value.shape[-1]
         known = max(self.lengths, default=length)
-        for place in {length // 2} if length <= known else {known // 2, length - known + known // 2}:
+        places = {length // 2} if length <= known else {known // 2, length - known + known // 2}
+        self.moved = max(self.moved, len(places))
+        for place in places:
             differs = (value != value[..., place : place + 1]).reshape(-1, length).sum(0)
             shadow[..., place] = value[..., int(differs.argmax())]
         mark = Mark(shadow, length == 1)

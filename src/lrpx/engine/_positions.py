@@ -677,7 +677,9 @@ class Positions(Tap):
         many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1 and dim != rows}
         fewest = min(many.values(), default=0)
         found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
-        if len(found) == 1:
+        # a mask that was added to biases of pairs hides some of both dimensions' places, of one maybe more
+        in_both = is_pair and all(self._numbers.moved < many.get(dim, 0) < c.shape[dim] for dim in (-2, -1))
+        if len(found) == 1 and not in_both:
             return _Axis((found[0],), is_pair and found[0] == -1)
         if is_pair:  # both dimensions differ alike: queries and keys
             return _Axis((-1,), is_scores=True)
