@@ -76,6 +76,13 @@ def test_units_are_ranked_as_in_the_model_written_out(order, kind):
 
 
 @ORDERS
+@pytest.mark.parametrize("method", ["rollout", "gradient-rollout", "grad-cam", "atman", "ifr"])
+def test_attention_of_a_module_that_is_in_the_list_of_layers_several_times(order, method):
+    wanted, found = (lrpx.Explainer(make(order))(IDS, RIGHT, method=method) for make in (untied, tied))
+    torch.testing.assert_close(found.relevance, wanted.relevance)
+
+
+@ORDERS
 def test_flow_and_paths_are_those_of_the_model_written_out(order):
     one, other = (lrpx.Explainer(make(order)) for make in (tied, untied))
     found, wanted = one.flow(IDS, 5), other.flow(IDS, 5)

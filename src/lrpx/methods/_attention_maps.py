@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lrpx import rules, tasks
-from lrpx._modules import layer_of, layers
+from lrpx._modules import layer_of, layers, named_modules
 from lrpx.engine._attentions import Attentions
 from lrpx.errors import MethodError
 from lrpx.methods._contract import Found, Method
@@ -196,8 +196,10 @@ def refuse_layers_without(model: BoundModel, attended: Sequence[Attended]) -> No
     """
     found = {layer.path for each in attended if (layer := layer_of(each.path)) is not None}
     lists = {path.rpartition(".")[0] for path in found}
+    modules = dict(named_modules(model.module))
+    seen = {modules[path] for path in found}  # a list may have one module several times
     for path in layers(model.paths):
-        if path.rpartition(".")[0] in lists and path not in found:
+        if path.rpartition(".")[0] in lists and modules[path] not in seen:
             raise MethodError(f"{path} has no softmax attention, as the layers of hybrid models; use attnlrp or lrp")
 
 
