@@ -179,6 +179,27 @@ def test_which_convolutions_make_patches(how, grid):
         near(found.parts["patches"].values, grid.summed(found.parts["pixels"].values.clone()))
 
 
+class Strips(torch.nn.Module):
+    """Patches by a convolution that takes one part of the image after another, or the first alone."""
+
+    def __init__(self, dim, parts):
+        super().__init__()
+        self.conv, self.head = torch.nn.Conv2d(3, 4, 4, 4), torch.nn.Linear(32 * parts, 2)
+        self.dim, self.parts = dim, parts
+
+    def forward(self, x):
+        parts = x.split(8, self.dim)[: self.parts]
+        return self.head(torch.cat([self.conv(part) for part in parts], self.dim).flatten(1))
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_patches_of_a_part_of_the_image_are_all_where_the_rest_is_not_read(dim, parts):
+    found = Explainer(Strips(dim, parts).eval().double(), task=Task.IMAGE_CLASSIFICATION)(image())
+    assert found.patch == ((4, 4) if parts == 1 else None)
+    assert ("patches" in found.parts) == (parts == 1)
+
+
 @of(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_what_is_spread_sums_to_what_it_was(rows, columns, height, width, rest):
