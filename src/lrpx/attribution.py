@@ -35,6 +35,25 @@ TOKEN = "token"
 PIXELS = ("channel", "row", "column")
 """The axes of the relevance of pixels."""
 
+
+def axes_of_pixels(count: int) -> tuple[str, ...]:
+    """The axes of the relevance of pixels that have so many: of one image, else of a film or of several images.
+
+    >>> axes_of_pixels(3)
+    ('channel', 'row', 'column')
+    """
+    return PIXELS if count == len(PIXELS) else numbered(count)
+
+
+def numbered(count: int) -> tuple[str, ...]:
+    """So many axes without a name of their own.
+
+    >>> numbered(2)
+    ('dimension 0', 'dimension 1')
+    """
+    return tuple(f"dimension {i}" for i in range(count))
+
+
 _SHORT = 50
 
 

@@ -492,3 +492,33 @@ def test_every_method_of_the_column_leaves_the_model_as_it_is():
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
     assert all(weight.grad is None and weight.requires_grad for weight in model.parameters())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class OfFilms(torch.nn.Module):
+    """A linear classifier of films ``[B, frame, channel, row, column]``."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = torch.nn.Linear(4 * 3 * 6 * 8, 2, bias=False)
+
+    def forward(self, pixel_values):
+        return self.last(pixel_values.flatten(1))
+
+
+@pytest.mark.parametrize(
+    "method", [IntegratedGradients(), SmoothGrad(), "gradient-x-input", Random(), Centre()], ids=str
+)
+def test_films_have_frames_too(method):
+    torch.manual_seed(0)
+    model, film = OfFilms().double().eval(), torch.randn(4, 3, 6, 8, dtype=torch.float64)
+    explain = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+    (found,) = explain({"pixel_values": film[None]}, [CLASS], method=method)
+    part = found.parts["pixels"]
+    assert (part.values.shape, part.axes) == (film.shape, tuple(f"dimension {i}" for i in range(4)))
+    if isinstance(method, Centre):
+        assert float(part.values[0, 0].sum()) == pytest.approx(float(part.values[3, 2].sum()))
+        assert part.values[1, 2].argmax() in (2 * 8 + 3, 2 * 8 + 4, 3 * 8 + 3, 3 * 8 + 4)
+    elif not isinstance(method, Random):
+        torch.testing.assert_close(
+            part.values.double(), film * model.last.weight[CLASS].view_as(film), rtol=1e-3, atol=1e-5
+        )

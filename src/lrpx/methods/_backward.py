@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from lrpx import recipes, tasks
+from lrpx.attribution import axes_of_pixels, numbered
 from lrpx.engine._learned import Learned
 from lrpx.engine._positions import Positions
 from lrpx.errors import MethodError, NonFiniteError
@@ -270,9 +271,7 @@ def _of_row(ran: Pass, question: int, scores: Tensor) -> Tensor:
 
 def _axes(name: str, count: int) -> tuple[str, ...]:
     """The axes of an argument of the model."""
-    if name == "pixels" and count == 3:
-        return "channel", "row", "column"
-    return tuple(f"dimension {i}" for i in range(count))
+    return axes_of_pixels(count) if name == "pixels" else numbered(count)
 
 
 register(Backward("attnlrp", recipes.ATTNLRP, label="AttnLRP"))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
 from lrpx import tasks
-from lrpx.attribution import PIXELS
+from lrpx.attribution import axes_of_pixels
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._refusals import IMAGES, refuse_ledger, refuse_number
 from lrpx.parts import Part
@@ -54,11 +55,12 @@ class Centre(Method):
         answers = model.ask(questions)
         parts = []
         for i in range(len(questions)):
-            channels, *sides = questions.row_of(i).arguments[tasks.signal_argument(model.module, model.task)].shape[1:]
+            shape = questions.row_of(i).arguments[tasks.signal_argument(model.module, model.task)].shape[1:]
+            *others, height, width = shape  # channels, and of a film frames
             fall = [
                 torch.exp(-0.5 * ((torch.arange(n, dtype=torch.float64) - (n - 1) / 2) / (self.sigma * n)) ** 2)
-                for n in sides
+                for n in (height, width)
             ]
-            heights = fall[0][:, None] * fall[1] / channels
-            parts.append(Part("pixels", heights.expand(channels, -1, -1), PIXELS))
+            heights = fall[0][:, None] * fall[1] / math.prod(others)
+            parts.append(Part("pixels", heights.expand(shape), axes_of_pixels(len(shape))))
         return Found(answers, (torch.empty(0),) * len(parts), {"pixels": tuple(parts)})

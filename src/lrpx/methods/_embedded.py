@@ -20,7 +20,7 @@ from torch import Tensor, autograd
 
 from lrpx import tasks
 from lrpx._modules import named_modules
-from lrpx.attribution import PIXELS
+from lrpx.attribution import axes_of_pixels
 from lrpx.engine import Tap
 from lrpx.errors import MethodError, MissingExtraError
 from lrpx.methods._contract import Found, Method
@@ -321,7 +321,7 @@ class ByCaptum(Method):
             function = PixelFunction(model, questions, i, name)
             (scores,) = self.explain(captum, function, inputs, tuple(map(torch.zeros_like, inputs)))
             values = scores.detach().cpu().reshape(pixels.shape[1:])
-            parts.append(Part("pixels", values, PIXELS))
+            parts.append(Part("pixels", values, axes_of_pixels(values.ndim)))
         return Found(answers, (torch.empty(0),) * len(parts), {"pixels": tuple(parts)})
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from lrpx import tasks
-from lrpx.attribution import PIXELS
+from lrpx.attribution import axes_of_pixels
 from lrpx.methods._contract import Found, Method, register
 from lrpx.methods._refusals import IMAGES, refuse_ledger, refuse_seed
 from lrpx.parts import Part
@@ -62,7 +62,7 @@ class Random(Method):
             pixels = [questions.row_of(i).arguments[name][0].cpu() for i in range(len(questions))]
             digests = [each.to(torch.float32).contiguous().view(torch.uint8).numpy().tobytes() for each in pixels]
             parts = [
-                Part("pixels", self._drawn(digest, each.numel()).reshape(each.shape), PIXELS)
+                Part("pixels", self._drawn(digest, each.numel()).reshape(each.shape), axes_of_pixels(each.ndim))
                 for digest, each in zip(digests, pixels, strict=True)
             ]
             return Found(answers, (torch.empty(0),) * len(parts), {"pixels": tuple(parts)})
