@@ -1165,6 +1165,60 @@ def test_units_that_some_layers_alone_have_at_a_module_are_refused(name: str, ma
             places(model, kind)
 
 
+class InOne(nn.Module):
+    """A layer with an attention whose output matrix is a weight, or torch's own, beside an MLP."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.att = nn.MultiheadAttention(16, 4, batch_first=True) if how == "torch" else WithHeads(how)
+        self.across = nn.MultiheadAttention(16, 4, batch_first=True) if how == "both" else None
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + (self.att(x, x, x)[0] if isinstance(self.att, nn.MultiheadAttention) else self.att(x))
+        x = x if self.across is None else x + self.across(x, x, x)[0]
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+@pytest.mark.parametrize(("how", "path"), [
+    (("plain", "torch"), r"layers\.1\.att"), (("torch", "plain"), r"layers\.0\.att"),
+    (("both", "both"), r"layers\.0\.across"),
+])  # fmt: skip
+def test_heads_that_one_module_has_in_it_are_refused_beside_others(how: Any, path: str) -> None:
+    """Also of the last layer with neurons, and in layers that have heads of another attention."""
+    model = OfHeads()
+    model.layers = nn.ModuleList(InOne(each) for each in how)
+    assert len(places(model.eval(), "neurons")) == 2
+    for kind in ("heads", "attention"):
+        with pytest.raises(MethodError, match=rf"the heads that {path} of OfHeads .* of the other layers are not all"):
+            places(model, kind)
+
+
+class InGroups(nn.Module):
+    """Grouped-query attention by einsum in a layer of its own, whose output matrix is a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.o = nn.Linear(16, 16), nn.Linear(16, 16), nn.Parameter(torch.randn(16, 16))
+        self.up, self.down = nn.Linear(16, 24), nn.Linear(24, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.q(x).unflatten(-1, (2, 2, 4))
+        k, v = self.kv(x).unflatten(-1, (2, 8)).chunk(2, -1)
+        weights = torch.einsum("bqgrd,bkgd->bgrqk", q, k).softmax(-1)
+        x = x + torch.einsum("bgrqk,bkgd->bqgrd", weights, v).flatten(2) @ self.o
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def test_neurons_beside_heads_that_cannot_be_told_apart() -> None:
+    """Whose attention has no name; finding any units ended in a KeyError."""
+    model = OfHeads()
+    model.layers = nn.ModuleList(InGroups() for _ in range(2))
+    assert [place.path for place in places(model.eval(), "neurons")] == ["layers.0.down", "layers.1.down"]
+    with pytest.raises(MethodError, match=r"computes its heads inside layers\.0"):
+        places(model, "heads")
+
+
 @pytest.mark.parametrize(("mapping", "kind", "path"), [
     ("image-classification", "cvt", r"stages\.2\.layers\.0\.attention"),
     ("seq2seq-lm", "pegasus_x", r"encoder\.layers\.0\.self_attn"),

@@ -419,7 +419,8 @@ class Follower(Tap):
         elif torch.equal(index, first.expand_as(index)):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
-            self._ordered_heads[mark.path] = layer_of(path)
+            if kind == "heads":
+                self._ordered_heads[mark.path] = layer_of(path)
         elif kind == "heads" and int(index.min()) >= 0:
             self._strewn.setdefault(mark.path, path)
 
@@ -560,7 +561,8 @@ class Follower(Tap):
         numbers = self._numbers()
         for attention, path in self._strewn.items():
             # what stands elsewhere in a layer that has heads may be no attention's of tokens: of a layer's depth, say
-            is_own = path.startswith(f"{self._homes[attention]}.") or layer_of(path) not in self._ordered_heads.values()
+            home = self._homes.get(attention, path)  # of heads that cannot be told apart none is known
+            is_own = f"{path}.".startswith(f"{home}.") or layer_of(path) not in self._ordered_heads.values()
             if attention not in self._ordered_heads and is_own:
                 self.unknown.setdefault("heads", path)
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
