@@ -364,6 +364,29 @@ def test_a_product_with_a_sigmoid_that_is_written_out_where_activations_have_the
 
 def test_a_product_with_the_logarithm_of_an_exponential_and_a_number() -> None:
     agree(inside(lambda x: x * (1 + x.exp()).log().tanh()), inside(F.mish), GIM)
+    agree(inside(lambda x: x * x.exp().log1p().tanh()), inside(F.mish), GIM)
+
+
+def test_a_product_with_a_function_of_an_exponential_that_is_no_power() -> None:
+    for function in (lambda x: x * x.exp().tanh(), lambda x: x * (x.exp() / 2).sigmoid(), lambda x: x * x.exp().atan()):
+        near(relevance(inside(function), GIM)[1], relevance(inside(function), GRADIENT)[1])
+
+
+@every_family
+def test_a_function_by_addcmul(recipe: Recipe) -> None:
+    def gelu(x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * torch.addcmul(x, x * x, x, value=0.044715)))
+
+    def whole(x: Tensor) -> Tensor:
+        return F.gelu(x, approximate="tanh")
+
+    agree(inside(gelu), inside(whole), recipe)
+    agree(lambda x: gelu(x @ UP) * (x @ DOWN), lambda x: whole(x @ UP) * (x @ DOWN), recipe)
+
+    def half(x: Tensor) -> Tensor:
+        return torch.addcmul(x / 2, x / 2, torch.erf(x / math.sqrt(2)))
+
+    agree(lambda x: half(x @ UP) * (x @ DOWN), lambda x: F.gelu(x @ UP) * (x @ DOWN), recipe)
 
 
 LOGARITHMIC: dict[str, Function] = {

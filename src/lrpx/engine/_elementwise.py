@@ -162,9 +162,10 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     given, a, b = operands
     a, b, settings = constants(a), constants(b), {n: value for n, value in kwargs.items() if n not in names}
     x = run.added(given, func.__name__, a, b)
+    scale = settings.get("value", 1)
     if carries(a) and carries(b) and func.__name__ == "addcmul":
         apart = product(run, torch.mul, (a, b if b is not a else b.view_as(b)), {})
-        apart = move_gate(settings.get("value", 1) * apart, apart)
+        apart = move_gate(_functions.linked(scale * apart, apart, (torch.mul, scale, True)), apart)
     elif carries(a) and carries(b):
         op = partial(func, torch.zeros_like(x), **settings)
         op.__name__ = func.__name__  # type: ignore[attr-defined]
@@ -180,8 +181,10 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return put_gate(run.recipe, out, weakest_gate((given, a, b))) if run.asks_for_gates else out
     value = func(x.detach(), a.detach(), b.detach(), **settings)
     out = rules.with_gradient_of(value, settings.get("beta", 1) * x + apart)
+    if func.__name__ == "addcmul" and carries(x) and carries(apart):
+        _functions.summed(run, out, x, apart, torch.add)
     if run.asks_for_gates:
-        put_gate(run.recipe, out, weakest_gate((given, apart if carries(a) and carries(b) else None)))
+        keep_gate(run.recipe, out, given, apart if carries(a) and carries(b) else None)
     return out
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _roles
@@ -66,14 +67,16 @@ class Made:
         terms: of what it is a sum: of exponentials with values that depend on the input, or of others; of nothing, if
             these were multiplied with zeros.
         plain: the tensor remade, and for how many factors of the values.
+        is_bent: whether a function that is no power is in it, as in ``tanh(exp(x))``.
     """
 
-    __slots__ = ("call", "inputs", "number", "plain", "terms")
+    __slots__ = ("call", "inputs", "is_bent", "number", "plain", "terms")
 
     def __init__(self, call: Op, *inputs: Made) -> None:
         self.call, self.inputs, self.number = call, inputs, next(_numbers)
         self.terms: frozenset[str] = frozenset().union(*(each.terms for each in inputs))
         self.plain: tuple[int, Any] | None = None
+        self.is_bent: bool = any(each.is_bent for each in inputs)
 
 
 class Leaf(Made):
@@ -136,6 +139,22 @@ def keep(out: Tensor, x: Tensor, op: Op, state: int = PART) -> None:
     found = noted(x)
     if found is not None:
         note(out, Made(op, found[0]), max(state, found[1]))
+
+
+def keep_function(y: Tensor, x: Tensor, op: Op) -> None:
+    """``y = op(x)``, an element-wise function, noted if ``x`` is."""
+    found = noted(x)
+    if found is not None:
+        made = Made(op, found[0])
+        made.is_bent |= not _is_power(op, x)
+        note(y, made, found[1])
+
+
+def _is_power(op: Op, like: Tensor) -> bool:
+    """Whether an element-wise function makes an exponential of one: a power, a scaling or a bound."""
+    with _disable_current_modes():  # numbers, also where a compiler traces the model
+        one, two, four = (op(torch.full((1,) * like.ndim, x, dtype=like.dtype, device=like.device)) for x in (1, 2, 4))
+        return torch.allclose(two * two, one * four, rtol=0.02, atol=0.0)
 
 
 def changed(x: Tensor, op: Op, *, is_exponential: bool = False) -> None:
@@ -311,7 +330,7 @@ def weighs(y: Tensor, x: Tensor, is_scaling: Callable[[Tensor, Tensor], bool]) -
     """Whether ``y`` is the exponential of ``x`` itself or a scaling of it, masked perhaps, by which ``x`` may be pooled
     as by a weight (SoftPool, smooth maxima). ``is_scaling(z, x)`` says whether ``z`` is one."""
     found = noted(y)
-    if found is None or found[1] != PART:
+    if found is None or found[1] != PART or found[0].is_bent:
         return False
     leaves = _leaves(found[0])
     return len(leaves) == 1 and _unchanged(leaves) and (leaves[0].tensor is x or is_scaling(leaves[0].tensor, x))

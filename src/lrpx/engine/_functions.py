@@ -244,7 +244,7 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
     y = curved(run, run.apply("activation", op, x), x, op, kind)
     is_shift = found is not None and not found.exact  # 1 + exp(x), a function of which is no exponential
     if getattr(x, EXPONENTS, None) is not None and not is_shift and not _exponentials.is_sum(x):
-        _exponentials.keep(y, x, op)
+        _exponentials.keep_function(y, x, op)
     return y
 
 
@@ -484,7 +484,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             elif a is b:
                 return out if out is a else scaled(out, a, lambda x: func(x, x))
             elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
-                _summed(run, out, a, b, func)
+                summed(run, out, a, b, func)
             return out
     was = _before_a_shift(func, args)
     out = called(func, args, kwargs)
@@ -503,7 +503,7 @@ def plain_sum(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         elif a is b:
             return out if out is a else scaled(out, a, lambda x: func(x, x))
         elif out is not a and (a.requires_grad or hasattr(a, EXPONENTS)) and _may_be_known(a, b):
-            _summed(run, out, a, b, func)
+            summed(run, out, a, b, func)
     elif type(out) is Tensor and not out.requires_grad:
         _exponentials.keep_softmax(run, run.computed(out, *args, *kwargs.values()), *args)
     return out
@@ -567,7 +567,7 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
     return _moved.is_moved(a) and _moved.is_moved(b)
 
 
-def _summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
+def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
     if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b):
         if _takes_value(run) and (both := _moved_of_one(run, a, b)) is not None:
