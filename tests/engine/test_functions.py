@@ -372,6 +372,19 @@ def test_a_product_with_a_function_of_an_exponential_that_is_no_power() -> None:
         near(relevance(inside(function), GIM)[1], relevance(inside(function), GRADIENT)[1])
 
 
+PIECES: dict[str, tuple[Function, Function]] = {
+    "elu": (lambda x: torch.where(x > 0, x, torch.expm1(x)), F.elu),
+    "elu, the other way round": (lambda x: torch.where(x <= 0, x.expm1(), x), F.elu),
+}
+
+
+@every_family
+@pytest.mark.parametrize("name", PIECES)
+def test_a_gate_in_pieces_to_none_of_which_a_number_was_added(name: str, recipe: Recipe) -> None:
+    spelled, built_in = PIECES[name]
+    agree(lambda x: spelled(x @ UP) * (x @ DOWN), lambda x: built_in(x @ UP) * (x @ DOWN), recipe)
+
+
 @every_family
 def test_a_function_by_addcmul(recipe: Recipe) -> None:
     def gelu(x: Tensor) -> Tensor:

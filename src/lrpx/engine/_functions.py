@@ -575,11 +575,15 @@ def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
             write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
     else:
         merged(out, a, b, op)
-    found = function_of(out)
-    if found is not None and found.kind != LINEAR and found.op is not None and takes_all(run.recipe):
-        mark_written(run.recipe, out, found.root, found.op)
+    mark_function(run, out, function_of(out))
     if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):
         _exponentials.summed(out, a, b, op)
+
+
+def mark_function(run: Any, out: Tensor, f: Function | None) -> None:
+    """Mark ``out``, which was put together of functions of one tensor, as the gate that it is."""
+    if f is not None and f.kind != LINEAR and f.op is not None and takes_all(run.recipe):
+        mark_written(run.recipe, out, f.root, f.op)
 
 
 GUARD = 1e-5

@@ -50,6 +50,7 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
             root, kind, _, again = found
             if again is not None and _functions.fits(out, root):
                 return _functions.as_whole(run, root, out, again, max(CURVED, kind))
+        _functions.mark_function(run, out, found)
     return out
 
 
