@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -20,11 +21,13 @@ from lrpx.benchmarks import Run, find, keep
 from lrpx.benchmarks._pixel_report import overlay
 from lrpx.benchmarks._pixels import _as_seen, _of_cells
 from lrpx.errors import DataError, InputError, ModelError, ResultFileError
+from lrpx.methods import Found, Method
 from lrpx.methods import find as find_method
 from lrpx.metrics import IMAGE_METRICS
 from lrpx.model import BoundModel, Spec
 from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
+from lrpx.tasks import Task
 from tests import pictured
 from tests.pictured import CLASSES, PATCH, SIDE, processor, vit
 from tests.reference import images as twins
@@ -472,6 +475,20 @@ def test_a_convolutional_network_has_pixels_and_no_patches(arrays):
     run = Run(find("pixels")(data=arrays, limit=1, cells="pixels"), model, ["gradient-x-input"], ["ΔA"])
     (row,) = run.part(0).to_pylist()
     assert row["grid"] == [32, 32, 1, 1]
+
+
+def test_a_method_of_tokens_alone_is_refused_by_name(model, arrays):
+    @dataclass(frozen=True)
+    class Tokens(Method):
+        name: str = "of-tokens"
+        tasks = frozenset({Task.IMAGE_CLASSIFICATION})
+
+        def attribute(self, model, questions, *, ledger=False):
+            rows = [questions.row_of(i) for i in range(len(questions))]
+            return Found(model.ask(questions), tuple(torch.ones(sum(row.lengths)) for row in rows))
+
+    with pytest.raises(InputError, match="of-tokens found no relevance of pixels or patches"):
+        Run(find("pixels")(arrays, limit=2), model, [Tokens()], ["ΔA"]).part(0)
 
 
 def test_the_spec_makes_the_same_rows(folder, arrays):

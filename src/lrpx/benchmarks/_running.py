@@ -317,11 +317,10 @@ class Run:
             )
             relevance = {name: one.relevance[own] for name, one in explained.items()}
             parts = {
-                name: tuple(dict(zip(one.parts, some, strict=True)) for some in zip(*one.parts.values(), strict=True))
+                name: tuple({part: every[i] for part, every in one.parts.items()} for i in range(own.start, own.stop))
                 for name, one in explained.items()
             }
-            own_parts = {name: every[own] for name, every in parts.items()}
-            cases.append(Case(sample, each, mine, relevance, own_parts, {each.name: each for each in self.methods}))
+            cases.append(Case(sample, each, mine, relevance, parts, {each.name: each for each in self.methods}))
         return cases
 
 
