@@ -477,6 +477,16 @@ def test_a_convolutional_network_has_pixels_and_no_patches(arrays):
     assert row["grid"] == [32, 32, 1, 1]
 
 
+def test_labels_of_one_score_are_scores_and_refuse_nothing(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (2, SIDE, SIDE, 3), dtype=np.uint8)
+    np.savez(tmp_path / "scores.npz", x=pixels, y=np.array([0.5, 4.0]))
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "num_labels": 1}
+    one = tf.ViTForImageClassification(tf.ViTConfig(image_size=SIDE, patch_size=PATCH, **small)).eval()
+    run = Run(find("pixels")(tmp_path / "scores.npz"), BoundModel(one, processor()), ["attnlrp"], ["ΔA"])
+    rows = run.part(0).to_pylist()
+    assert [(row["label"], row["correct"]) for row in rows] == [(None, None)] * 2
+
+
 def test_a_method_of_tokens_alone_is_refused_by_name(model, arrays):
     @dataclass(frozen=True)
     class Tokens(Method):

@@ -24,7 +24,18 @@ import pyarrow as pa
 from lrpx._covering import CELLS, FILLS, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
-from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register, rows_of
+from lrpx.benchmarks._contract import (
+    Benchmark,
+    Case,
+    Samples,
+    Source,
+    has_one_score,
+    index_of,
+    joined,
+    labelled,
+    register,
+    rows_of,
+)
 from lrpx.benchmarks._pixel_report import LEDGER, terminal, write_reports
 from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric
@@ -279,7 +290,11 @@ class Pixels(Pictured[ImageSample]):
             DataError, TargetError: a label is none of the model's, or one is missing that is to be explained.
         """
         kept = []
-        for row in rows_of(source, model, self.data):
+        if has_one_score(model) and self.target != "label":  # a label is a score, and none of its classes
+            rows = [row | {"label": None} for row in source.rows.to_pylist()]
+        else:
+            rows = rows_of(source, model, self.data)
+        for row in rows:
             label = None if row["label"] is None else labelled(row, model, self.data)
             picture = Picture(row["id"], row["line"], row["label"], row["mask"])
             named = None if label is None else model.label(label)
