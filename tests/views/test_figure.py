@@ -147,9 +147,15 @@ def test_arabic_and_hebrew_are_read_from_the_right():
         ("ab אב 12 cd", "ab 12 בא cd"),
         ("א ab 12 ב", "ב ab 12 א"),
         ("ab 12 cd", "ab 12 cd"),
+        ("אב (ab) גד", "דג (ab) בא"),
+        ("(אב) ab", "ab (בא)"),
+        ("ab (אב) גד", "ab (בא) דג"),
+        ("אב [ab] ab", "ab [ab] בא"),
+        ("אב < גד", "דג > בא"),
+        ("ab (cd) אב", "ab (cd) בא"),
     ],
 )
-def test_the_digits_of_a_number_are_read_from_the_left(text, shown):
+def test_digits_and_brackets_stand_as_they_are_read(text, shown):
     tokens = re.findall(r" ?\S", text)
     drawn = by_place(attribution(tokens, [1.0] * len(tokens)).to_figure())
     height = dict(drawn)[tokens[0]][1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -58,6 +58,7 @@ _CELL = 16.0
 _LONGEST = 32
 _STEPS = 33
 _RIGHT_TO_LEFT = ("R", "AL")
+_MIRRORED = str.maketrans("()[]{}<>«»‹›⟨⟩≤≥", ")(][}{><»«›‹⟩⟨≥≤")
 
 
 def check_width(width: Any) -> None:
@@ -391,10 +392,10 @@ def _clusters(text: str) -> Iterator[str]:
 def _ordered(items: Sequence[_Item], base: bool) -> list[_Item]:
     """The items of a line as they stand from left to right, as a page has them (Unicode's UAX 9, an item a character):
     runs that are read from the right are turned round, but a number in them, such as the tokens ``1`` ``9`` ``4``
-    ``8``, is read from the left.
+    ``8``, is read from the left. Brackets there are mirrored.
 
     What has no direction of its own, such as a blank, goes with its neighbours where these agree, and else with the
-    paragraph, which is read from the right where ``base`` says so.
+    paragraph, which is read from the right where ``base`` says so; two brackets go with what is between them.
     """
     own = [_direction(item.text) for item in items]
     behind = _carried(own, base)
@@ -402,6 +403,7 @@ def _ordered(items: Sequence[_Item], base: bool) -> list[_Item]:
     around = [
         (right or number == "AN") if number else each for number, right, each in zip(numbers, behind, own, strict=True)
     ]
+    _pair(around, [item.text for item in items], base)
     earlier = _carried(around, base)
     later = reversed(_carried(around[::-1], base))
     turned = [
@@ -409,7 +411,10 @@ def _ordered(items: Sequence[_Item], base: bool) -> list[_Item]:
         for each, before, after in zip(around, earlier, later, strict=True)
     ]
     levels = [(2 if number else 1) if right else 2 * base for number, right in zip(numbers, turned, strict=True)]
-    ordered = list(zip(levels, items, strict=True))
+    ordered = [
+        (level, _mirrored(item) if level % 2 and each is None and not number else item)
+        for level, each, number, item in zip(levels, own, numbers, items, strict=True)
+    ]
     for lowest in (2, 1):
         runs: list[list[tuple[int, _Item]]] = [[]]
         for level, item in ordered:
@@ -419,6 +424,32 @@ def _ordered(items: Sequence[_Item], base: bool) -> list[_Item]:
                 runs[-1].insert(0, (level, item))
         ordered = [each for run in runs for each in run]
     return [item for _, item in ordered]
+
+
+def _mirrored(item: _Item) -> _Item:
+    """Signs without a letter, as they stand in a run that is read from the right."""
+    return replace(item, text="".join(reversed(list(_clusters(item.text)))).translate(_MIRRORED))
+
+
+def _pair(around: list[bool | None], texts: Sequence[str], base: bool) -> None:
+    """Give both of two brackets a direction, where something between them has one (UAX 9, N0)."""
+    pairs: list[tuple[int, int]] = []
+    opened: list[int] = []
+    for at, text in enumerate(texts):
+        kind = unicodedata.category(text) if len(text) == 1 and text.translate(_MIRRORED) != text else ""
+        if kind == "Ps":
+            opened.append(at)
+        elif kind == "Pe":
+            other = text.translate(_MIRRORED)
+            found = next((i for i in reversed(range(len(opened))) if texts[opened[i]] == other), None)
+            if found is not None:
+                pairs.append((opened[found], at))
+                del opened[found:]
+    for start, end in sorted(pairs):
+        inside = set(around[start + 1 : end]) - {None}
+        if inside:
+            before = _carried(around[:start], base)[-1:] == [not base]
+            around[start] = around[end] = not base if before and base not in inside else base
 
 
 def _numbers(texts: Sequence[str]) -> list[str]:
