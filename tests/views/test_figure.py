@@ -163,6 +163,13 @@ def test_digits_and_brackets_stand_as_they_are_read(text, shown):
     assert "".join(each for _, each in line) == shown.replace(" ", "")
 
 
+def test_a_special_token_does_not_say_from_where_a_text_is_read():
+    a = attribution(["[CLS]", "אב", " ab", " גד"], [1.0] * 4, special=(True, False, False, False))
+    places = {text: x for text, (x, _) in by_place(a.to_figure())}
+    assert places["גד"] < places["ab"] < places["אב"] < places["[CLS]"]
+    assert '" dir="auto" id="t0"' in a.to_html()
+
+
 def test_new_lines_break_the_line():
     places = {text: y for text, (_, y) in by_place(sink().to_figure())}
     assert places["is"] > places["⏎⏎"] > places["the"]

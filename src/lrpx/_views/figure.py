@@ -272,7 +272,7 @@ class _Page:
 
     def tokens(self, segment: Segment) -> None:
         """The tokens of a segment on their colours."""
-        turned = _direction("".join(piece.text for piece in segment.pieces)) or False
+        turned = _direction("".join(piece.text for piece in segment.pieces if not piece.special)) or False
         items: list[_Item] = []
         for piece in segment.pieces:
             if piece.before:
