@@ -364,3 +364,17 @@ def test_positions_of_an_image_are_no_tokens_however_many_there_are(length: int)
     given = {"input_ids": ids, "pixel_values": torch.ones(1, 3, 8, 8, dtype=torch.float64)}
     with pytest.raises(MethodError, match="it has positions for 5 places, which are none of the tokens"):
         lrpx.Explainer(tiny.llava())(given, 1, method="pa-lrp")
+
+
+def test_decays_of_blocks_are_refused_where_a_text_is_longer_than_one() -> None:
+    """They were positions of a text of one block, and constants in a longer one or in its batch."""
+    (minimax,) = choose(["minimax"], "causal-lm")
+    model = tiny_model(minimax)
+    blocks = [module for module in model.modules() if hasattr(module, "block_size")]
+    assert {module.block_size for module in blocks} == {4}
+    explainer = lrpx.Explainer(model, task=lrpx.Task.CAUSAL)
+    alone = explainer(IDS[:3], method="pa-lrp")
+    assert alone.parts["positions"].values.shape == (2, 3)
+    for texts in (IDS, [IDS[:3], IDS]):
+        with pytest.raises(MethodError, match=r"a table of shape .* has places of a block.*; use attnlrp"):
+            explainer(texts, method="pa-lrp")

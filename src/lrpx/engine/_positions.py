@@ -696,6 +696,8 @@ class Positions(Tap):
         is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
+            if dim is None and not is_scores and self._is_of_blocks(c):
+                raise self._refusal(f"a table of shape {list(c.shape)} has places of a block, and not of all tokens")
         else:
             dim = known[0] if len(known) == 1 else -2 if is_of_input else None
         if dim is None or not self._is_table(c, dim):
@@ -707,6 +709,11 @@ class Positions(Tap):
         if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
         return _Axis((dim,), is_pair)
+
+    def _is_of_blocks(self, c: Tensor) -> bool:
+        """Whether what the model has kept for pairs of places is of fewer places than any text has tokens, as linear
+        attention in blocks multiplies its products with."""
+        return c.ndim > 3 and c.shape[-1] < min(self._numbers.lengths) and self._is_table(c, -1)
 
     def _is_table(self, c: Tensor, dim: int) -> bool:
         """Whether a constant is numbers of the model itself that differ along a dimension, and no mask."""
