@@ -283,9 +283,9 @@ def labelled(row: Mapping[str, Any], model: BoundModel, path: Path) -> int:
         ) from error
 
 
-def rows_of(source: Source, model: BoundModel, path: Path) -> list[dict[str, Any]]:
+def rows_of(source: Source, model: BoundModel, path: Path, target: str) -> list[dict[str, Any]]:
     """The rows of a source, whose labels are not the names of some classes and the numbers of others, as 0 to 4 are of
-    "1" to "5".
+    "1" to "5". Without labels, where a model gives one score and these are no target: they are scores, and no class.
 
     Raises:
         DataError: the model has none such; or one is a class's number alone, and another names a class of another
@@ -294,6 +294,8 @@ def rows_of(source: Source, model: BoundModel, path: Path) -> list[dict[str, Any
     rows: list[dict[str, Any]] = source.rows.to_pylist()
     if model.task.logits != "classes":
         return rows
+    if _classes(model) == 1 and target != "label":
+        return [row | {"label": None} for row in rows]
     numbers: list[Mapping[str, Any]] = []
     names: list[tuple[Mapping[str, Any], int]] = []
     for row in rows:
@@ -315,11 +317,6 @@ def rows_of(source: Source, model: BoundModel, path: Path) -> list[dict[str, Any
 def _classes(model: BoundModel) -> int:
     """How many classes a classifier has, 0 where the model is none."""
     return int(getattr(model.config, "num_labels", 0)) if model.task.logits == "classes" else 0
-
-
-def has_one_score(model: BoundModel) -> bool:
-    """Whether a model gives one score, as a regression does, so that a label is no class of it."""
-    return _classes(model) == 1
 
 
 def index_of(given: str, model: BoundModel) -> int:

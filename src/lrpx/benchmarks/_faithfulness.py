@@ -27,7 +27,6 @@ from lrpx.benchmarks._contract import (
     Case,
     Samples,
     Source,
-    has_one_score,
     index_of,
     joined,
     labelled,
@@ -428,11 +427,7 @@ class Faithfulness(Perturbed[TextSample]):
         """
         kept: list[TextSample] = []
         dropped: list[Dropped] = []
-        if has_one_score(model) and self.target != "label":  # a label is a score, and none of its classes
-            rows = [row | {"label": None} for row in source.rows.to_pylist()]
-        else:
-            rows = rows_of(source, model, self.data)
-        for row in rows:
+        for row in rows_of(source, model, self.data, self.target):
             found = self._sample(row, model)
             if isinstance(found, TextSample):
                 kept.append(found)

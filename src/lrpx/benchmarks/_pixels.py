@@ -29,7 +29,6 @@ from lrpx.benchmarks._contract import (
     Case,
     Samples,
     Source,
-    has_one_score,
     index_of,
     joined,
     labelled,
@@ -290,11 +289,7 @@ class Pixels(Pictured[ImageSample]):
             DataError, TargetError: a label is none of the model's, or one is missing that is to be explained.
         """
         kept = []
-        if has_one_score(model) and self.target != "label":  # a label is a score, and none of its classes
-            rows = [row | {"label": None} for row in source.rows.to_pylist()]
-        else:
-            rows = rows_of(source, model, self.data)
-        for row in rows:
+        for row in rows_of(source, model, self.data, self.target):
             label = None if row["label"] is None else labelled(row, model, self.data)
             picture = Picture(row["id"], row["line"], row["label"], row["mask"])
             named = None if label is None else model.label(label)
@@ -489,7 +484,7 @@ class Mosaics(Pictured[Mosaic]):
             InputError: there are fewer than four classes.
         """
         by_class: dict[int, list[Picture]] = {}
-        for row in rows_of(source, model, self.data):
+        for row in rows_of(source, model, self.data, "label"):
             by_class.setdefault(labelled(row, model, self.data), []).append(
                 Picture(row["id"], row["line"], row["label"])
             )
