@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from lrpx.inputs import Row
     from lrpx.recipes import Recipe
     from lrpx.targets import Target
+    from lrpx.tasks._logits import Read
 
 __all__ = ["BoundModel", "Spec"]
 
@@ -890,7 +891,7 @@ class BoundModel(Named):
         if batch.arguments and batch.rows[0].arguments and intervened(self.module):
             with_tokens(self.module, batch.inputs)
 
-    def _reading(self, batch: Batch, positions: Tensor | None, alone: bool) -> AbstractContextManager[tasks.Read]:
+    def _reading(self, batch: Batch, positions: Tensor | None, alone: bool) -> AbstractContextManager[Read]:
         inputs: Mapping[str, Any] = batch.inputs
         if self.task.reads == "span":  # where there is text, whatever the mask hides
             inputs = {tasks.MASKS["input_ids"]: batch.real.to(tasks.input_device(self.module))}

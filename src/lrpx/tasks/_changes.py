@@ -1,0 +1,100 @@
+"""What its user has put into a model of transformers, of which nothing is known."""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import Module
+from torch.nn.modules import module as nn_module
+
+from lrpx._modules import base_model, named_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+THEIRS = ("torch.", "transformers.")
+"""How the paths begin of what is no user's own."""
+WRAPPERS = (*THEIRS, "accelerate.", "safetensors.", "lrpx.")
+"""And of what moves weights or listens, and is a hook, or in the place of a forward."""
+TOLD = (
+    ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
+    ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
+)
+"""Where transformers keeps what it was told of, by the name of an implementation of attention."""
+
+
+def is_theirs(model: Module) -> bool:
+    """Whether a model, without what adapters have put around it, is one of transformers."""
+    return type(base_model(model)).__module__.startswith("transformers.")
+
+
+def changes(model: Module) -> tuple[object, ...]:
+    """What its user has put into a model, each by what is another for another: modules and forwards of other packages
+    than torch and transformers, an instance's or a class's, functions in the place of those that a model of
+    transformers calls by their names, attention functions and masks that transformers was told of, and hooks, of a
+    module or of all there are. Nothing is known of what these read."""
+    found: list[object] = []
+    configs: dict[int, Any] = {}
+    classes: dict[type[Module], bool] = {}
+    for _, module in named_modules(model):  # as cheap as can be, for a short text would notice
+        held, kind = vars(module), type(module)
+        if kind not in classes:
+            classes[kind] = kind.__module__.startswith(THEIRS)
+        if not classes[kind]:
+            found.append((kind, module))
+        if "forward" in held and not home_of(held["forward"]).startswith(WRAPPERS):
+            found.append(("forward", held["forward"]))
+        if held["_forward_hooks"] or held["_forward_pre_hooks"]:
+            found += [("hook", each) for each in users_hooks(module)]
+        if "config" in held:
+            configs[id(held["config"])] = held["config"]
+    found += [("hook", each) for each in _everywhere()]
+    forwards = [kind.forward for kind, is_known in classes.items() if is_known]
+    found += [("forward", each) for each in forwards if not home_of(each).startswith(WRAPPERS)]
+    for home in {kind.__module__: None for kind, is_known in classes.items() if is_known}:
+        called = vars(sys.modules[home]).values() if home.startswith("transformers.") and home in sys.modules else ()
+        found += [("function", each) for each in called if type(each) is FunctionType and _is_users(each)]
+    kinds = {getattr(config, "_attn_implementation", None): None for config in configs.values()}
+    for path, name in TOLD:
+        told: Any = getattr(sys.modules.get(path), name, {})
+        given = [(kind, told[kind]) for kind in kinds if isinstance(kind, str) and kind in told]
+        found += [each for each in given if not home_of(each[1]).startswith(THEIRS)]
+    return tuple(found)
+
+
+def _is_users(function: FunctionType) -> bool:
+    """Whether a function is of none of the packages that a model of transformers is written with."""
+    home = home_of(function)
+    return not home.startswith(WRAPPERS) and home.partition(".")[0] not in sys.stdlib_module_names
+
+
+def users_hooks(module: Module) -> list[Any]:
+    """The forward hooks of a module that are its user's: what they read, and do, nobody knows."""
+    return _foreign(module._forward_hooks, module._forward_pre_hooks)
+
+
+def _everywhere() -> list[Any]:
+    """The hooks of all modules there are that are a user's."""
+    return _foreign(nn_module._global_forward_hooks, nn_module._global_forward_pre_hooks)
+
+
+def _foreign(*held: Mapping[int, Any]) -> list[Any]:
+    return [each for hooks in held for each in hooks.values() if not home_of(each).startswith(WRAPPERS)]
+
+
+def home_of(function: Any) -> str:
+    """The module that a function, or its class, is from."""
+    return str(getattr(function, "__module__", None) or type(function).__module__)
+
+
+def is_believed(model: Module) -> bool:
+    """Whether a model is one of transformers, made of modules that are there, too."""
+    return type(model).__module__.startswith("transformers.") and not changes(model)
+
+
+def head_is_hooked(model: Module) -> bool:
+    """Whether a user's hook is at a model's head: it may read all rows, and is given them."""
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    return isinstance(head, Module) and bool(users_hooks(head) or _everywhere())
