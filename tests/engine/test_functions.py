@@ -385,6 +385,21 @@ def test_a_gate_in_pieces_to_none_of_which_a_number_was_added(name: str, recipe:
     agree(lambda x: spelled(x @ UP) * (x @ DOWN), lambda x: built_in(x @ UP) * (x @ DOWN), recipe)
 
 
+OVER = {
+    "one over": lambda x: x * (1 / (1 + x.abs())),
+    "reciprocal": lambda x: (1 + x.abs()).reciprocal() * x,
+    "power": lambda x: x * (1 + x.abs()) ** -1,
+    "root": lambda x: x * torch.rsqrt(1 + 2 * x.abs() + x * x),
+}
+
+
+@pytest.mark.parametrize("recipe", [GIM, LRP, ATTNLRP, LIBRAGRAD], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelling", OVER)
+def test_a_product_with_one_over_a_function_of_the_same(spelling: str, recipe: Recipe) -> None:
+    agree(inside(OVER[spelling]), inside(F.softsign), recipe)
+    agree(lambda x: OVER[spelling](x @ UP) * (x @ DOWN), lambda x: F.softsign(x @ UP) * (x @ DOWN), recipe)
+
+
 @every_family
 def test_a_function_by_addcmul(recipe: Recipe) -> None:
     def gelu(x: Tensor) -> Tensor:

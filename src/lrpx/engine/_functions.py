@@ -793,38 +793,50 @@ def plain_of_exponentials(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 RECIPROCAL = "_lrpx_reciprocal"
-"""The attribute of a constant ``op(x)`` one over ``x``, or a number over it: ``(version, x, its version, op)``."""
+"""The attribute of a constant ``op(x)`` one over ``x``, a number over it, or one over its root: ``(version, x, its
+version, op, whether it is no root)``."""
 STACKED = "_lrpx_stacked"
 """The attribute of what was stacked: ``(version, the parts, the dimension)``."""
 
 
-def _reciprocal(x: Any) -> tuple[Tensor, Op] | None:
+def _reciprocal(x: Any) -> tuple[Tensor, Op, bool] | None:
     found = getattr(x, RECIPROCAL, None) if is_tensor(x) else None
     if not found or found[0] != x._version or found[1]._version != found[2]:
         return None
-    return found[1], found[3]
+    return found[1], found[3], found[4]
 
 
 def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
     """``out = op(x)``, a reciprocal; of a sum of exponentials, a softmax's."""
     if not carries(out):
         normaliser(out)
-        setattr(out, RECIPROCAL, Note((out._version, x, x._version, op)))
+        setattr(out, RECIPROCAL, Note((out._version, x, x._version, op, True)))
     if _exponentials.is_sum(x) and _is_reciprocal(x.detach(), op):
         _exponentials.keep(out, x, op, _exponentials.INVERSE)
         return out
     return _exponentials.keep_root(out, x)
 
 
+def keep_inverse_root(out: Tensor, x: Tensor, op: Op) -> Tensor:
+    """``out = op(x)``, the reciprocal of a root."""
+    if not carries(out):
+        setattr(out, RECIPROCAL, Note((out._version, x, x._version, op, False)))
+    return _exponentials.keep_root(normaliser(out), x)
+
+
 def times_reciprocal(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
-    """``op(a, b) = a · b``, one of which is one over the sum of some of a softmax, that a rule has made a constant: if
-    these are in the other, a softmax."""
+    """``op(a, b) = a · b``, one of which is one over another tensor, or over its root, that a rule has made a constant:
+    if the other is a function of the same, one function, as ``x · (1 / (1 + |x|))`` is. And one over the sum of some of
+    a softmax: if these are in the other, a softmax."""
     for x, one_over, product in ((a, b, op), (b, a, _swapped(op))):
         if (found := _reciprocal(one_over)) is not None:
-            total, inverse = found
-            return _renormalised.chosen(
-                run, lambda x, total, by=product, inverse=inverse: by(x, inverse(total)), x, total
-            )
+            total, inverse, is_no_root = found
+
+            def divided(x: Any, total: Any, by: Op = product, inverse: Op = inverse) -> Any:
+                return by(x, inverse(total))
+
+            whole = of_one(run, divided, x, total)
+            return _renormalised.chosen(run, divided, x, total) if whole is None and is_no_root else whole
     return None
 
 
@@ -839,8 +851,8 @@ def divided(out: Tensor, a: Tensor, number: float) -> Tensor:
         normaliser(out, like=(a,))
     found = _reciprocal(a)
     if found is not None:
-        x, op = found
-        setattr(out, RECIPROCAL, Note((out._version, x, x._version, lambda x: op(x) * number)))
+        x, op, is_no_root = found
+        setattr(out, RECIPROCAL, Note((out._version, x, x._version, lambda x: op(x) * number, is_no_root)))
     return out
 
 
@@ -849,8 +861,8 @@ def one_over(b: Any) -> Tensor | None:
     found = _reciprocal(b)
     if found is None:
         return None
-    x, op = found
-    return x if torch.equal(op(x.detach()), x.detach().reciprocal()) else None
+    x, op, is_no_root = found
+    return x if is_no_root and torch.equal(op(x.detach()), x.detach().reciprocal()) else None
 
 
 def stacked(out: Tensor, parts: Any, dim: int) -> None:

@@ -283,7 +283,7 @@ def _reciprocal_root(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return mark_gate(run.recipe, "pow", _functions.activation(run, func, x))
     if (refused := _functions.hides_logistic(run, lambda _, x: func(x), None, x)) is not None:
         return refused
-    return _exponentials.keep_root(_functions.normaliser(run.apply("norm", func, x)), x)
+    return _functions.keep_inverse_root(run.apply("norm", func, x), x, func)
 
 
 def _normalizer(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
