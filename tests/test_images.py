@@ -200,6 +200,31 @@ def test_patches_of_a_part_of_the_image_are_all_where_the_rest_is_not_read(dim, 
     assert ("patches" in found.parts) == (parts == 1)
 
 
+class Scales(torch.nn.Module):
+    """Patches of 5 × 5 pixels, which leave a row and a column over, and the whole image by other operations."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.large, self.small = torch.nn.Conv2d(3, 4, 5, 5), torch.nn.Conv2d(3, 4, 4, 4)
+        self.head, self.how = torch.nn.Linear(36 + 64, 2), how
+
+    def forward(self, x):
+        large = self.large(x).flatten(1)
+        if self.how == "mean":
+            return self.head(torch.cat([large, x.mean(1).flatten(1)[:, -64:]], 1))
+        read = x if self.how == "all" else x[..., :15, :15]
+        small = self.small(torch.nn.functional.pad(read, (0, 16 - read.shape[-1]) * 2))
+        return self.head(torch.cat([large, small.flatten(1)], 1))
+
+
+@pytest.mark.parametrize(("how", "patch"), [("all", None), ("mean", None), ("inside", (5, 5))])
+def test_patches_beside_which_pixels_are_read_are_none(how, patch):
+    found = Explainer(Scales(how).eval().double(), task=Task.IMAGE_CLASSIFICATION)(image())
+    assert found.patch == patch
+    if patch is not None:
+        near(found.parts["patches"].values.sum(), found.parts["pixels"].values.sum())
+
+
 @of(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_what_is_spread_sums_to_what_it_was(rows, columns, height, width, rest):

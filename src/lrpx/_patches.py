@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def patches_of(model: Module, inputs: Mapping[str, Any], argument: str) -> Patches | None:
     """The patches that a model cuts an image into; None where it does not, or where they overlap.
 
-    It runs up to the first operation with a weight that depends on the pixels; and on, where that leaves patches out.
+    It runs up to the first operation with a weight that depends on the pixels.
 
     Args:
         model: the model.
@@ -122,8 +122,7 @@ class _Met(Exception):  # noqa: N818 - it is no error
 
 
 class _FirstWeight(Tap):
-    """Stops a run at its first operation with a weight that depends on the pixels, and asks which pixel goes where; or
-    at the first that depends on those that went nowhere, where further patches fit among them."""
+    """Stops a run at its first operation with a weight that depends on the pixels, and asks which pixel goes where."""
 
     def __init__(self, argument: str) -> None:
         self._run: Running
@@ -162,14 +161,8 @@ class _FirstWeight(Tap):
             any_way: Any = torch.autograd.grad(x.sum(), leaf, retain_graph=True, allow_unused=True)[0]
             if any_way is None:
                 return
-            if self.places is not None:  # strips of an image, one after another, are not all in the first's grid
-                if not bool(any_way[0, :, (self.places < 0).to(leaf.device)].any()):
-                    return
-                self.places = None
-            elif op is not None and x.ndim > 2 and len(x) == 1:
+            if op is not None and x.ndim > 2 and len(x) == 1:
                 self.places = _places(op(x)[0], leaf)
-                if self.places is not None and _leaves_patches_out(self.places):
-                    return
         raise _Met
 
 
@@ -204,15 +197,6 @@ def _places(out: Tensor, leaf: Tensor) -> Tensor | None:
         found += ((half * whole) > 0).to(torch.int64) << bit
     found = torch.where(goes, found, -1)
     return found[0].cpu() if bool((found == found[:1]).all()) else None
-
-
-def _leaves_patches_out(places: Tensor) -> bool:
-    """Whether another patch fits into what is beside the grid, which the model may read elsewhere, or not at all."""
-    grid = _regular(places, *places.shape)
-    if grid is None:
-        return False
-    height, width = places.shape
-    return height - grid.rows * grid.height >= grid.height or width - grid.columns * grid.width >= grid.width
 
 
 def _regular(places: Tensor, height: int, width: int) -> Patches | None:

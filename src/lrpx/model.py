@@ -557,16 +557,32 @@ class BoundModel(Named):
             yield from ([kind[i] for i in group] for group in self.groups([rows[i] for i in kind], batch_size))
 
     def patches(self, row: Row) -> Patches | None:
-        """Into which patches the model cuts the image of a row; None where it does not, where they overlap, and where
-        there is no image. Found once for each size."""
+        """Into which patches the model cuts the image of a row; None where it does not, where they overlap, where it
+        reads pixels beside them, and where there is no image. Found once for each size."""
         name = tasks.pixel_argument(self.module, self.task)
         pixels = None if name is None else row.arguments.get(name)
         if name is None or pixels is None or pixels.ndim != 4 or len(pixels) != 1:
             return None
         if pixels.shape not in self._patches:
             batch = self.batch(Questions((row,), (Question(0, 0, self.default_target()),)))
-            self._patches[pixels.shape] = patches_of(self.module, batch.inputs, name)
+            found = patches_of(self.module, batch.inputs, name)
+            is_all = found is None or not self._reads_beside(found, row, name)
+            self._patches[pixels.shape] = found if is_all else None
         return self._patches[pixels.shape]
+
+    def _reads_beside(self, patches: Patches, row: Row, name: str) -> bool:
+        """Whether what the model says of an image changes with pixels that are in none of its patches, as where it cuts
+        it into strips first, or once more into smaller patches."""
+        pixels = row.arguments[name]
+        beside = (patches.places(*pixels.shape[-2:]) < 0).to(pixels.device)
+        if not bool(beside.any()):
+            return False
+        change = torch.linspace(1, 2, pixels.numel(), device=pixels.device).to(pixels.dtype).reshape(pixels.shape)
+        changed = torch.where(beside, pixels + change, pixels)
+        rows = (row, replace(row, arguments={**row.arguments, name: changed}))
+        asked = (Question(0, len(row.segments[-1]) - 1 if row.segments else 0, self.default_target()),)
+        said, other = (self.ask(Questions((each,), asked)).logits for each in rows)
+        return not torch.equal(said, other)
 
     def places(self, row: Row) -> Places | None:
         """The tokens that the model makes of the image of a row, where its attention goes over all of them; found once
