@@ -717,6 +717,31 @@ def test_a_module_of_ones_own_that_cannot_take_the_size():
         explain(image(size=20))
 
 
+def test_colours_in_the_last_dimension_are_refused_by_name():
+    class ColoursLast(Stem):
+        def forward(self, x):
+            return super().forward(x.permute(0, 3, 1, 2))
+
+    class Turned(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, pixels):
+            return self.model(pixels.permute(0, 2, 3, 1))
+
+    model = ColoursLast(kernel_size=4, stride=4).eval().double()
+    with torch.no_grad():
+        model(image().permute(1, 2, 0)[None])
+    explain = Explainer(model, task=Task.IMAGE_CLASSIFICATION)
+    for given in (image().permute(1, 2, 0), {"x": image().permute(1, 2, 0)[None]}):
+        with pytest.raises(InputError, match=r"are 16 × 16 × 3, which is \[rows, columns, channels\].*; pass these"):
+            explain(given)
+    found = Explainer(Turned(model).eval(), task=Task.IMAGE_CLASSIFICATION)(image())
+    assert found.parts["pixels"].shape == {"channel": 3, "row": 16, "column": 16}
+    assert found.patch == (4, 4)
+
+
 def test_two_images_under_a_name_of_ones_own_are_not_one():
     class Own(torch.nn.Sequential):
         def forward(self, colours):

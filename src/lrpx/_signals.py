@@ -40,6 +40,7 @@ def signal(model: Module, processor: Any, given: Any, argument: str, *, is_image
         if len(one) == 1:
             _refuse_channels(model, one, given)
             if is_image:
+                refuse_colours_last(model, one)
                 _refuse_plain(processor, one)
             else:
                 _refuse_recording(processor, one, argument)
@@ -100,6 +101,19 @@ def refuse_whole(made: Mapping[str, Any]) -> None:
         raise InputError(
             f"the pixel_values are {kind}, and relevance is that of floating-point numbers; pass pixel_values.float() "
             "if these are what the model takes, or set the processor to rescale and normalise as it was trained with"
+        )
+
+
+def refuse_colours_last(model: Module, pixels: Any) -> None:
+    """Refuse an image ``[1, rows, columns, 3]``, as a model takes it that turns it round itself: its columns would be
+    told as colours, and its rows as channels. A model whose config has as many channels means them."""
+    shape = tuple(getattr(pixels, "shape", ()))
+    channels = getattr(getattr(model, "config", None), "num_channels", None)
+    if len(shape) == 4 and shape[-1] == 3 and shape[1] > 4 and shape[1] != channels:
+        raise InputError(
+            f"the pixels are {' × '.join(map(str, shape[1:]))}, which is [rows, columns, channels], and an image is "
+            "explained as [channels, rows, columns]; pass these, image.permute(2, 0, 1), and a module whose forward "
+            "gives the model pixels.permute(0, 2, 3, 1)"
         )
 
 

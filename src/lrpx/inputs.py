@@ -12,7 +12,7 @@ import torch
 
 from lrpx import _encoded, _tokens, tasks
 from lrpx._padding import Padding
-from lrpx._signals import refuse_cut, refuse_whole, signal
+from lrpx._signals import refuse_colours_last, refuse_cut, refuse_whole, signal
 from lrpx._tokens import Tokens
 from lrpx.errors import InputError, LRPxError
 from lrpx.targets import whole_number
@@ -516,6 +516,8 @@ class Reader:
             raise InputError(
                 f"the {name} is {type(given).__name__} without {wanted}; pass what the tokenizer returned, or a text"
             )
+        if self.task.pictures:
+            refuse_colours_last(self.model, found.arguments.get(tasks.signal_argument(self.model, self.task)))
         return (), found.arguments
 
     def _under_its_name(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
