@@ -90,6 +90,12 @@ def test_only_what_differs_tells_them_apart():
         'lrp, logit of " is"',
         f"lrp, {a.explained.description}",
     ]
+    assert labels(a, made_by(other, method="lrp")) == [f"attnlrp, {a.explained.description}", 'lrp, logit of " is"']
+    assert labels(a, made_by(replace(other, explained=later.explained), model="bert")) == [
+        "position 10, openai-community/gpt2",
+        "position 3, bert",
+    ]
+    assert labels(a, made_by(a, method="lrp", dtype="bfloat16")) == ["attnlrp", "lrp"]
     assert labels(a, a) == ["no. 1", "no. 2"]
     assert labels(a) == [""]
     assert groups((a, other))[0].title == "2 explanations of the same text"

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FEW: Final = 20
 """So many attributions of a list are shown where nobody asked for all: in a notebook, in a terminal."""
+MAIN: Final = ("method", "what", "where", "model")
+"""Facts of attributions that stand together, of which none that differs is left unsaid."""
 
 
 @dataclass(frozen=True)
@@ -102,10 +104,11 @@ def _predicted(prediction: Prediction | None) -> str:
 
 
 def _labels(told: Sequence[dict[str, str]], numbered: Sequence[tuple[int, Attribution]]) -> list[str]:
-    """As many of the facts that differ as tell the attributions apart, and else their numbers."""
+    """The method, the target, its place and the model where they differ, as many of the other facts as tell the
+    attributions apart, and else their numbers."""
     chosen: list[str] = []
     for name in told[0]:
-        if len({tuple(each[key] for key in chosen) for each in told}) == len(told):
+        if name not in MAIN and len({tuple(each[key] for key in chosen) for each in told}) == len(told):
             break
         if len({each[name] for each in told}) > 1:
             chosen.append(name)
