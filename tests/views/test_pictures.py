@@ -125,6 +125,29 @@ def test_figures(found, without_patches):
         found.to_latex()
 
 
+def test_beside_a_picture_no_number_is_cut_and_none_beyond_the_colours_is_left_out(found):
+    """At four in a row `±0.003608  sum +0.02309` read `±0.003608  sum +0.0…`; and ±0.01 stood beside a patch of 5."""
+    text = pytest.importorskip("matplotlib.text", reason="matplotlib is not installed")
+    patches = found.parts["patches"].values.clone().fill_(0.0034567)
+    patches[1, 3] = 5.0
+    rest = (part for name, part in found.parts.items() if name not in ("patches", "pixels"))
+    sunk = replace(found, parts=type(found.parts)([*rest, replaced(found.parts["patches"], patches)]))
+    four = Attributions([sunk, *(made_by(found, method) for method in ("one", "two", "three"))])
+    drawn = [each.get_text() for each in four.to_figure().findobj(text.Text)]
+    assert {"±0.003457", "sum +5.052", "largest +5, beyond"} <= set(drawn)
+    for line in four:
+        sums = float(line.parts["patches"].values.sum())
+        assert f"sum {sums:+.4g}".replace("-", "−") in drawn
+
+
+def replaced(part, values):
+    return type(part)(part.name, values, part.axes)
+
+
+def made_by(a, method):
+    return replace(a, provenance=replace(a.provenance, method=method))
+
+
 def told(result, **how):
     file = io.StringIO()
     Console(file=file, width=60, **how).print(result)

@@ -52,6 +52,7 @@ class Layer:
         ratios: ``[R, C]``: of each pixel of the image its relevance as a share of the colour limit, within [-1, 1].
         limit: of the colour scale.
         cells: what can be pointed at.
+        largest: the number of largest size, of a patch or a pixel; it may be beyond the limit.
         total, positive, negative: sums of what is shown, of what speaks for the value, and against it.
         share: the sum as a share of the value; None where it is none.
         note: what else is to be said of it.
@@ -61,6 +62,7 @@ class Layer:
     ratios: Tensor
     limit: float
     cells: tuple[Cell, ...]
+    largest: float
     total: float
     positive: float
     negative: float
@@ -197,6 +199,7 @@ def _layer(
         ratios=ratios,
         limit=limit,
         cells=tuple(cells),
+        largest=float(values.flatten()[values.abs().argmax()]),
         total=total,
         positive=float(values.clamp(min=0).sum()),
         negative=float(values.clamp(max=0).sum()),

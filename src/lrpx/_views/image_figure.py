@@ -25,8 +25,10 @@ ACROSS: Final = 4
 """The most pictures beside each other."""
 GAP: Final = 0.12
 HEAD: Final = 0.52
-FOOT: Final = 0.46
-"""Inches: between pictures, above a group, and below a picture."""
+FOOT: Final = 0.7
+SCALE: Final = 0.33
+LINE: Final = 0.13
+"""Inches: between pictures, above a group, and below a picture; of that to its colour scale, and to each line more."""
 
 
 def figure(attributions: Sequence[Attribution], width: float) -> Figure:
@@ -71,21 +73,23 @@ def figure(attributions: Sequence[Attribution], width: float) -> Figure:
     return drawn
 
 
-Panel = tuple["torch.Tensor", str, str]
+Panel = tuple["torch.Tensor", str, tuple[str, ...]]
 
 
 def _panels(group: Group) -> list[Panel]:
-    """Pixels, their name, and what stands beside the colours: the image, then each layer, or each method's first."""
+    """Pixels, their name, and what stands beside and below the colours: the image, then each layer, or each method's
+    first."""
     first = group.lines[0].canvas
     assert first is not None
-    found: list[Panel] = [(first.image, "", "")]
+    found: list[Panel] = [(first.image, "", ())]
     for line in group.lines:
         shown = line.canvas
         assert shown is not None
         for layer in shown.layers if len(group.lines) == 1 else shown.layers[:1]:
             label = layer.name if len(group.lines) == 1 else line.label
-            told = f"±{number(layer.limit).lstrip('+')}  sum {_number(layer.total)}"
-            found.append((shown.over(layer), label, told))
+            told = [f"±{number(layer.limit).lstrip('+')}", f"sum {_number(layer.total)}"]
+            told += [f"largest {_number(layer.largest)}, beyond"] if abs(layer.largest) > layer.limit else []
+            found.append((shown.over(layer), label, tuple(told)))
     return found
 
 
@@ -101,7 +105,8 @@ def _rows(panels: Sequence[Panel]) -> list[list[Panel]]:
 
 
 def _draw(drawn: Figure, panel: Panel, left: float, top: float, room: float) -> None:
-    """A picture, its label, and its colour scale with two ends; lengths in inches."""
+    """A picture, its label, its colour scale with two ends, and a line for each number more, which a narrow picture
+    would cut; lengths in inches."""
     pixels, label, told = panel
     width, height = drawn.get_size_inches()
     tall = pixels.shape[0] / pixels.shape[1] * room
@@ -112,10 +117,12 @@ def _draw(drawn: Figure, panel: Panel, left: float, top: float, room: float) -> 
         plain_text(drawn, left, top - tall - 0.15, label, 8.0, room=room)
     if told:
         steps = [[tuple(each / 255 for each in colour(step / 16 - 1)) for step in range(33)]]
-        scale: Any = drawn.add_axes((left / width, (top - tall - 0.33) / height, room / 5 / width, 0.09 / height))
+        scale: Any = drawn.add_axes((left / width, (top - tall - SCALE) / height, room / 5 / width, 0.09 / height))
         scale.imshow(steps, aspect="auto", interpolation="nearest")
         scale.set_axis_off()
-        plain_text(drawn, left + room / 5 + 0.06, top - tall - 0.33, told, 7.0, QUIET[False], room=room * 0.8)
+        plain_text(drawn, left + room / 5 + 0.06, top - tall - SCALE, told[0], 7.0, QUIET[False], room=room * 0.8)
+        for at, each in enumerate(told[1:], 1):
+            plain_text(drawn, left, top - tall - SCALE - LINE * at, each, 7.0, QUIET[False], room=room)
 
 
 def _number(value: float) -> str:

@@ -176,7 +176,7 @@ def overlay(image: bytes, relevance: Sequence[float], grid: Sequence[int]) -> st
     values = torch.tensor(relevance, dtype=torch.float64)
     limit = float(values.abs().max()) or 1.0
     ratios = torch.where(place >= 0, values[place.clamp(min=0)] / limit, 0.0)
-    layer = Layer("patches", ratios, limit, (), 0.0, 0.0, 0.0, None, "")
+    layer = Layer("patches", ratios, limit, (), 0.0, 0.0, 0.0, 0.0, None, "")
     return uri(Canvas(behind, (layer,)).over(layer))
 
 
