@@ -385,7 +385,9 @@ def test_words_sum_their_tokens():
 def test_words_and_spans_conserve_the_sum_and_the_text(made, data):
     cuts = sorted(data.draw(st.sets(st.integers(0, len(made)))))
     spans = list(pairwise(cuts))[::2]
-    for grouped in (made.words(), made.spans(spans), made.spans([])):
+    border = made.segments[0][2]
+    crosses = any(start < border < end for start, end in spans)
+    for grouped, between in ((made.words(), 0), (made.spans(spans), int(crosses)), (made.spans([]), 0)):
         assert float(grouped.relevance.sum()) == pytest.approx(float(made.relevance.sum()), rel=1e-9, abs=1e17)
         assert list(grouped.parts) == list(made.parts)
         for name, part in grouped.parts.items():
@@ -394,7 +396,7 @@ def test_words_and_spans_conserve_the_sum_and_the_text(made, data):
         assert len(grouped) == len(grouped.relevance) == len(grouped.special) == len(grouped.word_spans)
         (_, a, b), (_, c, d) = grouped.segments
         assert a == 0
-        assert b == c
+        assert c - b == between
         assert d == len(grouped)
     assert made.spans([]).parts == made.parts
 
@@ -426,7 +428,7 @@ def test_heads_are_grouped_with_their_tokens():
 def test_segments_follow_the_grouping():
     both = attribution(segments=(("encoder", 0, 3), ("decoder", 3, 4)))
     assert both.spans([(0, 2)]).segments == (("encoder", 0, 2), ("decoder", 2, 3))
-    assert both.spans([(1, 3)]).segments == (("encoder", 0, 2), ("decoder", 2, 3))
+    assert both.spans([(1, 3)]).segments == (("encoder", 0, 2), ("decoder", 2, 3))  # up to the border, and not over it
 
 
 def test_the_position_follows_the_grouping():
@@ -440,6 +442,18 @@ def test_the_position_follows_the_grouping():
         assert made.explained.position == 1  # within the decoder
         assert made.by_segment().explained.position == 0
     assert attribution(explained=Explained("logit", 1.0, None)).words().explained.position is None
+
+
+def test_a_span_over_the_border_of_a_segment_is_in_none():
+    """It was counted with the later one: the assistant's −1 + 2 + 0.25 for a span that has the user's −1."""
+    both = attribution(segments=(("user", 0, 2), ("assistant", 2, 4)))
+    over = both.spans([(1, 3)])
+    assert [(token.text, token.segment) for token in over] == [("The", "user"), (" keys", ""), (" are", "assistant")]
+    told = over.by_segment()
+    assert (told.tokens, told.relevance.tolist()) == (("user", " keys", "assistant"), [0.5, 1.0, 0.25])
+    assert both.spans([(0, 4)]).segments == (("user", 0, 0), ("assistant", 1, 1))
+    decoder = {"segments": (("encoder", 0, 2), ("decoder", 2, 4)), "explained": Explained("logit", 1.0, 1)}
+    assert attribution(**decoder).spans([(1, 3)]).explained.position == 0
 
 
 def test_a_word_ends_where_its_segment_does():

@@ -295,6 +295,8 @@ class Attribution(Pictures):
     def spans(self, spans: Sequence[tuple[int, int]]) -> Attribution:
         """The same relevance, summed over half-open token ranges; a token in none of them stays alone.
 
+        A range that reaches over the border of a segment is in none.
+
         Raises:
             InputError: a range is empty, out of bounds, or overlaps another.
         """
@@ -334,9 +336,7 @@ class Attribution(Pictures):
             word_spans=tuple((i, i + 1) for i in range(len(spans))),
             word_texts=tuple(texts),
             special=tuple(all(self.special[a:b]) for a, b in spans) if self.special else (),
-            segments=tuple(
-                (name, _group_at(starts, spans, a), _group_at(starts, spans, b)) for name, a, b in self.segments
-            ),
+            segments=tuple((name, *_groups_within(starts, spans, a, b)) for name, a, b in self.segments),
         )
 
     def _position_among(self, starts: Mapping[int, int], spans: Sequence[tuple[int, int]]) -> int | None:
@@ -347,7 +347,7 @@ class Attribution(Pictures):
         first = next((start for name, start, _ in self.segments if name == "decoder"), 0)
         if not 0 <= first + where < len(self):
             return where
-        return _group_at(starts, spans, first + where) - _group_at(starts, spans, first)
+        return max(0, _group_at(starts, spans, first + where) - _groups_within(starts, spans, first, len(self))[0])
 
     def labels(self, part: Part) -> dict[str, Sequence[str]]:
         """How the places along the axes of a part are called: the part's own labels, and the tokens' texts."""
@@ -440,6 +440,14 @@ def _group_at(starts: Mapping[int, int], spans: Sequence[tuple[int, int]], token
     if token in starts:
         return starts[token]
     return next(group for group, (a, b) in enumerate(spans) if a <= token < b)
+
+
+def _groups_within(
+    starts: Mapping[int, int], spans: Sequence[tuple[int, int]], start: int, end: int
+) -> tuple[int, int]:
+    """The groups whose tokens are all in a range: one that reaches over its border is in no segment."""
+    first = _group_at(starts, spans, start) + (start not in starts)
+    return first, max(first, _group_at(starts, spans, end))
 
 
 def dataframes() -> Any:
