@@ -135,6 +135,7 @@ def test_beside_a_picture_no_number_is_cut_and_none_beyond_the_colours_is_left_o
     four = Attributions([sunk, *(made_by(found, method) for method in ("one", "two", "three"))])
     drawn = [each.get_text() for each in four.to_figure().findobj(text.Text)]
     assert {"±0.003457", "sum +5.052", "largest +5, beyond"} <= set(drawn)
+    assert "row 1, column 3 alone has +5, beyond the colours" in four.to_html()
     for line in four:
         sums = float(line.parts["patches"].values.sum())
         assert f"sum {sums:+.4g}".replace("-", "−") in drawn
