@@ -14,6 +14,8 @@ import transformers as tf
 from rich.console import Console
 
 import lrpx
+from lrpx._views.flow import figure as drawn_figure
+from lrpx.attribution import scale
 from lrpx.errors import InputError, MethodError
 from lrpx.flow import Flow
 from lrpx.methods import find
@@ -201,6 +203,9 @@ def test_the_picture(bundled, tmp_path):
     flow = bundled.flow("The $x_1$ <doors> 中", " are")
     assert flow.to_png(tmp_path / "flow.png").startswith(b"\x89PNG")
     assert (tmp_path / "flow.png").stat().st_size > 10_000
+    told = drawn_figure(flow, 6.5).get_suptitle()
+    largest = max(scale(flow[part].flatten())[0] for part in ("residual", "attention", "mlp"))
+    assert told.endswith(f"red speaks for, blue against; the colours end at ±{largest:.4g}")
 
 
 def test_what_is_refused(bundled):

@@ -161,7 +161,7 @@ def tabled(flow: Flow) -> Tabled:
 
 
 def figure(flow: Flow, width: float) -> Figure:
-    """Layers by tokens: the stream and each branch, one below the other, on one colour scale.
+    """Layers by tokens: the stream and each branch, one below the other, on one colour scale, whose ends are told.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -177,6 +177,7 @@ def figure(flow: Flow, width: float) -> Figure:
     each = 0.6 + _ROW * count
     found = Figure(figsize=(width, each * len(parts) + 0.7), dpi=200, layout="constrained")
     title = f"{one_line(a.explained.description)} = {number(a.explained.value)}"
+    title += f"\nred speaks for, blue against; the colours end at ±{number(limit).removeprefix('+')}"
     plain: dict[str, Any] = {"usetex": False, "parse_math": False}
     found.suptitle(_drawable(title), fontproperties=_font(title, 9), **plain)
     tokens = [visible(token)[1] or " " for token in a.tokens]
