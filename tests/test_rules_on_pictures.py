@@ -274,6 +274,60 @@ def test_exponentials_that_einsum_multiplies_before_they_are_divided(method):
         assert torch.allclose(found(late(equation)), expected, rtol=0, atol=1e-12)
 
 
+HIDDEN = torch.ones(4, 4, dtype=torch.bool).triu(1)
+HIDES = {
+    "tril": lambda p: p.tril(),
+    "nan_to_num": lambda p: p.masked_fill(HIDDEN, torch.nan).nan_to_num(0.0),
+    "clamp": lambda p: p.masked_fill(HIDDEN, 0).clamp(0, 1),
+    "scatter_add": lambda p: torch.zeros_like(p).scatter_add(-1, torch.arange(4).expand_as(p), p).tril(),
+}
+PASSES = {
+    "nan_to_num": torch.nan_to_num,
+    "clamp": lambda x: x.clamp(-1e4, 1e4),
+    "index_add": lambda x: torch.zeros_like(x).index_add(1, torch.arange(4), x),
+    "masked_select": lambda x: x.masked_select(torch.ones_like(x, dtype=torch.bool)).view_as(x),
+    "fold": lambda x: torch.nn.functional.fold(x.mT, (2, 2), 1).flatten(2).mT,
+}
+
+
+@pytest.mark.parametrize("name", [*HIDES, *(f"then {name}" for name in PASSES), "rms_norm"])
+@pytest.mark.parametrize("method", ["attnlrp-vit", "lrp-vit"])
+def test_what_hides_some_weights_or_hands_on_what_attention_gives(method, name):
+    """The layers are projections, as where it is written otherwise, or left out."""
+
+    class Attending(torch.nn.Module):
+        def __init__(self, hides, then):
+            super().__init__()
+            torch.manual_seed(0)
+            self.hides, self.then, self.embedding = hides, then, torch.nn.Embedding(20, 16)
+            self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
+            self.head = torch.nn.Linear(16, 20)
+
+        def get_input_embeddings(self):
+            return self.embedding
+
+        def forward(self, input_ids):
+            x = self.embedding(input_ids)
+            weights = self.hides((self.q(x) @ self.k(x).mT / 4).softmax(-1))
+            return self.head(x + self.out(self.then(weights @ self.v(x))))
+
+    def found(hides, then):
+        model = Attending(hides, then).double().eval()
+        return Explainer(model, task=Task.CAUSAL)([3, 5, 7, 9], 4, method=method).relevance
+
+    def hide(p):
+        return p.masked_fill(HIDDEN, 0)
+
+    if name == "rms_norm":
+        spelled = found(hide, lambda x: torch.nn.functional.rms_norm(x, (16,), eps=1e-5))
+        plain = found(hide, lambda x: x * (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt())
+    else:
+        then = PASSES[name.removeprefix("then ")] if name.startswith("then ") else lambda x: x
+        spelled = found(HIDES.get(name, hide), then)
+        plain = found(hide, lambda x: x)
+    assert torch.allclose(spelled, plain, rtol=0, atol=1e-12)
+
+
 SIZES = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
 RELATIVE = {
     "deberta": (

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lrpx import _kernels, rules
-from lrpx.engine import _biases, _exponentials, _factors, _functions, _selections, _steps
+from lrpx.engine import _biases, _exponentials, _factors, _functions, _roles, _selections, _steps
 from lrpx.engine._exponentials import Note
 from lrpx.engine._gates import (
     EXPONENTIAL,
@@ -342,8 +342,10 @@ def _bounded(
     """``func(*args, **kwargs) = op(x)``, ``x`` between constant bounds."""
     is_function = _functions.is_shifted(x)
     out = activation(run, func, args, kwargs)
+    is_relu = any(type(each) in (int, float) and each == 0 for each in bounds)
+    if run.asks_for_places:
+        _roles.bounded(out, x, is_relu=is_relu)
     if run.asks_for_gates and carries(out) and not is_function:
-        is_relu = any(type(each) in (int, float) and each == 0 for each in bounds)
         put_gate(run.recipe, out, max(gate_strength(x), WEAK * is_relu))
     if run.has_scales and carries(out) and out is not x:
         _exponentials.keep(out, x, op)

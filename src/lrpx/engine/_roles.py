@@ -16,7 +16,7 @@ import torch
 from lrpx import _kernels, rules
 from lrpx._kinds import rule_name
 from lrpx.engine import _overrides
-from lrpx.engine._nodes import COPY, OWN, SCALES, SHAPES, SUMS, kind
+from lrpx.engine._nodes import COPY, NORM, OWN, SCALES, SHAPES, SUMS, kind
 from lrpx.engine._tensors import FROM_INPUT, is_tensor
 from lrpx.errors import MethodError
 
@@ -58,6 +58,11 @@ PADS = frozenset("ConstantPadNd Pad Im2Col".split())
 """Those that may put constants beside them."""
 WRITES = frozenset("IndexCopy IndexPut CopySlices SelectScatter SliceScatter Scatter".split())
 """Nodes whose result is what they are made of first, with others written into a part of it, as an intervention does."""
+CHOICES = frozenset(
+    """NanToNum Tril Triu MaskedFill Where MaskedSelect MaskedScatter Take AsStrided Diagonal NativeDropout Cat Stack
+    ScatterAdd IndexAdd Col2Im PixelShuffle PixelUnshuffle Complex Real ViewAsReal ViewAsComplex""".split()
+)
+"""Nodes whose result is numbers of what they are made of, with constants beside them or put together."""
 LAYERS = frozenset(
     """Convolution ConvolutionOverrideable MkldnnConvolution Addmm Mm Bmm Baddbmm Addmv Mv Linear Dot Addbmm
     ScaledDotProductFlashAttentionForCpu ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
@@ -134,6 +139,13 @@ def mark_weights(run: Any, out: Any, scores: Any = None) -> Any:
     return out
 
 
+def bounded(out: Any, x: Tensor, *, is_relu: bool) -> None:
+    """``out`` is ``x`` between bounds: attention weights still, or what attention gives, but where that is a ReLU."""
+    for mark in (WEIGHTS,) if is_relu else (WEIGHTS, ATTENDED):
+        if getattr(out, "grad_fn", None) is not None and _reaches(x, mark):
+            out.grad_fn.metadata[mark] = True
+
+
 def along_no_outputs(out: Tensor) -> None:
     """Forget the width of a layer whose last dimension is its input's and not its outputs', as in ``probe @ k.mT`` and
     ``x @ vector``: a softmax along it is over places, and no router's."""
@@ -170,7 +182,7 @@ def _reaches(x: Tensor, mark: str) -> bool:
     """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, shifted
     by a constant, or written into in part."""
     waiting: list[Any] = [x.grad_fn]
-    allowed = MOVES | SCALES | WRITES | {OWN, "NativeDropout", "Cat", "Stack", "MaskedFill", "Where"}
+    allowed = MOVES | SCALES | WRITES | CHOICES | {OWN, NORM}
     for _ in range(FARTHEST):
         if not waiting:
             return False
