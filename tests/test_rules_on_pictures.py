@@ -10,9 +10,9 @@ import transformers as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lrpx import GRADIENT, LRP, Epsilon, Explainer, Gamma, Recipe, Task, ZPlus
+from lrpx import GRADIENT, LRP, Epsilon, Explainer, Gamma, Recipe, Task, ZPlus, propagate
 from lrpx.errors import MethodError
-from lrpx.recipes import ATTNLRP_VIT
+from lrpx.recipes import ATTNLRP_VIT, LRP_VIT
 from lrpx.rules import AlphaBeta, Flat, WSquare, ZBox, identity
 from tests.families.without_torchvision import imported
 
@@ -326,6 +326,41 @@ def test_what_hides_some_weights_or_hands_on_what_attention_gives(method, name):
         spelled = found(HIDES.get(name, hide), then)
         plain = found(hide, lambda x: x)
     assert torch.allclose(spelled, plain, rtol=0, atol=1e-12)
+
+
+TWICE = {
+    "weights": lambda one, other, v: (one - 0.5 * other) @ v,
+    "what each gives": lambda one, other, v: one @ v - 0.5 * (other @ v),
+    "weights of either side": lambda one, other, v: (one.tril() + one.triu(1)) @ v + other @ v,
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+def test_a_difference_of_two_attentions_is_attention(recipe, name):
+    """As in a differential transformer: the numbers of a recipe that names the layers."""
+
+    class Differential(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.into = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(5))
+            self.out, self.head = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+
+        def forward(self, x):
+            q, k, others, keys, v = (layer(x) for layer in self.into)
+            given = TWICE[name]((q @ k.mT).softmax(-1), (others @ keys.mT).softmax(-1), v)
+            return self.head(torch.tanh(self.out(given)))
+
+    named = replace(recipe, input_projection=None, output_projection=None)
+    named = named.at("into.*", linear=recipe.input_projection).at("out", linear=recipe.output_projection)
+    x = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    model, found = Differential().double(), []
+    for each in (recipe, named):
+        with propagate(model, each) as trace:
+            trace.explain(model(x)[..., 1].sum())
+        found.append(trace.relevance("x"))
+    assert torch.allclose(*found, rtol=0, atol=1e-12)
 
 
 SIZES = {"vocab_size": 31, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}

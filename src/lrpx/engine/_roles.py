@@ -71,6 +71,8 @@ LAYERS = frozenset(
 """Nodes of layers, behind which a way back ends."""
 FARTHEST = 1024
 """Nodes that are looked at on a way back."""
+MOST_SUMS = 64
+"""Sums of several tensors that are looked at on it."""
 
 
 def layer(run: Any, what: str, op: Callable[..., Any], inputs: Sequence[Any]) -> Any:
@@ -180,8 +182,13 @@ def any_weights(values: Any) -> bool:
 
 def _reaches(x: Tensor, mark: str) -> bool:
     """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, shifted
-    by a constant, or written into in part."""
-    waiting: list[Any] = [x.grad_fn]
+    by a constant, or written into in part; or a sum of such tensors alone, as of differential attention."""
+    return _leads(x.grad_fn, mark, [MOST_SUMS])
+
+
+def _leads(node: Any, mark: str, sums: list[int]) -> bool:
+    """The same of what a node has made; ``sums`` are still looked at."""
+    waiting: list[Any] = [node]
     allowed = MOVES | SCALES | WRITES | CHOICES | {OWN, NORM}
     for _ in range(FARTHEST):
         if not waiting:
@@ -193,7 +200,11 @@ def _reaches(x: Tensor, mark: str) -> bool:
             return True
         made_of: list[Any] = [child for child, _ in node.next_functions if child is not None]
         is_shifted = kind(node) in SUMS and len(made_of) == 1  # by a constant
-        if kind(node) in SCALES and mark == ATTENDED:
+        if kind(node) in SUMS and not is_shifted:
+            sums[0] -= 1
+            if sums[0] >= 0 and all(_leads(child, mark, sums) for child in reversed(made_of)):
+                return True
+        elif kind(node) in SCALES and mark == ATTENDED:
             waiting += made_of  # a gate may come first or second
         elif kind(node) == COPY:
             waiting += made_of[-1:]  # what was there before comes first
@@ -259,7 +270,7 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
     residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two.
     Behind a convolution of all channels there are none, for it is what projects; one of each channel by itself, as
-    behind a layer that gives queries, pools what that layer gave.
+    behind a layer that gives queries, pools what that layer gave. Of a sum of weights alone, all that made them do.
 
     A layer that makes scores (``of``) by itself is one, and what made its input, a key of a learned query, is another.
     Scores may be a sum, of those of contents and of places; what a layer gives to it, as of queries and a
@@ -279,6 +290,7 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     children = [child for child, _ in node.next_functions]
     found = [_layers_behind(child, left, of) for child in children]
     together = set().union(*found)
-    if of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found):
+    is_sum = of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found)
+    if is_sum and not (of == "" and _leads(node, WEIGHTS, [MOST_SUMS])):
         return set().union(*(_layers_behind(child, left, SUMMED) for child in children)) if of else set()
     return together
