@@ -1194,6 +1194,38 @@ def test_heads_that_one_module_has_in_it_are_refused_beside_others(how: Any, pat
             places(model, kind)
 
 
+class Core(nn.Module):
+    """Attention without weights of its own."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in (q, k, v))
+        return nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+class WithCore(nn.Module):
+    """An attention whose heads a module in it computes."""
+
+    def __init__(self, o: nn.Module) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(16, 16) for _ in range(3))
+        self.core, self.o = Core(), o
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.o(self.core(self.q(x), self.k(x), self.v(x)))
+
+
+def test_heads_of_a_core_beside_their_matrix_are_refused_beside_others() -> None:
+    """In a layer with two attentions, of which the matrix of the second takes its heads at another scale."""
+    model = OfHeads()
+    model.layers = nn.ModuleList(
+        nn.Sequential(WithCore(nn.Linear(16, 16)), WithCore(ScalesFirst(16, 16))) for _ in range(2)
+    )
+    assert len(places(model.eval(), "queries")) == 4
+    for kind in ("heads", "attention"):
+        with pytest.raises(MethodError, match=r"the heads that layers\.0\.1\.o of OfHeads .* the other layers are not"):
+            places(model, kind)
+
+
 class InGroups(nn.Module):
     """Grouped-query attention by einsum in a layer of its own, whose output matrix is a weight."""
 

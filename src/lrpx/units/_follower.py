@@ -562,7 +562,7 @@ class Follower(Tap):
         for attention, path in self._strewn.items():
             # what stands elsewhere in a layer that has heads may be no attention's of tokens: of a layer's depth, say
             home = self._homes.get(attention, path)  # of heads that cannot be told apart none is known
-            is_own = f"{path}.".startswith(f"{home}.") or layer_of(path) not in self._ordered_heads.values()
+            is_own = _is_beside(path, home) or layer_of(path) not in self._ordered_heads.values()
             if attention not in self._ordered_heads and is_own:
                 self.unknown.setdefault("heads", path)
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
@@ -650,6 +650,14 @@ class Follower(Tap):
             found[path, call] = runs[stack] if stack in again else layer.number
             runs[stack] += 1
         return found
+
+
+def _is_beside(path: str, home: str) -> bool:
+    """Whether a matrix stands in the module in which an attention was computed, or with it in a module of a layer, as
+    beside a core that has no weights."""
+    layer = layer_of(path)
+    depth = 0 if layer is None else layer.path.count(".") + 2
+    return is_in(path, home) or is_in(home, ".".join(path.split(".")[:depth]))
 
 
 def _widths(shape: Sequence[int]) -> set[int]:
