@@ -334,6 +334,30 @@ def test_depth_that_depends_on_the_input_is_refused():
         lrpx.Explainer(model).neurons(IDS, 5)
 
 
+class Sent(nn.Module):
+    """Two experts, of which the second runs where a token is sent to it: the sixth, or a later one."""
+
+    def __init__(self, first, second):
+        super().__init__()
+        self.experts = nn.ModuleList([first, second])
+
+    def forward(self, x):
+        to = (torch.arange(x.shape[1]) > 4).long()
+        return sum((to == i)[:, None] * each(x) for i, each in enumerate(self.experts) if bool((to == i).any()))
+
+
+def test_an_expert_that_nothing_was_sent_to_is_refused():
+    """Where it runs, and its units were not looked for: those of the other expert were ranked as if they were all."""
+    model = untied((0, 1))
+    model.model.layers[0].mlp = Sent(*(layer.mlp for layer in model.model.layers))
+    model.model.layers = model.model.layers[:1]
+    explainer = lrpx.Explainer(model)
+    assert explainer.neurons(IDS[:5], 5).count == 5 * 24
+    for asked in (explainer.neurons, explainer.flow):
+        with pytest.raises(TraceError, match=r"layers\.0\.mlp\.experts\.1\..* was called, and was not when"):
+            asked(IDS, 5)
+
+
 def test_what_is_refused():
     model = tied((0, 0, 0))
     for path in ("model.layers.1", "model.layers.0", "model.layers.2.mlp"):

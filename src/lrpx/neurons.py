@@ -20,6 +20,7 @@ from lrpx.metrics._statistics import intervals
 from lrpx.parts import Part
 from lrpx.ranking import MeanUnit, Unit
 from lrpx.units import Reading, place_in, places
+from lrpx.units._asked import unseen
 from lrpx.units._looking import with_tokens
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def relevance_of_units(
         model: the model.
         questions: what is asked; the rows run as one batch.
         recipe: the rules.
-        chosen: the places of the units.
+        chosen: the places of the units, all that the model has of a kind.
 
     Yields:
         The number of a question; the answers to all; and for each place what stood there ``[T, n]``, its relevance
@@ -62,7 +63,7 @@ def relevance_of_units(
     readings: list[Reading] = []
 
     def taps(_: object) -> list[Reading]:
-        readings.append(Reading(chosen))
+        readings.append(Reading(chosen, unseen(model.module, chosen)))
         return readings[-1:]
 
     with model.traced(questions, recipe, taps=taps) as ran:
@@ -332,7 +333,7 @@ def flow(model: BoundModel, questions: Questions, recipe: Recipe) -> tuple[Answe
     values: dict[str, Tensor] = {}
     reading = [place for each in found.values() for place in each]
     _refuse_no_tokens(model, questions, reading)
-    with _kept(model, questions, recipe, Reading(reading)) as (ran, read):
+    with _kept(model, questions, recipe, Reading(reading, unseen(model.module, reading))) as (ran, read):
         tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
         for kind, chosen in found.items():
             heads = kind == "heads"

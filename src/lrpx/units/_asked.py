@@ -9,7 +9,7 @@ from lrpx.units._looking import found_in
 from lrpx.units._place import KINDS, TITLES, Kind, Place, is_in, own_paths
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch.nn import Module
 
@@ -108,6 +108,22 @@ def calls_of(model: Module) -> Mapping[str, int]:
         ModelError: nobody knows what the model takes.
     """
     return found_in(model, None).calls
+
+
+def unseen(model: Module, chosen: Iterable[Place]) -> tuple[str, ...]:
+    """The modules like those of some places, which were not called when the model's units were looked for: other
+    experts, or layers that were passed over.
+
+    Raises:
+        ModelError: nobody knows what the model takes.
+    """
+    calls = found_in(model, None).calls
+    alike = {_alike(place.path) for place in chosen}
+    return tuple(
+        path
+        for path, own in own_paths(model).items()
+        if path == own and calls.get(path, 0) == 0 and _alike(path) in alike
+    )
 
 
 def is_turned(model: Module, path: str, side: Side) -> bool | None:

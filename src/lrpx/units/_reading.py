@@ -69,10 +69,13 @@ class Reading(Called):
 
     Args:
         places: where to look.
+        unseen: modules like those, in which nobody has looked for units; what stood anywhere is not told if one of
+            them is called.
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        super().__init__(place.path for place in places)
+    def __init__(self, places: Sequence[Place], unseen: Iterable[str] = ()) -> None:
+        self._unseen = frozenset(unseen)
+        super().__init__([*(place.path for place in places), *sorted(self._unseen)])
         self.places = tuple(places)
         self._wanted = {(place.path, place.side, place.call) for place in places}
         self._values: dict[tuple[str, Side, int], tuple[Tensor, int]] = {}
@@ -100,9 +103,15 @@ class Reading(Called):
         """``[B, T, n]``: what stood there, every feature of the module's input or output.
 
         Raises:
-            TraceError: the model did not come there, came there more often than when its units were looked for, or has
-                changed the value in place since.
+            TraceError: the model did not come there, came there more often than when its units were looked for, came
+                to one where none were looked for, or has changed the value in place since.
         """
+        other = next((path for path, _ in self._calls if path in self._unseen), None)
+        if other is not None:
+            raise TraceError(
+                f"{other} was called, and was not when the model's units were looked for, as an expert that no token "
+                "was sent to; choose other units"
+            )
         value, version = self._values.get((place.path, place.side, place.call), (None, 0))
         if value is None:
             raise TraceError(f"{place.path} was not called, or less than {place.call + 1} times; choose other units")
