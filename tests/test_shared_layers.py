@@ -356,6 +356,9 @@ def test_an_expert_that_nothing_was_sent_to_is_refused():
     for asked in (explainer.neurons, explainer.flow):
         with pytest.raises(TraceError, match=r"layers\.0\.mlp\.experts\.1\..* was called, and was not when"):
             asked(IDS, 5)
+    changes = {"model.layers.0.mlp": {3: 5.0}}
+    with pytest.raises(MethodError, match=r"layers\.0\.mlp has no neurons"), lrpx.intervene(model, changes):
+        pass
 
 
 def test_what_is_refused():

@@ -85,7 +85,7 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
 
 def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
     """The modules at a path, or in the module there, at which latent neurons or heads are; none where some of these are
-    computed inside of it (experts), and are at no module.
+    computed inside of it (experts), and are at no module, or may be at another that has not run.
 
     Raises:
         ModelError: as :func:`places`.
@@ -94,7 +94,9 @@ def neurons_or_heads(model: Module, path: str) -> dict[str, Place]:
 
     if any(is_in(each, path) for each in found.experts):
         return {}
-    there = (place for place in found.places if place.kind in ("neurons", "heads") and is_in(place.path, path))
+    there = [place for place in found.places if place.kind in ("neurons", "heads") and is_in(place.path, path)]
+    if any(is_in(each, path) for each in unseen(model, there)):
+        return {}
     inside: dict[str, Place] = {}
     for each in there:
         inside.setdefault(each.path, each)
