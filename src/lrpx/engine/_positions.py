@@ -694,6 +694,7 @@ class Positions(Tap):
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
         is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
+        is_pair &= is_scores or not _is_rows(c)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
             if dim is None and not is_scores and self._is_of_blocks(c):
@@ -798,6 +799,21 @@ def _shape_of(*shapes: Sequence[int]) -> tuple[int, ...]:
 def _is_part(c: Tensor) -> bool:
     """Whether a tensor is a part of a larger one, as the first rows of a table of angles are."""
     return c.untyped_storage().nbytes() > c.numel() * c.element_size()
+
+
+def _is_rows(c: Tensor) -> bool:
+    """Whether a tensor is the first rows of a longer table, as wide as it: the angles of a text that is as long as a
+    head is wide, for instance. What is kept for pairs of places is cut along both."""
+
+    def is_cut(dim: int) -> bool:
+        return any(
+            size > c.shape[dim]
+            for size, stride in zip(whole.shape, whole.stride(), strict=True)
+            if stride == c.stride(dim)
+        )
+
+    whole = whole_of(c)
+    return is_cut(-2) and not is_cut(-1)
 
 
 def _spread(differs: Tensor, dim: int) -> int:
