@@ -1046,3 +1046,29 @@ def test_pixels_as_a_processor_calls_them_are_those_the_model_calls_otherwise(me
     pixels = torch.linspace(-1, 1, 3 * 32 * 32).reshape(1, 3, 32, 32)
     found, expected = (explain({name: pixels}, 0, method=method) for name in ("pixel_values", "inputs"))
     near(found.by_pixel(), expected.by_pixel())
+
+
+class Captioned(torch.nn.Module):
+    """An image against a text of the model's own, whose encoder has a class token, too, as CoCa's has."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.first = torch.nn.Conv2d(3, 8, 4, 4), torch.nn.Parameter(torch.randn(1, 1, 8))
+        self.words, self.last = torch.nn.Embedding(9, 8), torch.nn.Parameter(torch.randn(1, 1, 8))
+
+    def forward(self, pixels):
+        patches = self.cut(pixels).flatten(2).mT
+        seen = torch.cat([self.first.expand(len(pixels), -1, -1), patches], 1).mean(1)
+        text = self.words(torch.tensor([[3, 4, 5]]))
+        return seen @ torch.cat([text, self.last], 1).mean(1).T
+
+
+def test_a_texts_class_token_is_none_of_the_images():
+    torch.manual_seed(0)
+    explain = Explainer(Captioned().double().eval(), task=Task.IMAGE_CLASSIFICATION)
+    pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    alone, many = explain(pixels[1], 0, ledger=True), explain(pixels, 0)
+    assert alone.parts["class token"].shape == {"learned token": 1}
+    near(alone.parts["class token"].values, many[1].parts["class token"].values)
+    assert alone.ledger.by_kind()["class token"] == pytest.approx(float(alone.parts["class token"].values.sum()))
+    assert alone.ledger.closes(1e-9)

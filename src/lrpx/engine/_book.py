@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from lrpx import rules
 from lrpx.engine import _exponentials
-from lrpx.engine._learned import JOINS
+from lrpx.engine._learned import JOINS, is_of_image
 from lrpx.engine._places import place_of_tokens
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import (
@@ -70,6 +70,7 @@ class Book(Tap):
         self._leaves: list[tuple[Line, Tensor]] = []
         self._unsummed: dict[int, Tensor] = {}
         self._fresh: list[Tensor] = []
+        self._joins_image = False
         self._measured: list[tuple[Line, Tensor, Tensor]] = []
         self._count = 0
 
@@ -134,6 +135,9 @@ class Book(Tap):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if not row.has_summands or not any_carries((*args, *kwargs.values())):
             return tuple(args), dict(kwargs)
+        if name in JOINS and not self._run.replaying:
+            rows = [x for x in _tensors((args, tuple(kwargs.values()))) if carries(x)]
+            self._joins_image = any(is_of_image(x, self._sources) for x in rows)
         if name in ("scatter", "scatter_"):
             args, kwargs = _one_source(args, kwargs)
         if name in CASTS:
@@ -216,7 +220,7 @@ class Book(Tap):
         otherwise = "biases" if is_parameter else "constants"
         kind = otherwise if is_parameter and self._has_weight(name) else place_of_tokens(name, otherwise)
         if constant.ndim == 3 and any(source.ids is None for source in self._sources):  # beside the tokens of an image
-            kind = "class token" if operation in JOINS else kind
+            kind = "class token" if operation in JOINS and self._joins_image else kind
         self._leaves.append((self._line(kind, name), leaf))
         self._fresh.append(leaf)
         return leaf

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lrpx.engine._graph import descends
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import CONSTANT, any_carries, carries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from lrpx.engine._places import Source
     from lrpx.engine._taps import Call, Running
 
 JOINS = ("cat", "concat", "concatenate")
@@ -63,7 +65,8 @@ class Learned(Tap):
 
     def _is_rows(self, x: Any) -> bool:
         """Whether a tensor depends on the input and has a row for each of some places."""
-        return isinstance(x, Tensor) and x.ndim in (3, 4) and len(x) == self._rows and carries(x) and not _marked(x)
+        fits = isinstance(x, Tensor) and x.ndim in (3, 4) and len(x) == self._rows and carries(x) and not _marked(x)
+        return fits and (self._run.replaying or is_of_image(x, self._run.sources))
 
     def _leaf(self, constant: Tensor) -> Tensor:
         wide = constant.expand(self._rows, *constant.shape[1:])
@@ -72,6 +75,13 @@ class Learned(Tap):
         if not self._run.replaying:
             self.found.append(leaf)
         return leaf
+
+
+def is_of_image(x: Tensor, sources: Sequence[Source]) -> bool:
+    """Whether what depends on the input was computed from pixels, and not from ids that were looked up alone, as a text
+    is that the model itself compares its image with."""
+    pixels = {id(source.value) for source in sources if source.ids is None}
+    return len(pixels) == len(sources) or id(x) in pixels or descends(x.grad_fn, pixels)
 
 
 def _marked(x: Tensor) -> bool:
