@@ -242,17 +242,18 @@ def test_a_softmax_by_einsum_is_one_beside_positions() -> None:
 
 
 class _Sliced(nn.Module):
-    """Rotary angles that are kept for all lengths, and cut to the text's or looked up by its places."""
+    """Rotary angles that are kept for all lengths, and cut to the text's and copied, or looked up by its places."""
 
-    def __init__(self, *, is_cut: bool) -> None:
+    def __init__(self, how: str) -> None:
         super().__init__()
-        self.is_cut = is_cut
+        self.how = how
         self.embed = nn.Embedding(10, 16)
         self.layers = nn.ModuleList([nn.Linear(16, 48, bias=False)])
         self.head = nn.Linear(16, 10, bias=False)
-        angles = torch.arange(32)[:, None] * 100.0 ** -(torch.arange(8) % 4 / 4)
+        angles = torch.arange(32)[:, None].double() * 100.0 ** -(torch.arange(8) % 4 / 4)
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
+        self.register_buffer("angles", angles[:, :4].clone())
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embed
@@ -260,8 +261,13 @@ class _Sliced(nn.Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         x = self.embed(input_ids)
         rows, count, _ = x.shape
-        places = slice(count) if self.is_cut else torch.arange(count)
+        places = slice(count) if self.how != "looked up" else torch.arange(count)
         cos, sin = self.cos[places], self.sin[places]
+        if self.how == "copied":
+            cos, sin = cos.clone(), sin * 1
+        elif self.how == "halves":
+            angles = self.angles[places]
+            cos, sin = (torch.cat([each, each], -1)[None, None] for each in (angles.cos(), angles.sin()))
         q, k, v = (each.view(rows, count, 2, 8).transpose(1, 2) for each in self.layers[0](x).chunk(3, -1))
         q, k = (each * cos + torch.cat([-each[..., 4:], each[..., :4]], -1) * sin for each in (q, k))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -269,11 +275,12 @@ class _Sliced(nn.Module):
 
 
 @pytest.mark.parametrize("count", [7, 8, 9])
-def test_a_text_as_long_as_a_head_is_wide(count: int) -> None:
+@pytest.mark.parametrize("how", ["cut", "copied", "halves"])
+def test_a_text_as_long_as_a_head_is_wide(how: str, count: int) -> None:
     found = []
-    for is_cut in (True, False):
+    for each in (how, "looked up"):
         torch.manual_seed(0)
-        model = _Sliced(is_cut=is_cut).double().eval()
+        model = _Sliced(each).double().eval()
         explainer = Explainer(model, task=Task.CAUSAL)
         found.append(explainer([1, 2, 3, 4, 5, 6, 7, 8, 9][:count], 3, method="pa-lrp").parts["positions"].values)
     torch.testing.assert_close(*found)

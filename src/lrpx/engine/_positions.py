@@ -170,7 +170,7 @@ class Positions(Tap):
         self._is_everywhere = False
         self._made: Any = WeakTensorKeyDictionary()
         self._looked_up: list[Tensor] = []
-        self._of_tables: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors
+        self._of_tables: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors; whether of rows
         self._distances: Any = WeakTensorKeyDictionary()  # products of the input with distances
         self._takes_distances = False
         self._pairs: Any = WeakTensorKeyDictionary()  # scores with positions of pairs, and which dimension is the keys'
@@ -317,15 +317,20 @@ class Positions(Tap):
 
     def _follow_tables(self, out: Any, made_of: Any) -> None:
         """What is cast, scaled or put together of a table is one, if it was not computed from places."""
-        if any(map(self._is_of_model, filter(_is_constant, _tensors(made_of)))):
-            for made, _ in pairs(out, None):
-                if (made.is_floating_point() or made.is_complex()) and self._numbers.mark(made) is None:
-                    self._of_tables[made] = True
+        tables = [each for each in _tensors(made_of) if _is_constant(each) and self._is_of_model(each)]
+        for made, _ in pairs(out, None) if tables else ():
+            if (made.is_floating_point() or made.is_complex()) and self._numbers.mark(made) is None:
+                self._of_tables[made] = any(self._is_rows(each) and _has_rows_of(made, each) for each in tables)
 
     def _is_of_model(self, c: Tensor) -> bool:
         """Whether the numbers of a constant are the model's own, or were made of them."""
         base = whole_of(c)
         return storage_of(c) in self._memory() or c in self._of_tables or base in self._of_tables
+
+    def _is_rows(self, c: Tensor) -> bool:
+        """Whether a constant is the first rows of a longer table, or was made of such, as by a cast."""
+        noted = self._of_tables.get(c, False) or (c._base is not None and self._of_tables.get(c._base, False))
+        return bool(noted) or (c.ndim > 1 and _is_rows(c))
 
     # ---------------------------------------------- where they meet what depends on the input
 
@@ -694,7 +699,7 @@ class Positions(Tap):
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
         is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
-        is_pair &= is_scores or not _is_rows(c)
+        is_pair &= is_scores or not self._is_rows(c)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
             if dim is None and not is_scores and self._is_of_blocks(c):
@@ -814,6 +819,13 @@ def _is_rows(c: Tensor) -> bool:
 
     whole = whole_of(c)
     return is_cut(-2) and not is_cut(-1)
+
+
+def _has_rows_of(made: Tensor, table: Tensor) -> bool:
+    """Whether a tensor has the rows of another, perhaps twice beside each other, as the angles of two halves."""
+    if min(made.ndim, table.ndim) < 2:
+        return False
+    return made.shape[-2] == table.shape[-2] and made.shape[-1] in (table.shape[-1], 2 * table.shape[-1])
 
 
 def _spread(differs: Tensor, dim: int) -> int:
