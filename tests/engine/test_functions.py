@@ -385,6 +385,21 @@ def test_a_gate_in_pieces_to_none_of_which_a_number_was_added(name: str, recipe:
     agree(lambda x: spelled(x @ UP) * (x @ DOWN), lambda x: built_in(x @ UP) * (x @ DOWN), recipe)
 
 
+@every_family
+def test_slopes_of_channels_inside_another_function(recipe: Recipe) -> None:
+    slopes = torch.linspace(0.1, 0.9, X.shape[1], dtype=torch.float64)
+
+    def leaky(x: Tensor) -> Tensor:
+        return torch.where(x > 0, x, x * slopes[:, None])
+
+    for function in (lambda f, x: f(x) + x, lambda f, x: (f(x) + 1).tanh(), lambda f, x: torch.where(x > 0, f(x), x)):
+        spelled, wanted = (
+            lambda x, f=f, function=function: function(f, x @ UP) * (x @ DOWN)
+            for f in (lambda x: F.prelu(x, slopes), leaky)
+        )
+        agree(spelled, wanted, recipe)
+
+
 OVER = {
     "one over": lambda x: x * (1 / (1 + x.abs())),
     "reciprocal": lambda x: (1 + x.abs()).reciprocal() * x,

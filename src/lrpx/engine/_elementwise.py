@@ -384,9 +384,15 @@ def _threshold(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 def _prelu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     """A slope that depends on the input is a factor: ``relu(x) − slope · relu(−x)``."""
     x, slope, _, _ = pair(args, kwargs, names=("weight",))
-    if not carries(slope):
-        return homogeneous(run, func, args, kwargs)
     by_channel = slope.view(-1, *(1,) * (x.ndim - 2)) if slope.numel() > 1 else slope.view(())
+    if not carries(slope):
+        slope, by_channel = constants(slope), constants(by_channel)
+        channels = x.shape[1:2]
+
+        def prelu(x: Tensor) -> Any:  # of one number, by which a function is asked what it does, too
+            return func(x, slope) if x.shape[1:2] == channels else torch.where(x > 0, x, x * by_channel)
+
+        return homogeneous(run, prelu, (x,), {})
     by_channel = move_gate(by_channel, slope)
     above, below = homogeneous(run, torch.relu, (x,), {}), -homogeneous(run, torch.relu, (-x,), {})  # no gate
     apart = run.added(above, "prelu", slope) + product(run, torch.mul, (by_channel, below), {})
