@@ -19,6 +19,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 
 from lrpx import rules
 from lrpx.engine import propagate
+from lrpx.engine._functions import RECIPROCAL
 from lrpx.errors import UnknownOperationError
 from lrpx.recipes import ATTNLRP, ATTNLRP_VIT, GIM, GRADIENT, LIBRAGRAD, LRP
 from lrpx.rules import Gamma
@@ -383,6 +384,17 @@ PIECES: dict[str, tuple[Function, Function]] = {
 def test_a_gate_in_pieces_to_none_of_which_a_number_was_added(name: str, recipe: Recipe) -> None:
     spelled, built_in = PIECES[name]
     agree(lambda x: spelled(x @ UP) * (x @ DOWN), lambda x: built_in(x @ UP) * (x @ DOWN), recipe)
+
+
+def test_a_norm_that_is_written_out_keeps_no_graph_of_its_mean() -> None:
+    seen = []
+
+    def norm(x: Tensor) -> Tensor:
+        seen.append(torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+        return x * seen[-1]
+
+    relevance(inside(norm), ATTNLRP)
+    assert not hasattr(seen[0], RECIPROCAL)
 
 
 @every_family

@@ -818,8 +818,11 @@ def keep_inverse(out: Tensor, x: Tensor, op: Op) -> Tensor:
 
 
 def keep_inverse_root(out: Tensor, x: Tensor, op: Op) -> Tensor:
-    """``out = op(x)``, the reciprocal of a root."""
-    if not carries(out):
+    """``out = op(x)``, the reciprocal of a root; of a mean or a sum, as in a norm, it is no function of what is
+    multiplied with it, and the note would keep the graph of that."""
+    found = function_of(x)
+    made = None if found is None else found.root.grad_fn
+    if made is not None and not carries(out) and not _nodes.kind(made).startswith(("Mean", "Sum", "Var")):
         setattr(out, RECIPROCAL, Note((out._version, x, x._version, op, False)))
     return _exponentials.keep_root(normaliser(out), x)
 
