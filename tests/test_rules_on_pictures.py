@@ -238,26 +238,31 @@ def test_a_gate_may_stand_on_either_side_of_what_attention_gives():
     assert torch.allclose(found(lambda given, gate: gate * given), first, rtol=0, atol=1e-12)
 
 
+class Attending(torch.nn.Module):
+    """A layer of attention that is written by ``attend(q, k, v)``."""
+
+    def __init__(self, attend):
+        super().__init__()
+        torch.manual_seed(0)
+        self.attend, self.embedding = attend, torch.nn.Embedding(20, 16)
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
+        self.head = torch.nn.Linear(16, 20)
+
+    def get_input_embeddings(self):
+        return self.embedding
+
+    def forward(self, input_ids):
+        x = self.embedding(input_ids)
+        return self.head(x + self.out(self.attend(self.q(x), self.k(x), self.v(x))))
+
+
+def found_by(attend, method):
+    return Explainer(Attending(attend).double().eval(), task=Task.CAUSAL)([3, 5, 7, 9], 4, method=method).relevance
+
+
 @pytest.mark.parametrize("method", ["attnlrp-vit", "attnlrp"])
 def test_exponentials_that_einsum_multiplies_before_they_are_divided(method):
     """Attention is attention, and its layers projections, as where the softmax is one function."""
-
-    class Written(torch.nn.Module):
-        def __init__(self, attend):
-            super().__init__()
-            torch.manual_seed(0)
-            self.attend, self.embedding = attend, torch.nn.Embedding(20, 16)
-            self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
-            self.head = torch.nn.Linear(16, 20)
-
-        def get_input_embeddings(self):
-            return self.embedding
-
-        def forward(self, input_ids):
-            x = self.embedding(input_ids)
-            q, k, v = (layer(x).unflatten(-1, (4, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-            given = self.attend(q @ k.mT / 2, v)
-            return self.head(x + self.out(given.transpose(1, 2).flatten(2)))
 
     def late(equation):
         def attend(scores, v):
@@ -267,7 +272,11 @@ def test_exponentials_that_einsum_multiplies_before_they_are_divided(method):
         return attend
 
     def found(attend):
-        return Explainer(Written(attend).double().eval(), task=Task.CAUSAL)([3, 5, 7, 9], 4, method=method).relevance
+        def by_heads(*given):
+            q, k, v = (each.unflatten(-1, (4, 4)).transpose(1, 2) for each in given)
+            return attend(q @ k.mT / 2, v).transpose(1, 2).flatten(2)
+
+        return found_by(by_heads, method)
 
     expected = found(lambda scores, v: scores.softmax(-1) @ v)
     for equation in ("bhij,bhjd->bhid", "...ij,...jd->...id"):
@@ -295,25 +304,8 @@ PASSES = {
 def test_what_hides_some_weights_or_hands_on_what_attention_gives(method, name):
     """The layers are projections, as where it is written otherwise, or left out."""
 
-    class Attending(torch.nn.Module):
-        def __init__(self, hides, then):
-            super().__init__()
-            torch.manual_seed(0)
-            self.hides, self.then, self.embedding = hides, then, torch.nn.Embedding(20, 16)
-            self.q, self.k, self.v, self.out = (torch.nn.Linear(16, 16) for _ in range(4))
-            self.head = torch.nn.Linear(16, 20)
-
-        def get_input_embeddings(self):
-            return self.embedding
-
-        def forward(self, input_ids):
-            x = self.embedding(input_ids)
-            weights = self.hides((self.q(x) @ self.k(x).mT / 4).softmax(-1))
-            return self.head(x + self.out(self.then(weights @ self.v(x))))
-
     def found(hides, then):
-        model = Attending(hides, then).double().eval()
-        return Explainer(model, task=Task.CAUSAL)([3, 5, 7, 9], 4, method=method).relevance
+        return found_by(lambda q, k, v: then(hides((q @ k.mT / 4).softmax(-1)) @ v), method)
 
     def hide(p):
         return p.masked_fill(HIDDEN, 0)

@@ -22,17 +22,7 @@ import pyarrow as pa
 from lrpx._data.agreement import Dropped
 from lrpx._data.texts import read_texts
 from lrpx._tokens import decoder_ids
-from lrpx.benchmarks._contract import (
-    Benchmark,
-    Case,
-    Samples,
-    Source,
-    index_of,
-    joined,
-    labelled,
-    register,
-    rows_of,
-)
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register, rows_of
 from lrpx.benchmarks._faithful_report import terminal, write_reports
 from lrpx.benchmarks._faithful_summary import Variant, variants
 from lrpx.errors import DataError, InputError, ModelError, TargetError

@@ -24,17 +24,7 @@ import pyarrow as pa
 from lrpx._covering import CELLS, FILLS, by_pixel, cells_of, outputs, pixels_of
 from lrpx._data.pictures import Picture, Pictures
 from lrpx._images import Patches, as_shown
-from lrpx.benchmarks._contract import (
-    Benchmark,
-    Case,
-    Samples,
-    Source,
-    index_of,
-    joined,
-    labelled,
-    register,
-    rows_of,
-)
+from lrpx.benchmarks._contract import Benchmark, Case, Samples, Source, index_of, joined, labelled, register, rows_of
 from lrpx.benchmarks._pixel_report import LEDGER, terminal, write_reports
 from lrpx.errors import DataError, InputError, ModelError, TargetError
 from lrpx.metrics import IMAGE_METRICS, MOSAIC_METRICS, Given, PerturbationMetric, SetMetric

@@ -21,7 +21,7 @@ from lrpx import _kernels, rules
 from lrpx.engine import _factors, _roles
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
 from lrpx.engine._nodes import LINEAR, SCALES, kind
-from lrpx.engine._tensors import LIKE_ANOTHER, carries, detached, is_parameter, is_tensor
+from lrpx.engine._tensors import LIKE_ANOTHER, carries, detached, is_parameter, is_tensor, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -153,7 +153,7 @@ def keep_function(y: Tensor, x: Tensor, op: Op) -> None:
 def _is_power(op: Op, like: Tensor) -> bool:
     """Whether an element-wise function makes an exponential of one: a power, a scaling or a bound."""
     with _disable_current_modes():  # numbers, also where a compiler traces the model
-        one, two, four = (op(torch.full((1,) * like.ndim, x, dtype=like.dtype, device=like.device)) for x in (1, 2, 4))
+        one, two, four = (op(single(like, x)) for x in (1, 2, 4))
         return torch.allclose(two * two, one * four, rtol=0.02, atol=0.0)
 
 

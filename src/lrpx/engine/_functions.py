@@ -35,7 +35,7 @@ from lrpx.engine._gates import (
     takes_all,
 )
 from lrpx.engine._nodes import SHAPES, SUMS
-from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor, whole_of
+from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor, single, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -263,7 +263,7 @@ def _is_lost(run: Any, op: Op, f: Function) -> bool:
     if not run.recipe.strict or run.recipe.activation in PARTWISE or getattr(f.root, CUT) != f.root._version:
         return False
     with _disable_current_modes():
-        return bool(_then(f.op, op)(_zero(f.root)).any())
+        return bool(_then(f.op, op)(single(f.root, 0)).any())
 
 
 FAR = 5.0
@@ -284,15 +284,10 @@ def _is_one_with(way: _moved.Way, op: Op, f: Function) -> bool:
     node, place = way.end
     like = node._input_metadata[place]
     with _disable_current_modes():
-        far = torch.full((1,) * len(like.shape), FAR, dtype=like.dtype, device=like.device)
+        far = single(like, FAR)
         is_cut = any(bool((way.op(each) == 0).any()) for each in (far, -far))
-        whole, zero = _then(f.op, op), _zero(f.root)
+        whole, zero = _then(f.op, op), single(f.root, 0)
         return is_cut and bool((whole(zero).abs() > GUARD * whole(zero + 1).abs()).any())
-
-
-def _zero(like: Tensor) -> Tensor:
-    """A single 0, of as many dimensions; a number also where a compiler traces the model."""
-    return torch.zeros((1,) * like.ndim, dtype=like.dtype, device=like.device)
 
 
 def fits(value: Tensor, root: Tensor) -> bool:
@@ -608,7 +603,7 @@ def _is_guarded(f: Function, op: Op) -> bool:
     if f.kind != EXPONENTIAL or not f.exact or f.op is None:
         return False
     with _disable_current_modes():
-        one = f.op(_zero(f.root))
+        one = f.op(single(f.root, 0))
         return bool((op(torch.zeros_like(one)).abs() <= GUARD * one.abs()).all())
 
 

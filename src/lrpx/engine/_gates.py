@@ -15,13 +15,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import rules
 from lrpx.engine._nodes import NORM, OWN, SCALES, SHAPES, kind
-from lrpx.engine._tensors import CONSTANT, any_carries, carries, is_tensor
+from lrpx.engine._tensors import CONSTANT, any_carries, carries, is_tensor, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -93,9 +92,8 @@ def mark_relu(recipe: Recipe, value: Tensor, x: Tensor) -> Tensor:
 
 def _is_of_one_sign(root: Tensor, op: Callable[..., Any]) -> bool:
     """Whether a function has one sign far below zero and far above it, and at zero, where it is not nothing."""
-    how: dict[str, Any] = {"dtype": root.dtype, "device": root.device}
     with _disable_current_modes():  # numbers, also where a compiler traces the model
-        below, at, above = (op(torch.full((1,) * root.ndim, x, **how)) for x in (-5.0, 0.0, 5.0))
+        below, at, above = (op(single(root, x)) for x in (-5.0, 0.0, 5.0))
         return any(bool(((sign * below >= 0) & (sign * at > 0) & (sign * above >= 0)).all()) for sign in (1, -1))
 
 

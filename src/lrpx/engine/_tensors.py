@@ -56,6 +56,12 @@ def whole_of(x: Tensor) -> Tensor:
     return x if base is None else base
 
 
+def single(like: Any, value: float) -> Tensor:
+    """One number of as many dimensions, by which a function is asked what it does; ``like`` is a tensor, or what the
+    graph knows of one. A number also where a compiler traces the model, with its modes off."""
+    return torch.full((1,) * len(like.shape), value, dtype=like.dtype, device=like.device)
+
+
 def is_parameter(value: Any) -> TypeGuard[Parameter]:
     """``isinstance(value, Parameter)``, which torch answers slowly (1 us) for anything else."""
     kind = type(value)
