@@ -218,6 +218,20 @@ def test_a_model_is_run_once_and_again_after_it_has_changed():
     assert len(calls) == 2
 
 
+def test_units_are_looked_for_again_where_a_model_was_pruned_or_stops_earlier():
+    """Its modules are of the same names and types: ranking them ended in torch's own error, or was refused."""
+    model = SAMPLES["llama"].build()
+    assert [place.width for place in places(model, "neurons")] == [24, 24]
+    mlp = model.model.layers[1].mlp
+    for name in ("gate_proj", "up_proj"):
+        setattr(mlp, name, nn.Linear(mlp.gate_proj.in_features, 20, bias=False))
+    mlp.down_proj = nn.Linear(20, mlp.down_proj.out_features, bias=False)
+    mlp.double()
+    assert [place.width for place in places(model, "neurons")] == [24, 20]
+    model.config.num_hidden_layers = 1
+    assert [place.width for place in places(model, "neurons")] == [24]
+
+
 class Written(nn.Module):
     """An MLP whose second matrix is a parameter of its own."""
 

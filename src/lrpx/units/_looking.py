@@ -37,7 +37,7 @@ LENGTH = 5
 
 @dataclass(frozen=True)
 class _Found:
-    modules: tuple[str, ...]
+    built: tuple[Any, ...]
     places: tuple[Place, ...]
     inside: dict[str, str]
     unknown: dict[Kind, str]
@@ -58,13 +58,22 @@ def is_looking() -> bool:
 
 
 def found_in(model: Module, inputs: Mapping[str, Any] | None) -> _Found:
-    modules = tuple(f"{path} {type(module).__name__}" for path, module in named_modules(model))
+    built = _built(model)
     known = _known.get(model)
-    if known is None or known.modules != modules:
+    if known is None or known.built != built:
         if model.training or tasks.active_dropout(model):
             raise ModelError(f"{type(model).__name__} is in training mode; call model.eval()")
-        _known[model] = known = _look(model, modules, example(model) if inputs is None else inputs)
+        _known[model] = known = _look(model, built, example(model) if inputs is None else inputs)
     return known
+
+
+def _built(model: Module) -> tuple[Any, ...]:
+    """What a model's units hang on: its modules, how wide they are, and the numbers of its config, as of its layers."""
+    modules = named_modules(model)
+    shapes = [[each.shape for each in module._parameters.values() if each is not None] for _, module in modules]
+    config: dict[str, Any] = getattr(getattr(model, "config", None), "__dict__", {})
+    numbers = [each for each in config.values() if type(each) is int]
+    return [(path, type(module)) for path, module in modules], shapes, numbers
 
 
 def example(model: Module) -> dict[str, Any]:
@@ -100,7 +109,7 @@ def example(model: Module) -> dict[str, Any]:
     return found
 
 
-def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) -> _Found:
+def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _Found:
     follower = Follower(own_paths(model), map(storage_of, model.parameters()), adapted_layers(model))
     with (
         _now_looking(),
@@ -120,7 +129,7 @@ def _look(model: Module, modules: tuple[str, ...], inputs: Mapping[str, Any]) ->
     found = tuple(follower.found())
     experts = follower.experts({place.path for place in found if place.kind == "neurons"})
     return _Found(
-        modules,
+        built,
         found,
         follower.inside,
         follower.unknown,
