@@ -128,6 +128,19 @@ def test_only_some_tokens_are_ranked():
             explainer.neurons(IDS, 5, at=wrong)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_torchs_default_dtype_does_not_matter(dtype):
+    """Sums over texts were kept in it: in float16 rounded without a word, in bfloat16 there was none at all."""
+    explainer = lrpx.Explainer(models.tiny_llama())
+    expected = explainer.neurons(ROWS, 5, top=10**6)
+    torch.set_default_dtype(dtype)
+    try:
+        found = explainer.neurons(ROWS, 5, top=10**6)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.rows == expected.rows
+
+
 def test_two_sets_of_texts_are_compared():
     explainer = lrpx.Explainer(models.tiny_llama())
     found = explainer.neurons(ROWS, 5, versus=ROWS[1:], top=10**6)

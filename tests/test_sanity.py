@@ -174,6 +174,18 @@ def test_one_seed_is_one_result_and_another_another(bundled: BoundModel) -> None
     assert one.methods[0].stages != other.methods[0].stages
 
 
+def test_one_seed_is_one_result_whatever_torchs_default_dtype_is(piece_tokenizer: Any) -> None:
+    """It drew other weights in float64."""
+    model = BoundModel(tiny.bert_classifier(vocab_size=len(piece_tokenizer)).double(), piece_tokenizer)
+    expected = sanity.check(model, ["the keys to the cabinet"], ["lrp"])
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = sanity.check(model, ["the keys to the cabinet"], ["lrp"])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == expected
+
+
 def test_the_other_class_of_two_is_the_other(piece_tokenizer: Any) -> None:
     model = BoundModel(tiny.bert_classifier(vocab_size=len(piece_tokenizer)).double(), piece_tokenizer)
     texts = ["the keys to the cabinet", "a lovely film"]

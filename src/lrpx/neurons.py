@@ -270,7 +270,7 @@ def sums(
     positions, or over some, negative from the end; four bytes a unit and question.
     """
     chosen = places_of(model, questions, kind, recipe)
-    found = torch.zeros(len(questions), sum(place.width for place in chosen))
+    found = torch.zeros(len(questions), sum(place.width for place in chosen), dtype=torch.float32)
     mine: dict[int, list[int]] = {row: [] for row in range(len(questions.rows))}
     for i, question in enumerate(questions.asked):
         mine[question.row].append(i)

@@ -269,7 +269,7 @@ class _RandomCopy:
         generator = torch.Generator().manual_seed(self.seed * 65_537 + list(self.parts).index(part))
         for name in self.parts[part]:
             known = self.weights[name].detach().to("cpu", torch.float32)
-            drawn = torch.randn(known.shape, generator=generator)
+            drawn = torch.randn(known.shape, generator=generator, dtype=torch.float32)
             self.copied[name].copy_(drawn * known.std(correction=0) + known.mean())
 
     @torch.no_grad()
