@@ -386,6 +386,19 @@ def test_what_they_do_not_serve(method):
         several([12, 13, 14], method=method)
 
 
+@pytest.mark.parametrize("method", [name for name in NAMES if name != "occlusion"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_as_torchs_default_is_refused(method, dtype):
+    """Captum rounded its steps and noise to it without a word, or failed in scikit-learn."""
+    explainer = Explainer(models.tiny_llama())
+    torch.set_default_dtype(dtype)
+    try:
+        with pytest.raises(MethodError, match=rf"{method} .* default dtype, which is .*float16; call torch.set"):
+            explainer(IDS, 4, method=method)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_without_captum(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "captum.attr", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'lrpx\[captum\]'"):

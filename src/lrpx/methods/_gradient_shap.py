@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lrpx.methods._contract import register
 from lrpx.methods._embedded import Baseline, ByCaptum, Values, deviations, seeded
-from lrpx.methods._refusals import refuse_count, refuse_number, refuse_seed
+from lrpx.methods._refusals import refuse_count, refuse_half_default, refuse_number, refuse_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,8 @@ class GradientShap(ByCaptum):
         n_samples: random points; each is a forward and a backward pass.
         sigma: the deviation of ``ε``, as a share of the range ``max − min`` of the input's embeddings.
         baseline: ``"zero"`` embeddings, or those of the ``"pad"``, ``"mask"`` or ``"unk"`` token.
-        seed: of points and noise, anew for each question; a GPU draws other noise than the processor.
+        seed: of points and noise, anew for each question; a GPU draws other noise than the processor, and so
+            does torch with float64 as its default dtype.
         batch_size: the most points that run together.
         label: how tables spell it.
     """
@@ -52,6 +53,7 @@ class GradientShap(ByCaptum):
     def check(self, model: BoundModel) -> None:
         """Refuse fields that are none."""
         super().check(model)
+        refuse_half_default(self)
         refuse_count(self.name, "n_samples", self.n_samples)
         refuse_number(self.name, "sigma", self.sigma, 0)
         refuse_seed(self.name, self.seed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lrpx.methods._contract import register
 from lrpx.methods._embedded import Baseline, ByCaptum, Values
-from lrpx.methods._refusals import IMAGES, SERVED, refuse_count
+from lrpx.methods._refusals import IMAGES, SERVED, refuse_count, refuse_half_default
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +56,7 @@ class IntegratedGradients(ByCaptum):
     def check(self, model: BoundModel) -> None:
         """Refuse fields that are none."""
         super().check(model)
+        refuse_half_default(self)
         refuse_count(self.name, "steps", self.steps)
 
     def explain(self, captum: Any, function: Values, inputs: Any, baselines: Any) -> Sequence[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from lrpx.methods._contract import register
 from lrpx.methods._embedded import Baseline, ByCaptum, Values, seeded
 from lrpx.methods._occlusion import features
-from lrpx.methods._refusals import refuse_count, refuse_seed
+from lrpx.methods._refusals import refuse_count, refuse_half_default, refuse_seed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +52,7 @@ class KernelShap(ByCaptum):
     def check(self, model: BoundModel) -> None:
         """Refuse fields that are none."""
         super().check(model)
+        refuse_half_default(self)
         refuse_count(self.name, "n_samples", self.n_samples, least=2)
         refuse_seed(self.name, self.seed)
 

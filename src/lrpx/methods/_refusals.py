@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import torch
+
 from lrpx.errors import MethodError
 from lrpx.tasks import Task
 
@@ -50,6 +52,20 @@ def refuse_twice_given(method: Method, model: BoundModel) -> None:
     if model.task is not Task.SEQ2SEQ and getattr(model.config, "is_encoder_decoder", False):
         kind = type(model.module).__name__
         raise MethodError(f"{method.name} takes one text, and {kind} gives it to an encoder and to a decoder; use lrp")
+
+
+def refuse_half_default(method: Method) -> None:
+    """Refuse half precision as torch's default dtype, to which Captum rounds its steps, its noise and its weights.
+
+    Raises:
+        MethodError: it is.
+    """
+    dtype = torch.get_default_dtype()
+    if dtype.itemsize < torch.float32.itemsize:
+        raise MethodError(
+            f"{method.name} would be rounded to torch's default dtype, which is {str(dtype).removeprefix('torch.')}; "
+            "call torch.set_default_dtype(torch.float32), which leaves the model as it is"
+        )
 
 
 def refuse_ledger(method: Method, ledger: bool) -> None:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from lrpx.methods._contract import register
 from lrpx.methods._embedded import Baseline, ByCaptum, Values, deviations, seeded
-from lrpx.methods._refusals import IMAGES, SERVED, refuse_count, refuse_number, refuse_other, refuse_seed
+from lrpx.methods._refusals import (
+    IMAGES,
+    SERVED,
+    refuse_count,
+    refuse_half_default,
+    refuse_number,
+    refuse_other,
+    refuse_seed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +41,8 @@ class SmoothGrad(ByCaptum):
         n_samples: noisy copies; each is a forward and a backward pass.
         sigma: the deviation, as a share of the range ``max − min`` of the input's embeddings (Smilkov et al., §3.1).
         score: ``"x-input"``: ``Σ_d x ⊙ E[∂f]``, which has a sign; ``"l1"``: ``‖E[∂f]‖₁``.
-        seed: of the noise, anew for each question; a GPU draws other noise than the processor.
+        seed: of the noise, anew for each question; a GPU draws other noise than the processor, and so
+            does torch with float64 as its default dtype.
         batch_size: the most copies that run together.
         label: how tables spell it.
     """
@@ -60,6 +69,7 @@ class SmoothGrad(ByCaptum):
     def check(self, model: BoundModel) -> None:
         """Refuse fields that are none."""
         super().check(model)
+        refuse_half_default(self)
         refuse_count(self.name, "n_samples", self.n_samples)
         refuse_number(self.name, "sigma", self.sigma, 0)
         refuse_seed(self.name, self.seed)
