@@ -52,3 +52,13 @@ def test_kernels_that_torch_chooses_by_the_weights_are_no_difference():
     """This one's outputs are those of frozen weights, which are not those of others bit for bit."""
     (mixer,) = choose(["patchtsmixer"], "time-series-regression")
     assert check(mixer).passed == CHECKS
+
+
+def test_a_check_leaves_torchs_default_dtype_as_it_was() -> None:
+    """It was float32 from then on."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        check(choose(["gpt2"], "causal-lm")[0])
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)

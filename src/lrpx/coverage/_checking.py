@@ -266,12 +266,13 @@ def _in_lists(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def _everything_wide() -> Iterator[None]:
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         with _Wide():
             yield
     finally:
-        torch.set_default_dtype(torch.float32)
+        torch.set_default_dtype(before)
 
 
 class _Wide(TorchFunctionMode):
