@@ -484,3 +484,29 @@ def test_what_is_looked_up_nowhere_has_its_part():
         assert expected.abs().max() > 0
         torch.testing.assert_close(compiled.parts[part].values, expected, rtol=0, atol=1e-6)
         torch.testing.assert_close(compiled.relevance, plain.relevance, rtol=0, atol=1e-6)
+
+
+class Routed(nn.Module):
+    """Experts, two of which share a token by their sigmoids over the sum of these, as DeepSeek-V3's."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.router, self.head = nn.Embedding(20, 8), nn.Linear(8, 4), nn.Linear(8, 20)
+        self.experts = nn.Parameter(torch.randn(4, 8, 8))
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.words(input_ids).cumsum(1)
+        weights, chosen = self.router(x).sigmoid().topk(2)
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return self.head((weights[..., None, None] * (x[..., None, None, :] @ self.experts[chosen])).sum((-2, -3)))
+
+
+def test_a_router_of_sigmoids():
+    """Whether they are a guard was asked of the tensors of the trace, which have no numbers: "cannot be compiled"."""
+    torch.manual_seed(0)
+    model = Routed().double().eval()
+    plain, compiled = (Explainer(model, task=Task.CAUSAL, compile=each)([3, 14, 15]) for each in (False, True))
+    assert_same(compiled, plain, 1e-9)

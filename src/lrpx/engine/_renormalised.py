@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import _kernels, rules
 from lrpx.engine import _factors
@@ -120,8 +121,9 @@ def _is_guard(node: Any) -> bool:
     if op is None:
         return False
     like = root._input_metadata[place]
-    x = torch.full(like.shape, 0.5, dtype=like.dtype, device=like.device)
-    return all(torch.allclose(op(x / n) * n, op(x), rtol=0.0, atol=LEAST * n) for n in (1.5, 4))
+    with _disable_current_modes():  # numbers, also where a compiler traces the model
+        x = torch.full(like.shape, 0.5, dtype=like.dtype, device=like.device)
+        return all(torch.allclose(op(x / n) * n, op(x), rtol=0.0, atol=LEAST * n) for n in (1.5, 4))
 
 
 def _sharpened(run: Any, op: Op, a: Tensor, b: Tensor, p: Tensor, power: Op) -> Tensor | None:
