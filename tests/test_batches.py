@@ -542,6 +542,15 @@ def test_a_model_that_reads_padding_runs_row_by_row(build):
         assert_same(many, explain(ids, **how))
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_decoder_that_reads_its_own_padding_runs_row_by_row(side):
+    """ProphetNet's: what it says of a text hangs on how much padding is behind it."""
+    explain = Explainer(tiny_model(choose(["prophetnet"], "seq2seq-lm")[0]), padding_side=side)
+    rows, decoders = [[11, 12, 13, 2], [14, 15, 16, 2]], [[0], [0, 21, 22, 23]]
+    for many, ids, decoder in zip(explain(rows, decoder=decoders), rows, decoders, strict=True):
+        assert_same(many, explain(ids, decoder=decoder))
+
+
 class Mean(torch.nn.Module):
     def forward(self, hidden):
         return hidden + hidden.mean(1, keepdim=True)

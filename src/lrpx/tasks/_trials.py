@@ -234,7 +234,8 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     left moves the patches that BLT makes of bytes. A classifier that reads one token may not look at the last, beside
     the padding, in a short input: so what transformers' models hand their heads is compared token by token, too. What
     draws at random, as Reformer's hashes are, says the same by chance alone. A decoder whose attention was told to look
-    ahead does so only where no mask is needed."""
+    ahead does so only where no mask is needed. Behind an encoder's text the decoder's is padded, too, always on the
+    right: ProphetNet's says something else then."""
     convolves = any(isinstance(each, _ConvNd) and max(each.kernel_size) > 1 for each in model.modules())
     is_plain = getattr(model, "_supports_sdpa", False) and is_believed(model)
     is_told = task is Task.CAUSAL and any(getattr(each, "is_causal", None) is False for each in model.modules())
@@ -247,6 +248,7 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
     plain = [i for i in range(weight.shape[0]) if i not in (pad_id, end)][:count]
     text = torch.tensor([plain if end is None else [*plain[:-1], end]], device=input_device(model))
     space = (wide - text.shape[1], 0) if side == "left" else (0, wide - text.shape[1])
+    writes = "decoder_input_ids" in task.arguments
     found, states = [], []
 
     def keep(_: Module, __: Any, output: Any) -> None:
@@ -273,16 +275,17 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
                     given = {name: value[None] for name, value in given.items()}
                 if accepts(model, "use_cache"):
                     given["use_cache"] = False
-                if "decoder_input_ids" in task.arguments:
-                    given["decoder_input_ids"] = text[:, :3]
+                if writes:
+                    beside = (0, 0 if mask.all() else count)
+                    given["decoder_input_ids"] = torch.nn.functional.pad(text[:, :3], beside, value=pad_id)
                 found.append(_first_of(model(**given)))
             draws = not torch.equal(before, torch.get_rng_state())
-    except InputError:  # no padding on the left; a run will say so
-        return True
+    except InputError:  # no padding on the left, and a run will say so; but a decoder's is on the right
+        return not writes or heeds_mask(model, task, pad_id, "right", wide)
     except Exception:  # it takes something else, and a run will say so; or no positions (Reformer)
         return is_theirs(model) and (side == "right" or not found)  # one's own may take fewer tokens: nothing is known
     for alone, padded in (found, states) if len(states) == len(found) else (found,):
-        real = padded[:, -alone.shape[1] :] if side == "left" else padded[:, : alone.shape[1]]
+        real = padded[:, -alone.shape[1] :] if side == "left" and not writes else padded[:, : alone.shape[1]]
         if alone.shape == real.shape and (draws or not _is_close(alone, real, weight.dtype)):
             return False
     return True
