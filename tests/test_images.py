@@ -339,6 +339,41 @@ def test_projections_are_found_however_the_softmax_is_written(spelled, recipe):
     near(relevance(SOFTMAXES[spelled]), relevance(lambda s: s.softmax(-1)))
 
 
+def by_keys(q, k, v):
+    """A key after another: of weights, or of exponentials that are divided last."""
+    p = (q @ k.mT).softmax(-1)
+    out = 0
+    for i in range(k.shape[2]):
+        out = out + p[..., i : i + 1] * v[..., i : i + 1, :]
+    return out
+
+
+def in_blocks(q, k, v):
+    """By a running maximum and a running sum, as flash attention does."""
+    scores = q @ k.mT
+    largest = torch.full((*scores.shape[:-1], 1), -torch.inf, dtype=v.dtype)
+    total, out = torch.zeros_like(largest), torch.zeros_like(v)
+    for start in range(0, 6, 2):
+        some = scores[..., start : start + 2]
+        new = torch.maximum(largest, some.amax(-1, keepdim=True))
+        e, decay = torch.exp(some - new), torch.exp(largest - new)
+        total, out = total * decay + e.sum(-1, keepdim=True), out * decay + e @ v[..., start : start + 2, :]
+        largest = new
+    return out / total
+
+
+def by_a_column(q, k, v):
+    """The denominator is what ones beside the values give."""
+    both = (q @ k.mT).exp() @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    return both[..., :-1] / both[..., -1:]
+
+
+def by_vectors(q, k, v):
+    """Of each query a product of a matrix and a vector, divided last."""
+    rows = zip(*(each.flatten(0, 1) for each in ((q @ k.mT).exp(), v)), strict=True)
+    return torch.stack([torch.stack([v.mT @ each / each.sum() for each in e]) for e, v in rows]).view_as(v)
+
+
 ATTENTIONS = {  # of queries, keys and values [B, H, T, d]
     "a product": lambda q, k, v: (q @ k.mT).softmax(-1) @ v,
     "einsum": lambda q, k, v: torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v),
@@ -360,6 +395,25 @@ ATTENTIONS = {  # of queries, keys and values [B, H, T, d]
     "added to zeros": lambda q, k, v: torch.baddbmm(
         torch.zeros(1, 1, 1, dtype=v.dtype), (q @ k.mT).softmax(-1).flatten(0, 1), v.flatten(0, 1)
     ).view_as(v),
+    "divided last": lambda q, k, v: ((e := (q @ k.mT).exp()) @ v) / e.sum(-1, keepdim=True),
+    "values first, divided last": lambda q, k, v: (v.mT @ (e := (q @ k.mT).exp()).mT).mT / e.sum(-1, keepdim=True),
+    "by a column of ones": by_a_column,
+    "by vectors": by_vectors,
+    "in blocks": in_blocks,
+    "key by key": by_keys,
+    "element by element": lambda q, k, v: ((q @ k.mT).softmax(-1)[..., None] * v[:, :, None]).sum(-2),
+    "element by element, divided last": lambda q, k, v: (
+        ((e := (q @ k.mT).exp())[..., None] * v[:, :, None]).sum(-2) / e.sum(-1, keepdim=True)
+    ),
+    "element by element in an einsum": lambda q, k, v: torch.einsum(
+        "bhij,bhjd->bhijd", (q @ k.mT).softmax(-1), v
+    ).sum(3),
+    "element by element, added to a product": lambda q, k, v: torch.addcmul(
+        (p := (q @ k.mT).softmax(-1))[..., 1:] @ v[..., 1:, :], p[..., :1], v[..., :1, :]
+    ),
+    "added by index": lambda q, k, v: torch.zeros_like(v).index_add(
+        2, torch.arange(6).repeat_interleave(6), ((q @ k.mT).softmax(-1)[..., None] * v[:, :, None]).flatten(2, 3)
+    ),
     "values as a weight": lambda q, k, v: torch.stack(
         [torch.stack([torch.nn.functional.linear((a @ b.T).softmax(-1), c.T) for a, b, c in zip(*each, strict=True)])
          for each in zip(q, k, v, strict=True)]
@@ -391,6 +445,72 @@ def test_projections_are_found_however_attention_is_written(spelled, recipe):
     recipe = replace(recipe, input_projection=Epsilon(0.2), output_projection=Epsilon(0.4))
     by_name = replace(recipe, linear=Epsilon(0.2), input_projection=None, output_projection=None)
     near(relevance(recipe), relevance(by_name.at("o", linear=Epsilon(0.4))))
+
+
+GATED = {  # of weights [B, H, Q, K], values [B, H, K, d], and a gate of each query [B, H, Q, 1]
+    "weights": lambda p, v, g: (p * g) @ v,
+    "weights, gate first": lambda p, v, g: (g * p) @ v,
+    "element by element": lambda p, v, g: ((p * g)[..., None] * v[:, :, None]).sum(3),
+    "products": lambda p, v, g: (g[..., None] * (p[..., None] * v[:, :, None])).sum(3),
+    "einsum of three": lambda p, v, g: torch.einsum("bhij,bhi,bhjd->bhid", p, g[..., 0], v),
+    "the largest": lambda p, v, g: g * (p * (p >= p.topk(3).values[..., -1:])) @ v,
+    "given": lambda p, v, g: (p @ v) * g,
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", GATED)
+def test_a_gate_of_attention_weights_is_no_projection(spelled, recipe):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
+            self.gate = torch.nn.Linear(4, 2, dtype=torch.float64)
+
+        def forward(self, x):
+            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            gate = torch.sigmoid(self.gate(x)).mT[..., None]
+            return self.o(GATED[spelled]((q @ k.mT).softmax(-1), v, gate).transpose(1, 2).flatten(2))
+
+    near(*found_by_name(Attention(), recipe, "qkvo"))
+
+
+MIXES = {  # of weights [B, H, Q, K] and a matrix
+    "linear": lambda p, mix: torch.nn.functional.linear(p.movedim(1, -1), mix).movedim(-1, 1),
+    "einsum": lambda p, mix: torch.einsum("bhij,gh->bgij", p, mix),
+    "convolution": lambda p, mix: torch.nn.functional.conv2d(p, mix[..., None, None]),
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("spelled", MIXES)
+def test_heads_whose_weights_are_mixed_are_attention(spelled, recipe):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
+            self.mix = torch.nn.Parameter(torch.randn(2, 2, dtype=torch.float64))
+
+        def forward(self, x):
+            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            return self.o((MIXES[spelled]((q @ k.mT).softmax(-1), self.mix) @ v).transpose(1, 2).flatten(2))
+
+    near(*found_by_name(Attention(), recipe, "qkvo"))
+
+
+def found_by_name(model, recipe, into_and_out):
+    """The relevance under a recipe by place, and under one that names the projections, the last letter the output's."""
+    by_name = replace(recipe, input_projection=None, output_projection=None)
+    for path in into_and_out[:-1]:
+        by_name = by_name.at(path, linear=recipe.input_projection)
+    by_name = by_name.at(into_and_out[-1], linear=recipe.output_projection)
+    x = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for each in (recipe, by_name):
+        with lrpx.propagate(model, each) as trace:
+            trace.explain(model(x)[0, -1].sum())
+        yield trace.relevance("x")
 
 
 SCORED = {  # of rows [B, T, d] and a vector, which weighs them

@@ -392,9 +392,10 @@ def test_queries_and_keys_whose_scores_are_a_sum(name):
 
 
 class Experts(torch.nn.Module):
-    """A model of attention, and of experts of which a router mixes what they give, or of the best ``chosen``."""
+    """A model of attention, and of experts of which a router mixes what they give, by ``chosen(scores)``: weights, and
+    of which experts."""
 
-    def __init__(self, chosen: int = 3) -> None:
+    def __init__(self, chosen) -> None:
         super().__init__()
         self.chosen = chosen
         torch.manual_seed(0)
@@ -412,16 +413,43 @@ class Experts(torch.nn.Module):
         x = x + self.out(given)
         rows = x.flatten(0, 1)
         made = torch.stack([expert(rows) for expert in self.experts], 1)  # [tokens, 3, features]
-        scores = self.router(rows)
-        if self.chosen < 3:
-            scores, best = scores.topk(self.chosen, -1)
-            made = made.gather(1, best[..., None].expand(-1, -1, made.shape[-1]))
-        mixed = torch.einsum("tij,ti->tj", made, scores.softmax(-1))
+        weights, best = self.chosen(self.router(rows))
+        made = made.gather(1, best[..., None].expand(-1, -1, made.shape[-1]))
+        mixed = torch.einsum("tij,ti->tj", made, weights)
         return self.head(x + mixed.view_as(x))
 
 
-@pytest.mark.parametrize("chosen", [3, 2])
-def test_what_a_router_mixes_is_no_attention(chosen: int) -> None:
+def every(scores):
+    return torch.arange(3).expand_as(scores)
+
+
+def best(scores):
+    return scores.argsort(-1, descending=True)[:, :2]
+
+
+def least(scores):
+    return scores.topk(2).values[:, -1:]
+
+
+ROUTERS = {
+    "every expert": lambda s: (s.softmax(-1), every(s)),
+    "topk": lambda s: ((some := s.topk(2, -1))[0].softmax(-1), some[1]),
+    "sort": lambda s: (s.sort(-1, descending=True).values[:, :2].softmax(-1), best(s)),
+    "gather": lambda s: (s.gather(-1, best(s)).softmax(-1), best(s)),
+    "index": lambda s: (s[torch.arange(len(s))[:, None], best(s)].softmax(-1), best(s)),
+    "scatter": lambda s: (torch.full_like(s, -torch.inf).scatter(-1, best(s), s.topk(2).values).softmax(-1), every(s)),
+    "masked": lambda s: (s.masked_fill(s < least(s), -torch.inf).softmax(-1), every(s)),
+    "where": lambda s: (torch.where(s < least(s), -torch.inf, s).softmax(-1), every(s)),
+    "temperature": lambda s: ((s / 0.7 + 0.1).softmax(-1), every(s)),
+    "written out": lambda s: ((e := torch.exp(s)) / e.sum(-1, keepdim=True), every(s)),
+    "largest taken off": lambda s: (
+        (e := torch.exp(s - s.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True), every(s)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", ROUTERS.values(), ids=list(ROUTERS))
+def test_what_a_router_mixes_is_no_attention(chosen) -> None:
     """The layers of attention alone are projections: the numbers of a recipe that names them."""
     named = replace(ATTNLRP_VIT, input_projection=None, output_projection=None)
     for path in "qkv":

@@ -74,6 +74,8 @@ def layered(
     recipe = run.recipe
     if run.asks_for_places and -1 not in dims:
         _roles.along_no_outputs(out)
+    if run.asks_for_places and len(dims) == 1 and carries(out):
+        _roles.mixed(out, x, *dims)
     if run.asks_for_weights and (getattr(recipe, kind) is not rules.unmodified or recipe.has_places()) and carries(out):
         if bias is not None and kind == "convolution":
             bias = bias.view(-1, *(1,) * (weight.ndim - 2))

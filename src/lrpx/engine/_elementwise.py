@@ -98,14 +98,16 @@ def _regrouped(run: Run, func: Any, a: Tensor, b: Tensor) -> Any:
 def _of_two(run: Run, func: Any, a: Tensor, b: Tensor) -> Any:
     """``a · b``, two factors."""
     run.roots.clear()  # as large as the product, and seldom asked for after it
-    if takes_all(run.recipe):
-        gate = gate_of(a, b)
-        if gate is None:
-            return _factors.product(run, func, a, b, rules.uniform)
+    all_to_one = takes_all(run.recipe)
+    gate = gate_of(a, b) if all_to_one else None
+    if gate is not None:
         out = _factors.scaled(run, "product", func, a, b, first_scales=gate is a)
-        return put_gate(run.recipe, out, weakest_gate((a, b)))
-    out = _factors.product(run, func, a, b)
-    if not run.has_scales or _functions.is_logistic(a) or _functions.is_logistic(b):  # a gate's own number is no score
+        put_gate(run.recipe, out, weakest_gate((a, b)))
+    else:
+        out = _factors.product(run, func, a, b, rules.uniform if all_to_one else None)
+    if not run.has_scales or (all_to_one and not run.asks_for_places):
+        return out
+    if _functions.is_logistic(a) or _functions.is_logistic(b):  # a gate's own number is no score
         return out
     return _exponentials.multiplied(run, func, out, a, b)
 

@@ -566,7 +566,10 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
         if len(above[0].terms) > 1:
             return refused(run, UNKNOWN, op, a, b, under_constant=True)
         if run.recipe.softmax is rules.constant:  # values take all, if there are any
-            return None if above[0].terms == WITH_VALUES else _under_softmax(run, op(a.detach(), b.detach()), made)
+            if above[0].terms != WITH_VALUES:
+                return _under_softmax(run, op(a.detach(), b.detach()), made)
+            _attending(run, a, made, b)
+            return None
         if (direct := _directly(run, op, a, b)) is not None or (direct := _attended(run, op, a, b, made)) is not None:
             return direct
     return refused(run, UNKNOWN, op, a, b) if _divided(run, a) else None
@@ -717,7 +720,8 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     y = _under_softmax(run, value, made)
     if y is None:
         return None
-    out = mark_gate(run.recipe, "softmax", _roles.mark_weights(run, y))
+    scores = next(iter(_leaves(made))).tensor if run.asks_for_places and _roles.sums_to_one(value, -1) else None
+    out = mark_gate(run.recipe, "softmax", _roles.mark_weights(run, y, scores))
     for scores in {id(each.tensor): each.tensor for each in _leaves(made)}.values():
         mark_merging(run, out, scores)
     if asks_for_scores(run.recipe):
@@ -862,7 +866,17 @@ def _attended(run: Any, op: Op, a: Tensor, b: Tensor, made: Made) -> Tensor | No
         run.under("softmax")
         y = _plain(made, n)
     out: Tensor = _factors.made_of(run, rules.with_gradient_of(op(a.detach(), b.detach()), y), n + 1)
+    _attending(run, out, made, b)
     return out
+
+
+def _attending(run: Any, out: Tensor, made: Made, total: Tensor) -> None:
+    """``out`` is what attention gives, or that times a ``total`` of exponentials: unless a router's."""
+    if run.asks_for_places and out.grad_fn is not None:
+        leaves = _leaves(made)
+        scores = [each.tensor for each in leaves if not each.is_value]
+        if total.shape[-1:] != (1,) or not any(map(_roles.is_of_outputs, scores)):
+            _roles.attended(out, scores, [each.tensor for each in leaves if each.is_value])
 
 
 def _share(x: Tensor, leaf: Leaf, n: int) -> Tensor:

@@ -322,7 +322,7 @@ def product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b: 
 
 def _attending(run: Run, out: Any, *factors: Tensor) -> Any:
     """``out``, a product, which is what attention gives where attention weights are among its factors."""
-    if not run.asks_for_places or not _roles.any_weights(factors):
+    if not run.asks_for_places or not _roles.any_weights(factors) or _roles.are_mixed(out):
         return out
     return _roles.attend(run, out, *factors)
 
@@ -406,6 +406,12 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return softmax
     has_bias = run.asks_for_weights and len(operands) == 2
     out = _product_of_several(run, "einsum", op, operands, _einsum_dims(equation, operands) if has_bias else ((), ()))
+    if len(operands) > 2 and run.asks_for_places and _roles.any_weights(operands):
+        given, result = spelled(equation, operands).split("->")
+        labels = given.split(",")  # what nothing is summed over of is a gate
+        _roles.attend(
+            run, out, *(x for x, label in zip(operands, labels, strict=True) if not set(label) <= set(result))
+        )
     if not run.has_scales or len(operands) != 2:
         return out
     a, b = operands

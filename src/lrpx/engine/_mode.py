@@ -14,6 +14,7 @@ from torch.nn import Parameter
 from torch.overrides import TorchFunctionMode
 
 from lrpx import rules
+from lrpx.engine import _roles
 from lrpx.engine._exponentials import keep_exponents
 from lrpx.engine._gates import GATE, any_gate, keep_gate, move_gate, put_gate, was_known, weakest_gate, written
 from lrpx.engine._graph import ELEMENT_WISE, made_by, newest
@@ -244,6 +245,8 @@ class RuleMode(TorchFunctionMode):
             keep_exponents(func, out, args, kwargs)
         if run.by_ids:
             run.keep_by_ids(out, (*args, *kwargs.values()))
+        if run.asks_for_places and row is not None:
+            _roles.multiplied(row.name, out, (*args, *kwargs.values()))
         if run.asks_for_weights and not carries(out):
             run.mark_from_input(out, (*args, *kwargs.values()), name)
         return out

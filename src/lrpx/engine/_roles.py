@@ -9,7 +9,7 @@ own for these, a linear layer has both gradients, and attention, when it is met,
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -33,6 +33,10 @@ WEIGHTS = "lrpx attention weights"
 """What the node of the graph is marked with that made a softmax."""
 LINEAR = "lrpx linear"
 """What the node of a linear layer is marked with that has the same rule as an input projection as else."""
+SPREAD = "lrpx spread weights"
+"""What the node of an element-wise product of attention weights is marked with: summed, it is what attention gives."""
+GATES = "lrpx gates of weights"
+"""What the node of a product is marked with, too, whose attention weights are constants: behind it are gates."""
 WIDTH = "lrpx width"
 """What holds, at the node of a linear layer, how many outputs that has."""
 MIXED = "lrpx mixed"
@@ -46,6 +50,14 @@ SCORES, SUMMED = "scores", "summands of scores"
 """What is met between a softmax and the products of queries and keys."""
 PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
 """Nodes of these."""
+SPREADING = frozenset(("mul", "outer", "einsum", "addcmul"))
+"""Operations that may multiply element by element."""
+ADDING = frozenset(("add", "sub", "rsub", "addcmul"))
+"""Operations that add two tensors."""
+SUMMING = ADDING | frozenset(
+    "sum nansum mean nanmean cumsum einsum index_add scatter_add index_add_ scatter_add_".split()
+)
+"""Operations that sum."""
 LEAF = "AccumulateGrad"
 MOVES = SHAPES | frozenset(
     """ConstantPadNd Pad ReflectionPad2D ReplicationPad2D Slice Select Index IndexSelect Narrow Im2Col Unfold Unbind
@@ -54,13 +66,15 @@ MOVES = SHAPES | frozenset(
 """Nodes whose result is some of the numbers of what they are made of, in another shape or order."""
 VIEWS = frozenset("View UnsafeView ReshapeAlias Reshape ViewAs Unsqueeze Squeeze ToCopy Clone Alias".split())
 """Those whose result has the numbers in the same order."""
+CHOOSES_ALONG = frozenset("Topk Sort Gather IndexSelect Slice Scatter Cat".split())
+"""Those whose result was chosen, or put together, along one dimension."""
 PADS = frozenset("ConstantPadNd Pad Im2Col".split())
 """Those that may put constants beside them."""
 WRITES = frozenset("IndexCopy IndexPut CopySlices SelectScatter SliceScatter Scatter".split())
 """Nodes whose result is what they are made of first, with others written into a part of it, as an intervention does."""
 CHOICES = frozenset(
-    """NanToNum Tril Triu MaskedFill Where MaskedSelect MaskedScatter Take AsStrided Diagonal NativeDropout Cat Stack
-    ScatterAdd IndexAdd Col2Im PixelShuffle PixelUnshuffle Complex Real ViewAsReal ViewAsComplex""".split()
+    """NanToNum Tril Triu MaskedFill Where MaskedSelect MaskedScatter Take Topk Sort AsStrided Diagonal NativeDropout
+    Cat Stack ScatterAdd IndexAdd Col2Im PixelShuffle PixelUnshuffle Complex Real ViewAsReal ViewAsComplex""".split()
 )
 """Nodes whose result is numbers of what they are made of, with constants beside them or put together."""
 LAYERS = frozenset(
@@ -129,10 +143,65 @@ def attend(run: Any, out: Any, *factors: Any) -> Any:
     return out
 
 
+def multiplied(name: str, out: Any, given: Sequence[Any]) -> None:
+    """``out`` is what an operation of this name has made of ``given``. Where that is an element-wise product of
+    attention weights and something else, it is noted, and a sum of such products is what attention gives, as that of a
+    matrix product is."""
+    node: Any = getattr(out, "grad_fn", None)
+    if node is None or name not in SPREADING | SUMMING or ATTENDED in node.metadata:
+        return
+    tensors = _tensors_among(given)
+    summands = [each for each in (tensors[:1] if name == "addcmul" else tensors) if each.grad_fn is not None]
+    is_product = name in SPREADING and _spreads(tensors[1:] if name == "addcmul" else tensors, out)
+    if name in ADDING and len(summands) + is_product < 2:
+        summands = []
+    are_spread = [_reaches(each, SPREAD) for each in summands] if name in SUMMING else []
+    if any(are_spread) or (is_product and are_spread and name == "addcmul"):
+        if all(is_one or _reaches(each, ATTENDED) for each, is_one in zip(summands, are_spread, strict=True)):
+            _tell(node)
+            node.metadata[ATTENDED] = True
+    elif is_product:
+        node.metadata[SPREAD] = True
+    elif name == "mul" and any(not each.requires_grad and any_weights(each) for each in tensors):
+        node.metadata[WEIGHTS] = node.metadata[GATES] = True
+
+
+def _spreads(factors: Sequence[Tensor], out: Tensor) -> bool:
+    """Whether attention weights are among some factors, beside what is no gate or mask of them: it is larger, or as
+    large and depends on the input."""
+    are_weights = [any_weights(each) for each in factors]
+    if not any(are_weights):
+        return False
+    others = [each for each, is_one in zip(factors, are_weights, strict=True) if not is_one]
+    if any(is_one and each.numel() < out.numel() for each, is_one in zip(factors, are_weights, strict=True)):
+        return bool(others)
+    return any(each.requires_grad and each.numel() == out.numel() for each in others)
+
+
+def _tensors_among(values: Sequence[Any]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for each in values:
+        if isinstance(each, (tuple, list)):
+            found += _tensors_among(each)
+        elif is_tensor(each) and each.is_floating_point():
+            found.append(each)
+    return found
+
+
+def attended(out: Tensor, scores: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """``out`` is what attention gives, by weights that were made of ``scores``: the layers that gave these and the
+    values are told."""
+    for each in values:
+        _tell(each.grad_fn)
+    for each in scores:
+        _tell(each.grad_fn, SCORES)
+    cast("Any", out.grad_fn).metadata[ATTENDED] = True
+
+
 def mark_weights(run: Any, out: Any, scores: Any = None) -> Any:
     """``out``, the result of a softmax: attention weights, but where it is of all that a linear layer gave
     (``scores``), or of the largest of it, along its outputs, as a router's among experts is."""
-    if not run.asks_for_places or (scores is not None and _is_of_outputs(scores)):
+    if not run.asks_for_places or (scores is not None and is_of_outputs(scores)):
         return out
     if getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[WEIGHTS] = True
@@ -148,6 +217,31 @@ def bounded(out: Any, x: Tensor, *, is_relu: bool) -> None:
             out.grad_fn.metadata[mark] = True
 
 
+def mixed(out: Tensor, x: Tensor, dim: int) -> None:
+    """``out`` is what a layer made of dimension ``dim`` of ``x``: of attention weights that are shares along another,
+    attention weights still, as where it mixes their heads."""
+    if not any_weights((x,)) or x.ndim < -dim or sums_to_one(x, dim):
+        return
+    if any(sums_to_one(x, each) for each in range(-x.ndim, 0)):
+        cast("Any", out.grad_fn).metadata[WEIGHTS] = MIXED
+
+
+def are_mixed(out: Tensor) -> bool:
+    """Whether a layer has mixed the attention weights of heads."""
+    node: Any = out.grad_fn
+    return node is not None and node.metadata.get(WEIGHTS) == MIXED
+
+
+def sums_to_one(weights: Tensor, dim: int) -> bool:
+    """Whether a softmax is along a dimension; an empty row has nothing."""
+    total = weights.detach().sum(dim)
+    return bool((((total - 1).abs() < NEARLY_ONE) | (total == 0)).all())
+
+
+NEARLY_ONE = 1e-2
+"""How far from 1 what a softmax sums to may be, in whatever precision."""
+
+
 def along_no_outputs(out: Tensor) -> None:
     """Forget the width of a layer whose last dimension is its input's and not its outputs', as in ``probe @ k.mT`` and
     ``x @ vector``: a softmax along it is over places, and no router's."""
@@ -156,18 +250,34 @@ def along_no_outputs(out: Tensor) -> None:
         node.metadata.pop(WIDTH, None)
 
 
-def _is_of_outputs(scores: Tensor) -> bool:
-    """Whether the last dimension of a tensor has all outputs of the linear layer that gave it, also in another shape or
-    precision, or the largest of them."""
-    node: Any = scores.grad_fn
-    width = scores.shape[-1]
+def is_of_outputs(scores: Tensor) -> bool:
+    """Whether the last dimension of a tensor has all outputs of the linear layer that gave it, or some that were chosen
+    of them, in another shape or precision, or an element-wise function of these: scaled, shifted, masked."""
+    node, at = cast("Any", scores.grad_fn), 0
+    width = scores.shape[-1] if scores.ndim else 0
     while node is not None and WIDTH not in node.metadata:
-        if kind(node) == "Topk" and node._saved_dim in (-1 % 2**64, len(node._saved_self_sym_sizes) - 1):
-            width = node._saved_self_sym_sizes[-1]
-        elif kind(node) not in VIEWS:
+        child, place = next((edge for edge in node.next_functions if edge[0] is not None), (None, 0))
+        if child is None or kind(child) == LEAF:
             return False
-        node = node.next_functions[0][0]
+        (before, after), name = (_shape(child, place), _shape(node, at)), kind(node)
+        if not before or not after:
+            return False
+        if name in CHOOSES_ALONG:
+            width = before[-1] if node._saved_dim in (len(after) - 1, 2**64 - 1) else width
+        elif name == "Index":
+            chosen = node._saved_indices
+            width = before[-1] if len(chosen) == len(before) and chosen[-1] is not None else width
+        elif name not in VIEWS and (name in LAYERS or before != after):
+            return False
+        if before[-1] != width:
+            return False
+        node, at = child, place
     return node is not None and bool(node.metadata[WIDTH] == width)
+
+
+def _shape(node: Any, at: int) -> tuple[int, ...]:
+    """That of what a node of the graph gives."""
+    return tuple(node._input_metadata[at].shape)
 
 
 def any_weights(values: Any) -> bool:
@@ -204,8 +314,10 @@ def _leads(node: Any, mark: str, sums: list[int]) -> bool:
             sums[0] -= 1
             if sums[0] >= 0 and all(_leads(child, mark, sums) for child in reversed(made_of)):
                 return True
-        elif kind(node) in SCALES and mark == ATTENDED:
-            waiting += made_of  # a gate may come first or second
+        elif kind(node) in SCALES and len(made_of) > 1:  # a gate may come first or second
+            if mark == WEIGHTS:  # which are as many after a gate as before
+                made_of = [child for child, at in node.next_functions if child and _shape(child, at) == _shape(node, 0)]
+            waiting += made_of
         elif kind(node) == COPY:
             waiting += made_of[-1:]  # what was there before comes first
         elif kind(node) in allowed or is_shifted:
@@ -255,8 +367,8 @@ def _without_padding(op: Callable[..., Any], x: Tensor, leaf: Tensor) -> Callabl
     return lambda given, *weights: op(given if given is x else given * is_own, *weights)
 
 
-def _tell(node: Any) -> None:
-    for each in _layers_behind(node, [FARTHEST]):
+def _tell(node: Any, of: str = "") -> None:
+    for each in _layers_behind(node, [FARTHEST], of):
         if LINEAR in each.metadata:
             continue
         if MADE in each.metadata:
@@ -276,7 +388,11 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     Scores may be a sum, of those of contents and of places; what a layer gives to it, as of queries and a
     table of places, is neither query nor key."""
     left[0] -= 1
-    if node is None or left[0] < 0 or ATTENDED in node.metadata or MIXED in node.metadata:
+    if node is None or left[0] < 0 or ATTENDED in node.metadata or GATES in node.metadata:
+        return set()
+    if node.metadata.get(WEIGHTS) == MIXED:  # a layer has, those of heads
+        return set().union(*(_layers_behind(child, left, SCORES) for child, _ in node.next_functions))
+    if MIXED in node.metadata:
         return set()
     name = kind(node)
     if name == "_Either" or LINEAR in node.metadata:
@@ -288,6 +404,9 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     elif name in PRODUCTS:
         of = ""
     children = [child for child, _ in node.next_functions]
+    if name in SCALES and len(children) > 1 and SPREAD not in node.metadata:  # no gates of weights
+        marks = WEIGHTS, SPREAD
+        children = [each for each in children if any(_leads(each, mark, [MOST_SUMS]) for mark in marks)] or children
     found = [_layers_behind(child, left, of) for child in children]
     together = set().union(*found)
     is_sum = of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found)
