@@ -95,6 +95,7 @@ LAYERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "of the output's shape": lambda x, w, b: (lambda y: y + b.expand_as(y))(x @ w.T),
     "of the output's type": lambda x, w, b: (lambda y: y + b.to(y, copy=True))(x @ w.T),
     "of the input's type": lambda x, w, b: x @ w.T.to(x, copy=True) + b.to(x, copy=True),
+    "both widened": lambda x, w, b: torch.add(*torch.broadcast_tensors(x @ w.T, b)),
     "less, by keyword": lambda x, w, b: torch.sub(x @ w.T, other=b, alpha=-1),
 }
 WHOLE = 8

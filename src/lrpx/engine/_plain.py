@@ -439,7 +439,7 @@ SELECTS = (
     + _each("amax amin", "joins", _selections.extreme)
     + _each(
         """hsplit vsplit dsplit narrow_copy
-        slice block_diag broadcast_tensors meshgrid index_copy put
+        slice block_diag meshgrid index_copy put
         diagonal diagonal_copy diagonal_scatter slice_scatter select_scatter linalg_diagonal
         rot90 unfold unfold_copy im2col as_strided as_strided_copy
         pixel_shuffle pixel_unshuffle channel_shuffle
@@ -451,6 +451,7 @@ SELECTS = (
         _pack_padded_sequence _pad_packed_sequence""",
         "joins",
     )
+    + _each("broadcast_tensors", "joins", has_summands=False)
     + _each("__setitem__ index_put index_put_", "joins", put, numbers=(2,))
     + _each("index_fill index_fill_", "joins", numbers=(3,))
     + _each("scatter scatter_", "joins", scatter)

@@ -547,6 +547,9 @@ class Run:
         if name in LIKE_ANOTHER:
             made_of = made_of[:1]
         made = (made_of[0],) if name == "__setitem__" else out if isinstance(out, (tuple, list)) else (out,)
+        if name == "broadcast_tensors":  # each is made of its own
+            made_of = made_of[0] if isinstance(made_of[0], (tuple, list)) else made_of
+            made = [one for one, of in zip(made, made_of, strict=True) if _is_from_input(of)]
         found = [value for value in made if isinstance(value, Tensor) and not value.requires_grad]
         if found and _is_from_input(made_of) and not (name in CHOOSING and self._is_chosen_of_weight(out, made_of[0])):
             is_weights = self.asks_for_places and _roles.any_weights(made_of)
