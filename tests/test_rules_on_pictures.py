@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from lrpx import GRADIENT, LRP, Epsilon, Explainer, Gamma, Recipe, Task, ZPlus, propagate
 from lrpx.errors import MethodError
-from lrpx.recipes import ATTNLRP_VIT, LRP_VIT
+from lrpx.recipes import ATTNLRP, ATTNLRP_VIT, LRP_VIT
 from lrpx.rules import AlphaBeta, Flat, WSquare, ZBox, identity
 from tests.families.without_torchvision import imported
 
@@ -283,6 +283,36 @@ def test_exponentials_that_einsum_multiplies_before_they_are_divided(method):
         assert torch.allclose(found(late(equation)), expected, rtol=0, atol=1e-12)
 
 
+ANGLES = torch.outer(torch.arange(4.0).double(), torch.tensor([1.0, 0.3, 0.1, 0.7], dtype=torch.float64))
+COS, SIN = ANGLES.cos(), ANGLES.sin()  # [places, pairs]
+TURNS = torch.cat(
+    [torch.cat([COS.diag_embed(), -SIN.diag_embed()], -1), torch.cat([SIN.diag_embed(), COS.diag_embed()], -1)], -2
+)
+TURNED = {  # queries or keys [B, T, 8], by a matrix of each place
+    "einsum": lambda x: torch.einsum("tij,btj->bti", TURNS, x),
+    "its transpose": lambda x: torch.einsum("btj,tji->bti", x, TURNS.mT),
+    "a product": lambda x: (TURNS @ x[..., None])[..., 0],
+    "a product on the right": lambda x: (x[..., None, :] @ TURNS.mT)[..., 0, :],
+}
+
+
+@pytest.mark.parametrize("spelled", TURNED)
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, replace(ATTNLRP, linear=Epsilon(0.1))], ids=["vit", "epsilon"])
+def test_rotary_angles_as_matrices_are_no_layers(recipe, spelled):
+    def found(turn):
+        def attend(q, k, v):
+            q, k = (torch.cat([turn(each[..., :8]), each[..., 8:]], -1) for each in (q, k))
+            return (q @ k.mT / 4).softmax(-1) @ v
+
+        return found_by(attend, recipe)
+
+    def by_hand(x):
+        a, b = x.chunk(2, -1)
+        return torch.cat([a * COS - b * SIN, b * COS + a * SIN], -1)
+
+    assert torch.allclose(found(TURNED[spelled]), found(by_hand), rtol=0, atol=1e-12)
+
+
 HIDDEN = torch.ones(4, 4, dtype=torch.bool).triu(1)
 HIDES = {
     "tril": lambda p: p.tril(),
@@ -441,6 +471,9 @@ ROUTERS = {
     "masked": lambda s: (s.masked_fill(s < least(s), -torch.inf).softmax(-1), every(s)),
     "where": lambda s: (torch.where(s < least(s), -torch.inf, s).softmax(-1), every(s)),
     "temperature": lambda s: ((s / 0.7 + 0.1).softmax(-1), every(s)),
+    "of log-sigmoids": lambda s: (
+        ((of := torch.nn.functional.logsigmoid(s)) - of.logsumexp(-1, keepdim=True)).exp(), every(s)
+    ),
     "written out": lambda s: ((e := torch.exp(s)) / e.sum(-1, keepdim=True), every(s)),
     "largest taken off": lambda s: (
         (e := torch.exp(s - s.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True), every(s)

@@ -332,11 +332,31 @@ def _product_of_two(run: Run, op: Callable[[Tensor, Tensor], Any], a: Tensor, b:
         return _factors.matmul(run, op, a, b)
     if run.positions is not None:
         run.positions.refuse_product(a, b)
+    if run.asks_for_weights and _turns(run, b if carries(a) else a):
+        return op(a, b)
     if carries(a) and run.is_weight(b):
         return _biases.without_bias(run, "linear", op, a, b, dims[1])
     if carries(b) and run.is_weight(a):
         return _biases.without_bias(run, "linear", lambda x, weight: op(weight, x), b, a, dims[0])
     return op(a, b)
+
+
+def _turns(run: Run, constant: Tensor) -> bool:
+    """Whether a constant has a rotation of pairs for each place, as rotary angles are written as matrices: it turns
+    what it is multiplied with, and is no layer."""
+    if constant.ndim < 3 or constant.shape[-1] != constant.shape[-2] or not constant.is_floating_point():
+        return False
+    if type(constant) is not Tensor or not constant.numel() or run.is_all_of_parameter(constant):
+        return False
+    first = constant[(0,) * (constant.ndim - 2)]
+    if any(bool(((each != 0).sum(-1) > 2).any()) for each in (first, constant)):  # the first tells of most
+        return False
+    own = torch.eye(constant.shape[-1], dtype=constant.dtype, device=constant.device)
+    return bool(((constant @ constant.mT - own).abs() < NEARLY_ONE).all())
+
+
+NEARLY_ONE = 1e-2
+"""How far from 1 the length of a row may be, in whatever precision."""
 
 
 def _dims(a: Tensor, b: Tensor) -> Dims:
