@@ -114,11 +114,13 @@ def test_a_softmax_that_is_written_out_is_masked_after_its_exponential(recipe):
     [
         lambda s: s - s.amax(-1, keepdim=True),
         lambda s: s - s.detach().amax(-1, keepdim=True),
+        lambda s: s + (-s.amax(-1, keepdim=True)),
+        lambda s: s.max(-1, keepdim=True).values * -1 + s,
         lambda s: (
             s.sub(s.max(-1, keepdim=True).values).div(2.0).masked_fill(~torch.ones(4, 4).tril().bool(), -torch.inf)
         ),
     ],
-    ids=["largest", "a constant", "masked"],
+    ids=["largest", "a constant", "less it", "less it first", "masked"],
 )
 def test_a_softmax_whose_largest_score_was_taken_off_has_no_rule_that_sees_the_scores(recipe, taken):
     with pytest.raises(MethodError, match=r"'exp', of scores that something was taken off.*torch\.softmax"):

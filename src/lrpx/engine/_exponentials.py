@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lrpx import _kernels, rules
 from lrpx.engine import _factors, _roles
 from lrpx.engine._gates import EXPONENTIAL, EXPONENTS, GATE, gate_strength, mark_gate
-from lrpx.engine._nodes import LINEAR, SCALES, kind
+from lrpx.engine._nodes import LINEAR, SCALES, SHAPES, kind
 from lrpx.engine._tensors import LIKE_ANOTHER, carries, detached, is_parameter, is_tensor, single
 
 if TYPE_CHECKING:
@@ -821,7 +821,20 @@ def _has_taken_off(node: Any) -> bool:
     for _ in range(_factors.DEEPEST):
         if node is None or kind(node) in ("Sub", "Rsub"):
             return node is not None
-        if kind(node) == "Add" or kind(node) not in LINEAR | SCALES:
+        if kind(node) == "Add":  # of a mask, or of less their largest
+            return any(child is not None and _is_largest(child) for child, _ in node.next_functions)
+        if kind(node) not in LINEAR | SCALES:
+            return False
+        node = next((of for of, _ in node.next_functions if of is not None), None)
+    return False
+
+
+def _is_largest(node: Any) -> bool:
+    """Whether a node of the graph made the largest of scores, scaled or moved since."""
+    for _ in range(_factors.DEEPEST):
+        if node is None or kind(node) in ("Amax", "Max"):
+            return node is not None
+        if kind(node) not in SCALES | SHAPES:
             return False
         node = next((of for of, _ in node.next_functions if of is not None), None)
     return False
