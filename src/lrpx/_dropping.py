@@ -42,44 +42,45 @@ _COARSE: Final = 8
 
 
 def told_apart(
-    questions: Questions, looks_back: bool, spare: Sequence[int]
-) -> tuple[Questions, list[Tensor], list[int]] | None:
+    questions: Questions, looks_back: bool, spare: Sequence[int], pad_id: int | None
+) -> list[tuple[Questions, list[Tensor], list[int]]]:
     """What tells whether hidden tokens are seen: a text twice, the second time with other tokens in a third of the
-    places between its ends that are not read, and in the first of them, which a convolution at the very end looks at
-    from the class token (at an end, where it has no others); masks that hide these places from both; and the places.
-    None where no text has such a place. (One place alone would tell little of a long text, of which far tokens say next
-    to nothing.)
+    places between its ends that are not read, the first and the last of them among these (at an end, where it has no
+    others); masks that hide these places from both; and the places. And the same with all of these places, for a
+    convolution at the very end looks at some from one token alone. None where no text has such a place. (One place
+    alone would tell little of a long text, of which far tokens say next to nothing.)
 
     Args:
         questions: about texts.
         looks_back: whether what is read at a place hangs on those before it alone, as the hidden ones are then.
         spare: two tokens, of which one stands there where the text itself has no other.
+        pad_id: the padding, before which a classifier may read the last token.
     """
     for asked in questions.asked:
         row = questions.rows[asked.row]
         first, *others = row.segments
-        read = None if others else asked.position
         tokens = first.tokens
+        last = max((i for i, each in enumerate(tokens.ids) if each != pad_id), default=None)
+        read = last if asked.position is None else None if others else asked.position
         end = read if looks_back and read is not None else len(first) - 1
         inner = [i for i in range(1, end) if not tokens.special[i] and i != read]
-        if not inner and read is not None:
+        if not inner and asked.position is not None and not others:
             inner = [i for i in sorted({0, end}) if not tokens.special[i] and i != read]
         if inner and not row.arguments:
-            places = sorted({inner[0], *inner[len(inner) // 2 % _APART :: _APART]})
             known = (*(tokens.ids[i] for i in inner), *spare)
-            ids = list(tokens.ids)
-            mask = torch.ones(len(first), dtype=torch.int64)
-            for place in places:
-                ids[place] = next(each for each in known if each != tokens.ids[place])
-                mask[place] = 0
-            changed = replace(first, tokens=replace(tokens, ids=tuple(ids)))
-            rows = row, replace(row, segments=(changed, *others))
-            return (
-                replace(questions, rows=rows, asked=(replace(asked, row=0), replace(asked, row=1))),
-                [mask] * 2,
-                places,
-            )
-    return None
+            found = []
+            for places in (sorted({inner[0], *inner[len(inner) // 2 % _APART :: _APART], inner[-1]}), inner):
+                ids = list(tokens.ids)
+                mask = torch.ones(len(first), dtype=torch.int64)
+                for place in places:
+                    ids[place] = next(each for each in known if each != tokens.ids[place])
+                    mask[place] = 0
+                changed = replace(first, tokens=replace(tokens, ids=tuple(ids)))
+                rows = row, replace(row, segments=(changed, *others))
+                pair = replace(questions, rows=rows, asked=(replace(asked, row=0), replace(asked, row=1)))
+                found.append((pair, [mask] * 2, places))
+            return found
+    return []
 
 
 def with_another_end(questions: Questions, spare: Sequence[int]) -> tuple[Questions, list[Tensor]] | None:

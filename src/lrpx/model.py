@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -39,7 +39,7 @@ from lrpx._loading import (
     short_name,
     taken_apart,
 )
-from lrpx._modules import adapters_in, argument_names, attending_as_before, named_modules, unpacked
+from lrpx._modules import adapters_in, argument_names, as_it_was, attending_as_before, named_modules, unpacked
 from lrpx._naming import Named
 from lrpx._padding import hiding
 from lrpx._passes import Pass
@@ -104,6 +104,8 @@ SETTINGS = ("_kwargs", "never_split", "_added_tokens_decoder")
 
 AT_A_TIME = 32
 """The most rows that run together where nobody says how many."""
+TRIED = 13
+"""Of so many tokens is a text that tells what a model does with its mask."""
 SAME = 8
 """So many times the precision, at the largest logit, values may differ where nothing is changed that is seen."""
 
@@ -670,6 +672,12 @@ class BoundModel(Named):
                     f"can be hidden from it; {mend}use a method or a perturbation that changes the tokens or their "
                     "embeddings"
                 )
+        if masks is not None and self._counts_places(asked):
+            raise ModelError(
+                f"{type(self.module).__name__} counts tokens' places by its attention_mask, or which one it reads, so "
+                "others move where a token is hidden, and none can be hidden in its place; let it take position_ids, "
+                "or use a method or a perturbation that changes the tokens or their embeddings"
+            )
         if masks is not None and self._sees_hidden(asked):
             raise ModelError(
                 f"in {type(self.module).__name__} other tokens see what its attention_mask hides, as by a convolution, "
@@ -681,12 +689,6 @@ class BoundModel(Named):
                 f"{type(self.module).__name__} counts by its attention_mask which token it reads, and reads one before "
                 "it where a token is hidden, so no token can be hidden so; use a method or a perturbation that changes "
                 "the tokens or their embeddings"
-            )
-        if masks is not None and self._tried.once("counts places", lambda: tasks.counts_places(self.module, self.task)):
-            raise ModelError(
-                f"{type(self.module).__name__} counts tokens' places by its attention_mask, so those behind a hidden "
-                "token move up, and none can be hidden in its place; let it take position_ids, or use a method or a "
-                "perturbation that changes the tokens or their embeddings"
             )
         return found
 
@@ -710,7 +712,7 @@ class BoundModel(Named):
         for group in self._groups(questions.rows, batch_size, exactly):
             some = questions.about(group)
             batch = self.batch(some, exactly=changed_in_place, apart=taps is not None)
-            whole = batch.inputs
+            whole = batch
             if attention_mask is not None:
                 batch = batch.changed(self.module, "attention_mask", [attention_mask[i] for i in group])
             if embeddings is not None:
@@ -720,10 +722,8 @@ class BoundModel(Named):
             with ExitStack() as stack:
                 stack.enter_context(attending_as_before(self.module))
                 stack.enter_context(unpacked(self.module))
-                # beside an image they are counted otherwise, and a module around another may count them by the mask
-                around = not tasks.is_theirs(self.module) and PLACES not in argument_names(self.module.forward)
-                if attention_mask is not None and (batch.rows[0].arguments or around) and "input_ids" in whole:
-                    stack.enter_context(holding(self.module, whole))
+                if attention_mask is not None:
+                    stack.enter_context(self._places_held(whole))
                 if taps is not None:
                     stack.enter_context(propagate(self.module, GRADIENT, (), taps=taps(batch, group)))
                 if attention_mask is not None:
@@ -758,21 +758,30 @@ class BoundModel(Named):
         tried = self._tried
         if tried.is_seen is not None:
             return tried.is_seen
-        found = told_apart(questions, self.task is Task.CAUSAL, self._spare)
-        if found is not None:
-            pair, masks, places = found
-
-            def elsewhere(_: int, __: Target, logits: Tensor) -> Tensor:
-                kept = logits.double().masked_fill(logits == -torch.inf, 0.0)
-                if self.task.reads == "span":  # each place has its own, those too
-                    kept[[*places, *(place + len(kept) // 2 for place in places)]] = 0.0
-                return kept
-
-            alone, beside = (self._values(pair, masks, None, None, size, elsewhere, exactly=True) for size in (1, 2))
-            lost = SAME * torch.finfo(tasks.first_weight(self.module).dtype).eps * alone.abs().max()
-            lost = lost.maximum(4 * (alone - beside).abs().max())
-            tried.is_seen = bool((alone[0] - alone[1]).abs().max() > lost)
+        some = told_apart(questions, self.task is Task.CAUSAL, self._spare, self.pad_id)
+        if some:
+            third, every = some
+            tried.is_seen = self._tells_apart(*third, SAME)
+            with suppress(RuntimeError, ValueError, IndexError, NonFiniteError):  # with next to nothing left
+                tried.is_seen = tried.is_seen or self._tells_apart(
+                    *every, 4 * SAME
+                )  # which is small beside what is lost
         return bool(tried.is_seen)
+
+    def _tells_apart(self, pair: Questions, masks: Sequence[Tensor], places: Sequence[int], same: int) -> bool:
+        """Whether what the model says elsewhere than in these places is another of the second text, by more than so
+        many times the precision."""
+
+        def elsewhere(_: int, __: Target, logits: Tensor) -> Tensor:
+            kept = logits.double().masked_fill(logits == -torch.inf, 0.0)
+            if self.task.reads == "span":  # each place has its own, those too
+                kept[[*places, *(place + len(kept) // 2 for place in places)]] = 0.0
+            return kept
+
+        alone, beside = (self._values(pair, masks, None, None, size, elsewhere, exactly=True) for size in (1, 2))
+        lost = same * torch.finfo(tasks.first_weight(self.module).dtype).eps * alone.abs().max()
+        lost = lost.maximum(4 * (alone - beside).abs().max())
+        return bool((alone[0] - alone[1]).abs().max() > lost)
 
     def _reads_another(self, questions: Questions) -> bool:
         """Whether a model that reads a text as a whole looks at its last token, and no longer where one before that is
@@ -791,6 +800,46 @@ class BoundModel(Named):
             whole, hidden = ((one - other).abs().max() for one, other in (logits[:2], logits[2:]))
             tried.reads_on = not bool(whole > lost >= hidden)
         return tried.reads_on is False
+
+    def _counts_places(self, questions: Questions) -> bool:
+        """Whether a module of one's own does more with its mask than to hide tokens (:class:`~lrpx.tasks.Counting`):
+        what it says of a text without one is then of other places, too. Tried once, on a text of :data:`TRIED` tokens
+        out of the first; transformers' are known (BLOOM's distances are the method's own words)."""
+        if tasks.is_theirs(self.module):
+            return False
+        return self._tried.once("counts places", lambda: self._tries_another_mask(questions))
+
+    def _tries_another_mask(self, questions: Questions) -> bool:
+        row, wide = questions.rows[0], TRIED
+        first, *others = row.segments
+        if row.arguments:
+            wide = len(first)
+        elif self.limit is not None:
+            wide = min(wide, self.limit)
+        some = [place * len(first) // wide for place in range(wide)]
+        segments = (first if row.arguments else first.only(some), *others)
+        read = len(segments[-1]) - 1 if self.task.reads == "position" else None
+        asked = Questions((replace(row, segments=segments),), (Question(0, read, questions.asked[0].target),))
+        hidden = wide // 2, 0, wide * 3 // 4
+        mask, other = torch.ones(2, wide, dtype=torch.int64)
+        mask[hidden[0]], other[[*hidden[1:]]] = 0, 0
+        batch = self.batch(asked, exactly=True)
+        one, another = (batch.changed(self.module, "attention_mask", [each]).inputs for each in (mask, other))
+        given = one["attention_mask"], another["attention_mask"]
+        counting = tasks.Counting(tasks.first_weight(self.module), *given, hidden)
+        try:
+            with torch.no_grad(), as_it_was(self.module), unpacked(self.module), self._places_held(batch), counting:
+                self.module(**one)
+        except (RuntimeError, ValueError, IndexError):  # it reads where a certain token is, or takes fewer
+            return False
+        return counting.counts
+
+    def _places_held(self, batch: Batch) -> AbstractContextManager[None]:
+        """Where a mask hides tokens, they keep their places: beside an image they are counted otherwise, and a module
+        around another may count them by the mask."""
+        around = not tasks.is_theirs(self.module) and PLACES not in argument_names(self.module.forward)
+        held = (batch.rows[0].arguments or around) and "input_ids" in batch.inputs
+        return holding(self.module, batch.inputs) if held else nullcontext()
 
     def _says_the_same(self, questions: Questions) -> bool:
         """Whether the model says the same of rows without their hidden tokens. Tried on the longest of them, and known

@@ -183,19 +183,20 @@ def test_torchs_own_encoder_is_the_same_in_each_batch(batch_size):
 
 
 class EndsInConvolution(Tagger):
-    """A convolution over what the encoder gives, of which the first place is read."""
+    """A convolution over what the encoder gives, of which one place is read."""
 
-    def __init__(self):
+    def __init__(self, read, apart):
         super().__init__()
-        self.convolution = torch.nn.Conv1d(16, 16, 3, padding=1)
+        self.read, self.convolution = read, torch.nn.Conv1d(16, 16, 3, padding=apart, dilation=apart)
 
     def forward(self, input_ids, attention_mask):
         found = self.encoder(self.embed(input_ids), src_key_padding_mask=attention_mask == 0)
-        return self.head(self.convolution(found.mT).relu()[..., 0])
+        return self.head(self.convolution(found.mT).relu()[..., self.read])
 
 
-def test_a_neighbour_that_only_the_first_token_sees_is_seen():
-    explain = Explainer(EndsInConvolution().eval().double(), task=Task.CLASSIFICATION)
+@pytest.mark.parametrize(("read", "apart"), [(0, 1), (-1, 1), (0, 2), (-1, 2)])
+def test_a_neighbour_that_only_one_token_sees_is_seen(read, apart):
+    explain = Explainer(EndsInConvolution(read, apart).eval().double(), task=Task.CLASSIFICATION)
     with pytest.raises(ModelError, match="other tokens see what its attention_mask hides, as by a convolution"):
         explain(IDS, 1, method="leave-one-out")
 
@@ -389,8 +390,7 @@ def test_a_model_that_counts_by_its_mask_which_token_it_reads_is_refused(given):
     """With a token hidden it reads the one before the last; that was taken for what the hidden token does."""
     right, wrong = (Explainer(PoolsLast(by).double().eval(), task=Task.CLASSIFICATION) for by in (False, True))
     right(given, 1, method="leave-one-out")
-    told = "counts by its attention_mask which token it reads, and reads|other tokens see what its attention_mask hides"
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match="counts tokens' places by its attention_mask, or which one it reads"):
         wrong(given, 1, method="leave-one-out")
 
 
@@ -437,6 +437,82 @@ def test_a_model_that_counts_places_by_its_mask_is_refused_unless_it_takes_them(
     near(anywhere([3, 7, 1, 9, 5], 1, method="leave-one-out").relevance, leave_one_out(
         anywhere.model, [3, 7, 1, 9, 5], lambda out: out[0, -1, 1]
     ))  # fmt: skip
+
+
+COUNTED = {
+    "from the end": lambda mask, at: mask.sum(-1, keepdim=True) - 1 - at,
+    "back to the end": lambda mask, at: (mask.sum(-1, keepdim=True) - mask.cumsum(-1)).clamp(min=0),
+    "a part of all": lambda mask, at: at * 9 // mask.sum(-1, keepdim=True),
+    "from the first": lambda mask, at: at - mask.argmax(-1, keepdim=True),
+    "in Python": lambda mask, at: at + mask.shape[-1] - torch.from_numpy(mask.sum(-1, keepdim=True).numpy()),
+    "from the mask": lambda mask, at: mask.cumsum(-1) - 1,
+}
+
+
+class CountsAngles(Counts):
+    """Turns queries and keys by angles of places that it counts, or by those that there are."""
+
+    def __init__(self, count):
+        super().__init__(learned=False)
+        self.count = count
+
+    def forward(self, input_ids, attention_mask):
+        at = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        angles = (at if self.count is None else self.count(attention_mask, at))[..., None] * torch.tensor([1.0, 0.1])
+        x = self.embed(input_ids)
+        turned = [torch.view_as_real(torch.polar(torch.ones_like(angles), angles)).double()] * 2
+        q, k = (each.unflatten(-1, (2, 2, 2)) for each in (self.q(x), x))
+        q, k = (
+            torch.stack([e[..., 0] * c[..., None, :, 0] - e[..., 1] * c[..., None, :, 1],
+                         e[..., 0] * c[..., None, :, 1] + e[..., 1] * c[..., None, :, 0]], -1).flatten(2)
+            for e, c in zip((q, k), turned, strict=True)
+        )  # fmt: skip
+        admitted = torch.ones(x.shape[1], x.shape[1]).tril().bool() & (attention_mask[:, None] == 1)
+        return self.head(x + (q @ k.mT).masked_fill(~admitted, -1e9).softmax(-1) @ x)
+
+
+@pytest.mark.parametrize("count", COUNTED.values(), ids=COUNTED)
+def test_so_it_is_whatever_it_counts_by_the_mask(count):
+    """Angles of places that stay are served; they are of a text without the token in none of the others."""
+    ids = [3, 7, 1, 9, 5]
+    stays, moves = (CountsAngles(each).double().eval() for each in (None, count))
+    found = Explainer(stays, task=Task.CAUSAL)(ids, 1, method="leave-one-out")
+    near(found.relevance, leave_one_out(stays, ids, lambda out: out[0, -1, 1]))
+    for given in (ids, ids[:2]):
+        with pytest.raises(ModelError, match="CountsAngles counts tokens' places by its attention_mask"):
+            Explainer(moves, task=Task.CAUSAL)(given, 1, method="leave-one-out")
+
+
+POOLED = {
+    "first": lambda x, mask: x[:, 0],
+    "mean": lambda x, mask: (x * mask[..., None]).sum(1) / mask.sum(1, keepdim=True),
+    "weights": lambda x, mask: ((mask / mask.sum(1, keepdim=True))[:, None].to(x.dtype) @ x)[:, 0],
+    "row by row": lambda x, mask: torch.stack([each[seen == 1].mean(0) for each, seen in zip(x, mask, strict=True)]),
+    "largest": lambda x, mask: x.masked_fill(mask[..., None] == 0, -1e9).amax(1),
+    "counted": lambda x, mask: x[torch.arange(len(x)), mask.sum(1) - 1],
+    "gathered": lambda x, mask: x.gather(1, (mask.sum(1) - 1)[:, None, None].expand(-1, -1, x.shape[-1]))[:, 0],
+    "cut": lambda x, mask: torch.stack([each[n - 1] for each, n in zip(x, mask.sum(1).tolist(), strict=True)]),
+}
+
+
+@pytest.mark.parametrize("pool", POOLED)
+def test_a_classifier_that_looks_both_ways_and_reads_by_its_mask(pool):
+    """At the last token of so many as the mask has ones another is read where one is hidden; what pools them is not."""
+
+    class Pools(Counts):
+        def forward(self, input_ids, attention_mask):
+            x = self.embed(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+            seen = attention_mask[:, None] == 1
+            x = x + (self.q(x) @ x.mT).masked_fill(~seen, -1e9).softmax(-1) @ x
+            return self.head(POOLED[pool](x, attention_mask))
+
+    model, ids = Pools().double().eval(), [3, 7, 1, 9, 5]
+    explain = Explainer(model, task=Task.CLASSIFICATION)
+    if pool in ("counted", "gathered", "cut"):
+        with pytest.raises(ModelError, match="by its attention_mask, or which one it reads"):
+            explain(ids, 1, method="leave-one-out")
+        return
+    near(explain(ids, 1, method="leave-one-out").relevance, leave_one_out(model, ids, lambda out: out[0, 1]))
 
 
 class Around(torch.nn.Module):

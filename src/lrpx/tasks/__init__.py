@@ -10,6 +10,7 @@ from lrpx.tasks._logits import (
     only_rows as only_rows,
     reading as reading,
 )
+from lrpx.tasks._masks import Counting as Counting
 from lrpx.tasks._tasks import (
     GREEDY as GREEDY,
     MASKS as MASKS,
@@ -37,7 +38,6 @@ from lrpx.tasks._tasks import (
     text_config as text_config,
 )
 from lrpx.tasks._trials import (
-    counts_places as counts_places,
     heeds_mask as heeds_mask,
     hides as hides,
     hides_ones as hides_ones,

@@ -6,7 +6,6 @@ They are made where nothing else tells, and again where something else of the us
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
@@ -191,39 +190,6 @@ def hides(model: Module, task: Task) -> bool:
         return not torch.equal(*found)
     except Exception:  # of the model's own: it takes something else
         return True
-
-
-def counts_places(model: Module, task: Task) -> bool:
-    """Whether a module of one's own counts by the attention mask at which place each token stands, so that those behind
-    a hidden one move up, as far as a short input tells: it says the same of a text without the token, and something
-    else where tokens are repeated or change places. Distances alone, as BLOOM's, are no places."""
-    if is_theirs(model) or task.together or _is_changed_by_few(model):
-        return False
-    count = first_weight(model).shape[0]
-    a, b, c = (count // 2 + i for i in range(3))
-    whole = ([a, c], [a, a, a], [a, a], [a, b, c], [b, a, c])
-    found = []
-    try:
-        with torch.no_grad(), as_it_was(model):
-            for text, hidden in (([a, b, c], 1), *((text, None) for text in whole)):
-                ids = torch.tensor([text], device=input_device(model))
-                mask = torch.ones_like(ids)
-                if hidden is not None:
-                    mask[0, hidden] = 0
-                given = {"input_ids": ids, "attention_mask": mask} | _needed(model, ids)
-                if "position_ids" in inspect.signature(model.forward).parameters:
-                    given["position_ids"] = torch.arange(len(text), device=ids.device)[None]
-                if "decoder_input_ids" in task.arguments:
-                    given["decoder_input_ids"] = ids.new_tensor([[a, b, c]])
-                logits = _first_of(model(**given))[0]
-                found.append(logits[-1] if task.reads == "position" else logits)
-    except Exception:  # it takes something else, or fewer tokens
-        return False
-    if len({each.shape for each in found}) > 1:
-        return False
-    moved, short, *others = found
-    same = functools.partial(_is_close, dtype=first_weight(model).dtype)
-    return same(moved, short) and not same(*others[:2]) and not same(*others[2:])
 
 
 def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WIDE) -> bool:
