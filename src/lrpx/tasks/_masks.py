@@ -33,7 +33,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     that only hides is another there in the places of these tokens alone. Places that are counted by it are others
     behind them, too, or everywhere; so is which token is read, and how many there are, where Python is told.
 
-    How many tokens a pooling divides by is no place: it is the same at each token.
+    How many tokens a pooling divides by is no place.
 
     Args:
         table: the token table.
@@ -59,7 +59,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if func._schema.is_mutable and _memory(given[0]) not in self.others:
                 self.others[_memory(given[0])] = _copied(given[0])
             otherwise = func(*tree_map(self.other, args), **tree_map(self.other, kwargs))
-        elif meets:
+        elif meets and func.overloadpacket not in (_aten.div, _aten.div_):  # by which a mean, or one so far, divides
             self.counts = self.counts or any(self._moves(each, func.overloadpacket in READING) for each in masks)
         found = func(*args, **kwargs)
         made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
