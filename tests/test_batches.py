@@ -711,6 +711,20 @@ def test_what_a_user_changes_in_classes_files_and_all_modules_is_tried_too(chang
         assert_same(many, explain(ids, **how))
 
 
+@pytest.mark.parametrize("of_all", [True, False], ids=["class", "instance"])
+def test_a_method_beside_forward_that_mixes_rows(of_all, monkeypatch):
+    """A layer's forward calls it, and is transformers' own."""
+    model = models.tiny_bert()
+    explain, layer = Explainer(model), model.bert.encoder.layer[0]
+    explain(ROWS, 4, position=0)
+    chunk = type(layer).feed_forward_chunk
+    owner = type(layer) if of_all else layer
+    put_in = (lambda self, x: mixing(chunk(self, x))) if of_all else (lambda x: mixing(chunk(layer, x)))
+    monkeypatch.setattr(owner, "feed_forward_chunk", put_in)
+    for many, ids in zip(explain([*ROWS, ROWS[0][::-1]], 4, position=0), [*ROWS, ROWS[0][::-1]], strict=True):
+        assert_same(many, explain(ids, 4, position=0))
+
+
 OF_TOKENS = {"tokens": lambda x: x - x.mean(1, keepdim=True), "rows": lambda x: x - 0.5 * x.mean(0, keepdim=True)}
 
 

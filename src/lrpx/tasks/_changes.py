@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import lru_cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ THEIRS = ("torch.", "transformers.")
 """How the paths begin of what is no user's own."""
 WRAPPERS = (*THEIRS, "accelerate.", "safetensors.", "lrpx.")
 """And of what moves weights or listens, and is a hook, or in the place of a forward."""
+MODELS = "transformers.models."
+"""And those of the classes that one of its models is written with."""
 TOLD = (
     ("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS"),
     ("transformers.masking_utils", "ALL_MASK_ATTENTION_FUNCTIONS"),
@@ -31,19 +34,22 @@ def is_theirs(model: Module) -> bool:
 
 
 def changes(model: Module) -> tuple[object, ...]:
-    """What its user has put into a model, each by what is another for another: modules and forwards of other packages
-    than torch and transformers, an instance's or a class's, functions in the place of those that a model of
-    transformers calls by their names, attention functions and masks that transformers was told of, and hooks, of a
+    """What its user has put into a model, each by what is another for another: modules, forwards and other methods of
+    other packages than torch and transformers, an instance's or a class's, functions in the place of those that a model
+    of transformers calls by their names, attention functions and masks that transformers was told of, and hooks, of a
     module or of all there are. Nothing is known of what these read."""
     found: list[object] = []
     configs: dict[int, Any] = {}
-    classes: dict[type[Module], bool] = {}
+    classes: dict[type[Module], frozenset[str] | None] = {}
     for _, module in named_modules(model):  # as cheap as can be, for a short text would notice
         held, kind = vars(module), type(module)
         if kind not in classes:
-            classes[kind] = kind.__module__.startswith(THEIRS)
-        if not classes[kind]:
+            classes[kind] = _methods(kind) if kind.__module__.startswith(THEIRS) else None  # type: ignore[arg-type]
+        names = classes[kind]
+        if names is None:
             found.append((kind, module))
+        elif names and not names.isdisjoint(held):
+            found += [("method", held[name]) for name in names & held.keys() if _is_put_in(held[name])]
         if "forward" in held and not home_of(held["forward"]).startswith(WRAPPERS):
             found.append(("forward", held["forward"]))
         if held["_forward_hooks"] or held["_forward_pre_hooks"]:
@@ -51,9 +57,13 @@ def changes(model: Module) -> tuple[object, ...]:
         if "config" in held:
             configs[id(held["config"])] = held["config"]
     found += [("hook", each) for each in _everywhere()]
-    forwards = [kind.forward for kind, is_known in classes.items() if is_known]
+    known = [kind for kind, names in classes.items() if names is not None]
+    forwards = [kind.forward for kind in known]
     found += [("forward", each) for each in forwards if not home_of(each).startswith(WRAPPERS)]
-    for home in {kind.__module__: None for kind, is_known in classes.items() if is_known}:
+    for each in dict.fromkeys(each for kind in known for each in kind.__mro__):
+        if each.__module__.startswith(MODELS):
+            found += [("method", method) for method in vars(each).values() if _is_put_in(method)]
+    for home in dict.fromkeys(kind.__module__ for kind in known):
         called = vars(sys.modules[home]).values() if home.startswith("transformers.") and home in sys.modules else ()
         found += [("function", each) for each in called if type(each) is FunctionType and _is_users(each)]
     kinds = {getattr(config, "_attn_implementation", None): None for config in configs.values()}
@@ -62,6 +72,21 @@ def changes(model: Module) -> tuple[object, ...]:
         given = [(kind, told[kind]) for kind in kinds if isinstance(kind, str) and kind in told]
         found += [each for each in given if not home_of(each[1]).startswith(THEIRS)]
     return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _methods(kind: type[Module]) -> frozenset[str]:
+    """What a class of transformers' models calls its methods, but for ``forward``."""
+    bases = [vars(each) for each in kind.__mro__ if each.__module__.startswith(MODELS)]
+    return frozenset(name for each in bases for name, value in each.items() if type(value) is FunctionType) - {
+        "forward"
+    }
+
+
+def _is_put_in(method: object) -> bool:
+    """Whether a method, of a class or an instance, is its user's."""
+    held = getattr(method, "__func__", method)
+    return type(held) is FunctionType and _is_users(held)
 
 
 def _is_users(function: FunctionType) -> bool:
