@@ -65,6 +65,23 @@ def test_logits_in_every_form(name):
     assert [each.explained.value for each in found] == [each.explained.value for each in wanted]
 
 
+@pytest.mark.parametrize("inner", [tuple, dict], ids=["tuple", "dict"])
+def test_logits_inside_another_output_behind_hidden_states_are_not_these(inner):
+    """Hidden states have the shape of logits, and were explained as these."""
+    model = Own(lambda x: (x[..., :8], inner({"logits": x}.items() if inner is dict else [x])))
+    with pytest.raises(ModelError, match="Own returned 8 numbers for each token first, as hidden states are, and 31"):
+        Explainer(model.eval(), task=Task.CAUSAL)(IDS, 3)
+
+
+def test_logits_of_tokens_first_are_refused_where_there_are_as_many_texts_as_tokens():
+    """``[T, B, V]`` looks as ``[B, T, V]`` then; the value was that of another text's token."""
+    model = Masked("1 is seen").eval()
+    forward = model.forward
+    model.forward = lambda input_ids, attention_mask: forward(input_ids, attention_mask).transpose(0, 1)
+    with pytest.raises(ModelError, match=r"returned a tensor \[3, 1, 20\] of float32"):
+        Explainer(model, task=Task.CAUSAL)([[5, 6, 7], [8, 9, 4], [2, 3, 11]], 3)
+
+
 @pytest.mark.parametrize("name", WRONG)
 @pytest.mark.parametrize("given", [IDS, [IDS, IDS]], ids=["one", "two"])
 def test_what_is_no_logits_is_refused(name, given):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from lrpx._hooks import hooks
 from lrpx.errors import ModelError
@@ -123,7 +124,7 @@ def _refuse_hidden_first(output: Sequence[Any], model: Module) -> None:
         ModelError: it does.
     """
     size = getattr(getattr(token_table(model), "weight", None), "shape", (0,))[0]
-    widths = [each.shape[-1] for each in output if isinstance(each, Tensor) and each.ndim == 3]
+    widths = [each.shape[-1] for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim == 3]
     if size in widths[1:] and size != widths[0]:
         raise ModelError(
             f"{type(model).__name__} returned {widths[0]} numbers for each token first, as hidden states are, and "

@@ -268,6 +268,8 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     found = []
     try:
         with torch.no_grad(), as_it_was(model):
+    if not is_theirs(model) and len(found[0]) != 1:  # it gives them in another order, and a run will say so
+        return False
             for space in ((0, 0), (0, 1)):
                 mask = torch.nn.functional.pad(torch.ones_like(text), space)
                 padded = torch.nn.functional.pad(text, space, value=pad_id)
