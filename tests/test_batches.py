@@ -977,6 +977,15 @@ def test_experts_of_ones_own_that_are_full_when_the_last_rows_come_run_row_by_ro
         assert_same(many, explain(ids))
 
 
+def test_so_they_do_where_more_tokens_run_together_than_ever_before():
+    """No attribute tells how many an expert takes, and a short batch does not fill it."""
+    explain = Explainer(Filled(25).double().eval(), task=Task.CAUSAL)
+    explain([[3, 5, 7], [1, 2, 4]])
+    rows = [[(3 * i + 7 * j) % 10 for i in range(10)] for j in range(8)]
+    for many, ids in zip(explain(rows), rows, strict=True):
+        assert_same(many, explain(ids))
+
+
 class OfOneMask(Own):
     """The mean of the tokens so far that a mask shows: the first row's, whichever row it is."""
 

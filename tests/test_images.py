@@ -1077,6 +1077,38 @@ def test_a_text_beside_an_image_is_padded_where_the_model_reads_padding():
     with pytest.raises(InputError, match=r"there is a tokenizer, .*, and nothing that reads images; pass the model"):
         Explainer(clip, masked)((image().permute(1, 2, 0).numpy(), "a cat"))  # as of a pipeline, which has two readers
 
+    forward = clip.text_model.forward
+
+    def last(*args, **named):
+        found = forward(*args, **named)
+        found.pooler_output = found.last_hidden_state[:, -1]
+        return found
+
+    explain = Explainer(clip, masked)
+    explain(given)
+    clip.text_model.forward = last  # what was tried is tried again
+    with pytest.raises(InputError, match="reads a text's last place"):
+        explain(given)
+
+
+class Centred(torch.nn.Module):
+    """Takes the mean of a batch off each image."""
+
+    def __init__(self):
+        super().__init__()
+        self.cut, self.head = torch.nn.Conv2d(3, 4, 8, 8), torch.nn.Linear(4, 3)
+
+    def forward(self, pixel_values):
+        x = self.cut(pixel_values).flatten(2).mean(-1)
+        return self.head((x - x.mean(0) / 2).relu())
+
+
+def test_images_that_see_each_other_run_one_by_one():
+    explain = Explainer(Centred().double().eval(), task=Task.IMAGE_CLASSIFICATION)
+    images = [image(seed) for seed in range(3)]
+    for many, each in zip(explain(images, 1), images, strict=True):
+        near(many.relevance, explain(each, 1).relevance)
+
 
 # ---------------------------------------------------------------------------------- timm
 

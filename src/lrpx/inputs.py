@@ -159,7 +159,7 @@ class Reader:
     task: Task
     most: int | None = None
     cutter: str = ""
-    _tried: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _tried: dict[str, tuple[object, bool]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def text_tokenizer(self) -> Any:
@@ -320,13 +320,16 @@ class Reader:
         return (segment,), pixels
 
     def _is_moved_by_padding(self, ids: Sequence[int], arguments: Mapping[str, Tensor]) -> bool:
-        """Whether the text beside an image is another to the model with padding behind it; tried once."""
-        if "padding" not in self._tried:
+        """Whether the text beside an image is another to the model with padding behind it; tried once, as long as its
+        user puts nothing else into it."""
+        changes = tasks.changes(self.model)
+        if self._tried.get("padding", (None, False))[0] != changes:
             full = self.limit is not None and len(ids) >= self.limit
             if full or not tasks.accepts(self.model, "attention_mask"):
                 return False
-            self._tried["padding"] = tasks.is_moved_by_padding(self.model, ids, arguments, self._padding.id or 0)
-        return self._tried["padding"]
+            moved = tasks.is_moved_by_padding(self.model, ids, arguments, self._padding.id or 0)
+            self._tried["padding"] = changes, moved
+        return self._tried["padding"][1]
 
     @property
     def _reads_padding(self) -> bool:

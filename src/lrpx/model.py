@@ -422,7 +422,27 @@ class BoundModel(Named):
         together = batch_size > 1 and len(rows) > 1 and self.can_batch  # what is asked last, for the model runs to tell
         if together and len({row.lengths for row in rows}) > 1:
             together = self._pads_to(max(max(row.lengths, default=0) for row in rows))
+        if together:
+            together = not self._meet_in(rows, batch_size)
         return batches(rows, batch_size if together else 1, tasks.border(self.module))
+
+    def _meet_in(self, rows: Sequence[Row], batch_size: int) -> bool:
+        """Whether rows see each other that did not where fewer ran together: experts of a module of one's own may take
+        a number of tokens that no attribute tells. Tried where there are more of them than twice what was; and whether
+        images do, on the first."""
+        tried = self._tried
+        if not self.task.segments:
+            return tried.once("images meet", lambda: self._images_meet(rows[0]))
+        wide, count = max(max(row.lengths) for row in rows), min(len(rows), batch_size)
+        if wide * count > tried.apart and not (tried.meet or tasks.is_theirs(self.module)):
+            count = min(2 * count, batch_size)
+            tried.meet = tasks.seem_to_meet(self.module, self.task, count, wide)
+            tried.apart = wide * count
+        return tried.meet
+
+    def _images_meet(self, row: Row) -> bool:
+        batch = self.batch(Questions((row,), (Question(0, None, self.default_target()),)))
+        return tasks.signals_meet(self.module, batch.inputs)
 
     @property
     def _hides(self) -> bool:
@@ -1053,6 +1073,8 @@ class _Tried:
         dropping: in which precision, place and attention it says the same without hidden tokens, up to how many tokens,
             and from how many it does not.
         padded: how far padding changed nothing, and from where it does.
+        apart: how many tokens ran together of which none saw others of another row.
+        meet: whether more of them did.
         found: the rest, by name.
     """
 
@@ -1061,6 +1083,8 @@ class _Tried:
     reads_on: bool | None = None
     dropping: dict[object, tuple[int, float]] = field(default_factory=dict)
     padded: tuple[float, float] = (7.0, math.inf)
+    apart: int = 24
+    meet: bool = False
     found: dict[str, bool] = field(default_factory=dict)
 
     @property

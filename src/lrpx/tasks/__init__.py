@@ -45,6 +45,8 @@ from lrpx.tasks._trials import (
     looks_back as looks_back,
     rows_alone as rows_alone,
     rows_meet as rows_meet,
+    seem_to_meet as seem_to_meet,
+    signals_meet as signals_meet,
 )
 
 __all__ = ["Task"]

@@ -48,25 +48,26 @@ def rows_meet(model: Module, task: Task) -> bool:
     experts that take a number of all tokens there are (NLLB-MoE, a Switch layer of one's own), which is known by the
     name of that number, and of batch norms that keep no statistics; of a module of one's own that takes texts, and of a
     model that its user has put something into, three short runs tell the rest (experts that choose their tokens)."""
-    return _seem_to_meet(model, task) or any(
+    return seem_to_meet(model, task) or any(
         any("capacity" in name and isinstance(value, (int, float)) for name, value in vars(each).items())
         or (isinstance(each, _BatchNorm) and each.running_mean is None)
         for each in model.modules()
     )
 
 
-def _seem_to_meet(model: Module, task: Task) -> bool:
-    """Whether a short text is another beside others of its length, before them or behind them: experts that take a
-    number of all tokens, first come, first served, turn away those of the last rows. A token of the last is hidden."""
+def seem_to_meet(model: Module, task: Task, count: int = 4, wide: int = 6) -> bool:
+    """Whether a text of so many tokens is another beside others of its length, ``count`` of them in all, before them or
+    behind them: experts that take a number of all tokens, first come, first served, turn away those of the last rows. A
+    token of the last is hidden."""
     if not task.segments or task.together == "choices" or is_believed(model):
         return False
     weight = first_weight(model)
-    steps = torch.tensor([1, 3, 5, 7])[:, None]
-    ids = (torch.arange(6) * steps + steps).to(input_device(model)) % weight.shape[0]
+    steps = (2 * torch.arange(count) + 1)[:, None]
+    ids = (torch.arange(wide) * steps + steps).to(input_device(model)) % weight.shape[0]
     given = _whole(model, task, ids)
     for name in MASKS.values():
         if name in given:
-            given[name][-1, 2] = 0  # as leave-one-out has it: a model may read the first row's mask for all
+            given[name][-1, wide // 3] = 0  # as leave-one-out has it: a model may read the first row's mask for all
     found = []
     try:
         with torch.no_grad(), as_it_was(model):
@@ -79,6 +80,23 @@ def _seem_to_meet(model: Module, task: Task) -> bool:
     if beside.shape != (len(ids), *first.shape[1:]) or len(first) != 1 or last.shape != first.shape:
         return False
     return not (_is_close(first, beside[:1], weight.dtype) and _is_close(last, beside[-1:], weight.dtype))
+
+
+def signals_meet(model: Module, given: Mapping[str, Any]) -> bool:
+    """Whether an image or a sound, given as a batch of one, is another beside itself turned round, in a module of one's
+    own, and in a model that its user has put something into: it may take the mean of a batch."""
+    if is_believed(model):
+        return False
+    weight = first_weight(model)
+    signals = {name: each for name, each in given.items() if isinstance(each, Tensor)}
+    turned = {name: each.flip(-1) if each.is_floating_point() else each for name, each in signals.items()}
+    beside = {name: torch.cat([each, turned[name]]) for name, each in signals.items()}
+    try:
+        with torch.no_grad(), as_it_was(model):
+            one, other, both = (_first_of(model(**{**given, **each})) for each in (signals, turned, beside))
+    except Exception:  # of the model's own: it takes one alone, say
+        return True
+    return not (both.shape[0] == 2 and _is_close(torch.cat([one, other]), both, weight.dtype))
 
 
 def looks_back(model: Module) -> bool:
@@ -250,6 +268,8 @@ def heeds_mask(model: Module, task: Task, pad_id: int, side: str, wide: int = WI
         return not writes or heeds_mask(model, task, pad_id, "right", wide)
     except Exception:  # it takes something else, and a run will say so; or no positions (Reformer)
         return is_theirs(model) and (side == "right" or not found)  # one's own may take fewer tokens: nothing is known
+    if not is_theirs(model) and len(found[0]) != 1:  # it gives them in another order, and a run will say so
+        return False
     for alone, padded in (found, states) if len(states) == len(found) else (found,):
         real = padded[:, -alone.shape[1] :] if side == "left" and not writes else padded[:, : alone.shape[1]]
         if alone.shape == real.shape and (draws or not _is_close(alone, real, weight.dtype)):
@@ -268,8 +288,6 @@ def is_moved_by_padding(model: Module, ids: Sequence[int], arguments: Mapping[st
     found = []
     try:
         with torch.no_grad(), as_it_was(model):
-    if not is_theirs(model) and len(found[0]) != 1:  # it gives them in another order, and a run will say so
-        return False
             for space in ((0, 0), (0, 1)):
                 mask = torch.nn.functional.pad(torch.ones_like(text), space)
                 padded = torch.nn.functional.pad(text, space, value=pad_id)
