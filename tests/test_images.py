@@ -1103,6 +1103,34 @@ class Centred(torch.nn.Module):
         return self.head((x - x.mean(0) / 2).relu())
 
 
+class Shown(Centred):
+    """Takes a mask first, where nobody would look for the image."""
+
+    def forward(self, shown=None, x=None):
+        x = torch.ones(1, 3, 16, 16, dtype=torch.float64) if x is None else x
+        return self.head(self.cut(x if shown is None else x * shown).flatten(2).mean(-1).relu())
+
+
+class Asking(Shown):
+    def forward(self, shown, x):
+        return super().forward(shown, x)
+
+
+class Choosing(Shown):
+    def forward(self, x, shown=None):
+        return super().forward(shown, x)
+
+
+def test_an_image_is_no_mask_that_comes_first():
+    """It was given as the mask."""
+    for kind in (Shown, Asking):
+        with pytest.raises(ModelError, match=r"forward takes shown, x, and nobody knows which .* call it pixel_values"):
+            Explainer(kind().double().eval(), task=Task.IMAGE_CLASSIFICATION)(image(), 1)
+    model = Choosing().double().eval()
+    found = Explainer(model, task=Task.IMAGE_CLASSIFICATION)(image(), 1)
+    assert found.explained.value == pytest.approx(model(image()[None])[0, 1].item(), abs=1e-12)
+
+
 def test_images_that_see_each_other_run_one_by_one():
     explain = Explainer(Centred().double().eval(), task=Task.IMAGE_CLASSIFICATION)
     images = [image(seed) for seed in range(3)]

@@ -359,10 +359,25 @@ def _gives_a_decoder_its_input(model: Module, task: Task) -> bool:
 
 
 def signal_argument(model: Module, task: Task) -> str:
-    """The argument that takes an image or a sound: what the model says itself, else the task's, and else the first of a
-    module of one's own."""
+    """The argument that takes an image or a sound: what the model says itself, else the task's, and else the only one
+    of a module of one's own, or the only one that it cannot do without.
+
+    Raises:
+        ModelError: nobody can tell which it is: the first may be a mask.
+    """
     name = str(getattr(model, "main_input_name", None) or task.arguments[0])
-    return name if accepts(model, name) else next(iter(inspect.signature(model.forward).parameters), name)
+    if accepts(model, name):
+        return name
+    taken = inspect.signature(model.forward).parameters.values()
+    found = [each for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    needed = [each for each in found if each.default is each.empty] if len(found) > 1 else found
+    if found and len(needed) != 1:
+        raise ModelError(
+            f"{type(model).__name__}.forward takes {', '.join(each.name for each in found)}, and nobody knows which of "
+            f"these is the {'image' if task.pictures else 'sound'}; call it {name}, or let it be the only one without "
+            "a default"
+        )
+    return needed[0].name if found else name
 
 
 def pixel_argument(model: Module, task: Task) -> str | None:
