@@ -4,6 +4,9 @@ Numbers of places are what ``arange`` or ``cumsum`` of whole numbers gives, whol
 its arguments of that name. Each has a *shadow*: the same, with another place in its middle. What is made of it is made
 of its shadow too, and where the two differ is where that place counts: along the axis of the tokens, and at one index
 of it. What comparisons give is a mask, and what is made of masks alone is none.
+
+A table of the model that is cut to the text's length has a shadow, too: the same with another row in the middle of each
+dimension that was cut. So nothing else of its shape need tell which dimension is the tokens'.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lrpx.engine._tensors import is_in_place, whole_of
+from lrpx.engine._tensors import arguments, is_in_place, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,11 +40,15 @@ class Mark(NamedTuple):
         shadow: the same of other numbers; None where it cannot be computed.
         is_single: whether there is one place only.
         is_mask: whether it was made of comparisons of them alone, and so says what is admitted, or on which side.
+        is_table: whether it was made of tables that were cut to the text's length, and of no numbers of places.
+        is_pair: whether such a table was cut along two dimensions, and so has a number for each pair of places.
     """
 
     shadow: Any
     is_single: bool = False
     is_mask: bool = False
+    is_table: bool = False
+    is_pair: bool = False
 
 
 class Numbers:
@@ -96,6 +103,8 @@ class Numbers:
         # a range numbers its places anew, wherever it ends
         is_of_none = call.name in RANGES or self._is_of_one_number(call)
         marks = [] if is_of_none else list(self._marks_in((*args, *kwargs.values())))
+        is_table = all(mark.is_table for mark in marks)
+        marks = [mark for mark in marks if mark.is_table is is_table]  # where there are numbers, they tell alone
         if not marks:
             out = proceed(args, kwargs)
             if not self._is_from_elsewhere(out, args):
@@ -104,25 +113,30 @@ class Numbers:
                 self._number(out)
             return out
         writes = is_in_place(call.name) and isinstance(args[0], Tensor)
-        written = self._before_writing(args[0]) if writes else []
+        written = self._before_writing(args[0], is_table=is_table) if writes else []
         shadow, is_known = None, all(mark.shadow is not None for mark in (*marks, *(mark for _, mark in written)))
         with torch.no_grad():  # a look-up by the numbers of places is no source of the input
             if is_known:
                 first = [mark.shadow for _, mark in written[:1]]
-                named = {name: self._shadow(value) for name, value in kwargs.items()}
+                others = [self._shadow(value, is_table=is_table) for value in args[len(first) :]]
+                named = {name: self._shadow(value, is_table=is_table) for name, value in kwargs.items()}
                 try:
                     with torch.random.fork_rng(devices=(), enabled="dropout" in call.name):
-                        shadow = proceed((*first, *map(self._shadow, args[len(first) :])), named)
+                        shadow = proceed((*first, *others), named)
                 except (IndexError, RuntimeError):  # the numbers of other places lead out of a table
                     is_known = False
             out = proceed(args, kwargs)
         is_single, is_mask = all(mark.is_single for mark in marks), all(mark.is_mask for mark in marks)
+        of_table = is_table, any(mark.is_pair for mark in marks)
         for made, other in pairs(out, shadow):
             if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
                 fits = isinstance(other, Tensor) and other.shape == made.shape
-                self._marks[made] = Mark(other if fits else None, is_single, is_mask or made.dtype is torch.bool)
+                self._marks[made] = Mark(
+                    other if fits else None, is_single, is_mask or made.dtype is torch.bool, *of_table
+                )
         for value, mark in written:
-            self._marks[value] = Mark(mark.shadow if is_known else None, is_single, is_mask and mark.is_mask)
+            is_mask_still = is_mask and mark.is_mask
+            self._marks[value] = Mark(mark.shadow if is_known else None, is_single, is_mask_still, *of_table)
         return out
 
     def _marks_in(self, value: Any) -> Iterator[Mark]:
@@ -142,13 +156,35 @@ class Numbers:
                 self._seen[value] = True
         return mark
 
-    def _shadow(self, value: Any) -> Any:
-        """The shadow of a tensor that has one; any other value as it is."""
+    def _shadow(self, value: Any, *, is_table: bool) -> Any:
+        """The shadow of a tensor that has one, of a table or of numbers of places; any other value as it is."""
         if isinstance(value, (tuple, list)):
-            made = [self._shadow(each) for each in value]
+            made = [self._shadow(each, is_table=is_table) for each in value]
             return type(value)(made) if type(value) in (tuple, list) else value
         mark = self._mark_of(value) if isinstance(value, Tensor) else None
-        return value if mark is None else mark.shadow
+        return value if mark is None or mark.is_table is not is_table else mark.shadow
+
+    def cut(self, table: Tensor, out: Tensor, dims: Sequence[int] | None = None) -> None:
+        """Mark what is a part of a table of the model, if it was cut to the length of the text: along these dimensions
+        of the table, or those that it has less of. Steps tell which they are.
+
+        A part of a table that has two numbers is a mask.
+        """
+        mark = self._marks.get(out) or Mark(out, is_single=True, is_mask=_is_mask(table), is_table=True)
+        if not mark.is_table or mark.shadow is None:
+            return
+        of_table = range(table.ndim) if dims is None else dims
+        sizes = {table.stride(dim): table.shape[dim] + (dims is not None) for dim in of_table}
+        steps = [step if step and size < sizes.get(step, 0) else 0 for size, step in zip(out.shape, out.stride())]
+        found = [dim for dim, step in enumerate(steps) if step and out.shape[dim] in self.lengths]
+        if not found:
+            return
+        shadow = mark.shadow.clone()
+        for dim in found:
+            shadow.select(dim, out.shape[dim] // 2).copy_(_another(out, dim))
+        is_single = mark.is_single and all(out.shape[dim] == 1 for dim in found)
+        is_pair = mark.is_pair or len(found) > 1 or out in self._marks
+        self._marks[out] = mark._replace(shadow=shadow, is_single=is_single, is_pair=is_pair)
 
     def _number(self, value: Tensor) -> Mark:
         """Mark the numbers of places, along the last dimension; their shadow has another place in its middle."""
@@ -210,11 +246,13 @@ class Numbers:
             return False
         return made._base is whole_of(whole) and made.numel() < whole.numel()
 
-    def _before_writing(self, value: Tensor) -> list[tuple[Tensor, Mark]]:
+    def _before_writing(self, value: Tensor, *, is_table: bool) -> list[tuple[Tensor, Mark]]:
         """A constant that will be written into, with its mark; and its base, if it is a view, with its own: the shadow
         of a view is a view of its base's shadow."""
         base = whole_of(value)
-        mark = self._marks.get(base) or Mark(base.detach().clone(), is_mask=True)
+        mark = self._marks.get(base)
+        if mark is None or mark.is_table is not is_table:
+            mark = Mark(base.detach().clone(), is_mask=True)
         if base is value or mark.shadow is None:
             return [(value, mark)]
         shadow = mark.shadow.as_strided(value.size(), value.stride(), value.storage_offset())
@@ -223,9 +261,40 @@ class Numbers:
     def varies(self, constant: Tensor) -> bool:
         """Whether a constant differs from place to place."""
         mark = self._mark_of(constant)
-        if mark is None or mark.is_mask:
+        if mark is None or mark.is_mask or mark.is_table:
             return False
         return mark.is_single or mark.shadow is None or not torch.equal(constant, mark.shadow)
+
+
+def cut_dims(call: Call) -> list[int]:
+    """Along which dimensions of its first argument a call cuts, as ``table[:n]`` does along the first."""
+    table, *others = call.args
+    if call.name == "narrow":
+        return [int(arguments(call.args, call.kwargs, "input", "dim")[1]) % table.ndim]
+    if call.name != "__getitem__":
+        return []
+    index = others[0] if isinstance(others[0], tuple) else (others[0],)
+    found, dim = [], 0
+    for at, each in enumerate(index):
+        if each is Ellipsis:
+            dim = table.ndim - sum(later is not None for later in index[at + 1 :])
+        elif each is not None:
+            if isinstance(each, slice) and (each.start, each.stop) != (None, None):
+                found.append(dim)
+            dim += 1
+    return found
+
+
+def _is_mask(table: Tensor) -> bool:
+    """Whether it has two numbers at most."""
+    return not table.is_complex() and bool(((table == table.min()) | (table == table.max())).all())
+
+
+def _another(table: Tensor, dim: int) -> Tensor:
+    """The row of a table that differs most from that in its middle."""
+    differs = (table != table.narrow(dim, table.shape[dim] // 2, 1)).movedim(dim, 0).flatten()
+    differs = differs.reshape(table.shape[dim], -1).sum(1)
+    return table.select(dim, int(differs.argmax()))
 
 
 def pairs(out: Any, shadow: Any) -> Iterator[tuple[Tensor, Any]]:

@@ -33,7 +33,7 @@ from lrpx._modules import layer_of, layers, named_modules
 from lrpx.engine._book import Book, Line, relevance, storage_of
 from lrpx.engine._gates import EXPONENTS
 from lrpx.engine._graph import descends
-from lrpx.engine._numbers import Numbers, pairs
+from lrpx.engine._numbers import Numbers, cut_dims, pairs
 from lrpx.engine._taps import Tap
 from lrpx.engine._tensors import CONSTANT, any_carries, arguments, is_in_place, whole_of
 from lrpx.errors import MethodError
@@ -170,7 +170,7 @@ class Positions(Tap):
         self._is_everywhere = False
         self._made: Any = WeakTensorKeyDictionary()
         self._looked_up: list[Tensor] = []
-        self._of_tables: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors; whether of rows
+        self._of_tables: Any = WeakTensorKeyDictionary()  # what was made of the model's own tensors
         self._distances: Any = WeakTensorKeyDictionary()  # products of the input with distances
         self._takes_distances = False
         self._pairs: Any = WeakTensorKeyDictionary()  # scores with positions of pairs, and which dimension is the keys'
@@ -252,7 +252,7 @@ class Positions(Tap):
         )
         if takes_shape or not any_carries((*args, *kwargs.values())):
             out = self._numbers.of_constants(call, proceed)
-            self._follow_tables(out, (*args, *kwargs.values()))
+            self._follow_tables(call, out)
             return out
         if self._distances and any(each in self._distances for each in _tensors((*args, *kwargs.values()))):
             return self._of_distances(call, proceed)
@@ -266,15 +266,20 @@ class Positions(Tap):
         self._follow_pairs(call, out)
         return self._chosen(call, out) if call.name in CHOOSING else out
 
+    def _is_of_places(self, c: Tensor) -> bool:
+        """Whether a constant was made of the numbers of places."""
+        mark = self._numbers.mark(c)
+        return mark is not None and not mark.is_table
+
     def _is_of_image(self) -> bool:
         """Whether the model reads numbers, such as pixels."""
         return any(source.ids is None for source in self._run.sources)
 
     def _follow(self, call: Call, out: Any) -> None:
-        """Of a model of images, remember what is a score for each pair of places, a map with its channels first, or a
-        row that was looked up."""
+        """Remember what is a score for each pair of places; of a model of images, too, a map with its channels first,
+        or a row that was looked up."""
         row = call.operation
-        if row is None or not isinstance(out, Tensor) or not self._is_of_image():
+        if row is None or not isinstance(out, Tensor) or not (self._is_everywhere or self._is_of_image()):
             return
         is_looked_up = call.name == "embedding" and not self._is_everywhere and call.args
         if is_looked_up and not self._run.is_given(call.args[0]):
@@ -315,22 +320,20 @@ class Positions(Tap):
             is_turned &= storage_of(out) == storage_of(given) and out.stride() != given.stride()
             self._pairs[out] = -3 - keys if is_turned else keys
 
-    def _follow_tables(self, out: Any, made_of: Any) -> None:
-        """What is cast, scaled or put together of a table is one, if it was not computed from places."""
-        tables = [each for each in _tensors(made_of) if _is_constant(each) and self._is_of_model(each)]
+    def _follow_tables(self, call: Call, out: Any) -> None:
+        """What is cast, scaled, cut or put together of a table is one, if it was not computed from places."""
+        tables = [each for each in _tensors((*call.args, *call.kwargs.values())) if self._is_of_model(each)]
         for made, _ in pairs(out, None) if tables else ():
-            if (made.is_floating_point() or made.is_complex()) and self._numbers.mark(made) is None:
-                self._of_tables[made] = any(self._is_rows(each) and _has_rows_of(made, each) for each in tables)
+            mark = self._numbers.mark(made)
+            if (made.is_floating_point() or made.is_complex()) and (mark is None or mark.is_table):
+                self._of_tables[made] = True
+                if made._base is not None and (dims := cut_dims(call)):
+                    self._numbers.cut(call.args[0], made, dims)
 
     def _is_of_model(self, c: Tensor) -> bool:
         """Whether the numbers of a constant are the model's own, or were made of them."""
         base = whole_of(c)
-        return storage_of(c) in self._memory() or c in self._of_tables or base in self._of_tables
-
-    def _is_rows(self, c: Tensor) -> bool:
-        """Whether a constant is the first rows of a longer table, or was made of such, as by a cast."""
-        noted = self._of_tables.get(c, False) or (c._base is not None and self._of_tables.get(c._base, False))
-        return bool(noted) or (c.ndim > 1 and _is_rows(c))
+        return _is_constant(c) and (storage_of(c) in self._memory() or c in self._of_tables or base in self._of_tables)
 
     # ---------------------------------------------- where they meet what depends on the input
 
@@ -360,7 +363,7 @@ class Positions(Tap):
             dtype = next((each.dtype for each in args[0] if any_carries(each)), torch.get_default_dtype())
             made = [
                 # what is learned and joined are tokens, as registers are, and no table
-                self._added(each, args[0], each.shape, dtype) if _is_tensor(each) and self._numbers.mark(each) else each
+                self._added(each, args[0], each.shape, dtype) if _is_tensor(each) and self._is_of_places(each) else each
                 for each in args[0]
             ]
             return (made, *args[1:]), kwargs
@@ -466,7 +469,7 @@ class Positions(Tap):
         for at, value in enumerate(args):
             if self._is_constant(value) and not (at == 0 and is_in_place(call.name)):
                 args[at] = self._added_to(x, value, shape)
-            elif self._is_constant(value) and (axis := self._axis(value, shape)) is not None:
+            elif self._is_constant(value) and (axis := self._axis(value, [x], shape)) is not None:
                 # what is written into becomes what depends on the input
                 value.copy_(self._sink(value.clone(), [x], shape, x.dtype, axis, is_added=len(shape) == 4))
         kwargs |= {key: self._added_to(x, value, shape) for key, value in kwargs.items() if self._is_constant(value)}
@@ -476,9 +479,9 @@ class Positions(Tap):
         """A constant that is added to ``x``, of which something of this shape is made: as a leaf, if it is
         positions."""
         axis = self._axis_of_rows(value, x) if self._made.get(x) in (FIRST, LAST) else None
-        axis = self._axis(value, shape) if axis is None and self._is_everywhere else axis
+        axis = self._axis(value, [x], shape) if axis is None and self._is_everywhere else axis
         axis = self._axis_of_rows(value, x) if axis is None else axis
-        return value if axis is None else self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4)
+        return value if axis is None else self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
 
     def _axis_of_rows(self, c: Tensor, x: Tensor) -> _Axis | None:
         """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
@@ -513,9 +516,10 @@ class Positions(Tap):
     ) -> Any:
         """A constant that is added to what was made of some tensors, and has this shape and dtype: as a leaf, if it is
         positions."""
-        axis = self._axis(value, shape, is_scores=is_scores) if _is_constant(value) else None
-        is_added = is_scores or len(shape) == 4
-        return value if axis is None else self._sink(value, met, shape, dtype, axis, is_added=is_added)
+        axis = self._axis(value, met, shape, is_scores=is_scores) if _is_constant(value) else None
+        if axis is None:
+            return value
+        return self._sink(value, met, shape, dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
 
     def product(self, func: Callable[..., Any], a: Any, b: Any) -> Any:
         """``func(a, b)`` under the recipe's rule for positions, if one depends on the input and the other is positions,
@@ -524,7 +528,7 @@ class Positions(Tap):
         if self._run.recipe.position is rules.signal_take_all or not _is_tensor(constant):
             return None
         shape = _shape_of(constant.shape, x.shape)
-        axis = self._axis(constant, shape)
+        axis = self._axis(constant, [x], shape)
         if axis is None:
             return None
         leaf = self._sink(constant, [x], shape, x.dtype, axis, is_factor=True)
@@ -592,7 +596,8 @@ class Positions(Tap):
             at = len(run.sources), len(self.sinks)
             line = None if is_looked_up else Line(at, "positions", self._name(named, path))
             self._met_pairs = axis.is_scores and axis.dims == (-1,) and leaf.ndim > 1 and leaf.shape[-2] > 1
-            is_of_keys = is_added and axis.dims == (-1,) and leaf.shape[-1] == shape[-1] and leaf.shape[-2:-1] == (1,)
+            is_of_keys = is_added and axis.dims == (-1,) and leaf.shape[-1] == shape[-1]
+            is_of_keys = is_of_keys and (leaf.ndim == 1 or bool((leaf == leaf[..., :1, :]).all()))
             is_of_layer = is_added or is_factor or axis.is_scores
             is_behind = is_of_layer and path == INPUT and self._is_behind(met)
             call = max(self._calls[path] - 1, 0)
@@ -648,11 +653,12 @@ class Positions(Tap):
         shape = tuple(source.ids.shape)
         return shape[::-1] if self.is_turned(source) else shape
 
-    def _axis(self, c: Tensor, shape: Sequence[int], *, is_scores: bool = False) -> _Axis | None:
+    def _axis(self, c: Tensor, met: Sequence[Any], shape: Sequence[int], *, is_scores: bool = False) -> _Axis | None:
         """The dimension of the places of a constant; None where it is no positions.
 
         Args:
             c: the constant.
+            met: what it meets.
             shape: of what it makes with what depends on the input.
             is_scores: whether that is known to be the scores of attention. Of the two dimensions of places there, the
                 last is the keys', and what is added belongs to the positions of the keys.
@@ -660,6 +666,8 @@ class Positions(Tap):
         Raises:
             MethodError: nothing tells.
         """
+        if self._numbers.mark(c) is None and c._base is not None and self._is_of_model(c):
+            self._numbers.cut(whole_of(c), c)  # before the run
         mark = self._numbers.mark(c)
         if mark is None:
             return self._axis_of_table(c, shape, is_scores=is_scores)
@@ -674,6 +682,7 @@ class Positions(Tap):
             return None
         if is_scores:
             return _Axis((-1 if c.shape[-1] > 1 else -2,), is_scores=True)
+        of_scores = any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
         is_pair &= c.shape[-1] in (self._numbers.lengths or c.shape)
         rows = (
@@ -683,9 +692,14 @@ class Positions(Tap):
         fewest = min(many.values(), default=0)
         found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
         # a mask that was added to biases of pairs hides some of both dimensions' places, of one maybe more
-        in_both = is_pair and all(self._numbers.moved < many.get(dim, 0) < c.shape[dim] for dim in (-2, -1))
+        in_both = is_pair and mark.is_pair
+        in_both |= is_pair and all(self._numbers.moved < many.get(dim, 0) < c.shape[dim] for dim in (-2, -1))
         if len(found) == 1 and not in_both:
-            return _Axis((found[0],), is_pair and found[0] == -1)
+            if mark.is_table and found == [-1] and not of_scores:  # of features, unless it is of keys
+                if len(shape) < 3 or shape[-2] not in self._numbers.lengths:
+                    return None
+                raise self._refusal(f"nothing tells whether a table of shape {list(c.shape)} is of keys or of features")
+            return _Axis((found[0],), (is_pair or of_scores) and found[0] == -1)
         if is_pair:  # both dimensions differ alike: queries and keys
             return _Axis((-1,), is_scores=True)
         raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
@@ -699,7 +713,6 @@ class Positions(Tap):
         is_whole = len(shape) == 3 and wide == [-2] and c.shape[-2:] == tuple(shape[-2:])
         is_of_input = is_whole and any(each.ids is None for each in self._run.sources)
         is_pair = is_scores or (len(shape) > 3 and c.shape[-2:] == tuple(shape[-2:]) == (c.shape[-1],) * 2)
-        is_pair &= is_scores or not self._is_rows(c)
         if is_pair:
             dim = -1 if c.shape[-1] in (self._numbers.lengths or c.shape) else None
             if dim is None and not is_scores and self._is_of_blocks(c):
@@ -710,7 +723,7 @@ class Positions(Tap):
             return None
         first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
         others = [each for each in range(first - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
-        is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others) and not _is_part(c)
+        is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others)
         is_unclear &= not is_pair or not is_scores
         if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
@@ -799,33 +812,6 @@ def _shape_of(*shapes: Sequence[int]) -> tuple[int, ...]:
         for i, size in enumerate(reversed(shape), 1):
             made[-i] = max(made[-i], size) if size else 0
     return tuple(made)
-
-
-def _is_part(c: Tensor) -> bool:
-    """Whether a tensor is a part of a larger one, as the first rows of a table of angles are."""
-    return c.untyped_storage().nbytes() > c.numel() * c.element_size()
-
-
-def _is_rows(c: Tensor) -> bool:
-    """Whether a tensor is the first rows of a longer table, as wide as it: the angles of a text that is as long as a
-    head is wide, for instance. What is kept for pairs of places is cut along both."""
-
-    def is_cut(dim: int) -> bool:
-        return any(
-            size > c.shape[dim]
-            for size, stride in zip(whole.shape, whole.stride(), strict=True)
-            if stride == c.stride(dim)
-        )
-
-    whole = whole_of(c)
-    return is_cut(-2) and not is_cut(-1)
-
-
-def _has_rows_of(made: Tensor, table: Tensor) -> bool:
-    """Whether a tensor has the rows of another, perhaps twice beside each other, as the angles of two halves."""
-    if min(made.ndim, table.ndim) < 2:
-        return False
-    return made.shape[-2] == table.shape[-2] and made.shape[-1] in (table.shape[-1], 2 * table.shape[-1])
 
 
 def _spread(differs: Tensor, dim: int) -> int:
