@@ -284,3 +284,113 @@ def test_a_text_as_long_as_a_head_is_wide(how: str, count: int) -> None:
         explainer = Explainer(model, task=Task.CAUSAL)
         found.append(explainer([1, 2, 3, 4, 5, 6, 7, 8, 9][:count], 3, method="pa-lrp").parts["positions"].values)
     torch.testing.assert_close(*found)
+
+
+class _Tables(nn.Module):
+    """One layer of attention whose biases are cut from longer tables."""
+
+    def __init__(self, how: str, *, longest: int = 16) -> None:
+        super().__init__()
+        self.how, self.scores = how, torch.empty(0)
+        self.table = nn.Embedding(30, 16, _weight=noise(30, 16, seed=0))
+        self.weights = nn.Parameter(noise(4, 16, 16, seed=3))
+        self.pairs = nn.Parameter(2 * noise(4, longest, longest, seed=4))
+        self.last = nn.Parameter(2 * noise(longest, longest, 4, seed=5))
+        self.keys = nn.Buffer(2 * noise(1, 4, 1, longest, seed=6))
+        self.rows = nn.Parameter(2 * noise(longest, 4, seed=7))
+        self.sink = nn.Parameter(noise(1, 4, 1, 1, seed=8))
+        self.mask = nn.Buffer(torch.full((1, 1, longest, longest), -1e9, dtype=REST).triu(1))
+
+    def bias(self, n: int) -> Tensor:
+        return {
+            "pairs": lambda: self.pairs[:, :n, :n],
+            "pairs and mask": lambda: self.pairs[None, :, :n, :n] + self.mask[..., :n, :n],
+            "one of all heads": lambda: self.pairs[0, :n, :n] + self.mask[..., :n, :n],
+            "heads last": lambda: self.last[:n, :n].permute(2, 0, 1),
+            "narrowed": lambda: self.pairs.narrow(1, 0, n).narrow(2, 0, n) * 2,
+            "keys": lambda: self.keys[..., :n],
+            "keys and mask": lambda: self.keys[..., :n] + self.mask[..., :n, :n],
+            "keys, copied": lambda: self.keys[..., -n:].clone(),
+            "keys, expanded": lambda: self.keys[..., :n].expand(1, 4, n, n),
+            "keys in rows": lambda: self.rows[:n].T[None, :, None],
+            "keys beside a sink": lambda: self.keys[..., :n],
+        }[self.how]()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        q, k, v, out = self.weights
+        q, k, v = (F.linear(x, w).unflatten(-1, (4, 4)).transpose(1, 2) for w in (q, k, v))
+        self.scores = scores = q @ k.mT + self.bias(ids.shape[1])
+        if self.how == "keys beside a sink":
+            scores = torch.cat([scores, self.sink.expand(len(ids), 4, ids.shape[1], 1)], -1)
+        mixed = scores.softmax(-1)[..., : ids.shape[1]] @ v
+        return (x + F.linear(mixed.transpose(1, 2).flatten(2), out)) @ self.table.weight.T
+
+
+@pytest.mark.parametrize("longest", [16, 4])  # 4: as long as the text
+@pytest.mark.parametrize(
+    "how",
+    "pairs|pairs and mask|one of all heads|heads last|narrowed|keys|keys and mask|keys, copied|keys, expanded|"
+    "keys in rows|keys beside a sink".split("|"),
+)
+def test_a_table_that_is_cut_to_the_texts_length_is_the_keys_along_what_was_cut(how: str, longest: int) -> None:
+    """However many heads there are: by its shape alone a text of as many tokens as heads is none or the heads'."""
+    model = _Tables(how, longest=longest)
+    for length in (2, 3, 4, 8):
+        if length > longest:
+            continue
+        ids = torch.tensor([[5, 9, 11, 3, 8, 7, 21, 4][:length]])
+        value = model(ids)[0, -1, 3]
+        (gradient,) = torch.autograd.grad(value, model.scores)
+        bias = model.bias(length).detach().expand(1, 4, length, length)
+        if how.startswith("keys") and how not in ("keys and mask", "keys beside a sink"):
+            bias = bias - bias[..., :1]
+        wanted = (0.5 * bias * gradient).sum((0, 1, 2))  # the product with the values halves the gradient
+        with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+            trace.explain(model(ids)[0, -1, 3])
+        (kept,) = trace.positions()
+        assert float(wanted.abs().max()) > 1e-3
+        torch.testing.assert_close(kept.relevance[0], wanted, rtol=1e-9, atol=1e-12)
+        assert trace.ledger().closes(1e-9)
+
+
+def test_what_is_cut_to_as_many_features_as_there_are_tokens_is_no_position() -> None:
+    """The bias of the first half of a layer, where the text is as long as that is wide."""
+
+    class Halved(Softmaxed):
+        def forward(self, ids: Tensor) -> Tensor:
+            return super().forward(ids) + (self.tokens(ids)[..., :8] + self.bias[:8]).sum(-1, keepdim=True)
+
+    model = Halved(lambda scores: scores.softmax(-1))
+    model.bias = nn.Parameter(noise(16, seed=3))
+    for length in (7, 9):
+        with propagate(model, PA_LRP, observe=()) as trace:
+            trace.explain(model(torch.arange(length)[None] % 11)[0, -1, 3])
+        assert [kept.layer for kept in trace.positions()] == ["input"]
+    with (
+        pytest.raises(MethodError, match=r"a table of shape \[8\] is of keys or of features"),
+        propagate(model, PA_LRP),
+    ):
+        model(torch.arange(8)[None])
+
+
+class _Folded(_Tables):
+    """ALiBi as a feature of the keys, which meets ones in the queries."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        q, k, v, out = self.weights
+        q, k, v = (F.linear(x, w).unflatten(-1, (4, 4)).transpose(1, 2) for w in (q, k, v))
+        places = torch.arange(ids.shape[1], dtype=REST)[:, None].expand(len(ids), 4, -1, 1)
+        q = torch.cat([q, torch.ones_like(places)], -1) if self.how == "joined" else F.pad(q, (0, 1), value=1.0)
+        k = torch.cat([k, places * self.sink], -1)
+        mixed = (q @ k.mT).softmax(-1) @ v
+        return (x + F.linear(mixed.transpose(1, 2).flatten(2), out)) @ self.table.weight.T
+
+
+@pytest.mark.parametrize("how", ["joined", "padded"])
+def test_biases_that_are_a_feature_of_the_keys_are_refused(how: str) -> None:
+    """They had half of what they have where they are added to scores."""
+    model = _Folded(how)
+    with pytest.raises(MethodError, match="positions are joined to the features"), propagate(model, PA_LRP):
+        model(IDS)

@@ -378,3 +378,28 @@ def test_decays_of_blocks_are_refused_where_a_text_is_longer_than_one() -> None:
     for texts in (IDS, [IDS[:3], IDS]):
         with pytest.raises(MethodError, match=r"a table of shape .* has places of a block.*; use attnlrp"):
             explainer(texts, method="pa-lrp")
+
+
+@pytest.mark.parametrize("kind", ["bloom", "mpt", "minimax", "llama4_text", "dots3_note_text", "llama", "mpnet"])
+def test_texts_of_few_tokens_have_the_positions_that_they_have_beside_longer_ones(kind: str) -> None:
+    """Of one token no other place tells; two angles of three tokens differ at fewer features than tokens."""
+    (model_class,) = choose([kind], "masked-lm" if kind == "mpnet" else "causal-lm")
+    model = tiny_model(model_class)
+    explainer = lrpx.Explainer(model)
+    for length in (1, 3):
+        alone, beside = (
+            explainer([IDS[:length], IDS[1:other]], 5, 9, method="pa-lrp-single-sink", position=0)[0]
+            for other in (1 + length, 5)
+        )
+        part, other = (found.parts["positions"] for found in (alone, beside))
+        assert part.labels["layer"] == other.labels["layer"]
+        assert_allclose(part.values.numpy(), other.values.numpy(), rtol=0, atol=1e-5)
+        assert_allclose(alone.relevance.numpy(), beside.relevance.numpy(), rtol=0, atol=1e-5)
+
+
+def test_what_hangs_on_the_text_at_a_place_is_no_position() -> None:
+    """Qwen4's n-grams of a text of one token."""
+    (kind,) = choose(["qwen4_exp_text"], "causal-lm")
+    for length in (1, 3):
+        with pytest.raises(MethodError, match="nothing tells which dimension of positions"):
+            lrpx.Explainer(tiny_model(kind))(IDS[:length], method="pa-lrp")

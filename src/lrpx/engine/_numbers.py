@@ -127,6 +127,8 @@ class Numbers:
                     is_known = False
             out = proceed(args, kwargs)
         is_single, is_mask = all(mark.is_single for mark in marks), all(mark.is_mask for mark in marks)
+        if self._is_of_ids(call):  # which token it is hangs on the place, and so what is looked up by it
+            is_single, shadow = False, None
         of_table = is_table, any(mark.is_pair for mark in marks)
         for made, other in pairs(out, shadow):
             if not (writes and made is args[0]) and not self._is_part_of_numbers(made, args):
@@ -175,7 +177,10 @@ class Numbers:
             return
         of_table = range(table.ndim) if dims is None else dims
         sizes = {table.stride(dim): table.shape[dim] + (dims is not None) for dim in of_table}
-        steps = [step if step and size < sizes.get(step, 0) else 0 for size, step in zip(out.shape, out.stride())]
+        steps = [
+            step if step and size < sizes.get(step, 0) else 0
+            for size, step in zip(out.shape, out.stride(), strict=True)
+        ]
         found = [dim for dim, step in enumerate(steps) if step and out.shape[dim] in self.lengths]
         if not found:
             return
@@ -189,13 +194,17 @@ class Numbers:
     def _number(self, value: Tensor) -> Mark:
         """Mark the numbers of places, along the last dimension; their shadow has another place in its middle."""
         shadow, length = value.clone(), value.shape[-1]
+        if length == 1:  # the place behind it
+            mark = Mark(value + 1, is_single=True)
+            self._marks[value] = mark
+            return mark
         known = max(self.lengths, default=length)
         places = {length // 2} if length <= known else {known // 2, length - known + known // 2}
         self.moved = max(self.moved, len(places))
         for place in places:
             differs = (value != value[..., place : place + 1]).reshape(-1, length).sum(0)
             shadow[..., place] = value[..., int(differs.argmax())]
-        mark = Mark(shadow, length == 1)
+        mark = Mark(shadow)
         self._marks[value] = mark
         return mark
 
@@ -230,6 +239,13 @@ class Numbers:
             return False
         return self._mark_of(table) is None and bool((table == table.flatten()[0]).all())
 
+    def _is_of_ids(self, call: Call) -> bool:
+        """Whether a call chooses of whole numbers that are no places and no mask, as of the text's ids."""
+        table = call.args[0] if call.args else None
+        if call.name not in LOOK_UPS or not isinstance(table, Tensor) or table.dtype is not torch.int64:
+            return False
+        return self._mark_of(table) is None and not bool(((table == 0) | (table == 1)).all())
+
     def _is_from_elsewhere(self, out: Any, made_of: Sequence[Any]) -> bool:
         """Whether it is whole numbers made of others that no call has made that was seen: those of a scripted function
         (older DeBERTa), or of the model itself. They number places by themselves where they are used."""
@@ -263,7 +279,7 @@ class Numbers:
         mark = self._mark_of(constant)
         if mark is None or mark.is_mask or mark.is_table:
             return False
-        return mark.is_single or mark.shadow is None or not torch.equal(constant, mark.shadow)
+        return mark.shadow is None or not torch.equal(constant, mark.shadow)
 
 
 def cut_dims(call: Call) -> list[int]:

@@ -53,6 +53,7 @@ SUMS = frozenset(
     "add __add__ __radd__ add_ __iadd__ sub subtract __sub__ __rsub__ rsub sub_ __isub__ subtract_".split()
 )
 BESIDE = frozenset("cat concat concatenate stack hstack vstack dstack".split())
+JOINING = ("cat", "concat", "concatenate")
 ADDING = frozenset("addmm baddbmm addbmm addmv addr addcmul addcdiv addmm_ baddbmm_ addbmm_ addmv_ addr_".split())
 """Functions that add their first argument to a product of the others; all but the last two, scores to a bias."""
 CHOOSING = ("gather", "take_along_dim")
@@ -111,8 +112,12 @@ class Sink:
     def relevance(self, gradient: Tensor | None) -> Tensor:
         """``[B, H, n]``: the relevance of each place in each row, by heads, which are one where there are none."""
         value = self.leaf.detach()
-        value = value - value[..., :1] if self.is_of_keys else value
-        found = relevance(value, torch.zeros_like(self.leaf) if gradient is None else gradient)
+        gradient = torch.zeros_like(value) if gradient is None else gradient
+        if self.is_of_keys:  # unless it is no softmax of these keys alone, as beside an attention sink
+            bound = max(1e-5, 8 * torch.finfo(value.dtype).eps) * gradient.abs().sum(-1, keepdim=True)
+            is_no_matter = gradient.sum(-1, keepdim=True).abs() <= bound
+            value = torch.where(is_no_matter, value - value[..., :1], value)
+        found = relevance(value, gradient)
         if self.leaf.is_complex():  # real and imaginary parts are the last dimension
             found = found.sum(-1)
         found = found if self.rows is not None else found.unsqueeze(0)
@@ -175,6 +180,7 @@ class Positions(Tap):
         self._takes_distances = False
         self._pairs: Any = WeakTensorKeyDictionary()  # scores with positions of pairs, and which dimension is the keys'
         self._met_pairs = False
+        self._joined: Any = WeakTensorKeyDictionary()  # what constants were joined to; whether they are positions
         self.by_head = by_head
         self.sinks: list[Sink] = []
 
@@ -258,12 +264,14 @@ class Positions(Tap):
             return self._of_distances(call, proceed)
         if self._is_with_distances(call):
             return self._with_distances(call, proceed)
+        before = len(self.sinks)
         if call.name != "__get__" and torch.is_grad_enabled():
             args, kwargs = self._met(call)
         out = proceed(args, kwargs)
         self._numbers.see(out)
         self._follow(call, out)
         self._follow_pairs(call, out)
+        self._follow_joined(call, out, has_places=len(self.sinks) > before)
         return self._chosen(call, out) if call.name in CHOOSING else out
 
     def _is_of_places(self, c: Tensor) -> bool:
@@ -294,6 +302,8 @@ class Positions(Tap):
             made = _moved(made, call, out)
         elif row.kind in ("linear", "source"):
             return
+        if SCORES in made and call.name in SUMS:
+            made = {SCORES}
         if len(made) == 1 and made != {None}:
             self._made[out] = made.pop()
 
@@ -319,6 +329,33 @@ class Positions(Tap):
             is_turned = out.storage_offset() == given.storage_offset() and out.stride() == given.mT.stride()
             is_turned &= storage_of(out) == storage_of(given) and out.stride() != given.stride()
             self._pairs[out] = -3 - keys if is_turned else keys
+
+    def _follow_joined(self, call: Call, out: Any, *, has_places: bool) -> None:
+        """Remember what constants were joined to as features, and whether they are positions.
+
+        Raises:
+            MethodError: it is multiplied with another of this kind. What is added to scores so would be shared with the
+                constants of the other.
+        """
+        row, name = call.operation, call.name
+        if not isinstance(out, Tensor) or row is None or not (self._joined or name in BESIDE or name == "pad"):
+            return
+        if name in JOINING and call.args and type(call.args[0]) in (tuple, list):
+            dim = arguments(call.args, call.kwargs, "tensors", "dim")[1] or 0
+            if dim % out.ndim == out.ndim - 1 and any(map(_is_constant, call.args[0])):
+                self._joined[out] = has_places
+        elif name == "pad" and arguments(call.args, call.kwargs, "input", "pad", "mode", "value")[3]:
+            self._joined[out] = False
+        given = [self._joined[each] for each in _tensors(call.args) if _is_in(each, self._joined)]
+        if not given:
+            return
+        if len(given) > 1 and any(given) and (row.kind == "matmul" or name == ATTENTION):
+            raise self._refusal(
+                "positions are joined to the features of queries or keys, and constants to those of the others, where "
+                "their product is added to scores and would have a half"
+            )
+        if row.kind in ("plain", "product") and name not in BESIDE:
+            self._joined[out] = any(given)
 
     def _follow_tables(self, call: Call, out: Any) -> None:
         """What is cast, scaled, cut or put together of a table is one, if it was not computed from places."""
@@ -481,7 +518,11 @@ class Positions(Tap):
         axis = self._axis_of_rows(value, x) if self._made.get(x) in (FIRST, LAST) else None
         axis = self._axis(value, [x], shape) if axis is None and self._is_everywhere else axis
         axis = self._axis_of_rows(value, x) if axis is None else axis
-        return value if axis is None else self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
+        return (
+            value
+            if axis is None
+            else self._sink(value, [x], shape, x.dtype, axis, is_added=len(shape) == 4 or axis.is_scores)
+        )
 
     def _axis_of_rows(self, c: Tensor, x: Tensor) -> _Axis | None:
         """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
@@ -666,29 +707,37 @@ class Positions(Tap):
         Raises:
             MethodError: nothing tells.
         """
-        if self._numbers.mark(c) is None and c._base is not None and self._is_of_model(c):
-            self._numbers.cut(whole_of(c), c)  # before the run
+        is_kept = self._numbers.mark(c) is None and storage_of(c) in self._memory() and c not in self._of_tables
+        if is_kept and c._base is not None:
+            self._numbers.cut(c._base, c)  # by the model, before the run
         mark = self._numbers.mark(c)
         if mark is None:
             return self._axis_of_table(c, shape, is_scores=is_scores)
         if mark.is_mask:
             return None
-        if mark.is_single:
-            return _Axis((), is_scores) if 1 in self._numbers.lengths else None
+        if mark.is_single and 1 not in self._numbers.lengths:
+            return None
+        if mark.shadow is None and mark.is_single:
+            return _Axis((), is_scores)
         if mark.shadow is None:
             raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
+        of_scores = any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         differs = c != mark.shadow
-        if not bool(differs.any()):
-            return None
+        if not (bool(differs.any()) or (mark.is_single and (mark.is_table or is_scores or of_scores))):
+            return None  # of one place, a table has no other row, and a distance is the same from another
+        if mark.is_single:
+            return _Axis((), is_scores or of_scores)
         if is_scores:
             return _Axis((-1 if c.shape[-1] > 1 else -2,), is_scores=True)
-        of_scores = any(_is_tensor(each) and self._made.get(each) == SCORES for each in met)
         is_pair = c.ndim > 1 and c.shape[-1] == shape[-1] > 1 and c.shape[-2] in (1, shape[-2])
         is_pair &= c.shape[-1] in (self._numbers.lengths or c.shape)
-        rows = (
-            -len(shape) if self._rows() > 1 else 0
-        )  # in which some may differ and others not, as where they are padded
+        # rows of a batch, in which some may differ and others not, as where they are padded
+        rows = -len(shape) if self._rows() > 1 else 0
         many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1 and dim != rows}
+        of_tokens = {dim: count for dim, count in many.items() if c.shape[dim] in self._numbers.lengths}
+        if not of_tokens and 1 in self._numbers.lengths:
+            return _Axis((), is_pair or of_scores)
+        many = of_tokens or many
         fewest = min(many.values(), default=0)
         found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
         # a mask that was added to biases of pairs hides some of both dimensions' places, of one maybe more
@@ -700,7 +749,8 @@ class Positions(Tap):
                     return None
                 raise self._refusal(f"nothing tells whether a table of shape {list(c.shape)} is of keys or of features")
             return _Axis((found[0],), (is_pair or of_scores) and found[0] == -1)
-        if is_pair:  # both dimensions differ alike: queries and keys
+        in_cross = all(count > self._numbers.moved for count in many.values())
+        if is_pair and (of_scores or mark.is_pair or in_cross):  # both dimensions differ alike: queries and keys
             return _Axis((-1,), is_scores=True)
         raise self._refusal(f"nothing tells which dimension of positions of shape {list(c.shape)} is the tokens'")
 
@@ -719,7 +769,7 @@ class Positions(Tap):
                 raise self._refusal(f"a table of shape {list(c.shape)} has places of a block, and not of all tokens")
         else:
             dim = known[0] if len(known) == 1 else -2 if is_of_input else None
-        if dim is None or not self._is_table(c, dim):
+        if dim is None or c.shape[dim] not in whole_of(c).shape or not self._is_table(c, dim):
             return None
         first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
         others = [each for each in range(first - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
