@@ -394,3 +394,62 @@ def test_biases_that_are_a_feature_of_the_keys_are_refused(how: str) -> None:
     model = _Folded(how)
     with pytest.raises(MethodError, match="positions are joined to the features"), propagate(model, PA_LRP):
         model(IDS)
+
+
+COUNTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "counted": lambda mask: mask.cumsum(-1) - 1,
+    "bounded": lambda mask: (mask.cumsum(-1) - 1).clamp(min=0),
+    "filled": lambda mask: (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1),
+    "from the end": lambda mask: torch.arange(mask.shape[1]) - (mask.shape[1] - mask.sum(-1, keepdim=True)),
+    "in a loop": lambda mask: torch.stack([torch.arange(len(row)) - int((row == 0).sum()) for row in mask]).clamp(
+        min=0
+    ),
+}
+
+
+class _Counted(nn.Module):
+    """Attention whose places are counted from the mask, and turn queries and keys or are looked up."""
+
+    def __init__(self, how: str, *, is_rotary: bool) -> None:
+        super().__init__()
+        self.how, self.is_rotary = how, is_rotary
+        self.table, self.places = (nn.Embedding(30, 16, _weight=noise(30, 16, seed=seed)) for seed in (0, 1))
+        self.weights = nn.Parameter(noise(4, 16, 16, seed=3))
+        self.frequencies = nn.Buffer(3.0 ** -torch.arange(4, dtype=REST).repeat(2))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x, places = self.table(ids), COUNTS[self.how](mask)
+        x = x if self.is_rotary else x + self.places(places.clamp(min=0))
+        q, k, v, out = self.weights
+        q, k, v = (F.linear(x, w).unflatten(-1, (2, 8)).transpose(1, 2) for w in (q, k, v))
+        if self.is_rotary:
+            angles = places[:, None, :, None] * self.frequencies
+            q, k = (turned_as_one(each, angles.cos(), angles.sin()) for each in (q, k))
+        allowed = mask[:, None, None].bool() & torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        mixed = (q @ k.mT).masked_fill(~allowed, -1e30).softmax(-1) @ v
+        return (x + F.linear(mixed.transpose(1, 2).flatten(2), out)) @ self.table.weight.T
+
+
+@pytest.mark.parametrize("is_rotary", [True, False])
+@pytest.mark.parametrize("how", COUNTS)
+def test_places_that_are_counted_from_the_mask_are_met_behind_padding(how: str, *, is_rotary: bool) -> None:
+    """Where the padding was moved, none were met; where a place was moved to the opposite one, its cosine was not."""
+    model = _Counted(how, is_rotary=is_rotary)
+    for length, before in ((1, 1), (2, 3), (3, 1), (5, 3)):
+        found = []
+        for padding in (0, before):
+            ids = torch.tensor([[0] * padding + [5, 9, 11, 3, 8][:length]])
+            with propagate(model, PA_LRP, observe=()) as trace:
+                trace.explain(model(ids, (ids > 0).long())[0, -1, 3])
+            found.append(sum(kept.relevance[0, padding:] for kept in trace.positions()))
+            assert trace.positions()
+        torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
+
+
+def test_tokens_that_are_all_at_one_place_have_positions() -> None:
+    """Another place is none of theirs."""
+    ids, mask = torch.tensor([[5, 9, 11]]), torch.tensor([[1, 0, 0]])
+    model = _Counted("counted", is_rotary=True)  # 0, 0 and 0
+    with propagate(model, PA_LRP, observe=()) as trace:
+        trace.explain(model(ids, mask)[0, 0, 3])
+    assert trace.positions()

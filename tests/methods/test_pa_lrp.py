@@ -403,3 +403,10 @@ def test_what_hangs_on_the_text_at_a_place_is_no_position() -> None:
     for length in (1, 3):
         with pytest.raises(MethodError, match="nothing tells which dimension of positions"):
             lrpx.Explainer(tiny_model(kind))(IDS[:length], method="pa-lrp")
+
+
+@pytest.mark.parametrize(("length", "decoder"), [(3, 1), (1, 1), (5, 2)])
+def test_places_of_a_text_that_the_model_pads_are_not_the_one_token_of_the_decoder(length: int, decoder: int) -> None:
+    (kind,) = choose(["led"], "seq2seq-lm")
+    with pytest.raises(MethodError, match="places, which are none of the tokens"):
+        lrpx.Explainer(tiny_model(kind))(IDS[:length], decoder=[0, *IDS[: decoder - 1]], method="pa-lrp")

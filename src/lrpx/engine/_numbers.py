@@ -64,6 +64,7 @@ class Numbers:
         self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
         self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
         self._ids: list[Tensor] = []
+        self._masks: list[Tensor] = []
         self.lengths: set[int] = set()
         self.moved = 1
 
@@ -73,6 +74,8 @@ class Numbers:
 
     def given(self, name: str, value: Tensor) -> None:
         """An argument of the model: the tokens, or the numbers of their places, if it is of whole numbers."""
+        if "mask" in name and value.ndim == 2:
+            self._masks.append(value)
         if value.is_floating_point():
             self._seen[value] = True
             return
@@ -110,7 +113,7 @@ class Numbers:
             if not self._is_from_elsewhere(out, args):
                 self.see(out)
             if call.name in NUMBERING and isinstance(out, Tensor) and out.ndim and self._numbers_places(call, out):
-                self._number(out)
+                self._number(out, is_counted=True)
             return out
         writes = is_in_place(call.name) and isinstance(args[0], Tensor)
         written = self._before_writing(args[0], is_table=is_table) if writes else []
@@ -191,7 +194,16 @@ class Numbers:
         is_pair = mark.is_pair or len(found) > 1 or out in self._marks
         self._marks[out] = mark._replace(shadow=shadow, is_single=is_single, is_pair=is_pair)
 
-    def _number(self, value: Tensor) -> Mark:
+    def _middle(self, length: int) -> int:
+        """The place in the middle of the tokens that the most rows have, which is no padding."""
+        mask = next((each for each in self._masks if each.shape[-1] == length), None)
+        if mask is None:
+            return (length - 1) // 2
+        count = (mask != 0).sum(0)
+        tokens = (count == count.max()).nonzero().flatten()
+        return int(tokens[(len(tokens) - 1) // 2])
+
+    def _number(self, value: Tensor, *, is_counted: bool = False) -> Mark:
         """Mark the numbers of places, along the last dimension; their shadow has another place in its middle."""
         shadow, length = value.clone(), value.shape[-1]
         if length == 1:  # the place behind it
@@ -199,11 +211,16 @@ class Numbers:
             self._marks[value] = mark
             return mark
         known = max(self.lengths, default=length)
-        places = {length // 2} if length <= known else {known // 2, length - known + known // 2}
+        behind = length - known + known // 2
+        places = {self._middle(length)} if length <= known else {known // 2, behind}
         self.moved = max(self.moved, len(places))
+        least, most = value.amin(-1), value.amax(-1)
         for place in places:
-            differs = (value != value[..., place : place + 1]).reshape(-1, length).sum(0)
-            shadow[..., place] = value[..., int(differs.argmax())]
+            here = value[..., place]
+            # the last place, which dynamic angles hang on, stays; one opposite has the same cosine
+            is_free = is_counted and length <= known  # a table may have no place behind the last
+            other = here + 1 if is_free else torch.where(here == least, here + 1, least)
+            shadow[..., place] = torch.where((most > here) & (most.abs() != here.abs()), most, other)
         mark = Mark(shadow)
         self._marks[value] = mark
         return mark

@@ -735,7 +735,7 @@ class Positions(Tap):
         rows = -len(shape) if self._rows() > 1 else 0
         many = {dim: _spread(differs, dim) for dim in range(-c.ndim, 0) if c.shape[dim] > 1 and dim != rows}
         of_tokens = {dim: count for dim, count in many.items() if c.shape[dim] in self._numbers.lengths}
-        if not of_tokens and 1 in self._numbers.lengths:
+        if self._numbers.lengths == {1} and all(count == c.shape[dim] for dim, count in many.items()):
             return _Axis((), is_pair or of_scores)
         many = of_tokens or many
         fewest = min(many.values(), default=0)
