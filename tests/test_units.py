@@ -33,6 +33,7 @@ from lrpx.engine import propagate
 from lrpx.errors import MethodError, ModelError
 from lrpx.recipes import ATTNLRP
 from lrpx.units import KINDS, Place, Reading, places
+from lrpx.units._place import READS
 from tests import tiny
 from tests.engine.samples import SAMPLES, token_ids
 from tests.plain_gpt import GPT
@@ -1148,8 +1149,79 @@ def test_heads_of_some_layers_alone_are_refused() -> None:
     model = OfHeads("plain", "turned").eval()
     assert len(places(model, "queries")) == 2
     for kind in ("heads", "attention"):
-        with pytest.raises(MethodError, match=r"the heads that layers\.1\.o of OfHeads is given do not stand side by"):
+        with pytest.raises(MethodError, match=r"the heads that layers\.1\.o of OfHeads makes or is given do not"):
             places(model, kind)
+
+
+LOSES: dict[str, Any] = {
+    "einsum": lambda x, o, f: torch.einsum("bthd,ohd->bto", f.unflatten(-1, (4, 4)), o.weight.unflatten(-1, (4, 4))),
+    "convolution": lambda x, o, f: nn.functional.conv1d(f.mT, o.weight[..., None]).mT,
+    "mean of the heads": lambda x, o, f: f.unflatten(-1, (4, 4)).mean(2).repeat(1, 1, 4),
+    "the stream beside": lambda x, o, f: o(f + x),
+    "gelu": lambda x, o, f: o(nn.functional.gelu(f)),
+    "no matrix": lambda x, o, f: f,
+    "rounded": lambda x, o, f: o((8 * f).round() / 8),
+    "among other features": lambda x, o, f: nn.functional.linear(torch.cat([f, x], -1), torch.cat([o.weight] * 2, 1)),
+    "narrow": lambda x, o, f: o(nn.functional.pad(nn.functional.linear(f, o.weight[:8]).relu(), (0, 8))),
+}
+
+
+class Loses(WithHeads):
+    """A layer that does something else with its heads than to give them to a matrix side by side."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        if self.how == "elementwise":
+            weights = (q @ k.mT).softmax(-1)
+            return x + self.o((weights[..., None] * v[:, :, None]).sum(-2).transpose(1, 2).flatten(2))
+        read = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + LOSES[self.how](x, self.o, read.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("how", [*LOSES, "elementwise"])
+def test_heads_of_a_layer_that_does_something_else_with_them_are_refused(how: str) -> None:
+    """None of them is a unit; those of the other layer were ranked as if they were all."""
+    model = OfHeads("plain")
+    model.layers.append(Loses(how))
+    for kind in ("heads", "attention"):
+        with pytest.raises(MethodError, match=r"the heads that layers\.1(\.o)? of OfHeads makes or is given do not"):
+            places(model.eval(), kind)
+    if how == "elementwise":
+        for kind in READS:
+            with pytest.raises(MethodError, match=rf"the {kind} of the attention in layers\.1 of OfHeads are not"):
+                places(model, kind)
+
+
+class Otherwise(WithHeads):
+    """Attention that is the difference of two, or in which the features come before the tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        if self.how == "difference":
+            read = (q @ k.mT).softmax(-1) @ v - (k @ q.mT).softmax(-1) @ v / 2
+        elif self.how == "features first":
+            read = (v.mT @ (q @ k.mT).softmax(-1).mT).mT * nn.functional.silu(q)
+        else:  # keys first
+            read = (v.mT @ (k @ q.mT).softmax(-2)).mT
+        return x + self.o(read.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("how", ["difference", "features first", "keys first"])
+def test_heads_however_they_read(how: str) -> None:
+    """Each is what its own values make of it, and no neuron."""
+    model = OfHeads("plain")
+    model.layers.append(Otherwise(how))
+    found = places(model.eval(), "heads")
+    assert found[1] == Place(1, "layers.1.o", "input", "heads", 4, 4)
+    for kind in READS:
+        assert {place.layer for place in places(model, kind)} == {0, 1}
+    with pytest.raises(MethodError, match="no neurons"):
+        places(model, "neurons")
+    before = entered(model, "layers.1.o")
+    with torch.no_grad():
+        model.layers[1].v.weight[8:12] += 1  # the values of head 2
+    changed = (entered(model, "layers.1.o") != before).any(0).any(0)
+    assert [int(i) for i in changed.nonzero()] == [*found[1].features(2)]
 
 
 class ScalesFirst(nn.Linear):
@@ -1267,6 +1339,7 @@ def test_neurons_beside_heads_that_cannot_be_told_apart() -> None:
 
 @pytest.mark.parametrize(("mapping", "kind", "path"), [
     ("image-classification", "cvt", r"stages\.2\.layers\.0\.attention"),
+    ("image-classification", "mobilevit", r"encoder\.layer\.3\.transformer\.layer\.0\.attention"),
     ("seq2seq-lm", "pegasus_x", r"encoder\.layers\.0\.self_attn"),
     ("seq2seq-lm", "prophetnet", r"decoder\.layers\.0\.self_attn"),
 ])  # fmt: skip

@@ -51,9 +51,10 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
         )
     if chosen and kind in ("heads", "attention") and "heads" in found.unknown:
         raise MethodError(
-            f"the heads that {found.unknown['heads']} of {type(model).__name__} is given do not stand side by side for "
-            f"all tokens, and the {TITLES[kind]} of the other layers are not all; ask for other units, or for a "
-            'module\'s relevance by its path: trace.relevance(path, of="input")'
+            f"the heads that {found.unknown['heads']} of {type(model).__name__} makes or is given do not stand side by "
+            f"side for all tokens where one linear layer takes them, and the {TITLES[kind]} of the other layers are "
+            "not all; ask for other units, or for a module's relevance by its path: "
+            'trace.relevance(path, of="input")'
         )
     if chosen and kind in found.unknown:
         raise MethodError(

@@ -144,8 +144,12 @@ class Follower(Tap):
         self._homeless: dict[Kind, tuple[str, int]] = {}  # in no layer that runs, as in a list of lists of layers
         self.unknown: dict[Kind, str] = {}  # where attention is given what no linear layer is seen to give
         self._strewn: dict[str, str] = {}  # of an attention, where its heads stand, but not side by side
-        self._ordered_heads: dict[str, Any] = {}  # the attentions whose heads stand so somewhere, and their layers
+        self._ordered_heads: dict[str, list[tuple[str, int, tuple[str, int]]]] = {}  # where they do, how wide what that
+        # gives, and the layer
+        self._unread: dict[Any, str] = {}  # of softmaxes of scores with which nothing was read, and where they are
         self._homes: dict[str, str] = {}  # the module in which an attention was computed
+        self._in_layers: set[str] = set()  # the attentions over tokens that a layer has
+        self._part_of: dict[str, str] = {}  # of an attention the one that its heads go on with, as of two that differ
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
@@ -251,8 +255,13 @@ class Follower(Tap):
             return _with(out, _merged(_mark_of(out), [marks[0]])) if name == "baddbmm" else out
         if name == "softmax":
             given = dict(zip(("input", "dim"), args, strict=False)) | call.kwargs
-            made_of = _queries_first(marks[0], given.get("dim"))
-            return _with(out, _Mark("weights", _along(out, -1), made_of=made_of)) if any_carries(out) else out
+            dim = given.get("dim")
+            made_of = _queries_first(marks[0], dim)
+            if not any_carries(out):
+                return out
+            self._await(made_of)
+            along = _along(out, -1 if dim is None else int(dim) % out.ndim - out.ndim)
+            return _with(out, _Mark("weights", along, made_of=made_of))
         if name == "clamp" and _guards(call):
             vars(out).pop(ATTRIBUTE, None)
             return _with(out, marks[0])
@@ -300,7 +309,18 @@ class Follower(Tap):
         self._attentions += 1
         name = f"attention {self._attentions}"
         self._homes[name] = self._here()
+        if self._running and not self._is_within_tokens(out):
+            self._in_layers.add(name)
         return _with(out, _Mark("heads", index, name))
+
+    def _is_within_tokens(self, out: Tensor) -> bool:
+        """Whether what was read is each token's own, as of a layer's depth: ``[B, T, …, d]``, ``[B·T, …, d]``."""
+        tokens = self._run.sources[0].value
+        if tokens.ndim != 3:  # as an image
+            return False
+        batch, length = tokens.shape[:2]
+        among = out.shape[:2] == (batch, length) if out.ndim > 3 else len(out) == batch * length
+        return among and out.shape[-2] != length
 
     def _product(self, args: Sequence[Any], marks: Sequence[_Mark | None], out: Tensor) -> Tensor:
         """A product of two that depend on the input: scores, or what attention reads."""
@@ -313,9 +333,12 @@ class Follower(Tap):
                         self._inside.append((self._run.where(), out.shape[dim]))
             return out
         made_of = _weights(args[0], left) if out.ndim > 2 else None
+        values, its = args[1], right
+        if made_of is None and out.ndim > 2 and right is not None and right.made_of and _is_turned_over(right):
+            made_of, values, its = right.made_of, args[0], left
         if made_of is not None:
-            self._attends(made_of, right)
-            self._note_unknown("values", args[1])
+            self._attends(made_of, its)
+            self._note_unknown("values", values)
             heads = _along(out, -3)
             if out.ndim == 3:  # the heads of each row of the batch, one row after another
                 heads = heads % (len(out) // self._run.sources[0].value.shape[0])
@@ -324,8 +347,14 @@ class Follower(Tap):
             return _with(out, _Mark("scores", _along(out, -1), made_of=((left, right),)))
         return out
 
+    def _await(self, made_of: _Pairs) -> None:
+        """Note of a softmax of scores over tokens, in a layer, that something is to be read with it."""
+        if self._running:
+            self._unread |= dict.fromkeys(made_of, self._here())
+
     def _attends(self, made_of: _Pairs, values: _Mark | None) -> None:
         for pair in made_of:
+            self._unread.pop(pair, None)
             for kind, mark in zip(READS, pair, strict=False):
                 self._features(kind, mark)
         self._features("values", values)
@@ -373,7 +402,7 @@ class Follower(Tap):
         own = [letter for letter in label[:-1] if letter not in values and letter in result]
         heads = common[-1] if len(own) == 1 and common else own[-2] if len(own) == 2 and len(common) == 1 else ""
         if label[-1] in result or not heads:
-            return _with(out, _Mark("heads", torch.full_like(out, -1, dtype=torch.int64, requires_grad=False)))
+            return self._heads(out, torch.full_like(out, -1, dtype=torch.int64, requires_grad=False))
         self._attends(read[weights] or (), _ordered(marks[1 - weights], values, common))
         self._note_unknown("values", two[1 - weights])
         index = _along(out, result.index(heads) - len(result))
@@ -419,8 +448,8 @@ class Follower(Tap):
         elif torch.equal(index, first.expand_as(index)):
             place = Place(0, path, "input", kind, x.shape[-1] // size, size, call=self.calls[path])
             self._saw(place, out.shape[-1], x.shape.numel() // x.shape[-1])
-            if kind == "heads":
-                self._ordered_heads[mark.path] = layer_of(path)
+            if kind == "heads" and self._running:
+                self._ordered_heads.setdefault(mark.path, []).append((path, out.shape[-1], self._running[-1]))
         elif kind == "heads" and int(index.min()) >= 0:
             self._strewn.setdefault(mark.path, path)
 
@@ -507,10 +536,24 @@ class Follower(Tap):
         index = self._moved(given, call, proceed)
         if index is None:
             return out
+        self._join(known)
         counts = {len(mark.made_of) for mark in known}
         pairs = zip(*(mark.made_of for mark in known), strict=True) if len(counts) == 1 else ()
         made_of = tuple((_stacked([q for q, _ in each]), _stacked([k for _, k in each])) for each in pairs)
+        if any(self._unread.pop(pair, None) for mark in known for pair in mark.made_of):
+            self._await(made_of)
         return _with(out, _Mark(known[0].kind, index, known[0].path, made_of))
+
+    def _join(self, marks: Sequence[_Mark]) -> None:
+        """Note that the heads of several attentions go on as those of the first."""
+        for mark in marks:
+            if mark.kind == "heads" and self._whole_of(mark.path) != self._whole_of(marks[0].path):
+                self._part_of[self._whole_of(mark.path)] = self._whole_of(marks[0].path)
+
+    def _whole_of(self, attention: str) -> str:
+        while attention in self._part_of:
+            attention = self._part_of[attention]
+        return attention
 
     @staticmethod
     def _moved(index: Any, call: Call, proceed: Callable[..., Any]) -> Any:
@@ -528,9 +571,12 @@ class Follower(Tap):
         best = _merged(min(known, key=lambda mark: RANKS.index(mark.kind)), known)
         ends = name in ("add", "sub", "rsub") or (name in ("lerp", "addcmul", "addcdiv") and any_carries(args[0]))
         own = best.kind == "linear" and any(_is_alone(x, best.path) for x in args)  # as in a norm that is written out
+        alike = [mark for mark in known if mark.kind == best.kind == "heads" and torch.equal(mark.index, best.index)]
+        self._join(alike)
         others = any(
             any_carries(x)
             and (mark is None or (mark.kind, mark.path) != (best.kind, best.path))
+            and mark not in alike
             and not (own and _is_alone(x, best.path))
             for x, mark in zip(args, marks, strict=True)
         )
@@ -559,12 +605,17 @@ class Follower(Tap):
     def found(self) -> Iterator[Place]:
         """The places, those of no layer and of another width than their layer's left out."""
         numbers = self._numbers()
-        for attention, path in self._strewn.items():
+        ordered = {*map(self._whole_of, filter(self._is_of_layer, self._ordered_heads))}
+        lost = {attention: home for attention, home in self._homes.items() if self._whole_of(attention) not in ordered}
+        layers = {layer_of(path) for each in self._ordered_heads.values() for path, _, _ in each}
+        for attention, home in lost.items():
+            path = self._strewn.get(attention, home)
             # what stands elsewhere in a layer that has heads may be no attention's of tokens: of a layer's depth, say
-            home = self._homes.get(attention, path)  # of heads that cannot be told apart none is known
-            is_own = _is_beside(path, home) or layer_of(path) not in self._ordered_heads.values()
-            if attention not in self._ordered_heads and is_own:
+            is_own = _is_beside(path, home) or layer_of(path) not in layers
+            if is_own and (attention in self._strewn or attention in self._in_layers):
                 self.unknown.setdefault("heads", path)
+        for kind in ("heads", *READS) if self._unread else ():
+            self.unknown.setdefault(kind, next(iter(self._unread.values())))
         whole = {path for place, _, _, (path, _) in self._seen if place.kind != "residual"}
         done = set()
         widths = {wide for shape in self._rows.values() for wide in _widths(shape)}
@@ -614,6 +665,15 @@ class Follower(Tap):
                 if one not in done:  # keys that several heads read
                     done.add(one)
                     yield self._turned(one)
+
+    def _is_of_layer(self, attention: str) -> bool:
+        """Whether some matrix that takes an attention's heads side by side gives what is as wide as their layer."""
+        each = self._ordered_heads[attention]
+        return any(wide in self._widths_of(layer) for _, wide, layer in each)
+
+    def _widths_of(self, layer: tuple[str, int]) -> set[int]:
+        """How wide what a layer takes or gives may be."""
+        return {*_widths(self._given[layer]), *_widths(self._rows.get(layer, self._given[layer]))}
 
     def _lose(self, place: Place, wide: int) -> None:
         """Note of units that no module takes or gives for all tokens, so that the others alone are none of a kind."""
@@ -708,6 +768,12 @@ def _weights(x: Tensor, mark: _Mark | None) -> _Pairs | None:
         is_one = x.ndim > 2 and x.shape[-1] > 1 and bool((each >= 0).all())
         sums = each.sum(-1)
         return () if is_one and bool(((sums > 0) & (sums < 1 + 1e-3)).all()) else None
+
+
+def _is_turned_over(mark: _Mark) -> bool:
+    """Whether these are weights whose keys are the last dimension but one, as in ``v.mT @ p.mT``."""
+    keys = mark.index.movedim(-2, 0)
+    return mark.kind == "weights" and len(keys) > 1 and bool((keys[1:] != keys[:-1]).all())
 
 
 def _stacked(marks: Sequence[_Mark | None]) -> _Mark | None:
