@@ -361,6 +361,34 @@ def test_an_expert_that_nothing_was_sent_to_is_refused():
         pass
 
 
+def test_an_expert_that_nothing_was_sent_to_is_refused_in_paths_patching_and_circuits():
+    """A table had the units of the other expert alone; and a layer's number, or its MLP's, meant that one."""
+    module = untied((0, 1))
+    module.model.layers[0].mlp = Sent(*(layer.mlp for layer in module.model.layers))
+    module.model.layers = module.model.layers[:1]
+    explainer, model = lrpx.Explainer(module), BoundModel(module)
+    refused = pytest.raises(TraceError, match=r"layers\.0\.mlp\.experts\.1\..* was called, and was not when")
+    for layer in (0, "model.layers.0.mlp"):
+        with refused:
+            explainer.paths(IDS, 5, layer=layer, kind="neurons")
+        explainer.paths(IDS[:5], 5, layer=layer, kind="neurons")
+    named = explainer.paths(IDS, 5, layer="model.layers.0.mlp.experts.0.down_proj", kind="neurons", units=2)
+    torch.testing.assert_close(named.parts["paths"].values.sum(0), named.relevance, rtol=0, atol=1e-9)
+    for length in (5, 7):
+        pair = patching.pair_of(model, IDS[:length], OTHER[:length], RIGHT, WRONG)
+        graph = circuits.graph_of(model, pair)
+        for asked in (
+            lambda pair=pair: patching.exact(model, pair, "neurons"),
+            lambda pair=pair: patching.attributed(model, pair, RELP, ["mlp"]),
+            lambda pair=pair, graph=graph: circuits.scores(model, pair, graph, RELP),
+        ):
+            if length == 5:
+                asked()
+                continue
+            with refused:
+                asked()
+
+
 def test_what_is_refused():
     model = tied((0, 0, 0))
     for path in ("model.layers.1", "model.layers.0", "model.layers.2.mlp"):

@@ -34,6 +34,8 @@ from torch import Tensor
 from lrpx._wiring import Wiring, wiring_of
 from lrpx.errors import InputError, MethodError
 from lrpx.patching import backward, beginning, between, by_row, check_steps
+from lrpx.units import Reading
+from lrpx.units._asked import unseen
 from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
@@ -275,10 +277,11 @@ def _written(model: BoundModel, pair: Pair, graph: Graph) -> Tensor:
     """``[2, writers, T, d]``: what each writer writes in the clean and the corrupt run."""
     found: dict[int, Tensor] = {}
     taps: list[tuple[Sequence[int], _Mixed]] = []
+    others = unseen(model.module, [each.branch for each in graph.wiring.writers])
 
     def record(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
         taps.append((list(rows), _Mixed(model, graph, len(rows))))
-        return [taps[-1][1]]
+        return [taps[-1][1], Reading((), others)]
 
     model.values(pair.questions, taps=record)
     for rows, tap in taps:

@@ -381,7 +381,8 @@ def paths(
     """
     place = place_in(places_of(model, questions, kind, recipe), layer)
     _refuse_no_tokens(model, questions, [place])
-    with _kept(model, questions, recipe, Reading([place])) as (ran, read):
+    others = () if layer == place.path else unseen(model.module, [place], beside=True)
+    with _kept(model, questions, recipe, Reading([place], others)) as (ran, read):
         sources = [source.value for source in ran.trace.sources]
         tokens = _of_tokens(ran, [ran.trace.source_gradient(source) for source in ran.trace.sources])
         value = read.value(place)

@@ -36,7 +36,8 @@ from lrpx.interventions import Patch, Writing, recording, writing
 from lrpx.questions import Question, Questions
 from lrpx.recipes import Recipe
 from lrpx.targets import Contrast, Target, whole_number
-from lrpx.units import Place, places
+from lrpx.units import Place, Reading, places
+from lrpx.units._asked import unseen
 from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
@@ -162,11 +163,17 @@ def parts_of(model: BoundModel, kind: str) -> tuple[Place, ...]:
 
 
 def recorded(model: BoundModel, pair: Pair, at: Sequence[Place]) -> dict[Place, Tensor]:
-    """``[2, T, w]`` for each place: its values in the clean and in the corrupt run."""
+    """``[2, T, w]`` for each place: its values in the clean and in the corrupt run.
+
+    Raises:
+        TraceError: one of these comes to parts that no table has, as an expert that did not run when they were looked
+            for.
+    """
     kept: dict[tuple[Place, int], Tensor] = {}
+    others = unseen(model.module, at)
 
     def listen(_: Batch, rows: Sequence[int]) -> Sequence[Tap]:
-        return [recording(model.module, {place: keeper(place, rows) for place in at})]
+        return [recording(model.module, {place: keeper(place, rows) for place in at}), Reading((), others)]
 
     def keeper(place: Place, rows: Sequence[int]) -> Callable[[Tensor], None]:
         def keep(value: Tensor) -> None:
@@ -202,6 +209,7 @@ def attributed(
 
     Raises:
         MethodError, InputError: as :func:`parts_of`; or a number of steps that is none.
+        TraceError: as :func:`recorded`.
         UnknownOperationError, NonFiniteError: as any explanation.
     """
     check_steps(steps)
@@ -296,6 +304,7 @@ def exact(
 
     Raises:
         MethodError, InputError: as :func:`parts_of`, or a part that there is not.
+        TraceError: as :func:`recorded`.
     """
     chosen = parts_of(model, kind)
     values = recorded(model, pair, chosen)

@@ -16,7 +16,7 @@ import torch
 from lrpx.cards import Collection, References, collect
 from lrpx.cards._collect import EVERY, REFERENCES, _first
 from lrpx.cards._references import BINS, edges, octave
-from lrpx.errors import DataError, InputError, MethodError, ModelError, NonFiniteError, ResultFileError
+from lrpx.errors import DataError, InputError, MethodError, ModelError, NonFiniteError, ResultFileError, TraceError
 from lrpx.model import BoundModel
 from lrpx.runs import digest
 from tests import tiny
@@ -26,6 +26,7 @@ from tests.cli.commands import finish, start
 from tests.reference import llama as llama_twin
 from tests.reference import models
 from tests.reference import references as twin
+from tests.test_shared_layers import Sent
 
 LINES = range(1, 2 * len(TEXTS), 2)
 ALL = ("activation", "negative activation", "relevance")
@@ -353,3 +354,14 @@ def test_a_layer_that_runs_twice_has_references_for_each_run(byte_tokenizer, tmp
     for column in tables[0].column_names:
         if column not in ("place", "relevance value"):
             assert tables[0][column].to_pylist() == tables[1][column].to_pylist()
+
+
+@pytest.mark.parametrize("measures", [ALL[:2], ("relevance",)])
+def test_units_of_an_expert_that_nothing_was_sent_to_are_refused(measures, model, tmp_path):
+    """Where a text comes to it: the references had those of the other expert alone."""
+    layers = model.module.model.layers
+    layers[1].mlp = Sent(layers[1].mlp, deepcopy(layers[1].mlp))
+    short = Collection(model, corpus(tmp_path, ["key"]), measures)
+    collect(short, tmp_path / "short")
+    with pytest.raises(TraceError, match=r"layers\.1\.mlp\.experts\.1\..* was called, and was not when"):
+        collect(Collection(model, corpus(tmp_path), measures), tmp_path / "run")

@@ -31,7 +31,8 @@ from lrpx.recipes import ATTNLRP
 from lrpx.runs import Store, versions, write_table
 from lrpx.targets import Logit, whole_number
 from lrpx.tasks import Task
-from lrpx.units import Place, places
+from lrpx.units import Place, Reading, places
+from lrpx.units._asked import unseen
 from lrpx.units._reading import Called
 
 if TYPE_CHECKING:
@@ -209,6 +210,11 @@ class Collection:
 
     # ------------------------------------------------------------------------- running
 
+    @cached_property
+    def _others(self) -> tuple[str, ...]:
+        """Modules like those of the units, which no table has: a text that comes to one is refused."""
+        return unseen(self.model.module, self.places)
+
     def of(self, texts: Sequence[Text], done: Callable[[int], object] = lambda _: None) -> pa.Table:
         """What some texts of the corpus give, the same in any process.
 
@@ -219,6 +225,7 @@ class Collection:
         Raises:
             DataError: a text that the model cannot take.
             ModelError: a unit's module does not give a value for each token, or more often than it was found to.
+            TraceError: a text comes to units that were not found, as those of an expert that no token was sent to then.
             NonFiniteError: NaN or infinity.
         """
         kept = {place: Kept.none(place.width, self.measures, self.k, self.model.device) for place in self.places}
@@ -234,7 +241,7 @@ class Collection:
 
             def taps(batch: Batch, group: Sequence[int]) -> list[Tap]:
                 done(len(group))
-                return [_Listening(self, kept, batch, lines[list(group)])]
+                return [_Listening(self, kept, batch, lines[list(group)]), Reading((), self._others)]
 
             self.model.values(questions, taps=taps, batch_size=self.batch_size, read=lambda *_: torch.zeros(()))
         return to_table(kept, self.measures)
@@ -244,7 +251,7 @@ class Collection:
 
         def taps(batch: Batch) -> list[Tap]:
             listening.append(_Listening(self, kept, batch, lines))
-            return list(listening)
+            return [*listening, Reading((), self._others)]
 
         rows = [each.row for each in questions.asked]  # one question a row, in another order than the rows
         order = sorted(range(len(rows)), key=rows.__getitem__)

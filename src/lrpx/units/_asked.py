@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lrpx._modules import layer_of
 from lrpx.errors import LRPxError, MethodError
 from lrpx.units._looking import found_in
 from lrpx.units._place import KINDS, TITLES, Kind, Place, is_in, own_paths
@@ -113,19 +114,19 @@ def calls_of(model: Module) -> Mapping[str, int]:
     return found_in(model, None).calls
 
 
-def unseen(model: Module, chosen: Iterable[Place]) -> tuple[str, ...]:
+def unseen(model: Module, chosen: Iterable[Place], *, beside: bool = False) -> tuple[str, ...]:
     """The modules like those of some places, which were not called when the model's units were looked for: other
-    experts, or layers that were passed over.
+    experts, or layers that were passed over; or those of the same layers alone (``beside``).
 
     Raises:
         ModelError: nobody knows what the model takes.
     """
     calls = found_in(model, None).calls
-    alike = {_alike(place.path) for place in chosen}
+    alike = {(_alike(place.path), layer_of(place.path) if beside else None) for place in chosen}
     return tuple(
         path
         for path, own in own_paths(model).items()
-        if path == own and calls.get(path, 0) == 0 and _alike(path) in alike
+        if path == own and calls.get(path, 0) == 0 and (_alike(path), layer_of(path) if beside else None) in alike
     )
 
 

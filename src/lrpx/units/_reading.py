@@ -69,8 +69,7 @@ class Reading(Called):
 
     Args:
         places: where to look.
-        unseen: modules like those, in which nobody has looked for units; what stood anywhere is not told if one of
-            them is called.
+        unseen: modules like those, in which nobody has looked for units; a run that comes to one is refused.
     """
 
     def __init__(self, places: Sequence[Place], unseen: Iterable[str] = ()) -> None:
@@ -86,7 +85,16 @@ class Reading(Called):
         self._values = {}
 
     def at(self, path: str, side: Side, call: int, value: Tensor) -> Tensor | None:
-        """What enters or leaves a module."""
+        """What enters or leaves a module.
+
+        Raises:
+            TraceError: the model came to one where no units were looked for.
+        """
+        if path in self._unseen:
+            raise TraceError(
+                f"{path} was called, and was not when the model's units were looked for, as an expert that no token "
+                "was sent to; choose other units"
+            )
         if (path, side, call) in self._wanted:
             self._values[path, side, call] = value, value._version
         return None
@@ -103,15 +111,9 @@ class Reading(Called):
         """``[B, T, n]``: what stood there, every feature of the module's input or output.
 
         Raises:
-            TraceError: the model did not come there, came there more often than when its units were looked for, came
-                to one where none were looked for, or has changed the value in place since.
+            TraceError: the model did not come there, came there more often than when its units were looked for, or has
+                changed the value in place since.
         """
-        other = next((path for path, _ in self._calls if path in self._unseen), None)
-        if other is not None:
-            raise TraceError(
-                f"{other} was called, and was not when the model's units were looked for, as an expert that no token "
-                "was sent to; choose other units"
-            )
         value, version = self._values.get((place.path, place.side, place.call), (None, 0))
         if value is None:
             raise TraceError(f"{place.path} was not called, or less than {place.call + 1} times; choose other units")
