@@ -1192,8 +1192,50 @@ def test_heads_of_a_layer_that_does_something_else_with_them_are_refused(how: st
                 places(model, kind)
 
 
+HIDES: dict[str, Any] = {
+    "gelu": lambda a, b: nn.functional.gelu(a),
+    "maximum": torch.maximum,
+    "where": lambda a, b: torch.where(a > 0, a, 0.0),
+    "product": lambda a, b: a * b,
+}
+
+
+class Hides(nn.Module):
+    """An MLP whose non-linearity may be none that makes neurons."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.up, self.gate, self.down, self.how = nn.Linear(16, 24), nn.Linear(16, 24), nn.Linear(24, 16), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(HIDES[self.how](self.up(x), self.gate(x)))
+
+
+@pytest.mark.parametrize("how", HIDES)
+def test_neurons_of_a_layer_that_hides_them_are_refused(how: str) -> None:
+    """Those of the other layer were ranked as if they were all."""
+    model = OfHeads()
+    model.layers = nn.ModuleList([Hides("gelu"), Hides(how)]).eval()
+    for kind in ("neurons", "mlp"):
+        if how == "gelu":
+            assert len(places(model.eval(), kind)) == 2
+            continue
+        with pytest.raises(MethodError, match=r"layers\.1\.down of OfHeads is not seen to have .* are not all"):
+            places(model.eval(), kind)
+
+
+def test_queries_that_the_scores_do_not_tell_are_refused() -> None:
+    """Of a layer whose scores are no matrix product; those of the other were ranked as if they were all."""
+    model = OfHeads("plain")
+    model.layers.append(Otherwise("scores by elements"))
+    assert len(places(model.eval(), "heads")) == len(places(model, "values")) == 2
+    for kind in ("queries", "keys"):
+        with pytest.raises(MethodError, match=rf"layers\.1\.{kind[0]} of OfHeads is not seen to have {kind}"):
+            places(model, kind)
+
+
 class Otherwise(WithHeads):
-    """Attention that is the difference of two, or in which the features come before the tokens."""
+    """Attention that is the difference of two, or is written in another order."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
@@ -1201,6 +1243,8 @@ class Otherwise(WithHeads):
             read = (q @ k.mT).softmax(-1) @ v - (k @ q.mT).softmax(-1) @ v / 2
         elif self.how == "features first":
             read = (v.mT @ (q @ k.mT).softmax(-1).mT).mT * nn.functional.silu(q)
+        elif self.how == "scores by elements":
+            read = (q[:, :, :, None] * k[:, :, None]).sum(-1).softmax(-1) @ v
         else:  # keys first
             read = (v.mT @ (k @ q.mT).softmax(-2)).mT
         return x + self.o(read.transpose(1, 2).flatten(2))
@@ -1357,3 +1401,7 @@ def test_queries_of_some_layers_alone_are_refused() -> None:
     (llama4,) = choose(["llama4_text"], "causal-lm")
     with pytest.raises(MethodError, match=r"the queries of the attention in model\.layers\.0\.self_attn of Llama4"):
         places(tiny_model(llama4), "queries")
+    (mimo,) = choose(["mimo_v2_flash"], "causal-lm")  # with a sink among some layers' scores
+    for kind in ("queries", "keys"):
+        with pytest.raises(MethodError, match=rf"model\.layers\.1\.self_attn\.{kind[0]}_proj of .* not seen to have"):
+            places(tiny_model(mimo), kind)

@@ -30,7 +30,8 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
     Raises:
         MethodError: there are none, or the model computes some of them inside a module (experts in one tensor), where
             nothing can be read or written; or some queries, keys or values are those of no linear layer,
-            or the heads of some attention are not side by side for all tokens.
+            or the heads of some attention are not side by side for all tokens, or a layer has none where the modules of
+            another have some.
         ModelError: it is in training mode, or nobody knows what it takes.
 
     >>> from lrpx.model import Spec
@@ -62,6 +63,12 @@ def places(model: Module, kind: Kind, inputs: Mapping[str, Any] | None = None) -
             f"the {TITLES[kind]} of the attention in {found.unknown[kind]} of {type(model).__name__} are not seen to "
             "be what one linear layer gives, as where those of another layer are added to them, and those of the other "
             "layers are not all; ask for other units, or for a module's relevance by its path: trace.relevance(path)"
+        )
+    if chosen and kind in found.unlike:
+        raise MethodError(
+            f"{found.unlike[kind]} of {type(model).__name__} is not seen to have {TITLES[kind]}, as the module of that "
+            "name in another layer has, and those of the other layers are not all; ask for other units, or for a "
+            "module's relevance by its path: trace.relevance(path)"
         )
     if not chosen:
         inside = found.inside.get("neurons" if kind == "mlp" else "heads" if kind == "attention" else kind)

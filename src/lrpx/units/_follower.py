@@ -150,6 +150,7 @@ class Follower(Tap):
         self._homes: dict[str, str] = {}  # the module in which an attention was computed
         self._in_layers: set[str] = set()  # the attentions over tokens that a layer has
         self._part_of: dict[str, str] = {}  # of an attention the one that its heads go on with, as of two that differ
+        self.unlike: dict[Kind, str] = {}  # a module that has none of any kind, where that of another layer has some
         self.inside: dict[str, str] = {}
         self._inside: list[tuple[str, int]] = []  # where neurons are that no module takes, and how wide what they give
         self.turned: set[tuple[str, Side]] = set()
@@ -604,6 +605,18 @@ class Follower(Tap):
 
     def found(self) -> Iterator[Place]:
         """The places, those of no layer and of another width than their layer's left out."""
+        places = list(self._found())
+        known = {(place.path, place.side) for place in places}
+        layers = dict.fromkeys(path for path, _ in self._rows)
+        for place in places:
+            own = layer_of(place.path)
+            inside = "" if own is None else place.path[len(own.path) :]
+            for path in (layer + inside for layer in layers if stack_of(layer) == place.stack):
+                if self._own.get(path) == path and (path, place.side) not in known:
+                    self.unlike.setdefault(place.kind, path)
+        return iter(places)
+
+    def _found(self) -> Iterator[Place]:
         numbers = self._numbers()
         ordered = {*map(self._whole_of, filter(self._is_of_layer, self._ordered_heads))}
         lost = {attention: home for attention, home in self._homes.items() if self._whole_of(attention) not in ordered}

@@ -41,6 +41,7 @@ class _Found:
     places: tuple[Place, ...]
     inside: dict[str, str]
     unknown: dict[Kind, str]
+    unlike: dict[Kind, str]
     experts: tuple[str, ...]
     calls: Mapping[str, int]
     turned: frozenset[tuple[str, Side]]
@@ -133,6 +134,7 @@ def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _
         found,
         follower.inside,
         follower.unknown,
+        follower.unlike,
         experts,
         follower.calls,
         turned=frozenset(follower.turned),
