@@ -119,7 +119,7 @@ def _look(model: Module, built: tuple[Any, ...], inputs: Mapping[str, Any]) -> _
     ):
         try:
             model(**inputs)
-        except (RuntimeError, ValueError, IndexError, TypeError, KeyError, AttributeError) as error:
+        except Exception as error:
             if isinstance(error, LRPxError):
                 raise
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
