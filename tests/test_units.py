@@ -1192,6 +1192,36 @@ def test_heads_of_a_layer_that_does_something_else_with_them_are_refused(how: st
                 places(model, kind)
 
 
+class LowRank(nn.Module):
+    """An MLP that is gated by a few numbers, before or after; or that gates itself, or is one of two branches."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.up, self.down, self.first, self.second = (
+            nn.Linear(*each) for each in ((16, 24), (24, 16), (16, 4), (4, 16))
+        )
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = self.second(nn.functional.silu(self.first(x)))
+        given = x * low.sigmoid() if self.how == "before" else x
+        out = self.down(nn.functional.gelu(self.up(given)))
+        out = {"after": lambda: low.sigmoid() * out, "own": lambda: out * out.sigmoid() + low}.get(
+            self.how, lambda: out
+        )()
+        return x + out + (low if self.how == "branch" else 0)
+
+
+@pytest.mark.parametrize("how", ["after", "before", "own", "branch"])
+def test_what_gives_the_scores_of_a_gate_is_no_branch(how: str) -> None:
+    """Its few numbers were ranked as neurons, and what it gives as an MLP's share of the stream."""
+    model = OfHeads()
+    model.layers = nn.ModuleList([LowRank(how)]).eval()
+    wanted = ["layers.0.down"] + ["layers.0.second"] * (how in ("own", "branch"))
+    for kind in ("neurons", "mlp"):
+        assert sorted(place.path for place in places(model.eval(), kind)) == wanted
+
+
 HIDES: dict[str, Any] = {
     "gelu": lambda a, b: nn.functional.gelu(a),
     "maximum": torch.maximum,
@@ -1394,6 +1424,16 @@ def test_heads_of_some_layers_alone_are_refused_in_transformers(mapping: str, ki
     for units in ("heads", "attention"):
         with pytest.raises(MethodError, match=rf"the heads that .*{path}.* are not all"):
             places(model, units, tiny_inputs(chosen, model))  # type: ignore[arg-type]
+
+
+def test_what_hangs_on_no_input_is_not_missed() -> None:
+    """The first attention of a decoder whose queries are learned; and lists of matrices, which are no layers."""
+    (detr,) = choose(["table-transformer"], "object-detection")
+    model = tiny_model(detr).eval()
+    for kind, count in (("heads", 5), ("queries", 4), ("neurons", 6), ("residual", 6)):
+        assert len(places(model, kind, tiny_inputs(detr, model))) == count  # type: ignore[arg-type]
+    with pytest.raises(MethodError, match=r"decoder\.layers\.0\.encoder_attn\.k_proj .* is not seen to have keys"):
+        places(model, "keys", tiny_inputs(detr, model))  # which the learned queries read
 
 
 def test_queries_of_some_layers_alone_are_refused() -> None:

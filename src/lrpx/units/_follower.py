@@ -52,7 +52,8 @@ class _Mark:
     Args:
         kind: one of :data:`RANKS`.
         index: of the tensor's own shape: which feature of a linear layer, which head or which neuron stands where.
-        path: the linear layer's module; of heads, which attention's they are.
+        path: the linear layer's module; of heads, which attention's they are; of neurons that are numbers from 0 to 1,
+            as a sigmoid gives, that of the linear layer before it.
         made_of: of attention's scores and weights: the queries and keys they were made of; several where they are a
             sum of several products.
         is_scaled: whether it was multiplied by what depends on the input since, as a norm does; of neurons, by what is
@@ -130,6 +131,8 @@ class Follower(Tap):
         self._around: dict[tuple[str, int], list[tuple[str, int]]] = {}  # of a layer of units, what is given them, too
         self._readers: dict[tuple[str, int], set[str]] = {}  # the layers of units in a module that is given them
         self._units: dict[tuple[str, int], Tensor] = {}  # which a layer of units was given
+        self._constant: set[str] = set()  # what is given nothing of the input, as a decoder's first attention to itself
+        self._gates: set[tuple[str, int]] = set()  # of these, what gives the scores of a gate, and no branch
         self._wraps: set[tuple[str, int]] = set()  # of these, what gives no more than a layer in it
         self._rows: dict[tuple[str, int], torch.Size] = {}  # of the layers and their calls, in order
         self._given: dict[tuple[str, int], torch.Size] = {}  # what they took
@@ -168,6 +171,8 @@ class Follower(Tap):
             self.turned.add((path, side))
         if PICKED in vars(value):
             self.picked.add((path, side))
+        if not any_carries(value):
+            self._constant.add(path)
         layer = layer_of(path)
         is_layer = layer is not None and layer.path == path
         if side == "input":
@@ -297,7 +302,9 @@ class Follower(Tap):
         is_one = any_carries(out) and out.ndim > 1 and isinstance(x, Tensor) and out.shape == x.shape
         if not is_one:
             return out
-        return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
+        if mark is None or mark.kind != "linear" or not _is_share(out):
+            return _with(out, _Mark("neurons", _along(out, -1) if mark is None else mark.index))
+        return _with(out, _Mark("neurons", mark.index, mark.path))
 
     def _attention(self, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Tensor:
         given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
@@ -590,6 +597,8 @@ class Follower(Tap):
         for other in known if ends and best.kind == "linear" else ():
             for one, its in {*zip(best.index.flatten().tolist(), other.index.flatten().tolist(), strict=True)}:
                 self._mixed.setdefault(best.path, {}).setdefault(one, {one}).add(its)
+        if kind == "product":
+            self._gate(args, marks)
         if best.kind == "neurons":
             is_scaled = kind == "product" and any(
                 any_carries(x) and mark is None for x, mark in zip(args, marks, strict=True)
@@ -601,6 +610,16 @@ class Follower(Tap):
         is_norm = best.kind == "linear" and (kind == "norm" or own)
         return _with(out, replace(best, is_scaled=True, is_normed=best.is_normed or is_norm))
 
+    def _gate(self, args: Sequence[Any], marks: Sequence[_Mark | None]) -> None:
+        """Note of linear layers all of whose output, as numbers from 0 to 1, is a factor of as many features."""
+        for x, mark in zip(args, marks, strict=True):
+            if mark is None or mark.kind != "neurons" or mark.path not in self._linears:
+                continue
+            wide = self._made[mark.path].shape[-1]
+            others = [other for other, its in zip(args, marks, strict=True) if its is None or its.path != mark.path]
+            if any(any_carries(each) and each.shape[-1:] == x.shape[-1:] == (wide,) for each in others):
+                self._gates.add((mark.path, self._linears[mark.path]))
+
     # -------------------------------------------------------------------- result
 
     def found(self) -> Iterator[Place]:
@@ -610,9 +629,10 @@ class Follower(Tap):
         layers = dict.fromkeys(path for path, _ in self._rows)
         for place in places:
             own = layer_of(place.path)
-            inside = "" if own is None else place.path[len(own.path) :]
-            for path in (layer + inside for layer in layers if stack_of(layer) == place.stack):
-                if self._own.get(path) == path and (path, place.side) not in known:
+            if own is None or own.path == place.path or place.path not in self._made:  # a list of matrices, or several
+                continue
+            for path in (layer + place.path[len(own.path) :] for layer in layers if stack_of(layer) == place.stack):
+                if self._own.get(path) == path and (path, place.side) not in known and path not in self._constant:
                     self.unlike.setdefault(place.kind, path)
         return iter(places)
 
@@ -658,12 +678,15 @@ class Follower(Tap):
             if place.side == "output" and place.kind != "residual" and not self._is_given(place):
                 self._lose(place, wide)
                 continue
+            at = place.path, place.call
             if place.kind in ("neurons", "heads"):
-                units = self._units[place.path, place.call]
+                units = self._units[at]
                 place = self._whole(place)
                 if any(_is_same(x, units) for (path, _), x in self._units.items() if not is_in(path, place.path)):
                     self._lose(place, wide)
                     continue
+            if place.kind == "neurons" and at in self._gates:
+                continue
             each = [replace(place, layer=numbers[layer], calls=self.calls[place.path], stack=stack_of(layer[0]))]
             if place.kind in ("neurons", "heads"):
                 branch: Kind = "mlp" if place.kind == "neurons" else "attention"
@@ -885,6 +908,12 @@ def _guards(call: Call) -> bool:
     return (low is None or bool(torch.as_tensor(low != 0).all())) and (
         high is None or bool(torch.as_tensor(high > 0).all())
     )
+
+
+def _is_share(x: Tensor) -> bool:
+    """Whether all numbers are from 0 to 1, as a sigmoid's are."""
+    with torch._C.DisableTorchFunction():
+        return bool(((x >= 0) & (x <= 1)).all())
 
 
 def _is_weight(x: Any) -> bool:
