@@ -525,27 +525,29 @@ class WithCache(torch.nn.Module):
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.emb
 
-    def forward(self, input_ids, past=None, kv_cache=None, start_pos=0, input_pos=None):
+    def forward(self, input_ids, past=None, kv_cache=None, state=None, start_pos=0, input_pos=None):
         x = self.layers[0](self.emb(input_ids))
         begins = start_pos == 0 and (input_pos is None or input_pos[0] == 0)
-        before = past or kv_cache or (None if begins and self.name != "kept" else self.read)
+        before = past or kv_cache or state or (None if begins and self.name != "kept" else self.read)
         x = x if before is None else torch.cat([before[0], x], 1)
         self.read = [x.detach()]
         return x.cumsum(1)[:, -input_ids.shape[1] :], [x.detach()]
 
 
-@pytest.mark.parametrize("name", ["past", "kv_cache", "start_pos", "input_pos", "kept"])
-def test_positions_are_refused_where_an_own_cache_does_not_count_its_tokens(name):
+@pytest.mark.parametrize("first", [3, 2])
+@pytest.mark.parametrize("name", ["past", "kv_cache", "state", "start_pos", "input_pos", "kept"])
+def test_positions_are_refused_where_an_own_cache_does_not_count_its_tokens(name, first):
+    """Also where it goes on by several tokens, of which each was taken for that many of the first."""
     model, ids = WithCache(name), torch.tensor([[3, 5, 7, 9]])
 
     def told(at: int, kept: object) -> dict[str, object]:
-        many = {"past": kept, "kv_cache": kept, "start_pos": at, "input_pos": torch.tensor([at])}
+        many = {"past": kept, "kv_cache": kept, "state": kept, "start_pos": at, "input_pos": torch.tensor([at])}
         return {key: value for key, value in many.items() if key == name}
 
     def run() -> torch.Tensor:
         model.read = None
-        found, kept = model(ids[:, :3])
-        return torch.cat([found, model(ids[:, 3:], **told(3, kept))[0]], 1)
+        found, kept = model(ids[:, :first])
+        return torch.cat([found, model(ids[:, first:], **told(first, kept))[0]], 1)
 
     with torch.no_grad(), lrpx.intervene(model, {"layers.0": {2: lrpx.Set(4.0)}}):
         parts = run()  # without positions nothing need be known
@@ -559,6 +561,37 @@ def test_positions_are_refused_where_an_own_cache_does_not_count_its_tokens(name
     with torch.no_grad(), lrpx.intervene(model, change):  # a text at once
         whole = model(ids, start_pos=0, input_pos=torch.arange(4))[0]
     assert not torch.equal(whole, WithCache("none")(ids)[0])
+
+
+class WithTable(torch.nn.Module):
+    """One's own model that makes a table of its positions in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb, self.layers = torch.nn.Embedding(16, 8), torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+        self.table: torch.Tensor | None = None
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        return self.emb
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        self.table = torch.arange(9.0)[:, None].sin() if self.table is None else self.table
+        return self.layers[0](self.emb(input_ids) + self.table[: input_ids.shape[1]])
+
+
+def test_a_table_that_a_model_keeps_is_no_cache_where_it_was_called_before():
+    model, ids = WithTable(), torch.tensor([[3, 5, 7, 9]])
+    change = {"layers.0": {2: lrpx.Set(4.0, positions=[1])}}
+
+    def twice() -> list[torch.Tensor]:
+        return [model(ids)[0, :, 2] for _ in range(2)]
+
+    refused = pytest.raises(TraceError, match=r"are tables, call it once before the block")
+    with torch.no_grad(), refused, lrpx.intervene(model, change):
+        twice()
+    with torch.no_grad(), lrpx.intervene(model, change):
+        for found in twice():
+            assert [i for i, each in enumerate(found.tolist()) if each == 4.0] == [1]
 
 
 def test_a_cache_of_states_does_not_count_its_tokens():

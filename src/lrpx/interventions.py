@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lrpx._hooks import hooks, plainly
-from lrpx._modules import layers, named_modules
+from lrpx._modules import OF_MODULES, layers, named_modules
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
 from lrpx.engine._running import interventions, with_other
@@ -722,7 +722,8 @@ class Site:
             f"nobody knows at which tokens the {self.where.side} of {self.where.name}, {list(value.shape)}, stands, as "
             "where it is made of an image, the model was not called itself, padding before a text is in no "
             "attention_mask, position_ids begin anew inside a row, or its cache does not count its tokens; leave the "
-            "positions or the cache out (use_cache=False)"
+            "positions or the cache out (use_cache=False); or, where all that its modules keep of a call are tables, "
+            "call it once before the block"
         )
 
 
@@ -918,6 +919,7 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
     thread = threading.get_ident()
     here = interventions()
     heard: list[Tensor | None] = [None]
+    held = _held(modules) if tap.needs_positions and not is_theirs(model) else []
 
     def mine(hook: Callable[..., Any]) -> Callable[..., Any]:
         def heard_here(*args: Any) -> Any:
@@ -932,7 +934,8 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
             given = by_name(module, args, kwargs)
             positions = None if given is None else positions_of(given)
             if given is not None and positions is not None and tap.needs_positions and not is_theirs(model):
-                again = tap.begun and positions.shape[1] == 1  # as where modules keep what they have read
+                # modules may keep what they have read, and go on from there
+                again = tap.begun and (positions.shape[1] == 1 or not _is_held(_held(modules), held))
                 is_known = not (again or may_go_on(given) or pads_before(given, positions))
                 positions = positions if is_known else None
             if given is not None and positions is not None and tap.needs_positions and begins_anew(given, positions):
@@ -993,6 +996,32 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
             yield
         finally:
             here.pop(id(tap), None)
+
+
+def _held(modules: Mapping[str, Module]) -> list[tuple[Any, int]]:
+    """What modules hold beside their weights, as what they have read, and how often, or how far, it was written."""
+    values = [
+        value
+        for module in modules.values()
+        for own in (module._buffers, vars(module))
+        for name, value in own.items()
+        if (own is module._buffers or name not in OF_MODULES) and isinstance(value, (Tensor, list, tuple, dict, int))
+    ]
+    return [(value, _written(value)) for value in values]
+
+
+def _written(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return 0 if value.is_inference() else value._version
+    return value if isinstance(value, int) else len(value)
+
+
+def _is_held(now: Sequence[tuple[Any, int]], before: Sequence[tuple[Any, int]]) -> bool:
+    """Whether modules hold the same as before."""
+    if len(now) != len(before):
+        return False
+    pairs = zip(now, before, strict=True)
+    return all(one[1] == other[1] and (one[0] is other[0] or isinstance(one[0], int)) for one, other in pairs)
 
 
 def _scopes(model: Module, modules: Mapping[str, Module]) -> list[str]:

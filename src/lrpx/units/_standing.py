@@ -18,7 +18,7 @@ from lrpx.engine._running import CACHES
 if TYPE_CHECKING:
     from torch.nn import Module
 
-OF_CACHES = ("past", "cache", "kv", "mems")
+OF_CACHES = ("past", "cache", "kv", "mems", "state")
 """What is in the names of arguments that hold what an earlier call has computed."""
 OF_STARTS = ("pos", "start", "offset", "seen")
 """What is in the names of arguments that say where in its text a call begins."""
@@ -79,6 +79,8 @@ def may_go_on(kwargs: Mapping[str, Any]) -> bool:
     its tokens are not the first of a text."""
     for name, value in kwargs.items():
         if value is None or isinstance(value, (bool, str)) or name in ("past_key_values", "cache_params"):
+            continue
+        if "hidden" in name:  # what another part of the model has made
             continue
         if any(word in name.lower() for word in OF_CACHES) and not (isinstance(value, Sized) and not len(value)):
             return True
