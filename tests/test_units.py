@@ -1141,6 +1141,14 @@ class OfHeads(nn.Module):
         return self.head(x)
 
 
+def test_a_model_that_fails_on_a_few_tokens_is_refused_by_name() -> None:
+    """By whatever error, as Sam2's with windows of no places."""
+    model = OfHeads("plain")
+    model.layers[0].forward = lambda x: x * (1 // (x.shape[1] - 5))
+    with pytest.raises(ModelError, match=r"OfHeads cannot be run to find its units \(integer .* by zero"):
+        places(model.eval(), "heads")
+
+
 def test_heads_of_some_layers_alone_are_refused() -> None:
     """Where their features are not side by side they are no units; the other layers' alone were ranked, as all."""
     for how in ("plain", "gated"):
