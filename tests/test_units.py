@@ -996,6 +996,48 @@ def test_what_several_scores_are_made_of_are_all_queries_and_keys(how: str) -> N
         assert found.heads == (4 if kind == "values" else 0)  # the parts do not stand beside one another
 
 
+class MixedOrInWindows(nn.Module):
+    """Attention whose heads are mixed by layers before they meet the values, as CaiT's, or in windows that stand behind
+    them, as Hiera's."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how = how
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.before, self.after = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (each(x).unflatten(-1, (4, 4)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        if self.how == "mixed":
+            scores = self.before((q @ k.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            weights = self.after(scores.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+            return x + self.o((weights @ v).transpose(1, 2).flatten(-2))
+        if self.how == "plain":
+            return x + self.o(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
+        windows = 3 if self.how == "in windows" else 1
+        each = (a.unflatten(2, (windows, -1)) for a in (q, k, v))
+        out = nn.functional.scaled_dot_product_attention(*each).transpose(1, 3)  # [B, T / windows, windows, H, d]
+        return x + self.o(out.reshape(x.shape))
+
+
+@pytest.mark.parametrize("how", ["mixed", "in one window", "in windows"])
+def test_heads_beside_those_of_another_layer_are_found_or_refused(how: str) -> None:
+    """They were left out of a ranking of the others, as if these were all."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([MixedOrInWindows(how), MixedOrInWindows("plain")])
+    model.forward = lambda x, layers=model.layers: layers[1](layers[0](x))
+    given = {"x": torch.randn(1, 6, 16)}
+    if how == "in windows":
+        with pytest.raises(MethodError, match=r"the heads that layers\.0\.o .* do not stand side by side"):
+            places(model.eval(), "heads", given)
+        return
+    found = places(model.eval(), "heads", given)
+    assert [(each.path, each.width, each.size) for each in found] == [("layers.0.o", 4, 4), ("layers.1.o", 4, 4)]
+    for kind in ("queries", "keys", "values"):
+        assert [each.path for each in places(model, kind, given)] == [f"layers.{i}.{kind[0]}" for i in range(2)]
+
+
 class Picked(nn.Module):
     """Queries, keys and values of one matrix, whose features are put into another order by their numbers."""
 

@@ -105,6 +105,18 @@ def _along(x: Tensor, dim: int) -> Tensor:
     return torch.empty_like(x, dtype=torch.int64, requires_grad=False).copy_(count.expand(x.shape))  # lying as x does
 
 
+def _between(x: Tensor) -> Tensor:
+    """Numbers of what stands between rows and tokens, in the shape of ``x``: heads, perhaps each in several windows."""
+    between = x.shape[1:-2]
+    numbers = torch.arange(between.numel(), device=x.device).reshape(1, *between, 1, 1)
+    return torch.empty_like(x, dtype=torch.int64, requires_grad=False).copy_(numbers.expand(x.shape))
+
+
+def _is_equal_along(index: Tensor) -> bool:
+    """Whether numbers are the same along the last dimension: of scores or weights that a layer mixes the heads of."""
+    return bool((index == index[..., :1]).all())
+
+
 class Follower(Tap):
     """Follows what torch functions make, through one forward pass."""
 
@@ -311,7 +323,7 @@ class Follower(Tap):
         for kind, name in zip(READS, ("query", "key", "value"), strict=True):
             self._features(kind, _mark_of(given[name]))
             self._note_unknown(kind, given[name])
-        return self._heads(out, _along(out, -3)) if out.ndim == 4 else out
+        return self._heads(out, _between(out)) if out.ndim > 3 else out
 
     def _heads(self, out: Tensor, index: Tensor) -> Tensor:
         self._attentions += 1
@@ -429,6 +441,8 @@ class Follower(Tap):
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
         setattr(out, ALONE, path)
+        if mark is not None and mark.kind in ("scores", "weights") and _is_equal_along(mark.index):
+            return _with(out, replace(mark, index=mark.index[..., :1].expand(out.shape)))  # of each head some of all
         return _with(out, _Mark("linear", _along(out, -1), path))
 
     def _second(self, path: str, x: Tensor, mark: _Mark, out: Tensor) -> None:
