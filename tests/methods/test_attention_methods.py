@@ -772,6 +772,27 @@ def test_attention_of_places_alone_is_refused(method):
         Explainer(Placed(None).eval(), task=Task.CAUSAL)(IDS, 4, method=method)
 
 
+@pytest.mark.parametrize("method", OF_MAPS)
+def test_one_softmax_less_another_is_refused(method):
+    """The difference has weights below 0: rollout gave some tokens relevance below 0, and divided by what was left."""
+
+    class Differential(Masked):
+        def forward(self, input_ids):
+            x = self.embed(input_ids)
+            for q, k, value in self.layers:
+                two = (each(x).unflatten(-1, (2, -1)).transpose(1, 2) for each in (q, k))
+                both = (next(two) @ next(two).mT).softmax(-1)  # one call, as timm's
+                x = x + (both[:, 0] - self.share * both[:, 1]) @ value(x)
+            return self.head(x)
+
+    model = Differential(None).eval()
+    model.share = 0.0
+    assert Explainer(model, task=Task.CAUSAL)(IDS, 4, method=method).relevance.min() >= 0
+    model.share = 0.8
+    with pytest.raises(MethodError, match=r"numbers below 0, as by the difference of two softmaxes .* use attnlrp"):
+        Explainer(model, task=Task.CAUSAL)(IDS, 4, method=method)
+
+
 def test_values_that_a_linear_layer_chooses():
     """Nobody knows whether its outputs are for tokens or for experts, where there are as many."""
 

@@ -178,12 +178,18 @@ def refuse_mixers(model: BoundModel, questions: Questions, *, of_features: bool 
 
 def _refuse_others(model: BoundModel, attended: Sequence[Attended]) -> None:
     """Refuse a model with a layer whose attention was not found, beside others with one, or is the same whatever is
-    read, as one of places alone."""
+    read, as one of places alone, or takes one softmax off another."""
     alike = next((each.path for each in attended if not each.raw.requires_grad), None)
     if alike is not None:
         raise MethodError(
             f"the attention weights in {alike} do not depend on the input, or are computed where gradients are off, so "
             "nobody knows which layer comes before which; use attnlrp or lrp"
+        )
+    below = next((each.path for each in attended if bool((each.raw < 0).any())), None)
+    if below is not None:
+        raise MethodError(
+            f"in {below} values are multiplied by numbers below 0, as by the difference of two softmaxes in a "
+            "differential transformer, which are no shares of what a token reads; use attnlrp or lrp"
         )
     refuse_layers_without(model, attended)
 
