@@ -96,13 +96,14 @@ def entering(model: Module, inputs: Mapping[str, Any]) -> Tensor | None:
         inputs: of one image.
     """
     tap = _Entering()
-    with suppress(_Met), torch.no_grad(), propagate(model, GRADIENT, (), taps=[tap]), torch.no_grad():
+    with suppress(_Met), torch.inference_mode(False), propagate(model, GRADIENT, (), taps=[tap]):
         model(**inputs)
     return None if tap.entering is None else tap.entering.detach()
 
 
 class _Entering(Tap):
-    """Stops a run at its first attention, with what entered the last linear layer before it, ``[1, T, d]``."""
+    """Stops a run at its first attention, with what entered the last linear layer before it, ``[1, T, d]``; one that
+    makes biases of distances sees nothing of the image."""
 
     def __init__(self) -> None:
         self.entering: Tensor | None = None
@@ -111,6 +112,8 @@ class _Entering(Tap):
         """One call of a torch function."""
         if call.name == "linear":
             (x,) = arguments(call.args[:1], call.kwargs, "input")
+            if not any_carries(x):
+                return proceed(call.args, call.kwargs)
             self.entering = x if x.ndim == 3 and len(x) == 1 else None
         if call.operation is not None and call.operation.name in ("attention", "softmax"):
             raise _Met

@@ -111,6 +111,37 @@ def test_attention_over_windows_or_none_is_refused(name):
             Explainer(build(name))(image(), method=method)
 
 
+class OfDistances(OwnViT):
+    """Biases of distances, made by a layer before the queries or after them, as in timm's vit_relpos."""
+
+    def __init__(self, is_before):
+        super().__init__()
+        self.is_before, self.distances = is_before, torch.nn.Linear(1, 2)
+
+    def forward(self, x):
+        places = torch.arange(17, dtype=x.dtype)
+        apart = (places[:, None] - places)[..., None]
+        h = torch.cat([self.first.expand(len(x), -1, -1), self.patches(x)], 1) + self.where
+        for block in self.blocks:
+            bias = self.distances(apart) if self.is_before else None
+            q, k, v = block["qkv"](block["n1"](h)).reshape(len(x), 17, 3, 2, 8).permute(2, 0, 3, 1, 4)
+            bias = self.distances(apart) if bias is None else bias
+            weights = (q @ k.mT + bias.permute(2, 0, 1)).softmax(-1)
+            h = h + block["o"]((weights @ v).transpose(1, 2).reshape(len(x), 17, 16))
+        return self.head(h[:, 0])
+
+
+@pytest.mark.parametrize("method", ["rollout", "atman"])
+def test_a_layer_that_makes_biases_of_distances_is_none_that_attention_is_entered_by(method):
+    """The model was refused, as one without attention over all patches."""
+    pixels = torch.randn(3, 16, 16, dtype=torch.float64)
+    before, after = (
+        Explainer(OfDistances(is_before).double().eval(), task=Task.IMAGE_CLASSIFICATION)(pixels, 1, method=method)
+        for is_before in (True, False)
+    )
+    assert torch.equal(before.relevance, after.relevance)
+
+
 class Pooled(OwnViT):
     """A learned query, or several, that look at all tokens, as SigLIP's head in timm; "unread": beside the head."""
 
