@@ -295,6 +295,34 @@ def test_a_model_that_ends_in_a_sigmoid(end, count):
             Explainer(EndsIn(end, count).eval(), task=lrpx.Task.CLASSIFICATION)(IDS, method=method)
 
 
+LOG_ENDS = {
+    "module": torch.nn.LogSigmoid(),
+    "softplus": lambda z: -torch.nn.functional.softplus(-z),
+    "of a sigmoid": lambda z: z.sigmoid().log(),
+}
+
+
+@pytest.mark.parametrize("end", LOG_ENDS.values(), ids=LOG_ENDS)
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_model_that_ends_in_the_logarithm_of_a_sigmoid(end, count):
+    for method in ("attnlrp", "lrp", "gradient-x-input"):
+        with says(ModelError, "EndsIn gives log-probabilities, not logits", "without the logarithm of a sigmoid"):
+            Explainer(EndsIn(end, count).eval(), task=lrpx.Task.CLASSIFICATION)(IDS, method=method)
+
+
+def test_logits_below_0_are_no_logarithms_and_cost_no_second_run():
+    model = EndsIn(lambda z: z, 4).eval()
+    with torch.no_grad():
+        model.head.bias -= 9
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    explainer = Explainer(model, task=lrpx.Task.CLASSIFICATION)
+    explainer(IDS)
+    before = len(calls)
+    assert explainer(IDS).explained.value < -5
+    assert len(calls) == before + 1
+
+
 def test_a_batch_of_a_model_that_ends_in_a_sigmoid():
     model = tiny.bert_classifier()
     model.classifier = torch.nn.Sequential(model.classifier, torch.nn.Sigmoid())

@@ -45,7 +45,7 @@ from lrpx._padding import hiding
 from lrpx._passes import Pass
 from lrpx._patches import entering, patches_of, places_of
 from lrpx._pooling import Pooling, pooling_in, pooling_of
-from lrpx.engine import propagate
+from lrpx.engine import _nodes, propagate
 from lrpx.engine._compiled import Compiler
 from lrpx.engine._learned import Learned
 from lrpx.engine._positions import Positions
@@ -967,7 +967,7 @@ class BoundModel(Named):
                 if not is_finite(seen):
                     trace.refuse_non_finite(seen.masked_fill(seen == -torch.inf, 0.0), "logits")
                 self._refuse_probabilities(seen, -3 if self.task.reads == "map" else -1)
-            self._refuse_sigmoids(seen, batch, given["positions"])
+            self._refuse_sigmoids(logits, batch, given["positions"])
             answers = self._answers(questions, logits, plain=not recipe.has_rules())
             yield Pass(questions, batch, trace, answers, paths, packs, self.pad_id)
 
@@ -999,15 +999,17 @@ class BoundModel(Named):
                 )
 
     def _refuse_sigmoids(self, logits: Tensor, batch: Batch, positions: Tensor | None) -> None:
-        """Refuse a model that ends in a sigmoid, whose relevance has the other sign than that of the logits before it
-        where these are negative. It runs once more to tell, where all that it gives is between 0 and 1: in another
-        thread, where no recipe holds.
+        """Refuse a model that ends in a sigmoid, or the logarithm of one, whose relevance has the other sign than that
+        of the logits before it: where these are negative, or positive. It runs once more to tell, where all that it
+        gives is between 0 and 1, or not above 0: in another thread, where no recipe holds.
 
         Raises:
-            ModelError: its output is that of a sigmoid.
+            ModelError: its output is that of a sigmoid, or its logarithm.
         """
         with torch._C.DisableTorchFunction():
-            if self.task.reads in ("embeddings", "similarity") or not bool(((logits >= 0) & (logits <= 1)).all()):
+            seen = logits.detach()
+            is_log = bool((seen <= 0).all()) and _are_of_function(logits)
+            if self.task.reads in ("embeddings", "similarity") or not (is_log or _are_probabilities(seen)):
                 return
 
         def ends_in_one() -> bool:
@@ -1017,9 +1019,10 @@ class BoundModel(Named):
 
         with ThreadPoolExecutor(1) as thread:
             if thread.submit(ends_in_one).result():
+                given, what = ("log-probabilities", "logarithm of a sigmoid") if is_log else ("probabilities", "sigmoid")
                 raise ModelError(
-                    f"{type(self.module).__name__} gives probabilities, not logits: it ends in a sigmoid; pass the "
-                    "model without the sigmoid at its end"
+                    f"{type(self.module).__name__} gives {given}, not logits: it ends in a {what}; pass the model "
+                    f"without the {what} at its end"
                 )
 
     def _answers(self, questions: Questions, slots: Tensor, *, plain: bool = False) -> Answers:
@@ -1098,17 +1101,39 @@ class _Tried:
         return self.found[name]
 
 
+FUNCTIONS = frozenset(("Log", "LogSigmoid", "Softplus", "_Identity", _nodes.OWN))
+"""Nodes of the graph that may have made the logarithm of a sigmoid, by themselves or under a rule."""
+
+
+def _are_of_function(logits: Tensor) -> bool:
+    """Whether it was no layer but a function that gave the logits, in whatever shape or selection."""
+    node: Any = logits.grad_fn
+    while node is not None and _nodes.kind(node) in _nodes.SHAPES | {"Index", "IndexSelect", "Select", "Slice"}:
+        node = node.next_functions[0][0]
+    return node is not None and _nodes.kind(node) in FUNCTIONS
+
+
+def _are_probabilities(values: Tensor) -> bool:
+    return bool(((values >= 0) & (values <= 1)).all())
+
+
 class _Sigmoids(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what the sigmoids in a block give."""
+    """Keeps what the sigmoids in a block give, and the logarithms of sigmoids."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.given: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        called, aten = func.overloadpacket, torch.ops.aten
+        is_log = called in (aten.log, aten.log_) and any(bool(torch.isin(args[0], each).all()) for each in self.given)
         found = func(*args, **(kwargs or {}))
-        if func.overloadpacket in (torch.ops.aten.sigmoid, torch.ops.aten.sigmoid_):
+        if is_log or called in (aten.sigmoid, aten.sigmoid_):
             self.given.append(found.detach().clone())
+        elif called == aten.softplus:  # of the negative
+            self.given.append(-found.detach())
+        elif called == aten.log_sigmoid_forward:
+            self.given.append(found[0].detach().clone())
         return found
 
 
