@@ -1019,7 +1019,9 @@ class BoundModel(Named):
 
         with ThreadPoolExecutor(1) as thread:
             if thread.submit(ends_in_one).result():
-                given, what = ("log-probabilities", "logarithm of a sigmoid") if is_log else ("probabilities", "sigmoid")
+                given, what = (
+                    ("log-probabilities", "logarithm of a sigmoid") if is_log else ("probabilities", "sigmoid")
+                )
                 raise ModelError(
                     f"{type(self.module).__name__} gives {given}, not logits: it ends in a {what}; pass the model "
                     f"without the {what} at its end"

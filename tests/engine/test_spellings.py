@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lrpx
 from lrpx.errors import UnknownOperationError
+from lrpx.recipes import GIM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -417,6 +418,54 @@ COPIED: dict[str, Of] = {
 def test_a_function_is_one_in_a_copy_of_another_shape(name: str, recipe: str) -> None:
     function = COPIED[name]
     agree(lambda a, b, _: (function(a) * b).contiguous(), gated(F.silu), recipe)
+
+
+def near(one: Of, other: Of, recipe: lrpx.Recipe) -> None:
+    for ledger in (False, True):
+        (value, found), (same, wanted) = (relevance(each, recipe, ledger=ledger) for each in (one, other))
+        assert torch.allclose(value, same, rtol=1e-10)
+        assert float((found - wanted).abs().max()) <= 1e-9 * float(wanted.abs().max())
+
+
+PLAIN = {"gim": GIM, "plain functions": replace(lrpx.LRP, activation=lrpx.rules.unmodified)}
+"""Recipes under which functions have their plain gradient, and products a rule."""
+
+
+@pytest.mark.parametrize("recipe", PLAIN)
+@pytest.mark.parametrize("name", [*SHAPED, *COPIED])
+def test_a_function_in_another_shape_is_no_product_where_functions_have_their_plain_gradient(
+    name: str, recipe: str
+) -> None:
+    function = (SHAPED | COPIED)[name]
+    near(lambda a, b, _: function(a).reshape(a.shape).contiguous() * b, gated(F.silu), PLAIN[recipe])
+
+
+@pytest.mark.parametrize("recipe", PLAIN)
+def test_functions_that_were_moved_apart_are_one_where_they_have_their_plain_gradient(recipe: str) -> None:
+    moved = lambda a, b, _: (a.tanh().mT * (a * WEIGHTS).sigmoid().mT * a.mT).mT * b  # noqa: E731
+    near(moved, gated(lambda a: a.tanh() * (a * WEIGHTS).sigmoid() * a), PLAIN[recipe])
+
+
+WEIGHTS = noise(ROWS, LENGTH, WIDTH, seed=77)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_function_with_constants_of_a_shape_that_was_moved_is_refused_by_name(recipe: str) -> None:
+    with pytest.raises(UnknownOperationError, match="multiply before they are moved"):
+        relevance(lambda a, b, _: ((a * WEIGHTS).sigmoid().mT * a.mT).mT * b, RECIPES[recipe])
+    number = WEIGHTS.flatten()[0]
+    agree(
+        lambda a, b, _: ((a * number).sigmoid().mT * a.mT).mT * b, gated(lambda a: (a * number).sigmoid() * a), recipe
+    )
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES.values(), PLAIN["plain functions"]], ids=lambda recipe: recipe.name)
+def test_what_is_pooled_by_its_own_exponentials_may_be_moved_before(recipe: lrpx.Recipe) -> None:
+    def pooled(a: Tensor, *_: Tensor) -> Tensor:
+        x, e = a.mT, a.exp().mT
+        return ((x * e).sum(-1) / e.sum(-1))[:, None].expand_as(a)
+
+    near(pooled, lambda a, *_: (a.softmax(1) * a).sum(1, keepdim=True).expand_as(a), recipe)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -344,10 +344,17 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     """``op(a, b)``, a product or quotient, under the rule for activations, if both are functions of one tensor."""
     if _are_of_one(a, b):
         f, g = function_of(a) or Function(a), function_of(b) or Function(b)
-    elif not (_moved.is_moved(a) or _moved.is_moved(b)) or not _takes_value(run):  # nearly always
+    elif not (_moved.is_moved(a) or _moved.is_moved(b)) or not _may_be_moved(run):  # nearly always
         return None
     elif (both := _moved_of_one(run, a, b)) is not None:
         f, g = both
+        if run.has_scales and (_pools(a, f, g) or _pools(b, g, f)):
+            return None
+        if run.recipe.activation is rules.unmodified:
+            return _of_parts(run, op, a, b, f, g) if _has_rules(run) else None
+        if any(getattr(each.op, _moved.MASKING, False) for each in both):
+            run.refuse("product of two functions of one tensor that were moved (multiply before they are moved)")
+            return None
         if f.op is not None and g.op is not None and f.root is not g.root:
             run.refuse("product of two functions of one tensor that were moved apart (multiply before they are moved)")
             return None
@@ -361,6 +368,16 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
     if not fits(value, f.root):
         return None
     return as_whole(run, f.root, value, _both(op, f, g), max(CURVED, f.kind, g.kind))
+
+
+def _of_parts(run: Any, op: Op, a: Tensor, b: Tensor, f: Function, g: Function) -> Tensor:
+    """``op(a, b)``, a function of one tensor, where functions have their plain gradient, which is that of the parts."""
+    out: Tensor = run.apply("activation", op, a, b)
+    if f.root is g.root:
+        write_note(out, Function(f.root, max(CURVED, f.kind, g.kind), op=_both(op, f, g)))
+    else:  # of what both were moved from, which only the graph knows
+        _moved.note(out, f.root, CURVED, True, _same)
+    return mark_gate(run.recipe, "product", out)
 
 
 def _are_of_one(a: Tensor, b: Tensor) -> bool:
@@ -429,6 +446,12 @@ def _has_rules(run: Any) -> bool:
 def _takes_value(run: Any) -> bool:
     """Whether the rule for activations takes nothing of a function but its value."""
     return run.recipe.activation in (rules.identity, rules.constant)
+
+
+def _may_be_moved(run: Any) -> bool:
+    """Whether functions of what was moved are known: the rule for activations takes their value, or what their parts
+    hand on."""
+    return _takes_value(run) or run.recipe.activation is rules.unmodified
 
 
 def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Tensor:
@@ -565,7 +588,7 @@ def _may_be_known(a: Tensor, b: Tensor) -> bool:
 def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
     """``out = op(a, b)``, a sum of two that depend on the input; of two functions of one tensor, a function of it."""
     if _moved.is_moved(a) and _moved.is_moved(b) and not _are_of_one(a, b):
-        if _takes_value(run) and (both := _moved_of_one(run, a, b)) is not None:
+        if _may_be_moved(run) and (both := _moved_of_one(run, a, b)) is not None:
             f, g = both
             write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
     else:
@@ -731,6 +754,13 @@ def is_weight(y: Tensor, x: Tensor) -> bool:
 def _is_scaling(z: Tensor, x: Tensor) -> bool:
     f = function_of(z)
     return f is not None and f.root is x and f.kind == LINEAR and f.exact
+
+
+def _pools(y: Tensor, f: Function, other: Function) -> bool:
+    """Whether ``y``, the function ``f``, is an exponential of what was moved alike, by which that, or a scaling of it,
+    may be pooled."""
+    is_one = f.kind == EXPONENTIAL and f.exact and other.kind == LINEAR and other.exact
+    return is_one and _exponentials.weighs(y, y, lambda z, x: True)
 
 
 def _weighs_scores(run: Any, node: Any) -> bool:

@@ -55,19 +55,21 @@ def callable_of(op: Noted) -> Op:
         return op
     func, other, is_second = op
     made = (lambda x: func(x, other)) if is_second else lambda x: func(other, x)
-    is_masking = isinstance(other, Tensor) or (isinstance(other, int | float) and other == 0)
-    return masking(made) if is_masking else made
+    if isinstance(other, Tensor) or (isinstance(other, int | float) and other == 0):
+        setattr(made, MASKING, isinstance(other, Tensor) and other.numel() > 1)
+    return made
 
 
 MASKING = "_lrpx_masks"
 """The attribute of a function that a tensor of constants is in, or a 0: where that has zeros, the function may be a
-number."""
+number. Whether there are several constants, so that it is one of what has their shape."""
 
 
 def masking(op: Op, *made_of: Op | None) -> Op:
-    """``op``, noted as such a function; of those that it is made of, if one of them is."""
-    if not made_of or any(hasattr(each, MASKING) for each in made_of):
-        setattr(op, MASKING, True)
+    """``op``, noted as such a function if one of those is that it is made of."""
+    found = [getattr(each, MASKING) for each in made_of if hasattr(each, MASKING)]
+    if found:
+        setattr(op, MASKING, any(found))
     return op
 
 
