@@ -20,7 +20,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import SqrtBou
 from lrpx import rules
 from lrpx.engine import propagate
 from lrpx.engine._functions import RECIPROCAL
-from lrpx.errors import UnknownOperationError
+from lrpx.errors import MethodError, UnknownOperationError
 from lrpx.recipes import ATTNLRP, ATTNLRP_VIT, GIM, GRADIENT, LIBRAGRAD, LRP
 from lrpx.rules import Gamma
 from tests.reference.models import randomise
@@ -1172,6 +1172,111 @@ def test_two_attentions_that_are_put_together_by_their_normalisers() -> None:
         return a * (s[..., :2].softmax(-1) @ v[:, :2]) + b * (s[..., 2:].softmax(-1) @ v[:, 2:])
 
     agree(lambda x: merged(x @ UP @ x.mT / 3, x @ DOWN), by_softmax, replace(ATTNLRP, strict=False))
+
+
+WRITTEN_SIGMOIDS: dict[str, Function] = {
+    "over": lambda z: 1 / (1 + (-z).exp()),
+    "a reciprocal": lambda z: (1 + (-z).exp()).reciprocal(),
+    "a power": lambda z: (1 + (-z).exp()) ** -1,
+    "exp over": lambda z: z.exp() / (1 + z.exp()),
+    "tanh": lambda z: 0.5 * (1 + torch.tanh(z / 2)),
+    "stable": lambda z: (lambda e: torch.where(z >= 0, 1 / (1 + e), e / (1 + e)))((-z.abs()).exp()),
+    "bounded": lambda z: z.sigmoid().clamp(1e-3, 1 - 1e-3),
+    "another": lambda z: 0.5 * (1 + torch.erf(z)),
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LIBRAGRAD, GIM], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", WRITTEN_SIGMOIDS)
+def test_attentions_that_are_put_together_by_a_sigmoid_however_it_is_written_are_refused(
+    name: str, recipe: Recipe
+) -> None:
+    def blocks(x: Tensor) -> Tensor:
+        s, v = x @ UP @ x.mT / 3, x @ DOWN
+        one, other = (s[..., keys].softmax(-1) @ v[:, keys] for keys in (slice(2), slice(2, None)))
+        a, b = (s[..., keys].logsumexp(-1, keepdim=True) for keys in (slice(2), slice(2, None)))
+        return one - WRITTEN_SIGMOIDS[name](b - a) * (one - other)
+
+    with pytest.raises(UnknownOperationError, match=r"run attention at once|torch\.softmax"):
+        relevance(blocks, recipe)
+    relevance(blocks, LRP)
+
+
+LASER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "@": lambda p, v: p @ v.exp(),
+    "einsum": lambda p, v: torch.einsum("bij,bjd->bid", p, v.exp()),
+    "less the largest": lambda p, v: p @ (v - v.amax(1, keepdim=True)).exp(),
+    "fused": lambda p, v: F.scaled_dot_product_attention(p, p, v.exp()),
+}
+
+
+@pytest.mark.parametrize("recipe", [LRP, ATTNLRP, GIM, LIBRAGRAD], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", LASER)
+def test_attention_in_the_space_of_exponentials_is_refused(name: str, recipe: Recipe) -> None:
+    """LASER attention (Duvvuri and Dhillon 2024), whose logarithm was held constant, as a softmax's normaliser is."""
+    with pytest.raises(UnknownOperationError, match="log of"):
+        relevance(lambda x: x + LASER[name]((x @ UP @ x.mT / 3).softmax(-1), x @ DOWN).log(), recipe)
+
+
+WEIGHED: dict[str, Function] = {
+    "times": lambda s: (lambda e: e / e.sum(-1, keepdim=True))(s.exp() * BESIDE.exp()),
+    "over": lambda s: (lambda e: e / e.sum(-1, keepdim=True))(s.exp() / BESIDE.exp()),
+    "in place": lambda s: (lambda e: e / e.sum(-1, keepdim=True))(s.exp().mul_(BESIDE.exp())),
+    "a sink": lambda s: (lambda e: e / (e.sum(-1, keepdim=True) + BESIDE[0, 0].exp()))(s.exp()),
+    "a sink of one number": lambda s: (lambda e: e / (e.sum(-1, keepdim=True) + 2))(s.exp()),
+}
+BESIDE = noise(5, 5, seed=31)
+
+
+@pytest.mark.parametrize("name", WEIGHED)
+def test_exponentials_beside_other_constants_have_no_temperature(name: str) -> None:
+    spelled = attention(WEIGHED[name])
+    with pytest.raises(MethodError, match="add the logarithms of these to the scores"):
+        relevance(spelled, GIM)
+    relevance(spelled, LIBRAGRAD)
+    for masked in (
+        lambda s: (lambda e: e / e.sum(-1, keepdim=True))(s.exp() * (BESIDE > -1)),
+        lambda s: (lambda e: e / (e.sum(-1, keepdim=True) + 1e-9))(s.exp().masked_fill(BESIDE <= -1, 0.0)),
+    ):
+        agree(attention(masked), attention(lambda s: s.masked_fill(BESIDE <= -1, -math.inf).softmax(-1)), GIM)
+
+
+@pytest.mark.parametrize("recipe", [GIM, LIBRAGRAD], ids=lambda recipe: recipe.name)
+def test_a_logsumexp_of_logsumexps_is_refused_where_softmaxes_have_a_rule(recipe: Recipe) -> None:
+    def chain(x: Tensor) -> Tensor:
+        return torch.logaddexp(torch.logaddexp(x[:, 0], x[:, 1]), x[:, 2])
+
+    def again(x: Tensor) -> Tensor:
+        return torch.stack([x[:, :2].logsumexp(1), x[:, 2]]).logsumexp(0)
+
+    for function in (chain, again):
+        with pytest.raises(UnknownOperationError, match="that of all at once"):
+            relevance(lambda x, of=function: of(x @ UP)[:, None].expand(X.shape), recipe)
+        agree(
+            lambda x, of=function: of(x @ UP)[:, None].expand(X.shape),
+            lambda x: (x @ UP)[:, :3].logsumexp(1, keepdim=True).expand(X.shape),
+            ATTNLRP,
+        )
+
+
+SQUARES: dict[str, Function] = {
+    "einsum": lambda x: torch.einsum("btd,btd->btd", x, x),
+    "a sum": lambda x: torch.einsum("btd,btd->bt", x, x)[..., None].expand(x.shape),
+    "addcmul": lambda x: torch.addcmul(x, x, x) - x,
+    "to zeros": lambda x: torch.addcmul(torch.zeros_like(x), x, x),
+}
+
+
+@pytest.mark.parametrize(
+    "recipe", [GIM, replace(LRP, activation=rules.unmodified), ATTNLRP, LRP], ids="gim plain attnlrp lrp".split()
+)
+@pytest.mark.parametrize("name", SQUARES)
+def test_a_square_is_one_however_it_is_written(name: str, recipe: Recipe) -> None:
+    def square(x: Tensor) -> Tensor:
+        return x.square().sum(-1, keepdim=True).expand(x.shape) if name == "a sum" else x.square()
+
+    agree(inside(SQUARES[name]), inside(square), recipe)
+    agree(lambda x: SQUARES[name](x @ UP) * (x @ DOWN), lambda x: square(x @ UP) * (x @ DOWN), recipe)
 
 
 UNKNOWN: dict[str, Function] = {

@@ -448,3 +448,49 @@ def test_what_depends_on_the_input_is_not_written_out() -> None:
 
 def test_a_first_power_of_a_signal_is_no_gate() -> None:
     agree(lambda a, b: a**1 * b, lambda a, b: a * b, LRP)
+
+
+def pieces(a: Tensor, b: Tensor, *, where: Tensor) -> Tensor:
+    return torch.where(where, a, b)
+
+
+LEAKY = torch.tensor([0.1, 1.0], dtype=torch.float64)
+IN_PIECES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "the larger": (lambda x: torch.maximum(x, x.tanh()), lambda x: pieces(x, x.tanh(), where=x > x.tanh())),
+    "the smaller": (lambda x: torch.fmin(x.sigmoid(), x.exp()), lambda x: torch.fmin(x.exp(), x.sigmoid())),
+    "of a stack": (
+        lambda x: torch.stack([x, x.tanh()]).amax(0),
+        lambda x: pieces(x, x.tanh(), where=x > x.tanh()),
+    ),
+    "with the places": (
+        lambda x: torch.stack([x, x.tanh()], -1).max(-1).values,
+        lambda x: pieces(x, x.tanh(), where=x > x.tanh()),
+    ),
+    "of three": (
+        lambda x: torch.stack([x, 0.1 * x, -2 * x]).amin(0),
+        lambda x: torch.minimum(torch.minimum(x, 0.1 * x), -2 * x),
+    ),
+    "lerp": (lambda x: torch.lerp(x, x.tanh(), 0.3), lambda x: 0.7 * x + 0.3 * x.tanh()),
+    "lerp by a sigmoid": (lambda x: torch.lerp(torch.zeros_like(x), x, x.sigmoid()), F.silu),
+    "lerp of functions": (
+        lambda x: torch.lerp(x.tanh(), x, x.sigmoid()),
+        lambda x: x.tanh() + x.sigmoid() * (x - x.tanh()),
+    ),
+    "a hard shrinkage by a mask": (lambda x: x * (x.abs() > 0.5), F.hardshrink),
+    "a hard shrinkage by where": (lambda x: torch.where(x.abs() > 0.5, x, 0.0), F.hardshrink),
+    "a hard shrinkage by zeros": (lambda x: x.masked_fill(x.abs() <= 0.5, 0.0), F.hardshrink),
+    "slopes by signs": (lambda x: x * LEAKY[(x > 0).long()], lambda x: F.leaky_relu(x, 0.1)),
+    "gathered": (
+        lambda x: torch.stack([0.1 * x, x]).gather(0, (x > 0).long()[None])[0],
+        lambda x: F.leaky_relu(x, 0.1),
+    ),
+    "a sigmoid by expm1": (lambda x: 1 / (torch.expm1(-x) + 2), torch.sigmoid),
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP, LRP], ids=["attnlrp", "lrp"])
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_a_function_in_pieces_is_the_gate_that_it_is_as_a_whole(name: str, recipe: Recipe) -> None:
+    spelled, whole = IN_PIECES[name]
+    agree(lambda a, b: spelled(a) * b, lambda a, b: whole(a) * b, recipe)
+    agree(lambda a, b: spelled(a) @ THIRD + b, lambda a, b: whole(a) @ THIRD + b, recipe)

@@ -46,6 +46,7 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 LOST = "log of a softmax (log_softmax is the same)"
 PART = "log of a part of a softmax, or a sum (take log_softmax, that part of it, and logsumexp for a sum)"
+MIXED = "log of exponentials times weights (of which a rule that holds softmaxes constant would hand nothing on)"
 ODDS = "logit of a part of a softmax (take the scores, and logsumexp of the others from one)"
 UNITS = {"log": 1.0, "log2": 1 / log(2), "log10": 1 / log(10)}
 
@@ -63,6 +64,8 @@ def _logarithm(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return as_it_is(run, PART, func, args, kwargs)
         if kwargs or not _exponentials.is_sum(x):
             return activation(run, func, args, kwargs)
+        if run.recipe.softmax is rules.constant and _exponentials.is_weighed(x):
+            return as_it_is(run, MIXED, func, args, kwargs)
         _refuse_logarithm(run, func)
         whole = _exponentials.logarithm_of_sum(run, func, x)
         return activation(run, func, args, kwargs) if whole is None else whole
@@ -126,9 +129,18 @@ def _logsumexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(x: Tensor) -> Any:
         return func(x, *rest, **settings)
 
+    _refuse_again(run, x)
     out = run.apply("softmax", op, x)
     _exponentials.logarithm(run, out, x, op)
     return out
+
+
+def _refuse_again(run: Run, x: Tensor) -> None:
+    """Refuse the logarithm of a sum of exponentials of such logarithms, under a rule for softmax that would be met more
+    than once by what is one sum."""
+    softmax = run.recipe.softmax
+    if softmax not in _exponentials.PLAIN and run.has_logarithms and _exponentials.has_logarithm_of_sum(x):
+        run.refuse("logsumexp of a logsumexp (take that of all at once)")
 
 
 def _softplus(run: Run, value: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -153,6 +165,7 @@ def _logaddexp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     def op(both: Tensor) -> Any:
         return func(*both.unbind())
 
+    _refuse_again(run, both)
     out = run.apply("softmax", op, both)
     _exponentials.logarithm(run, out, both, op)
     return out
@@ -206,6 +219,8 @@ NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale"
 def _attention(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     args, kwargs = constants(args), constants(kwargs)
     out = _ruled(run, func, args, kwargs)
+    if run.has_scales and gate_strength(arguments(args, kwargs, *NAMES[:3])[2]) == EXPONENTIAL and carries(out):
+        _exponentials.mark_softmax(out)  # whose logarithm is none of a value
     return _roles.attend(run, out, *arguments(args, kwargs, *NAMES[:3])) if run.asks_for_places else out
 
 

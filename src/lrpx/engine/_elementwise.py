@@ -141,6 +141,8 @@ def _scaling(run: Run, func: Any, a: Any, b: Any, a_carries: bool, b_carries: bo
             _selections.kinked(run, out, root, x, constant)
             if takes_all(run.recipe):
                 return out
+        else:
+            _selections.stepped(run, out, op, x, constant)
     if not run.asks_for_gates or getattr(a, GATE, None) is getattr(b, GATE, None) is None:  # nearly always
         return out
     return keep_gate(run.recipe, out, a, b)
@@ -166,7 +168,8 @@ def _add_product(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x = run.added(given, func.__name__, a, b)
     scale = settings.get("value", 1)
     if carries(a) and carries(b) and func.__name__ == "addcmul":
-        apart = product(run, torch.mul, (a, b if b is not a else b.view_as(b)), {})
+        is_seen = a is b and not _functions.takes_squares(run)
+        apart = product(run, torch.mul, (a, b.view_as(b) if is_seen else b), {})
         apart = move_gate(_functions.linked(scale * apart, apart, (torch.mul, scale, True)), apart)
     elif carries(a) and carries(b):
         op = partial(func, torch.zeros_like(x), **settings)
@@ -261,14 +264,26 @@ def _lerp(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         if run.has_taps_on_constants:
             start, end = run.added(start, "lerp", end), run.added(end, "lerp", start)
         out = func(start, end, weight)
-        return put_gate(run.recipe, out, weakest_gate((start, end))) if run.asks_for_gates else out
+        if run.asks_for_gates:
+            put_gate(run.recipe, out, weakest_gate((start, end)))
+        if carries(start) and carries(end):
+            _functions.summed(run, out, start, end, lambda start, end: func(start, end, weight))
+        return out
     value = func(start.detach(), end.detach(), weight.detach())
-    way = run.added(end, "lerp", start) - run.added(start, "lerp", end)
+    if not (carries(start) or start.any()) and end.shape == value.shape:  # a product
+        made = product(run, torch.mul, (weight, end), {})
+        return move_gate(_functions.linked(rules.with_gradient_of(value, made), made, torch.clone), made)
+    ends = run.added(end, "lerp", start), run.added(start, "lerp", end)
+    way = _functions.plain_sum(run, torch.sub, ends, {})
     if run.asks_for_gates:
         put_gate(run.recipe, way, weakest_gate((start, end)))
     apart = product(run, torch.mul, (weight, way), {})
     out = rules.with_gradient_of(value, run.added(start, "lerp", weight) + apart)
-    return put_gate(run.recipe, out, weakest_gate((start, apart))) if run.asks_for_gates else out
+    if run.asks_for_gates:
+        put_gate(run.recipe, out, weakest_gate((start, apart)))
+    if carries(start):
+        _functions.summed(run, out, start, apart, torch.add)
+    return out
 
 
 def _glu(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
@@ -303,11 +318,11 @@ def activation(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     name = func.__name__
     if name in EXPONENTIALS:
         return _functions.exponential(run, op, x)
+    if name in OF_EXPONENTIALS:
+        return mark_gate(run.recipe, name, _functions.activation(run, op, x, _functions.EXPONENTIAL))
     if name == "sqrt" and run.has_scales and (root := _functions.of_exponential(run, op, x)) is not None:
         return root
     y = mark_gate(run.recipe, name, _functions.activation(run, op, x))
-    if run.has_logarithms and name in SIGMOIDS:
-        _exponentials.mark_merging(run, y, x, least=2)
     if name in LOGARITHMS:
         _exponentials.log_of(run, y, x, op)
     if name not in KEEPING:
@@ -514,8 +529,9 @@ def _power(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
 
 KEEPING = ("sqrt",)
 """Element-wise functions of a sure gate that are one."""
-SIGMOIDS = ("sigmoid", "special_expit")
 EXPONENTIALS = ("exp", "exp2", "special_exp2")
+OF_EXPONENTIALS = ("expm1", "special_expm1")
+"""Element-wise functions that are an exponential and a number: one over such and another number is a sigmoid."""
 LOGARITHMS = ("log", "log2", "log1p")
 
 ACTIVATIONS = """

@@ -68,15 +68,18 @@ class Made:
             these were multiplied with zeros.
         plain: the tensor remade, and for how many factors of the values.
         is_bent: whether a function that is no power is in it, as in ``tanh(exp(x))``.
+        is_weighed: whether constants are beside the exponentials that are none of 0 and 1: exponentials of what belongs
+            to the scores, which another temperature would change, too.
     """
 
-    __slots__ = ("call", "inputs", "is_bent", "number", "plain", "terms")
+    __slots__ = ("call", "inputs", "is_bent", "is_weighed", "number", "plain", "terms")
 
     def __init__(self, call: Op, *inputs: Made) -> None:
         self.call, self.inputs, self.number = call, inputs, next(_numbers)
         self.terms: frozenset[str] = frozenset().union(*(each.terms for each in inputs))
         self.plain: tuple[int, Any] | None = None
         self.is_bent: bool = any(each.is_bent for each in inputs)
+        self.is_weighed: bool = any(each.is_weighed for each in inputs)
 
 
 class Leaf(Made):
@@ -251,6 +254,8 @@ def keep_exponents(func: Any, out: Any, args: Any, kwargs: Any, least: int = PAR
         return func(*_filled(made_of, inputs), **{key: _filled(value, inputs) for key, value in named.items()})
 
     made, state = Made(again, *(each for each, _ in found)), max(least, *states)
+    if len(found) == 1 and name in ADDING:
+        made.is_weighed |= any(_is_weight(each) for each in args if noted(each) is None)
     if len(found) > 1 and name in ADDING:
         state = max(state, SUMMED)
     elif len(found) > 1 and "sub" in name and state != WEIGHTED:
@@ -279,6 +284,8 @@ def layered(run: Any, func: Any, out: Any, args: Any, kwargs: Any) -> None:
         return
     if run.recipe.linear is rules.unmodified:
         keep_exponents(func, out, args, kwargs, WEIGHTED)
+        if not adds_up and (made := noted(out)) is not None:
+            made[0].is_weighed = True
     elif adds_up:
         keep_exponents(func, out, args, kwargs, SUMMED)
 
@@ -374,6 +381,12 @@ def logarithm_of_sum(run: Any, op: Op, x: Any) -> Tensor | None:
     if out is not None:
         log_of(run, out, x, op)
     return out
+
+
+def is_weighed(x: Tensor) -> bool:
+    """Whether a tensor is made of exponentials times other constants, as attention to exponentials of values is."""
+    found = noted(x)
+    return found is not None and found[0].is_weighed
 
 
 def normalised(run: Any, out: Tensor, x: Tensor, op: Op) -> None:
@@ -475,6 +488,7 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
         if _is_nothing(constant):
             made.terms = frozenset()
         is_same = isinstance(constant, Tensor) and constant.numel() and bool((constant == constant.flatten()[0]).all())
+        made.is_weighed |= not (is_same or _adds_up(constant))
         if found[1] == PART and is_same:
             state = SUMMED
         elif run.recipe.linear is not rules.unmodified:
@@ -491,10 +505,21 @@ def multiplied(run: Any, op: Op, out: Any, a: Any, b: Any, again: Op | None = No
     return out
 
 
-def multiplied_by_constant(out: Tensor, constant: Any) -> None:
-    """``out`` is what was made of exponentials, times a constant: nothing, if that is zeros, as a state begins with."""
-    if (found := noted(out)) is not None and _is_nothing(constant):
+def multiplied_by_constant(run: Any, out: Tensor, constant: Any) -> None:
+    """``out`` is what was made of exponentials, times a constant or over it: nothing, if that is zeros, as a state
+    begins with."""
+    if (found := noted(out)) is None:
+        return
+    if _is_nothing(constant):
         found[0].terms = frozenset()
+    elif run.recipe.softmax not in PLAIN and isinstance(constant, Tensor) and constant.numel() > 1:
+        found[0].is_weighed |= not _adds_up(constant.to(out.dtype))
+
+
+def _is_weight(summand: Any) -> bool:
+    """Whether a constant that is added to a sum of exponentials is none of 0 and 1, nor a guard."""
+    summand = torch.as_tensor(summand)
+    return not bool(((summand.abs() <= LEAST) | (summand == 1)).all())
 
 
 def _is_nothing(constant: Any) -> bool:
@@ -708,6 +733,9 @@ def refused(run: Any, what: str, op: Op, *given: Tensor, under_constant: bool = 
     return out
 
 
+PLAIN = (rules.unmodified, rules.constant)
+"""Rules for softmax that take a function as it is, whatever of."""
+
 SCORES = "_lrpx_scores"
 """The attribute of a softmax: ``(version, what it is of, its version, the dimension)``; of one that was written out the
 version and None. The run keeps the newest of what a softmax is of, so that its logarithm does not hang on whether the
@@ -742,6 +770,11 @@ def asks_for_scores(recipe: Recipe) -> bool:
 def note_softmax(out: Tensor, note: Note) -> None:
     """Note on ``out`` that it is a softmax, and of what, and at its node of the graph."""
     setattr(out, SCORES, note)
+    mark_softmax(out)
+
+
+def mark_softmax(out: Tensor) -> None:
+    """Mark the node that made ``out`` as one of a softmax, or of what a softmax was multiplied with."""
     node: Any = out.grad_fn
     if node is not None:
         node.metadata[SOFTMAX] = True
@@ -802,6 +835,9 @@ def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     is_one = len(scores) == 1 or softmax is rules.unmodified
     if softmax is not rules.constant and not (is_one and _unchanged(leaves)):
         return None
+    if made.is_weighed and softmax not in PLAIN and not isinstance(softmax, rules.Scaled):
+        why = "of exponentials beside other constants, which belong to the scores"
+        raise run.refuse_rule("softmax", "exp", why, "add the logarithms of these to the scores, or ")
     if softmax in (rules.identity, rules.uniform_bias) and any(_has_taken_off(each.grad_fn) for each in scores):
         why = "of scores that something was taken off, which this rule would share by what is left of them"
         raise run.refuse_rule("softmax", "exp", why, "call torch.softmax on the scores as they are, or ")
@@ -933,18 +969,25 @@ def has_logarithm(x: Tensor) -> bool:
     )
 
 
-def mark_merging(run: Any, weights: Tensor, scores: Tensor, least: int = 1) -> None:
-    """Mark ``weights``, a softmax or a sigmoid of ``scores``, if there are such logarithms in these, ``least`` of them:
-    a sigmoid of one and a constant is attention with a sink."""
+def has_logarithm_of_sum(x: Tensor) -> bool:
+    """The same of the logarithm of a sum of exponentials."""
+    return _reaches(x.grad_fn, _is_logarithm)
+
+
+def mark_merging(run: Any, weights: Tensor, scores: Tensor, least: int = 1) -> bool:
+    """Mark ``weights``, a softmax or another function of ``scores``, if there are such logarithms in these, ``least``
+    of them, or such weights: a sigmoid of one and a constant is attention with a sink. Whether they are."""
     logarithms = set[Any]()
 
     def is_last(each: Any) -> bool:
         if _is_logarithm(each):
             logarithms.add(each)
-        return len(logarithms) == least
+        return len(logarithms) == least or _factors.MERGING in each.metadata
 
-    if run.has_logarithms and _factors.reaches(scores.grad_fn, is_last):
+    is_merging = run.has_logarithms and _factors.reaches(scores.grad_fn, is_last)
+    if is_merging:
         _factors.mark_merging(run, weights)
+    return bool(is_merging)
 
 
 def _reaches(node: Any, fits: Callable[[Any], bool]) -> bool:

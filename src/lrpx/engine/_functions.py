@@ -38,7 +38,7 @@ from lrpx.engine._nodes import SHAPES, SUMS
 from lrpx.engine._tensors import PLAIN, carries, constants, is_in_place, is_parameter, is_tensor, single, whole_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from lrpx.engine._moved import Noted
 
@@ -153,7 +153,7 @@ def scaled_by(run: Any, out: Tensor, x: Tensor, constant: Any, op: tuple[Op, Any
     if out is x or hasattr(x, EXPONENTS):
         if not is_normaliser(constant):
             scaled(out, x, op)
-            _exponentials.multiplied_by_constant(out, constant)
+            _exponentials.multiplied_by_constant(run, out, constant)
             return out
         _exponentials.keep(out, x, _moved.callable_of(op))
     elif not is_normaliser(constant):
@@ -242,6 +242,7 @@ def activation(run: Any, op: Op, x: Tensor, kind: int = CURVED) -> Tensor:
         if fits(value, found.root):
             return as_whole(run, found.root, value, _then(found.op, op), max(kind, found.kind))
     y = curved(run, run.apply("activation", op, x), x, op, kind)
+    _exponentials.mark_merging(run, y, x, least=2)
     is_shift = found is not None and not found.exact  # 1 + exp(x), a function of which is no exponential
     if getattr(x, EXPONENTS, None) is not None and not is_shift and not _exponentials.is_sum(x):
         _exponentials.keep_function(y, x, op)
@@ -348,7 +349,7 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
         return None
     elif (both := _moved_of_one(run, a, b)) is not None:
         f, g = both
-        if run.has_scales and (_pools(a, f, g) or _pools(b, g, f)):
+        if (run.has_scales and (_pools(a, f, g) or _pools(b, g, f))) or _is_seen_square(run, f, g):
             return None
         if run.recipe.activation is rules.unmodified:
             return _of_parts(run, op, a, b, f, g) if _has_rules(run) else None
@@ -362,8 +363,8 @@ def of_one(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
         return None
     if not _is_one(f.root, g.root) or not _has_rules(run):
         return None
-    if f.op is g.op is None and run.recipe.product not in (rules.uniform, rules.signal_take_all):
-        return None  # a square, if no rule for products wants to see it
+    if _is_seen_square(run, f, g):
+        return None
     value = op(a.detach(), b.detach())
     if not fits(value, f.root):
         return None
@@ -378,6 +379,16 @@ def _of_parts(run: Any, op: Op, a: Tensor, b: Tensor, f: Function, g: Function) 
     else:  # of what both were moved from, which only the graph knows
         _moved.note(out, f.root, CURVED, True, _same)
     return mark_gate(run.recipe, "product", out)
+
+
+def _is_seen_square(run: Any, f: Function, g: Function) -> bool:
+    """Whether a product is a square that a rule for products wants to see."""
+    return f.op is g.op is None and not takes_squares(run)
+
+
+def takes_squares(run: Any) -> bool:
+    """Whether no rule for products wants to see a square that is written as one."""
+    return run.recipe.product in (rules.uniform, rules.signal_take_all)
 
 
 def _are_of_one(a: Tensor, b: Tensor) -> bool:
@@ -430,12 +441,16 @@ def _after(before: Op | None, op: Op | None) -> Op | None:
 
 
 def _both(op: Op, f: Function, g: Function) -> Op:
-    of_f, of_g = f.op, g.op
+    return _all(op, (f, g))
 
-    def both(root: Any) -> Any:
-        return op(root if of_f is None else of_f(root), root if of_g is None else of_g(root))
 
-    return _moved.masking(both, of_f, of_g)
+def _all(op: Op, functions: Sequence[Function]) -> Op:
+    ops = [f.op for f in functions]
+
+    def whole(root: Any) -> Any:
+        return op(*(root if each is None else each(root) for each in ops))
+
+    return _moved.masking(whole, *ops)
 
 
 def _has_rules(run: Any) -> bool:
@@ -465,6 +480,7 @@ def as_whole(run: Any, root: Tensor, value: Tensor, again: Op, kind: int) -> Ten
     if rule is rules.identity and hasattr(again, _moved.MASKING):
         rule = partial(_where_it_counts, again)
     y = run.apply("activation", op, root, rule=rule)
+    _exponentials.mark_merging(run, y, root, least=2)
     run.keep_root(root)
     write_note(y, Function(root, kind, op=again))
     return mark_written(run.recipe, y, root, again)
@@ -592,7 +608,7 @@ def summed(run: Any, out: Tensor, a: Tensor, b: Tensor, op: Op) -> None:
             f, g = both
             write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
     else:
-        merged(out, a, b, op)
+        merged(out, op, a, b)
     mark_function(run, out, function_of(out))
     if hasattr(a, EXPONENTS) or hasattr(b, EXPONENTS):
         _exponentials.summed(out, a, b, op)
@@ -602,6 +618,20 @@ def mark_function(run: Any, out: Tensor, f: Function | None) -> None:
     """Mark ``out``, which was put together of functions of one tensor, as the gate that it is."""
     if f is not None and f.kind != LINEAR and f.op is not None and takes_all(run.recipe):
         mark_written(run.recipe, out, f.root, f.op)
+
+
+def mark_chosen(run: Any, out: Tensor, parts: Sequence[Tensor], choose: Op) -> bool:
+    """Mark ``out``, chosen among ``parts`` that were stacked, as the gate that it is, if these are functions of one
+    tensor; whether they are."""
+    if not parts or not all(map(carries, parts)):
+        return False
+    known = [function_of(each) or Function(each) for each in parts]
+    if any(f.root is not known[0].root for f in known) or all(f.op is None for f in known):
+        return False
+    mark_function(
+        run, out, Function(known[0].root, CURVED, op=_all(lambda *given: choose(torch.stack(given), 0), known))
+    )
+    return True
 
 
 GUARD = 1e-5
@@ -659,14 +689,28 @@ def _swapped(func: Any) -> Op:
     return lambda x, number: func(number, x)
 
 
-def merged(out: Tensor, a: Tensor, b: Tensor, op: Op) -> Tensor:
-    """``out = op(a, b)``, a sum of two or a selection among them: a function of what both are functions of."""
-    f, g = function_of(a), function_of(b)
-    if (f is None and g is None) or is_parameter(a) or is_parameter(b):
+def merged(out: Tensor, op: Op, *parts: Tensor) -> Tensor:
+    """``out = op(*parts)``, a sum or a selection among them: a function of what all are functions of."""
+    functions = [function_of(each) for each in parts]
+    if not any(functions) or any(map(is_parameter, parts)):
         return out
-    f, g = f or Function(a), g or Function(b)
-    if f.root is g.root:
-        write_note(out, Function(f.root, max(f.kind, g.kind), f.exact and g.exact, _both(op, f, g)))
+    known = [f or Function(x) for f, x in zip(functions, parts, strict=True)]
+    if all(f.root is known[0].root for f in known):
+        kind, is_exact = max(f.kind for f in known), all(f.exact for f in known)
+        write_note(out, Function(known[0].root, kind, is_exact, _all(op, known)))
+    return out
+
+
+def in_pieces(run: Any, out: Tensor, op: Op, *parts: Tensor, least: int = LINEAR) -> Tensor:
+    """``out = op(*parts)``, chosen among them element by element: of functions of one tensor, a function of it in
+    pieces, under the rule for activations if numbers were added in one. ``least``: the kind of function that it is."""
+    found = function_of(merged(out, op, *parts))
+    rule = run.recipe.activation
+    if found is not None and rule not in PARTWISE and not (found.exact and rule is rules.identity):
+        root, kind, _, again = found
+        if again is not None and fits(out, root):
+            return as_whole(run, root, out, again, max(CURVED, kind))
+    mark_function(run, out, None if found is None else found._replace(kind=max(least, found.kind)))
     return out
 
 
@@ -728,7 +772,9 @@ def exponential(run: Any, op: Op, x: Tensor) -> Tensor:
     """``exp x``, or to another base; of a log-softmax, with the rule for softmax."""
     softmax = _exponentials.exponential_of_normalised(run, op, x)
     if softmax is not None:  # or what is refused, unless it is a sigmoid's
-        return softmax if _exponentials.is_normalised(x) else curved(run, softmax, x, op, EXPONENTIAL)
+        is_odds = _exponentials.mark_merging(run, softmax, x, least=2)
+        is_one = _exponentials.is_normalised(x) and not is_odds
+        return softmax if is_one else curved(run, softmax, x, op, EXPONENTIAL)
     is_own = run.recipe.activation not in PARTWISE
     if is_own and _weighs_scores(run, x.grad_fn):  # weights, and no scale, which would hand nothing on
         run.refuse(

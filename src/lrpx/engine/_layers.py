@@ -407,6 +407,14 @@ def _einsum(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
         return keep_gate(run.recipe, out, *operands) if run.asks_for_gates else out
     if len(operands) > 1 and _sums_nothing(equation):
         return _element_wise(run, func, equation, operands)
+    is_of_itself = len(operands) == 2 and operands[0] is operands[1] and carries(operands[0])
+    if is_of_itself and _functions.takes_squares(run) and run.recipe.matmul is rules.uniform:
+        labels, arrow, result = equation.partition("->")
+        of_one, of_other = labels.replace(" ", "").split(",")
+        if of_one == of_other and arrow:  # a sum of squares
+            squares = product(run, torch.mul, operands, {})
+            made = _einsum(run, func, (f"{of_one}->{result}", squares), {})
+            return move_gate(rules.with_gradient_of(func(equation, *detached(*operands)), made), made)
     has_gate = takes_all(run.recipe) and any(map(gate_strength, operands))
     if has_gate and (vectors := _without_diagonals(run, equation, operands)) is not None:
         return rules.with_gradient_of(func(equation, *detached(*operands)), _element_wise(run, func, *vectors))
@@ -540,8 +548,10 @@ def _element_wise(run: Run, func: Any, equation: str, operands: Sequence[Tensor]
             + "".join(letter for letter in dict.fromkeys(label + of_factor) if letter != ".")
         )
         step = f"{label},{of_factor}->{kept}"
-        factor = factor.view_as(factor) if factor is made and carries(made) else factor
-        if label == of_factor == kept and made.ndim == factor.ndim:
+        is_by_element = label == of_factor == kept and made.ndim == factor.ndim
+        is_square = is_by_element and _functions.takes_squares(run)
+        factor = factor.view_as(factor) if factor is made and carries(made) and not is_square else factor
+        if is_by_element:
             op = torch.mul  # of whatever shape: a function that it belongs to is computed again before a move
         else:
             op = partial(func, step)

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lrpx import rules
 from lrpx.engine import _exponentials, _functions, _inverses, _selections, _steps
-from lrpx.engine._gates import EXPONENTS, gate_strength, keep_gate, move_gate, put_gate
+from lrpx.engine._gates import EXPONENTS, gate_strength, keep_gate, move_gate, put_gate, takes_all
 from lrpx.engine._operation import Operation, as_it_is, changes_in_place, write
 from lrpx.engine._tensors import CONSTANT, TRANSPOSES, any_carries, arguments, carries, constants, is_in_place
 from lrpx.errors import UnknownOperationError
@@ -48,7 +48,9 @@ def stack(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(out):
         parts, dim = arguments(args, kwargs, "tensors", "dim")
         parts = [x.detach() if hasattr(x, CONSTANT) or isinstance(x, Parameter) else x for x in parts]
-        if run.asks_for_gates or not all(map(carries, parts)):
+        # which share with each other as a function does not
+        has_plain_functions = run.recipe.activation is rules.unmodified and run.recipe.product is rules.uniform
+        if run.asks_for_gates or has_plain_functions or not all(map(carries, parts)):
             _functions.stacked(out, parts, dim or 0)
     return out
 
@@ -236,6 +238,8 @@ def index(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
             return run.source(x, at, func(x, at), "one_hot")
         if (place := _lookup(at, run.is_given)) is not None:
             return _looked_up(run, x, func(x, at), *place)
+        if x.ndim == 1 and hasattr(at, _steps.STEP):  # which of several constants, by the signs of something
+            return _steps.keep(lambda at: x[at.long()], func(x, at), at)
     return _functions.plain_of_exponentials(run, func, args, kwargs)
 
 
@@ -277,6 +281,8 @@ def gather(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     x, dim, ids = arguments(args, kwargs, "input", "dim", "index" if func.__name__ == "gather" else "indices")
     if isinstance(ids, int):  # take_along_dim has the indices before the dimension
         dim, ids = ids, dim
+    if takes_all(run.recipe) and carries(out):
+        _functions.mark_chosen(run, out, _functions.parts_of(x, dim), lambda parts, _: parts)
     if not carries(out) and _is_table(run, x, ids):
         while ids.ndim > 1 and (ids.stride(-1) == 0 or ids.shape[-1] == 1):
             ids = ids.select(-1, 0)

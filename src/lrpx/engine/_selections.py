@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from lrpx import rules
 from lrpx.engine import _exponentials, _factors, _functions, _steps
 from lrpx.engine._functions import CURVED, LINEAR, PARTWISE, Function, function_of
-from lrpx.engine._gates import mark_relu, put_gate, takes_all, weakest_gate
+from lrpx.engine._gates import gate_strength, mark_relu, put_gate, takes_all, told, weakest_gate
 from lrpx.engine._nodes import kind
 from lrpx.engine._operation import write
 from lrpx.engine._tensors import CONSTANT, arguments, carries, is_in_place
@@ -41,16 +41,11 @@ def plain_where(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if root is not None:
         return kinked(run, out, root, mask=args[0] if args[0].dtype is torch.bool else args[1])
     if len(args) == 3 and carries(out) and _fills(out, *args):
+        _step_or_zero(run, out, *args)
         return out
     if len(args) == 3 and carries(args[1]) and carries(args[2]):
         where = args[0]
-        found = function_of(_functions.merged(out, args[1], args[2], lambda a, b: func(where, a, b)))
-        rule = run.recipe.activation
-        if found is not None and rule not in PARTWISE and not (found.exact and rule is rules.identity):
-            root, kind, _, again = found
-            if again is not None and _functions.fits(out, root):
-                return _functions.as_whole(run, root, out, again, max(CURVED, kind))
-        _functions.mark_function(run, out, found)
+        return _functions.in_pieces(run, out, lambda a, b: func(where, a, b), args[1], args[2])
     return out
 
 
@@ -85,8 +80,11 @@ def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
 
 
 def _finds_relus(run: Any) -> bool:
-    """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root."""
-    return takes_all(run.recipe) or run.recipe.activation is rules.identity
+    """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root, or a
+    product of it and its root is one, which another rule would share."""
+    recipe = run.recipe
+    has_plain_functions = recipe.activation is rules.unmodified and recipe.product is rules.uniform
+    return takes_all(recipe) or recipe.activation is rules.identity or has_plain_functions
 
 
 def _tells_signs(mask: Any, x: Tensor) -> bool:
@@ -123,7 +121,7 @@ def kinked(run: Any, out: Tensor, root: Tensor, x: Tensor | None = None, mask: T
     are."""
     if mask is None or _tells_signs(mask, root) or _has_both_signs(root.detach()):
         _factors.made_of(run, out, 1)
-    if run.recipe.activation is rules.identity and carries(out) and _functions.fits(out, root):
+    if run.recipe.activation in (rules.identity, rules.unmodified) and carries(out) and _functions.fits(out, root):
         numbers, made = root.detach(), out.detach()
         signs = numbers > 0, numbers < 0
         slopes = [made[sign][:1] / numbers[sign][:1] for sign in signs]
@@ -153,25 +151,43 @@ def masked_by_sign(run: Any, x: Any, mask: Any) -> Tensor | None:
     return root if _tells_signs(mask, root) else None
 
 
+def _of_step(x: Tensor, mask: Any, op: Callable[..., Any]) -> Function | None:
+    """``op(x, mask)`` as a function of what ``x`` is a function of, if the mask is a step of that, or of another
+    function of it."""
+    f, (of, again) = function_of(x) or Function(x), _steps.step_of(mask)
+    if of is None or again is None:
+        return None
+    asked = None if of is f.root else function_of(of)
+    if of is not f.root and (asked is None or asked.op is None or asked.root is not f.root):
+        return None
+    before, at = f.op, None if asked is None else asked.op
+
+    def whole(root: Tensor) -> Any:
+        return op(root if before is None else before(root), again(root if at is None else at(root)))
+
+    return Function(f.root, max(CURVED, f.kind), f.exact, whole)
+
+
 def piece(run: Any, op: Callable[..., Any], x: Any, mask: Any) -> Tensor | None:
     """``op(x, mask)``, what a number was added to after a function of a tensor, masked by a step of that tensor, or of
     another function of it: one piece of a function of it, ``(exp(a) - 1) * (a <= 0)``, to which the number belongs."""
     if not hasattr(mask, _steps.STEP) or run.recipe.activation in PARTWISE or not _functions.is_shifted(x):
         return None
-    f, (of, again) = function_of(x), _steps.step_of(mask)
-    if f is None or f.op is None or of is None or again is None:
+    f, value = _of_step(x, mask, op) if function_of(x) is not None else None, op(x.detach(), mask)
+    if f is None or f.op is None or not _functions.fits(value, f.root):
         return None
-    asked = None if of is f.root else function_of(of)
-    if of is not f.root and (asked is None or asked.op is None or asked.root is not f.root):
-        return None
-    before, at, value = f.op, None if asked is None else asked.op, op(x.detach(), mask)
-    if not _functions.fits(value, f.root):
-        return None
+    return _functions.as_whole(run, f.root, value, f.op, f.kind)
 
-    def whole(root: Tensor) -> Any:
-        return op(before(root), again(root if at is None else at(root)))
 
-    return _functions.as_whole(run, f.root, value, whole, max(CURVED, f.kind))
+def stepped(run: Any, out: Tensor, op: Callable[..., Any], x: Any, mask: Any) -> None:
+    """``out = op(x, mask)``, masked by a step of what ``x`` is a function of, as a hard shrinkage is: noted as a
+    function of that, which hands all on."""
+    if not (hasattr(mask, _steps.STEP) and _finds_relus(run) and type(x) is Tensor and carries(out) and out is not x):
+        return
+    f = _of_step(x, mask, op)
+    if f is not None and _functions.fits(out, f.root):
+        _functions.write_note(out, f)
+        _functions.mark_function(run, out, f)
 
 
 def zeroed(run: Any, x: Any, mask: Any) -> Tensor | None:
@@ -187,6 +203,17 @@ def _piece_or_zero(run: Any, where: Any, a: Any, b: Any) -> Tensor | None:
     if _is_zero(b):
         return piece(run, lambda x, mask: torch.where(mask, x, 0.0), a, where)
     return piece(run, lambda x, mask: torch.where(mask, 0.0, x), b, where) if _is_zero(a) else None
+
+
+def _step_or_zero(run: Any, out: Tensor, where: Any, a: Any, b: Any) -> None:
+    """Note what is chosen by a step of it, or 0, as a function of one tensor."""
+    where, a = _condition_first(where, a)
+    if not hasattr(where, _steps.STEP):  # nearly always
+        return
+    if _is_zero(b):
+        stepped(run, out, lambda x, mask: torch.where(mask, x, 0.0), a, where)
+    elif _is_zero(a):
+        stepped(run, out, lambda x, mask: torch.where(mask, 0.0, x), b, where)
 
 
 def _is_zero(value: Any) -> bool:
@@ -214,14 +241,19 @@ def filled(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     if not in_place:
         _steps.keep(func, out, *args, **kwargs)
     _functions.filled(out, before, value, lambda x, value: torch.where(mask, value, x))
-    return out if root is None else kinked(run, out, root, x, mask)
+    if root is not None:
+        return kinked(run, out, root, x, mask)
+    if is_zero and not in_place:
+        stepped(run, out, lambda x, mask: x.masked_fill(mask, 0.0), x, mask)
+        return told(run.recipe, out) if gate_strength(out) else out
+    return out
 
 
 def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The larger, or the smaller, of two; of a tensor and zeros, or of two scalings of one, a (leaky) ReLU."""
     out = _functions.called(func, args, kwargs)
     if isinstance(out, tuple):  # with the places
-        largest_of_all(run, out[0], *arguments(args, kwargs, "input", "dim")[:2])
+        largest_of_all(run, _extreme_of(func), out[0], *arguments(args, kwargs, "input", "dim")[:2])
         return out
     given = arguments(args, kwargs, "input", "other")
     if not all(isinstance(each, Tensor) for each in given):
@@ -233,24 +265,34 @@ def larger(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
         is_of_one = all(f.root is scalings[0].root and f.kind == LINEAR and f.exact for f in scalings)
         is_one = is_of_one and len(scalings) == 2 and torch.equal(*given)
         if is_of_one and not is_one and not any(bool(each.any()) for each in given if not carries(each)):
-            kinked(run, out, scalings[0].root)
+            return kinked(run, out, scalings[0].root)
+        if not is_one and all(map(carries, given)):
+            made = _functions.in_pieces(run, out, func, *given, least=CURVED)
+            return told(run.recipe, made) if gate_strength(made) else made  # and no weaker than one of them
     return out
+
+
+def _extreme_of(func: Any) -> Callable[..., Any]:
+    return torch.amin if "min" in func.__name__ else torch.amax
 
 
 def extreme(run: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The largest, or the smallest, along a dimension; of two, of which one is 0, a ReLU."""
     out = _functions.called(func, args, kwargs)
-    largest_of_all(run, out, *arguments(args, kwargs, "input", "dim")[:2])
+    largest_of_all(run, _extreme_of(func), out, *arguments(args, kwargs, "input", "dim")[:2])
     return out
 
 
-def largest_of_all(run: Any, out: Tensor, x: Tensor, dim: Any) -> None:
-    """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU."""
+def largest_of_all(run: Any, choose: Callable[..., Any], out: Tensor, x: Tensor, dim: Any) -> None:
+    """``out`` is the largest, or the smallest, of ``x`` along a dimension: mark it, if it is a ReLU, or one of several
+    functions of one tensor that were stacked."""
     if not (_finds_relus(run) and type(out) is Tensor and out.requires_grad and isinstance(dim, int)):
         return
     if (place := zero_beside(x, dim)) is not None:
         part = x.select(dim, place)
         kinked(run, out, part if out.shape == part.shape else part.unsqueeze(dim), out)
+    elif takes_all(run.recipe) and _functions.mark_chosen(run, out, _functions.parts_of(x, dim), choose):
+        told(run.recipe, out)
 
 
 def zero_beside(x: Tensor, dim: int) -> int | None:
