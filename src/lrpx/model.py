@@ -783,9 +783,8 @@ class BoundModel(Named):
             third, every = some
             tried.is_seen = self._tells_apart(*third, SAME)
             with suppress(RuntimeError, ValueError, IndexError, NonFiniteError):  # with next to nothing left
-                tried.is_seen = tried.is_seen or self._tells_apart(
-                    *every, 4 * SAME
-                )  # which is small beside what is lost
+                # which is small beside what is lost
+                tried.is_seen = tried.is_seen or self._tells_apart(*every, 4 * SAME)
         return bool(tried.is_seen)
 
     def _tells_apart(self, pair: Questions, masks: Sequence[Tensor], places: Sequence[int], same: int) -> bool:
