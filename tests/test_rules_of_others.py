@@ -125,6 +125,16 @@ def test_a_softmax_that_is_written_out_is_masked_after_its_exponential(recipe):
 def test_a_softmax_whose_largest_score_was_taken_off_has_no_rule_that_sees_the_scores(recipe, taken):
     with pytest.raises(MethodError, match=r"'exp', of scores that something was taken off.*torch\.softmax"):
         of_attention(lambda s: (e := taken(s).exp()) / e.sum(-1, keepdim=True), recipe)
+    with pytest.raises(MethodError, match=r"'softmax', of scores that something was taken off.*torch\.softmax"):
+        of_attention(lambda s: taken(s).softmax(-1), recipe)
+
+
+@pytest.mark.parametrize("recipe", OF_SCORES, ids=lambda recipe: recipe.name)
+def test_a_number_of_each_score_that_is_taken_off_belongs_to_it(recipe):
+    bias = torch.arange(16.0, dtype=torch.float64).view(4, 4) / 8
+    assert_allclose(
+        *(of_attention(f, recipe) for f in (lambda s: (s - bias).softmax(-1), lambda s: (s + -bias).softmax(-1)))
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

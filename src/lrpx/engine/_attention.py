@@ -33,10 +33,11 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if not carries(x):
         return func(x, *rest, **settings)
     _refuse_block(run, func)
+    dim = rest[0] if rest else settings.get("dim")
+    _exponentials.refuse_scores(run, func.__name__, x, dim)
     out = run.apply("softmax", lambda x: func(x, *rest, **settings), x)
     if run.has_logarithms:
         _exponentials.mark_merging(run, out, x)
-    dim = rest[0] if rest else settings.get("dim")
     if func.__name__ != "_softmax" and _exponentials.asks_for_scores(run.recipe):
         run.scores = x
         _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)))

@@ -26,6 +26,7 @@ from lrpx.engine._tensors import LIKE_ANOTHER, carries, detached, is_parameter, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from lrpx.errors import MethodError
     from lrpx.recipes import Recipe
 
     Op = Callable[..., Any]
@@ -838,9 +839,8 @@ def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     if made.is_weighed and softmax not in PLAIN and not isinstance(softmax, rules.Scaled):
         why = "of exponentials beside other constants, which belong to the scores"
         raise run.refuse_rule("softmax", "exp", why, "add the logarithms of these to the scores, or ")
-    if softmax in (rules.identity, rules.uniform_bias) and any(_has_taken_off(each.grad_fn) for each in scores):
-        why = "of scores that something was taken off, which this rule would share by what is left of them"
-        raise run.refuse_rule("softmax", "exp", why, "call torch.softmax on the scores as they are, or ")
+    if softmax in OF_SCORES and any(_has_taken_off(each.grad_fn) for each in scores):
+        raise _refuse_taken_off(run, "exp")
 
     def again(*given: Tensor) -> Any:
         if softmax is rules.constant:
@@ -852,14 +852,36 @@ def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     return y if softmax is rules.constant else rules.with_gradient_of(value, y)
 
 
-def _has_taken_off(node: Any) -> bool:
+OF_SCORES = (rules.identity, rules.uniform_bias)
+"""Rules for softmax that share by how large the scores are."""
+
+
+def refuse_scores(run: Any, name: str, x: Tensor, dim: Any) -> None:
+    """Refuse, under a rule that sees the scores, a softmax of scores that their largest was taken off, as gpt-oss has
+    it: what is added or taken off else belongs to the scores."""
+    if run.recipe.softmax not in OF_SCORES or not _has_taken_off(x.grad_fn):
+        return
+    if _has_taken_off(x.grad_fn, none_but_largest=True) or bool((x.detach().amax(dim) == 0).all()):
+        raise _refuse_taken_off(run, name)
+
+
+def _refuse_taken_off(run: Any, name: str) -> MethodError:
+    why = "of scores that something was taken off, which this rule would share by what is left of them"
+    error: MethodError = run.refuse_rule("softmax", name, why, "call torch.softmax on the scores as they are, or ")
+    return error
+
+
+def _has_taken_off(node: Any, *, none_but_largest: bool = False) -> bool:
     """Whether scores are a difference, as those are that their largest was taken off; scaled, masked or moved since."""
     for _ in range(_factors.DEEPEST):
-        if node is None or kind(node) in ("Sub", "Rsub"):
-            return node is not None
-        if kind(node) == "Add":  # of a mask, or of less their largest
+        if node is None:
+            return False
+        name = kind(node)
+        if name in ("Sub", "Rsub") and not none_but_largest:
+            return True
+        if name in ("Add", "Sub", "Rsub"):  # of a mask, or of their largest
             return any(child is not None and _is_largest(child) for child, _ in node.next_functions)
-        if kind(node) not in LINEAR | SCALES:
+        if name not in LINEAR | SCALES:
             return False
         node = next((of for of, _ in node.next_functions if of is not None), None)
     return False
