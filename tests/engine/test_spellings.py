@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import lrpx
 from lrpx.errors import UnknownOperationError
-from lrpx.recipes import GIM
+from lrpx.recipes import GIM, LRP_CHEFER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -1774,3 +1774,29 @@ SHIFTED: dict[str, tuple[Of, Of]] = {
 @pytest.mark.parametrize("name", SHIFTED)
 def test_a_learned_number_is_a_number_on_either_side(name: str, recipe: str, ledger: bool) -> None:
     agree(*SHIFTED[name], recipe, ledger=ledger)
+
+
+def decays(a: Tensor) -> Tensor:
+    return F.logsigmoid(a).cumsum(1).exp()
+
+
+RATIOS: dict[str, Of] = {
+    "of one decay": lambda a, b, _: ((f := decays(a))[:, :, None] / f[:, None]).sum(2) * b,
+    "to the end": lambda a, b, _: (f := decays(a))[:, -1:] / f * b,
+    "to the end, as a product": lambda a, b, _: b * ((f := decays(a))[:, -1:] / f),
+    "of a value": lambda a, b, _: (b * (f := decays(a))[:, -1:]) / f,
+}
+
+
+@pytest.mark.parametrize("recipe", [lrpx.ATTNLRP, GIM, LRP_CHEFER], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("name", RATIOS)
+def test_a_decay_over_an_earlier_one_is_no_softmax(name: str, recipe: lrpx.Recipe) -> None:
+    with pytest.raises(UnknownOperationError, match="division of one exponential by another, for exp of the differ"):
+        relevance(RATIOS[name], recipe)
+
+
+def test_the_first_token_has_all_of_its_own_softmax() -> None:
+    def alone(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        return (b * (e := a.exp())) / e
+
+    agree(alone, lambda a, b, _: b * torch.softmax(a[..., None], -1)[..., 0], "attnlrp")

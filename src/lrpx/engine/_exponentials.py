@@ -580,6 +580,8 @@ def quotient(run: Any, op: Op, a: Tensor, b: Tensor) -> Tensor | None:
     elif above is not None and above[1] <= WEIGHTED:
         assert below is not None
         made = Made(op, above[0], below[0])
+        if not is_divisor and run.recipe.softmax is not rules.constant and not _is_ones(_without_values(made)):
+            return refused(run, RATIO, op, a, b)
         if above[1] < WEIGHTED:
             value = op(a.detach(), b.detach())
             if run.recipe.softmax is not rules.constant and not _is_share(value, made):
@@ -607,6 +609,21 @@ def _is_sum_of_one(above: tuple[Made, int] | None, below: tuple[Made, int] | Non
         return False
     one, other = ({id(leaf.tensor) for leaf in _leaves(made) if not leaf.is_value} for made in (above[0], below[0]))
     return one == other
+
+
+def _without_values(made: Made) -> Tensor:
+    """What was made of exponentials, if each value that they were multiplied with were 1."""
+    leaves = {leaf: leaf.tensor.detach() for leaf in _leaves(made)}
+    out: Tensor = _remade(made, {leaf: torch.ones_like(x) if leaf.is_value else x for leaf, x in leaves.items()})
+    return out
+
+
+def _is_ones(value: Tensor) -> bool:
+    """Whether a quotient of exponentials is 1 wherever it is not masked: by themselves, and not by other places."""
+    if type(value) is not Tensor:
+        return True
+    bound = max(LEAST, 8 * torch.finfo(value.dtype).eps)
+    return bool((((value - 1).abs() <= bound) | (value == 0)).all())
 
 
 def _is_share(value: Tensor, made: Made) -> bool:
@@ -681,6 +698,7 @@ def hides_division(run: Any, op: Op, given: Sequence[Tensor]) -> Tensor | None:
 
 
 UNKNOWN = "division, of what exponentials are in, by a sum of exponentials"
+RATIO = "division of one exponential by another, for exp of the difference"
 
 
 def times_inverse(run: Any, op: Op, a: Any, b: Any) -> Tensor | None:
