@@ -839,18 +839,18 @@ class BoundModel(Named):
         segments = (first if row.arguments else first.only(some), *others)
         read = len(segments[-1]) - 1 if self.task.reads == "position" else None
         asked = Questions((replace(row, segments=segments),), (Question(0, read, questions.asked[0].target),))
-        hidden = wide // 2, 0, wide * 3 // 4
+        hidden = wide // 2, 0, wide * 3 // 16, wide * 3 // 4  # so that no place but the first has as many before it
         mask, other = torch.ones(2, wide, dtype=torch.int64)
         mask[hidden[0]], other[[*hidden[1:]]] = 0, 0
         batch = self.batch(asked, exactly=True)
         one, another = (batch.changed(self.module, "attention_mask", [each]).inputs for each in (mask, other))
         given = one["attention_mask"], another["attention_mask"]
         counting = tasks.Counting(tasks.first_weight(self.module), *given, hidden)
-        try:
-            with torch.no_grad(), as_it_was(self.module), unpacked(self.module), self._places_held(batch), counting:
-                self.module(**one)
-        except (RuntimeError, ValueError, IndexError):  # it reads where a certain token is, or takes fewer
-            return False
+        with (
+            suppress(RuntimeError, ValueError, IndexError),  # it reads where a certain token is, or takes fewer
+            torch.no_grad(), as_it_was(self.module), unpacked(self.module), self._places_held(batch), counting,
+        ):  # fmt: skip
+            self.module(**one)
         return counting.counts
 
     def _places_held(self, batch: Batch) -> AbstractContextManager[None]:

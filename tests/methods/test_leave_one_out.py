@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from torch.nn.functional import pad
 
 from lrpx import Contrast, Explainer, LogProb, Span, Task
 from lrpx.coverage._classes import choose, every_class
@@ -446,6 +447,9 @@ COUNTED = {
     "from the first": lambda mask, at: at - mask.argmax(-1, keepdim=True),
     "in Python": lambda mask, at: at + mask.shape[-1] - torch.from_numpy(mask.sum(-1, keepdim=True).numpy()),
     "from the mask": lambda mask, at: mask.cumsum(-1) - 1,
+    "up to the fourth": lambda mask, at: (mask.cumsum(-1) > 4).long(),
+    "up to the eighth": lambda mask, at: (mask.cumsum(-1) > 8).long(),
+    "put in": lambda mask, at: torch.zeros_like(mask).index_put((mask == 1,), torch.arange(int(mask.sum()))),
 }
 
 
@@ -492,7 +496,19 @@ POOLED = {
     "counted": lambda x, mask: x[torch.arange(len(x)), mask.sum(1) - 1],
     "gathered": lambda x, mask: x.gather(1, (mask.sum(1) - 1)[:, None, None].expand(-1, -1, x.shape[-1]))[:, 0],
     "cut": lambda x, mask: torch.stack([each[n - 1] for each, n in zip(x, mask.sum(1).tolist(), strict=True)]),
+    "without the first": lambda x, mask: shares(mask[:, 1:], x[:, 1:]),
+    "beside others": lambda x, mask: shares(pad(mask, (4, 0), value=1), pad(x, (0, 0, 4, 0), value=1)),
+    "fading behind the first": lambda x, mask: shares(fading(mask[:, 1:]), x[:, 1:]),
+    "fading behind others": lambda x, mask: shares(fading(pad(mask, (20, 0), value=1)), pad(x, (0, 0, 20, 0), value=1)),
 }
+
+
+def fading(mask):
+    return mask * 2 ** mask.cumsum(1)
+
+
+def shares(weights, x):
+    return ((weights / weights.sum(1, keepdim=True))[:, None].to(x.dtype) @ x)[:, 0]
 
 
 @pytest.mark.parametrize("pool", POOLED)
@@ -508,7 +524,7 @@ def test_a_classifier_that_looks_both_ways_and_reads_by_its_mask(pool):
 
     model, ids = Pools().double().eval(), [3, 7, 1, 9, 5]
     explain = Explainer(model, task=Task.CLASSIFICATION)
-    if pool in ("counted", "gathered", "cut"):
+    if pool in ("counted", "gathered", "cut", "fading behind the first", "fading behind others"):
         with pytest.raises(ModelError, match="by its attention_mask, or which one it reads"):
             explain(ids, 1, method="leave-one-out")
         return

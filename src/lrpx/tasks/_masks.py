@@ -14,8 +14,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-BESIDE: Final = 8
-"""So many places a model may put before or behind those of a text, as soft prompts."""
+BESIDE: Final = 32
+"""So many places a model may put before or behind those of a text, as soft prompts;"""
+ENDS: Final = 2
+"""and so many it may leave out, as the class token and the end."""
 _aten = torch.ops.aten
 NEW: Final = frozenset(
     getattr(_aten, f"{kind}") for kind in ("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
@@ -23,7 +25,7 @@ NEW: Final = frozenset(
 """What makes a tensor of another's shape, without its numbers."""
 READING: Final = frozenset(getattr(_aten, kind) for kind in ("index", "gather", "index_select", "take", "embedding"))
 """What is told by a number which tokens it reads."""
-TO_PYTHON: Final = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__})
+TO_PYTHON: Final = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 """What takes numbers out of torch unseen."""
 
 
@@ -58,7 +60,10 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if masks and not meets:
             if func._schema.is_mutable and _memory(given[0]) not in self.others:
                 self.others[_memory(given[0])] = _copied(given[0])
-            otherwise = func(*tree_map(self.other, args), **tree_map(self.other, kwargs))
+            try:
+                otherwise = func(*tree_map(self.other, args), **tree_map(self.other, kwargs))
+            except (RuntimeError, ValueError, IndexError):  # what fits the one does not fit the other
+                self.counts, otherwise = True, ()
         elif meets and func.overloadpacket not in (_aten.div, _aten.div_):  # by which a mean, or one so far, divides
             self.counts = self.counts or any(self._moves(each, func.overloadpacket in READING) for each in masks)
         found = func(*args, **kwargs)
@@ -69,7 +74,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for each in made:
                 self.others.pop(_memory(each), None)
         elif masks and made:
-            self._keep(made, [each for each in tree_leaves(otherwise) if isinstance(each, Tensor)])
+            self._keep(made, [each for each in tree_leaves(otherwise) if isinstance(each, Tensor)] or made)
         elif masks:  # a number that Python is told
             self.counts = self.counts or found != otherwise
         return found
@@ -105,26 +110,38 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         differs = (one != other) & ~((one != one) & (other != other))
         if not bool(differs.any()):
             return False
-        dims = [i for i, size in enumerate(one.shape) if self.wide <= size <= self.wide + BESIDE]
+        dims = self._dims(one)
         if not dims:  # nothing of each token: how many there are
             return reads
-        for before in range(BESIDE + 1):
+        for before in range(-ENDS, BESIDE + 1):
+            hidden, seen = zip(*(self._places(one.shape[i], before) for i in dims), strict=True)
             left = differs.clone()
-            for i in dims:
-                places = [each + before for each in self.hidden if each + before < one.shape[i]]
+            for i, places in zip(dims, hidden, strict=True):
                 left.index_fill_(i, torch.tensor(places, device=left.device), False)
-            if not bool(left.any()):
-                return False
-        return not all(self._is_same_everywhere(each, dims) for each in (one, other))
-
-    def _is_same_everywhere(self, values: Tensor, dims: Sequence[int]) -> bool:
-        """Whether it is the same at all tokens that are seen, as in a mean over them."""
-        for i in dims:
-            seen = [place for place in range(self.wide) if place not in self.hidden]
-            values = values.index_select(i, torch.tensor(seen, device=values.device))
-            if not torch.equal(values, values.narrow(i, 0, 1).expand_as(values)):
+            if not bool(left.any()) or all(_is_same_everywhere(each, dims, seen) for each in (one, other)):
                 return False
         return True
+
+    def _dims(self, mask: Tensor) -> list[int]:
+        """Which dimensions are of tokens."""
+        return [i for i, size in enumerate(mask.shape) if -ENDS <= size - self.wide <= BESIDE]
+
+    def _places(self, size: int, before: int) -> tuple[list[int], list[int]]:
+        """Where the tokens are that are hidden, and those that are seen, among so many places, ``before`` of others
+        before the first, no more than there are; below 0, so many of its own left out."""
+        before = max(min(before, max(size - self.wide, 0)), min(size - self.wide, 0))
+        places = {place: place + before for place in range(self.wide) if 0 <= place + before < size}
+        hidden = [at for place, at in places.items() if place in self.hidden]
+        return hidden, [at for place, at in places.items() if place not in self.hidden]
+
+
+def _is_same_everywhere(values: Tensor, dims: Sequence[int], seen: Sequence[Sequence[int]]) -> bool:
+    """Whether it is the same at all tokens that are seen, as in a mean over them."""
+    for i, places in zip(dims, seen, strict=True):
+        values = values.index_select(i, torch.tensor(places, device=values.device))
+        if not torch.equal(values, values.narrow(i, 0, 1).expand_as(values)):
+            return False
+    return True
 
 
 class _Leaving(TorchFunctionMode):
