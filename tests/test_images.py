@@ -480,6 +480,7 @@ MIXES = {  # of weights [B, H, Q, K] and a matrix
     "linear": lambda p, mix: torch.nn.functional.linear(p.movedim(1, -1), mix).movedim(-1, 1),
     "einsum": lambda p, mix: torch.einsum("bhij,gh->bgij", p, mix),
     "convolution": lambda p, mix: torch.nn.functional.conv2d(p, mix[..., None, None]),
+    "normalised": lambda p, mix: torch.nn.functional.layer_norm(p.movedim(1, -1) @ mix, (2,)).movedim(-1, 1),
 }
 
 
@@ -496,6 +497,31 @@ def test_heads_whose_weights_are_mixed_are_attention(spelled, recipe):
         def forward(self, x):
             q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
             return self.o((MIXES[spelled]((q @ k.mT).softmax(-1), self.mix) @ v).transpose(1, 2).flatten(2))
+
+    near(*found_by_name(Attention(), recipe, "qkvo"))
+
+
+GIVEN = {  # of what attention gives, [B, T, d]
+    "LayerNorm": lambda y: torch.nn.functional.layer_norm(y, (4,)),
+    "RMSNorm": lambda y: torch.nn.functional.rms_norm(y, (4,)),
+    "GroupNorm": lambda y: torch.nn.functional.group_norm(y.mT, 2).mT,
+    "written out": lambda y: (y - y.mean(-1, keepdim=True)) / y.std(-1, keepdim=True),
+    "pooled": lambda y: y.mean(1, keepdim=True),
+    "summed": lambda y: y.sum(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("change", GIVEN)
+def test_what_attention_gives_is_that_normalised_and_pooled_too(change, recipe):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
+
+        def forward(self, x):
+            return self.o(GIVEN[change]((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x)))
 
     near(*found_by_name(Attention(), recipe, "qkvo"))
 

@@ -1,8 +1,8 @@
 """What a layer is to the model: the first, which sees the pixels, or a projection into attention or out of it.
 
 Nobody's names say so, but the graph does. A layer is the first where its input is the model's own, reshaped at most. It
-is an output projection where its input is what attention has given, reshaped at most. That a layer is an input
-projection is known only later, when its output has become queries, keys or values; so under a recipe with a rule of its
+is an output projection where its input is what attention has given, reshaped, normalised or pooled at most. That a
+layer is an input projection is known only later, when its output has become queries, keys or values; so under a recipe with a rule of its
 own for these, a linear layer has both gradients, and attention, when it is met, says which (:func:`_kernels.either`).
 """
 
@@ -77,6 +77,10 @@ CHOICES = frozenset(
     Cat Stack ScatterAdd IndexAdd Col2Im PixelShuffle PixelUnshuffle Complex Real ViewAsReal ViewAsComplex""".split()
 )
 """Nodes whose result is numbers of what they are made of, with constants beside them or put together."""
+NORMS = frozenset((NORM, "_LayerNormConstantStd"))
+"""Those of a norm in one function: what was attention's, or its weights, is that still."""
+TOTALS = frozenset(("Sum", "Mean"))
+"""Those that pool: of what attention gives, over queries or heads, or in a norm that is written out, that still."""
 LAYERS = frozenset(
     """Convolution ConvolutionOverrideable MkldnnConvolution Addmm Mm Bmm Baddbmm Addmv Mv Linear Dot Addbmm
     ScaledDotProductFlashAttentionForCpu ScaledDotProductEfficientAttention ScaledDotProductFlashAttention
@@ -291,15 +295,15 @@ def any_weights(values: Any) -> bool:
 
 
 def _reaches(x: Tensor, mark: str) -> bool:
-    """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, shifted
-    by a constant, or written into in part; or a sum of such tensors alone, as of differential attention."""
+    """Whether a tensor is what a marked node has made, in another shape or another precision, scaled, normalised,
+    shifted by a constant, or written into in part; or a sum of such tensors alone, as of differential attention."""
     return _leads(x.grad_fn, mark, [MOST_SUMS])
 
 
 def _leads(node: Any, mark: str, sums: list[int]) -> bool:
     """The same of what a node has made; ``sums`` are still looked at."""
     waiting: list[Any] = [node]
-    allowed = MOVES | SCALES | WRITES | CHOICES | {OWN, NORM}
+    allowed = MOVES | SCALES | WRITES | CHOICES | NORMS | {OWN} | (TOTALS if mark == ATTENDED else frozenset())
     for _ in range(FARTHEST):
         if not waiting:
             return False
