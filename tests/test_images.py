@@ -546,6 +546,8 @@ SCORED = {  # of rows [B, T, d] and a vector, which weighs them
     "einsum": lambda h, w: torch.einsum("btd,d->bt", h, w)[:, None],
     "tensordot": lambda h, w: torch.tensordot(h, w, 1)[:, None],
     "inner": lambda h, w: torch.inner(h, w)[:, None],
+    "as many as places": lambda h, w: (h @ (w[:, None] + torch.arange(6))).mT,
+    "of a layer": lambda h, w: torch.nn.functional.linear(h, w + torch.arange(6)[:, None]).permute(0, 2, 1),
 }
 
 

@@ -475,6 +475,11 @@ ROUTERS = {
         ((of := torch.nn.functional.logsigmoid(s)) - of.logsumexp(-1, keepdim=True)).exp(), every(s)
     ),
     "written out": lambda s: ((e := torch.exp(s)) / e.sum(-1, keepdim=True), every(s)),
+    "moved": lambda s: (s.mT.softmax(0).mT, every(s)),
+    "another dimension": lambda s: (s[:, :, None].softmax(1)[..., 0], every(s)),
+    "in other rows": lambda s: (s.view(1, 2, 2, 3, 1).softmax(3).view_as(s), every(s)),
+    "topk, moved": lambda s: ((some := s.T.topk(2, 0))[0].softmax(0).T, some[1].T),
+    "written out, moved": lambda s: ((e := torch.exp(s.mT)).div(e.sum(0)).mT, every(s)),
     "largest taken off": lambda s: (
         (e := torch.exp(s - s.amax(-1, keepdim=True))) / e.sum(-1, keepdim=True), every(s)
     ),

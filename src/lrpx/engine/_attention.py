@@ -41,8 +41,8 @@ def _softmax(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if func.__name__ != "_softmax" and _exponentials.asks_for_scores(run.recipe):
         run.scores = x
         _exponentials.note_softmax(out, Note((out._version, ref(x), x._version, dim)))
-    along_last = dim in (-1, x.ndim - 1)
-    return mark_gate(run.recipe, "softmax", _roles.mark_weights(run, out, x if along_last else None))
+    weights = _roles.mark_weights(run, out, x, dim) if isinstance(dim, int) else _roles.mark_weights(run, out)
+    return mark_gate(run.recipe, "softmax", weights)
 
 
 LOST = "log of a softmax (log_softmax is the same)"

@@ -767,8 +767,7 @@ def _softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:
     y = _under_softmax(run, value, made)
     if y is None:
         return None
-    scores = next(iter(_leaves(made))).tensor if run.asks_for_places and _roles.sums_to_one(value, -1) else None
-    out = mark_gate(run.recipe, "softmax", _roles.mark_weights(run, y, scores))
+    out = mark_gate(run.recipe, "softmax", _weights(run, y, next(iter(_leaves(made))).tensor))
     for scores in {id(each.tensor): each.tensor for each in _leaves(made)}.values():
         mark_merging(run, out, scores)
     if asks_for_scores(run.recipe):
@@ -844,6 +843,15 @@ def keep_softmax(run: Any, out: Tensor, *made_of: Any) -> Tensor:
             if is_softmax and is_guarded(out, each):
                 setattr(out, SCORES, Note((out._version, None)))
     return out
+
+
+def _weights(run: Any, y: Tensor, scores: Tensor) -> Any:
+    """``y``, marked as attention weights, if it is none of a router's scores."""
+    if not run.asks_for_places:
+        return y
+    dims = range(-1, -y.ndim - 1, -1) if scores.shape == y.shape else (-1,)
+    dim = next((each for each in dims if y.ndim and _roles.sums_to_one(y, each)), None)
+    return _roles.mark_weights(run, y) if dim is None else _roles.mark_weights(run, y, scores, dim)
 
 
 def _under_softmax(run: Any, value: Tensor, made: Made) -> Tensor | None:

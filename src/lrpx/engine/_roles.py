@@ -2,13 +2,15 @@
 
 Nobody's names say so, but the graph does. A layer is the first where its input is the model's own, reshaped at most. It
 is an output projection where its input is what attention has given, reshaped, normalised or pooled at most. That a
-layer is an input projection is known only later, when its output has become queries, keys or values; so under a recipe with a rule of its
-own for these, a linear layer has both gradients, and attention, when it is met, says which (:func:`_kernels.either`).
+layer is an input projection is known only later, when its output has become queries, keys or values; so under a recipe
+with a rule of its own for these, a linear layer has both gradients, and attention, when it is met, says which
+(:func:`_kernels.either`).
 """
 
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -202,10 +204,10 @@ def attended(out: Tensor, scores: Sequence[Tensor], values: Sequence[Tensor]) ->
     cast("Any", out.grad_fn).metadata[ATTENDED] = True
 
 
-def mark_weights(run: Any, out: Any, scores: Any = None) -> Any:
-    """``out``, the result of a softmax: attention weights, but where it is of all that a linear layer gave
-    (``scores``), or of the largest of it, along its outputs, as a router's among experts is."""
-    if not run.asks_for_places or (scores is not None and is_of_outputs(scores)):
+def mark_weights(run: Any, out: Any, scores: Any = None, dim: int = -1) -> Any:
+    """``out``, the result of a softmax along ``dim``: attention weights, but where it is of all that a linear layer
+    gave (``scores``), or of the largest of it, along its outputs, as a router's among experts is."""
+    if not run.asks_for_places or (scores is not None and is_of_outputs(scores, dim)):
         return out
     if getattr(out, "grad_fn", None) is not None:
         out.grad_fn.metadata[WEIGHTS] = True
@@ -254,29 +256,57 @@ def along_no_outputs(out: Tensor) -> None:
         node.metadata.pop(WIDTH, None)
 
 
-def is_of_outputs(scores: Tensor) -> bool:
-    """Whether the last dimension of a tensor has all outputs of the linear layer that gave it, or some that were chosen
-    of them, in another shape or precision, or an element-wise function of these: scaled, shifted, masked."""
+def is_of_outputs(scores: Tensor, dim: int = -1) -> bool:
+    """Whether a dimension of a tensor has all outputs of the linear layer that gave it, or some that were chosen of
+    them, wherever they were moved, in another shape or precision, or an element-wise function of these: scaled,
+    shifted, masked."""
     node, at = cast("Any", scores.grad_fn), 0
-    width = scores.shape[-1] if scores.ndim else 0
+    if not scores.ndim:
+        return False
+    dim %= scores.ndim
+    width = scores.shape[dim]
     while node is not None and WIDTH not in node.metadata:
         child, place = next((edge for edge in node.next_functions if edge[0] is not None), (None, 0))
         if child is None or kind(child) == LEAF:
             return False
-        (before, after), name = (_shape(child, place), _shape(node, at)), kind(node)
-        if not before or not after:
+        before, after = _shape(child, place), _shape(node, at)
+        found = _before(node, before, after, dim) if before and after else None
+        if found is None:
             return False
-        if name in CHOOSES_ALONG:
-            width = before[-1] if node._saved_dim in (len(after) - 1, 2**64 - 1) else width
-        elif name == "Index":
-            chosen = node._saved_indices
-            width = before[-1] if len(chosen) == len(before) and chosen[-1] is not None else width
-        elif name not in VIEWS and (name in LAYERS or before != after):
-            return False
-        if before[-1] != width:
+        dim, is_chosen = found
+        width = before[dim] if is_chosen else width
+        if before[dim] != width:
             return False
         node, at = child, place
-    return node is not None and bool(node.metadata[WIDTH] == width)
+    return node is not None and dim == len(_shape(node, at)) - 1 and bool(node.metadata[WIDTH] == width)
+
+
+def _before(node: Any, before: tuple[int, ...], after: tuple[int, ...], dim: int) -> tuple[int, bool] | None:
+    """Which dimension of what a node of the graph is made of became one of what it gives, and whether some of it was
+    chosen; None where that is not known."""
+    name, last = kind(node), len(before) - 1
+    if name == "Permute":
+        return _dimension(node._saved_dims[dim], len(before)), False
+    if name == "Transpose":
+        one, other = (_dimension(each, len(before)) for each in (node._saved_dim0, node._saved_dim1))
+        return {one: other, other: one}.get(dim, dim), False
+    if name == "T":
+        return last - dim, False
+    if name in CHOOSES_ALONG:
+        return dim, _dimension(node._saved_dim, len(after)) == dim
+    if name == "Index":
+        chosen = node._saved_indices
+        return (last, len(chosen) == len(before) and chosen[-1] is not None) if dim == len(after) - 1 else None
+    if name in VIEWS:  # the numbers come in the same order
+        behind = prod(after[dim + 1 :])
+        same = (i for i in range(last + 1) if (before[i], prod(before[i + 1 :])) == (after[dim], behind))
+        return next(((i, False) for i in same), None)
+    return None if name in LAYERS or before != after else (dim, False)
+
+
+def _dimension(dim: int, dims: int) -> int:
+    """One that a node has saved, as an index from the first; torch gives a negative one without its sign."""
+    return (dim - (1 << 64) if dim >= 1 << 63 else dim) % dims
 
 
 def _shape(node: Any, at: int) -> tuple[int, ...]:
