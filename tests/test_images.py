@@ -501,6 +501,62 @@ def test_heads_whose_weights_are_mixed_are_attention(spelled, recipe):
     near(*found_by_name(Attention(), recipe, "qkvo"))
 
 
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_queries_and_keys_whose_scores_a_convolution_mixes(kernel):
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
+            self.mix = torch.nn.Conv2d(2, 2, kernel, padding="same", dtype=torch.float64)
+
+        def forward(self, x):
+            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            return self.o((self.mix(q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    near(*found_by_name(Attention(), ATTNLRP_VIT, "qkvo"))
+
+
+STREAMS = {  # of what attention, and two other layers, have given, and a stream of the model's input
+    "of attention": lambda x, given, made, more: given + made,
+    "with the input": lambda x, given, made, more: x + given + made,
+    "normalised": lambda x, given, made, more: torch.nn.functional.layer_norm(x + given, (4,)) + made,
+    "of two": lambda x, given, made, more: x + made + more,
+    "of all": lambda x, given, made, more: x + more + given + made,
+}
+
+
+@pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("summed", STREAMS)
+def test_a_stream_that_is_pooled_by_scores_is_no_layers(summed, recipe):
+    class Pooled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(2)
+            self.q, self.k, self.v, self.o, self.up, self.down, self.more, self.after = (
+                torch.nn.Linear(4, 4, dtype=torch.float64) for _ in range(8)
+            )
+            self.score = torch.nn.Linear(4, 1, dtype=torch.float64)
+
+        def forward(self, x):
+            given = self.o((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x))
+            h = STREAMS[summed](x, given, self.down(torch.relu(self.up(given))), self.more(torch.tanh(x)))
+            return self.after((self.score(h).softmax(1) * h).sum(1, keepdim=True))
+
+    by_name = replace(recipe, linear=Epsilon(), input_projection=None, output_projection=None)
+    for path in ("up", "down", "more"):
+        by_name = by_name.at(path, linear=recipe.linear)
+    x = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def relevance(recipe):
+        model = Pooled()
+        with lrpx.propagate(model, recipe) as trace:
+            trace.explain(model(x).sum())
+        return trace.relevance("x")
+
+    near(relevance(recipe), relevance(by_name))
+
+
 GIVEN = {  # of what attention gives, [B, T, d]
     "LayerNorm": lambda y: torch.nn.functional.layer_norm(y, (4,)),
     "RMSNorm": lambda y: torch.nn.functional.rms_norm(y, (4,)),

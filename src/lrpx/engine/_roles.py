@@ -48,6 +48,8 @@ MADE = "lrpx made"
 RENAMED = "lrpx renamed"
 """What holds, at the node of a linear layer, a call that says in the report that it is an input projection."""
 
+OTHER = "other"
+"""What stands for what a convolution or attention has given, among layers."""
 SCORES, SUMMED = "scores", "summands of scores"
 """What is met between a softmax and the products of queries and keys."""
 PRODUCTS = frozenset("Mm Bmm Baddbmm Addmm Addbmm".split())
@@ -403,7 +405,7 @@ def _without_padding(op: Callable[..., Any], x: Tensor, leaf: Tensor) -> Callabl
 
 def _tell(node: Any, of: str = "") -> None:
     for each in _layers_behind(node, [FARTHEST], of):
-        if LINEAR in each.metadata:
+        if each is OTHER or LINEAR in each.metadata:
             continue
         if MADE in each.metadata:
             each.metadata[MADE]()
@@ -415,19 +417,22 @@ def _tell(node: Any, of: str = "") -> None:
 def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     """The layers that a tensor is a projection by. A sum of what several layers gave is none of theirs: it is the
     residual stream; but a rotation is a sum of what one layer gave, and scores less their logsumexp of the same two.
-    Behind a convolution of all channels there are none, for it is what projects; one of each channel by itself, as
-    behind a layer that gives queries, pools what that layer gave. Of a sum of weights alone, all that made them do.
+    Behind a convolution of all channels, or what attention gives, there are none, for it is what projects
+    (:data:`OTHER`); one of each channel by itself, as behind a layer that gives queries, pools what that layer gave. Of
+    a sum of weights alone, all that made them do.
 
-    A layer that makes scores (``of``) by itself is one, and what made its input, a key of a learned query, is another.
-    Scores may be a sum, of those of contents and of places; what a layer gives to it, as of queries and a
-    table of places, is neither query nor key."""
+    A layer that makes scores (``of``) by itself, or mixes them, is one, and what made its input, a key of a learned
+    query, is another. Scores may be a sum, of those of contents and of places; what a layer gives to it, as of queries
+    and a table of places, is neither query nor key."""
     left[0] -= 1
-    if node is None or left[0] < 0 or ATTENDED in node.metadata or GATES in node.metadata:
+    if node is None or left[0] < 0 or GATES in node.metadata:
         return set()
+    if ATTENDED in node.metadata:
+        return {OTHER}
     if node.metadata.get(WEIGHTS) == MIXED:  # a layer has, those of heads
         return set().union(*(_layers_behind(child, left, SCORES) for child, _ in node.next_functions))
-    if MIXED in node.metadata:
-        return set()
+    if MIXED in node.metadata:  # of scores it is as a layer is
+        return {OTHER}.union(*(_layers_behind(child, left) for child, _ in node.next_functions if of == SCORES))
     name = kind(node)
     if name == "_Either" or LINEAR in node.metadata:
         if of == SCORES:  # a learned query makes them of its keys, which a layer may have made
@@ -445,5 +450,5 @@ def _layers_behind(node: Any, left: list[int], of: str = "") -> set[Any]:
     together = set().union(*found)
     is_sum = of != SUMMED and name in SUMS and any(each not in (set(), together) for each in found)
     if is_sum and not (of == "" and _leads(node, WEIGHTS, [MOST_SUMS])):
-        return set().union(*(_layers_behind(child, left, SUMMED) for child in children)) if of else set()
+        return set().union(*(_layers_behind(child, left, SUMMED) for child in children)) if of else {OTHER}
     return together
