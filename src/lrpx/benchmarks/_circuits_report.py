@@ -13,6 +13,7 @@ from lrpx.benchmarks._report import figure
 from lrpx.benchmarks._summary import described, select
 from lrpx.errors import InputError
 from lrpx.metrics import Metric
+from lrpx.metrics._perturbation import is_more
 from lrpx.metrics._statistics import RESAMPLES
 
 if TYPE_CHECKING:
@@ -34,14 +35,15 @@ def recovery(circuits: ArrayLike, full: ArrayLike, empty: ArrayLike) -> NDArray[
         empty: ``[N]``, without any edge.
 
     Raises:
-        InputError: the whole model and no edge have the same mean value, so that there is nothing to divide by.
+        InputError: the whole model and no edge have the same mean value, but for rounding, so that there is nothing to
+            divide by.
 
     >>> recovery([[1.0, 2.0]], [3.0], [1.0]).tolist()
     [0.0, 0.5]
     """
     least = float(np.mean(np.asarray(empty, dtype=np.float64)))
     between = float(np.mean(np.asarray(full, dtype=np.float64))) - least
-    if between == 0:
+    if not is_more(abs(between), least):
         raise InputError("the clean and the corrupt prompts have the same mean value, so nothing can be recovered")
     found: NDArray[np.float64] = (np.asarray(circuits, dtype=np.float64).mean(0) - least) / between
     return found
@@ -117,7 +119,8 @@ def summarised(store: Store) -> Report:
 
 def _cell(metric: Metric, circuits: Any, full: Any, empty: Any, draws: Any) -> str:
     value = metric(recovery(circuits, full, empty))
-    there = [each for each in draws if full[each].mean() != empty[each].mean()]
+    means = ((each, full[each].mean(), empty[each].mean()) for each in draws)
+    there = [each for each, whole, least in means if is_more(abs(whole - least), least)]
     found = [metric(recovery(circuits[each], full[each], empty[each])) for each in there]
     low, high = np.quantile(found, (0.025, 0.975))
     return f"{figure(value)} [{figure(float(low))}, {figure(float(high))}]"

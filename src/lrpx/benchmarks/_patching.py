@@ -16,9 +16,10 @@ import pyarrow as pa
 from lrpx.benchmarks._contract import Case, register
 from lrpx.benchmarks._pairs import Pairs, PairSample, steps_of
 from lrpx.benchmarks._pairs_report import terminal, write
-from lrpx.benchmarks._patching_report import summarised
+from lrpx.benchmarks._patching_report import summarised, varies
 from lrpx.errors import InputError, MissingExtraError
 from lrpx.metrics import Metric
+from lrpx.metrics._perturbation import is_more
 from lrpx.patching import BY_POSITION, KINDS, attributed, exact, parts_of
 from lrpx.tasks import Task
 
@@ -134,8 +135,8 @@ class Patching(Pairs):
             for name, found in scores.items():
                 mine = found[kind].double().cpu().numpy()[at]
                 row[f"score/{kind}/{name}"] = mine.tolist()
-                varies = min(np.ptp(mine), np.ptp(true)) > 0  # else it has no correlation
-                row |= {f"{each.name}/{kind}/{name}": each(mine, true) if varies else None for each in metrics}
+                known = is_more(np.ptp(true), max(map(abs, values))) and varies(mine)  # else it has no correlation
+                row |= {f"{each.name}/{kind}/{name}": each(mine, true) if known else None for each in metrics}
         return row
 
     def _chosen(self, model: BoundModel, kind: str, sample: PairSample) -> list[tuple[int, int]]:

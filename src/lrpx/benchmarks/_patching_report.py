@@ -10,9 +10,12 @@ from lrpx._views.picture import one_line
 from lrpx.benchmarks._pairs_report import Grid, Report, cell, drawn
 from lrpx.benchmarks._report import figure
 from lrpx.benchmarks._summary import described, select
+from lrpx.metrics._perturbation import NOTHING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from lrpx.metrics import Metric
     from lrpx.runs import Store
@@ -75,5 +78,10 @@ def _grid(rows: Any, metric: Metric, kinds: Sequence[str], methods: Sequence[str
     return Grid(metric.name, kinds, table, note)
 
 
-def _pearson(scores: Any, truth: Any) -> str:
-    return "none" if min(np.ptp(scores), np.ptp(truth)) == 0 else figure(float(np.corrcoef(scores, truth)[0, 1]))
+def varies(values: NDArray[np.float64]) -> bool:
+    """Whether numbers differ by more than rounding; else they order nothing, and correlate with nothing."""
+    return bool(np.ptp(values) > NOTHING * np.abs(values).max())
+
+
+def _pearson(scores: NDArray[np.float64], truth: NDArray[np.float64]) -> str:
+    return "none" if not (varies(scores) and varies(truth)) else figure(float(np.corrcoef(scores, truth)[0, 1]))

@@ -291,7 +291,7 @@ def ranks(values: Numbers) -> Numbers:
     return found
 
 
-def _is_more(difference: float, value: float) -> bool:
+def is_more(difference: float, value: float) -> bool:
     """Whether values like this one differ by more than rounding (:data:`NOTHING`)."""
     return difference > NOTHING * max(1.0, abs(value))
 
@@ -299,7 +299,7 @@ def _is_more(difference: float, value: float) -> bool:
 def _lost(given: Given, values: Numbers) -> Numbers:
     """``f(x) − f(x without i)``; zeros where these differ by no more than rounding (:data:`NOTHING`)."""
     lost: Numbers = given.full - values
-    return lost if _is_more(float(np.ptp(lost)), given.full) else np.zeros_like(lost)
+    return lost if is_more(float(np.ptp(lost)), given.full) else np.zeros_like(lost)
 
 
 _ITSELF: Final = ("leave-one-out",)
@@ -548,7 +548,7 @@ def _falling(points: Numbers) -> Numbers:
     """``(v − v_last) / |v_first − v_last|`` in [0, 1], never rising; 1 where the ends are equal but for rounding
     (:data:`NOTHING`): nothing is lost."""
     size = abs(float(points[0] - points[-1]))
-    is_curve = _is_more(size, float(points[0]))
+    is_curve = is_more(size, float(points[0]))
     scaled = np.clip((points - points[-1]) / size, 0.0, 1.0) if is_curve else np.ones_like(points)
     return np.minimum.accumulate(scaled)
 
