@@ -1215,6 +1215,23 @@ def test_an_image_is_no_mask_that_comes_first():
     assert found.explained.value == pytest.approx(model(image()[None])[0, 1].item(), abs=1e-12)
 
 
+class Placed(Shown):
+    def forward(self, x, /):
+        return super().forward(None, x)
+
+
+class PlacedAnyhow(Shown):
+    def forward(self, *given):
+        return super().forward(None, *given)
+
+
+@pytest.mark.parametrize("kind", [Placed, PlacedAnyhow])
+def test_an_image_without_a_name_is_refused(kind):
+    """It was passed by a name that the model does not take."""
+    with pytest.raises(ModelError, match=r"given by its place alone, .* name the image .* pixel_values"):
+        Explainer(kind().double().eval(), task=Task.IMAGE_CLASSIFICATION)(image(), 1)
+
+
 def test_images_that_see_each_other_run_one_by_one():
     explain = Explainer(Centred().double().eval(), task=Task.IMAGE_CLASSIFICATION)
     images = [image(seed) for seed in range(3)]

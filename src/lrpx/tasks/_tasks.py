@@ -363,7 +363,7 @@ def signal_argument(model: Module, task: Task) -> str:
     of a module of one's own, or the only one that it cannot do without.
 
     Raises:
-        ModelError: nobody can tell which it is: the first may be a mask.
+        ModelError: nobody can tell which it is, for the first may be a mask; or it has no name.
     """
     name = str(getattr(model, "main_input_name", None) or task.arguments[0])
     if accepts(model, name):
@@ -371,6 +371,11 @@ def signal_argument(model: Module, task: Task) -> str:
     taken = inspect.signature(model.forward).parameters.values()
     found = [each for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
     needed = [each for each in found if each.default is each.empty] if len(found) > 1 else found
+    if not (found or _takes_any(model)) or [each.kind for each in needed] == [inspect.Parameter.POSITIONAL_ONLY]:
+        raise ModelError(
+            f"{type(model).__name__}.forward takes what it is given by its place alone, and inputs are passed by name; "
+            f"name the {'image' if task.pictures else 'sound'} among its arguments, as {name}"
+        )
     if found and len(needed) != 1:
         raise ModelError(
             f"{type(model).__name__}.forward takes {', '.join(each.name for each in found)}, and nobody knows which of "
