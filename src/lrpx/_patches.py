@@ -114,6 +114,7 @@ class _Entering(Tap):
             (x,) = arguments(call.args[:1], call.kwargs, "input")
             if not any_carries(x):
                 return proceed(call.args, call.kwargs)
+            x = x.transpose(0, 1) if x.ndim == 3 and x.shape[1] == 1 else x  # in torch's attention tokens are first
             self.entering = x if x.ndim == 3 and len(x) == 1 else None
         if call.operation is not None and call.operation.name in ("attention", "softmax"):
             raise _Met

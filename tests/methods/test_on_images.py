@@ -142,6 +142,43 @@ def test_a_layer_that_makes_biases_of_distances_is_none_that_attention_is_entere
     assert torch.equal(before.relevance, after.relevance)
 
 
+class OfTorch(torch.nn.Module):
+    """Patches, a learned token and torch's attention, as torchvision's and open_clip's ViTs have it; or the same,
+    written out."""
+
+    def __init__(self, is_written_out):
+        super().__init__()
+        torch.manual_seed(0)
+        self.is_written_out = is_written_out
+        self.cut, self.head = torch.nn.Conv2d(3, 8, 4, 4), torch.nn.Linear(8, 3)
+        self.first = torch.nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def mixed(self, x):
+        if not self.is_written_out:
+            return self.attention(x, x, x, need_weights=False)[0]
+        weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
+        given = torch.nn.functional.linear(x, weight, bias).unflatten(2, (3, 2, 4))
+        q, k, v = given.permute(2, 0, 3, 1, 4)
+        return self.attention.out_proj(((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+    def forward(self, x):
+        x = torch.cat([self.first.expand(len(x), -1, -1), self.cut(x).flatten(2).mT], 1)
+        return self.head((x + self.mixed(x))[:, 0].tanh())
+
+
+@pytest.mark.parametrize("method", ["rollout", "gradient-rollout", "grad-cam", "atman"])
+def test_patches_are_found_in_front_of_torchs_attention(method):
+    """Tokens are first in it, before the batch: the model was refused, as one without attention over all patches."""
+    pixels = torch.randn(3, 16, 16, dtype=torch.float64)
+    found, expected = (
+        Explainer(OfTorch(how).double().eval(), task=Task.IMAGE_CLASSIFICATION)(pixels, 1, method=method)
+        for how in (False, True)
+    )
+    assert found.parts["patches"].values.shape == (4, 4)
+    torch.testing.assert_close(found.relevance, expected.relevance, rtol=0, atol=1e-12)
+
+
 class Pooled(OwnViT):
     """A learned query, or several, that look at all tokens, as SigLIP's head in timm; "unread": beside the head."""
 
