@@ -1232,6 +1232,16 @@ def test_an_image_without_a_name_is_refused(kind):
         Explainer(kind().double().eval(), task=Task.IMAGE_CLASSIFICATION)(image(), 1)
 
 
+@pytest.mark.parametrize("around", [torch.nn.DataParallel, torch.optim.swa_utils.AveragedModel])
+def test_an_image_goes_to_the_argument_of_the_module_inside(around):
+    """It was passed as pixel_values, which ended in a TypeError."""
+    model = Choosing().double().eval()
+    found, expected = (
+        Explainer(each.eval(), task=Task.IMAGE_CLASSIFICATION)(image(), 1) for each in (around(model), model)
+    )
+    torch.testing.assert_close(found.relevance, expected.relevance, rtol=0, atol=1e-12)
+
+
 def test_images_that_see_each_other_run_one_by_one():
     explain = Explainer(Centred().double().eval(), task=Task.IMAGE_CLASSIFICATION)
     images = [image(seed) for seed in range(3)]

@@ -360,7 +360,8 @@ def _gives_a_decoder_its_input(model: Module, task: Task) -> bool:
 
 def signal_argument(model: Module, task: Task) -> str:
     """The argument that takes an image or a sound: what the model says itself, else the task's, and else the only one
-    of a module of one's own, or the only one that it cannot do without.
+    of a module of one's own, or the only one that it cannot do without; of one that hands all on to its ``module``,
+    that one's.
 
     Raises:
         ModelError: nobody can tell which it is, for the first may be a mask; or it has no name.
@@ -370,6 +371,9 @@ def signal_argument(model: Module, task: Task) -> str:
         return name
     taken = inspect.signature(model.forward).parameters.values()
     found = [each for each in taken if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+    inner = getattr(model, "module", None)
+    if not found and _takes_any(model) and isinstance(inner, torch.nn.Module):  # DataParallel, AveragedModel
+        return signal_argument(inner, task)
     needed = [each for each in found if each.default is each.empty] if len(found) > 1 else found
     if not (found or _takes_any(model)) or [each.kind for each in needed] == [inspect.Parameter.POSITIONAL_ONLY]:
         raise ModelError(
