@@ -410,3 +410,12 @@ def test_places_of_a_text_that_the_model_pads_are_not_the_one_token_of_the_decod
     (kind,) = choose(["led"], "seq2seq-lm")
     with pytest.raises(MethodError, match="places, which are none of the tokens"):
         lrpx.Explainer(tiny_model(kind))(IDS[:length], decoder=[0, *IDS[: decoder - 1]], method="pa-lrp")
+
+
+def test_places_of_patches_are_none_of_the_tokens_where_there_are_as_many_features() -> None:
+    """BLT turns a place more than there are tokens, by angles of which some are the same in float32 everywhere."""
+    (kind,) = choose(["blt"], "causal-lm")
+    explainer = lrpx.Explainer(tiny_model(kind))
+    for length in (7, 8):
+        with pytest.raises(MethodError, match=f"positions for {length + 1} places, which are none of the tokens"):
+            explainer([*IDS, 6][:length], method="pa-lrp")

@@ -737,7 +737,8 @@ class Positions(Tap):
         of_tokens = {dim: count for dim, count in many.items() if c.shape[dim] in self._numbers.lengths}
         if self._numbers.lengths == {1} and all(count == c.shape[dim] for dim, count in many.items()):
             return _Axis((), is_pair or of_scores)
-        many = of_tokens or many
+        if min(of_tokens.values(), default=math.inf) <= max(min(many.values(), default=0), self._numbers.moved):
+            many = of_tokens  # else others are of places, and there may be as many features as tokens
         fewest = min(many.values(), default=0)
         found = [dim for dim, count in many.items() if count == fewest < c.shape[dim]]
         # a mask that was added to biases of pairs hides some of both dimensions' places, of one maybe more
