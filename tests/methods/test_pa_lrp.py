@@ -419,3 +419,14 @@ def test_places_of_patches_are_none_of_the_tokens_where_there_are_as_many_featur
     for length in (7, 8):
         with pytest.raises(MethodError, match=f"positions for {length + 1} places, which are none of the tokens"):
             explainer([*IDS, 6][:length], method="pa-lrp")
+
+
+def test_a_sink_of_each_head_is_no_position_however_many_tokens_there_are() -> None:
+    """GraniteMoeSWA takes [1, H, 1] from [B, H, T]: with as many tokens as heads it had a place for each head."""
+    (kind,) = choose(["granitemoe_swa"], "causal-lm")
+    explainer = lrpx.Explainer(tiny_model(kind))
+    with pytest.raises(MethodError, match=r"which dimension of a table of shape \[1, 4, 1\] is the tokens'"):
+        explainer(IDS[:4], method="pa-lrp")
+    alone = explainer(IDS[:3], 5, 9, method=PA).parts["positions"].values
+    beside = explainer([IDS[:3], IDS], 5, 9, method=PA)[0].parts["positions"].values
+    assert_allclose(alone.numpy(), beside.numpy(), rtol=0, atol=1e-5)

@@ -773,7 +773,7 @@ class Positions(Tap):
         if dim is None or c.shape[dim] not in whole_of(c).shape or not self._is_table(c, dim):
             return None
         first = 0 if any(map(self.is_turned, self._run.sources)) else 1  # in which the tokens may be, too
-        others = [each for each in range(first - len(shape), -1) if each != dim and shape[each] == c.shape[dim]]
+        others = [each for each in range(first - len(shape), 0) if each != dim and shape[each] == c.shape[dim]]
         is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others)
         is_unclear &= not is_pair or not is_scores
         if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
