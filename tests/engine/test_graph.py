@@ -401,6 +401,18 @@ def test_flex_attention_is_refused_with_the_mend_that_there_is() -> None:
         model(X)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch.compile's own
+def test_flex_attention_that_transformers_compiles_is_refused_with_the_same_mend() -> None:
+    """It was told to pass the model before it is compiled, which its user had not done."""
+    model = models.tiny_llama()
+    model.set_attn_implementation("flex_attention")
+    with (
+        pytest.raises(UnknownOperationError, match=r"^model calls flex_attention.*attn_implementation=\"sdpa\""),
+        propagate(model, ATTNLRP),
+    ):
+        model(torch.tensor([[5, 9, 3]]))
+
+
 def test_a_higher_order_operator_is_refused_by_name() -> None:
     model = Model(lambda m, x: m.b(torch.cond(x.sum() > 0, m.a, lambda x: m.a(x).tanh(), (x,))))
     with (

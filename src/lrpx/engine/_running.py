@@ -224,7 +224,8 @@ def _refuse_unseen(error: Exception, model: Module, modules: dict[str, Module]) 
     if isinstance(error, RuntimeError) and "nference tensor" in str(error):
         _refuse_inference(model, modules)
     where = _where(error, modules, model)
-    if where and not isinstance(error, LRPxError) and _is_in(error, "flex_attention.py"):
+    is_known = isinstance(error, LRPxError) and not isinstance(error, TraceError)  # it may be compiled
+    if where and not is_known and _is_in(error, "flex_attention.py"):
         raise UnknownOperationError(
             f"{where} calls flex_attention, a higher-order operator of torch, inside which no rule is called; "
             'load the model with attn_implementation="sdpa"'
