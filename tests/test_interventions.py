@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import threading
+from collections import deque
 from contextlib import suppress
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -561,6 +563,47 @@ def test_positions_are_refused_where_an_own_cache_does_not_count_its_tokens(name
     with torch.no_grad(), lrpx.intervene(model, change):  # a text at once
         whole = model(ids, start_pos=0, input_pos=torch.arange(4))[0]
     assert not torch.equal(whole, WithCache("none")(ids)[0])
+
+
+class Inside(WithCache):
+    """The same, which keeps what it has read inside of something that stays the same."""
+
+    inside: Any
+
+    @property
+    def read(self) -> Any:
+        held = self.inside
+        return held.read if isinstance(held, SimpleNamespace) else held[0][-1] if held and held[0] else None
+
+    @read.setter
+    def read(self, value: Any) -> None:
+        held = vars(self).get("inside")
+        if isinstance(held, SimpleNamespace):
+            held.read = value
+        elif held is not None:
+            held[0] = [value]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [SimpleNamespace(read=None), [None], {0: None}, deque([None], maxlen=1)],
+    ids=["object", "list", "dict", "deque"],
+)
+def test_positions_are_refused_where_a_cache_stays_the_same_object(held: Any) -> None:
+    """Nor does looking for its units leave anything in it, from which the next call would go on."""
+    model, ids = Inside("kept").eval(), torch.tensor([[3, 5, 7, 9]])
+    model.inside = held
+    plain = WithCache("none")(ids)[0]
+    with suppress(MethodError):
+        places(model, "neurons")
+    with torch.no_grad():
+        assert torch.equal(model(ids)[0], plain)
+    model.read = None
+    change = {"layers.0": {2: lrpx.Set(4.0, positions=[0])}}
+    refused = pytest.raises(TraceError, match="its cache does not count its tokens")
+    with torch.no_grad(), refused, lrpx.intervene(model, change):
+        model(ids[:, :2])
+        model(ids[:, 2:])
 
 
 class WithTable(torch.nn.Module):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+from collections import OrderedDict, defaultdict, deque
 from contextlib import contextmanager
 from functools import lru_cache
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -115,57 +117,81 @@ OF_MODULES = frozenset(vars(torch.nn.Module()))
 """The attributes of every module."""
 LARGEST = 2**22
 """Of tensors with more numbers than these, as static caches, a trial puts none back."""
+DEEP = 5
+"""So deep is looked for what a module keeps: a cache has a list of layers, and each of these its keys."""
+HOLDERS = (dict, OrderedDict, defaultdict, list, set, deque)
+"""What a module keeps others in, beside tuples and objects."""
 
 
 @contextmanager
 def as_it_was(model: Module) -> Iterator[None]:
     """Put back at the end what a trial run has changed of the random state, and of what modules keep for their next
-    call: buffers, and tensors, numbers, lists and dictionaries that are attributes, as tables of angles that grow with
-    the longest text.
+    call: buffers, and tensors, numbers, lists, dictionaries and plain objects that are attributes, and what is in
+    these, as tables of angles that grow with the longest text, or a cache.
 
     What is callable stays as it is: another thread may have put it there.
     """
-    before = [(module, _Keeping(module)) for module in {module: None for _, module in named_modules(model)}]
+    kept = _Keeping({module: None for _, module in named_modules(model)})
     with torch.random.fork_rng(devices=[]):
         try:
             yield
         finally:
-            for module, kept in before:
-                kept.put_back(module)
+            kept.put_back()
 
 
 class _Keeping:
-    """What a module keeps beside the numbers of its weights."""
+    """What modules keep beside the numbers of their weights."""
 
-    def __init__(self, module: Module) -> None:
-        self.attributes = _attributes(module)
-        own: tuple[dict[str, Any], ...] = (module._buffers, module._parameters, module._modules)
-        self.named = [(each, dict(each)) for each in own]
-        values = [*self.attributes.values(), *module._buffers.values()]
-        self.held = [(each, each.copy()) for each in values if type(each) in (dict, list, set)]
-        tensors = [*values, *(each for held, _ in self.held for _, each in _items(held))]
+    def __init__(self, modules: Iterable[Module]) -> None:
+        self.attributes = [(module, _attributes(module)) for module in modules]
+        parts = [(module._buffers, module._parameters, module._modules) for module, _ in self.attributes]
+        self.named: list[tuple[dict[str, Any], dict[str, Any]]] = [(each, dict(each)) for own in parts for each in own]
+        kept = {id(each): each for each in held_in(module for module, _ in self.attributes)}
+        self.held = [(each, each.copy()) for each in kept.values() if type(each) in HOLDERS]
         self.tensors = [
             (each, each._version, each.detach().clone())
-            for each in tensors
+            for each in kept.values()
             if type(each) is torch.Tensor and each.numel() <= LARGEST and not (each.is_inference() or each.is_meta)
         ]
 
-    def put_back(self, module: Module) -> None:
-        for name in _attributes(module).keys() - self.attributes.keys():
-            del vars(module)[name]
-        vars(module).update(self.attributes)
+    def put_back(self) -> None:
+        for module, attributes in self.attributes:
+            for name in _attributes(module).keys() - attributes.keys():
+                del vars(module)[name]
+            vars(module).update(attributes)
         for held, before in (*self.named, *self.held):
             if [(key, id(each)) for key, each in _items(held)] != [(key, id(each)) for key, each in _items(before)]:
                 held.clear()
-                held.extend(before) if type(held) is list else held.update(before)
+                held.extend(before) if isinstance(held, (list, deque)) else held.update(before)
         for tensor, version, before in self.tensors:
             if tensor._version != version:
                 with torch.no_grad():
                     tensor.copy_(before)
 
 
+def held_in(modules: Iterable[Module]) -> list[Any]:
+    """What modules keep beside their weights, and what lists, dictionaries, tuples and plain objects of these hold; for
+    such an object the dictionary of its attributes, and not what is callable."""
+    found: list[Any] = []
+    opened: set[int] = set()
+    values = [each for module in modules for own in (_attributes(module), module._buffers) for each in own.values()]
+    for _ in range(DEEP):
+        values = [vars(each) if _is_plain(each) else each for each in values]
+        found += values
+        holders = {id(each): each for each in values if isinstance(each, tuple) or type(each) in HOLDERS}
+        values = [each for key, holder in holders.items() if key not in opened for _, each in _items(holder)]
+        opened |= holders.keys()
+    return found
+
+
+def _is_plain(x: Any) -> bool:
+    """Whether something is an object of a class of one's own, whose attributes are all that it holds."""
+    is_other = isinstance(x, (torch.Tensor, ModuleType, tuple, *HOLDERS)) or callable(x)
+    return not is_other and type(getattr(x, "__dict__", None)) is dict
+
+
 def _items(held: Any) -> list[tuple[Any, Any]]:
-    return list(held.items() if type(held) is dict else enumerate(held))
+    return list(held.items() if isinstance(held, dict) else enumerate(held))
 
 
 def _attributes(module: Module) -> dict[str, Any]:

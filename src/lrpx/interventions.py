@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lrpx._hooks import hooks, plainly
-from lrpx._modules import OF_MODULES, layers, named_modules
+from lrpx._modules import HOLDERS, held_in, layers, named_modules
 from lrpx.engine._book import storage_of
 from lrpx.engine._observer import first_given, first_tensor
 from lrpx.engine._running import interventions, with_other
@@ -1000,14 +1000,8 @@ def _watching(model: Module, tap: Writing) -> Iterator[None]:
 
 def _held(modules: Mapping[str, Module]) -> list[tuple[Any, int]]:
     """What modules hold beside their weights, as what they have read, and how often, or how far, it was written."""
-    values = [
-        value
-        for module in modules.values()
-        for own in (module._buffers, vars(module))
-        for name, value in own.items()
-        if (own is module._buffers or name not in OF_MODULES) and isinstance(value, (Tensor, list, tuple, dict, int))
-    ]
-    return [(value, _written(value)) for value in values]
+    values = held_in(dict.fromkeys(modules.values()))
+    return [(value, _written(value)) for value in values if isinstance(value, (Tensor, tuple, int, *HOLDERS))]
 
 
 def _written(value: Any) -> int:
