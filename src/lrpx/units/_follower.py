@@ -112,6 +112,11 @@ def _between(x: Tensor) -> Tensor:
     return torch.empty_like(x, dtype=torch.int64, requires_grad=False).copy_(numbers.expand(x.shape))
 
 
+def _nobody(x: Tensor) -> Tensor:
+    """Numbers in the shape of ``x`` that are those of nothing."""
+    return torch.full_like(x, -1, dtype=torch.int64, requires_grad=False)
+
+
 def _is_equal_along(index: Tensor) -> bool:
     """Whether numbers are the same along the last dimension: of scores or weights that a layer mixes the heads of."""
     return bool((index == index[..., :1]).all())
@@ -547,9 +552,14 @@ class Follower(Tap):
     def _joined(self, marks: list[_Mark | None], call: Call, out: Tensor, proceed: Callable[..., Any]) -> Tensor:
         known = [mark for mark in marks if mark is not None]
         kinds, paths = {mark.kind for mark in known}, {mark.path for mark in known}
-        if len(known) < len(marks) or len(kinds) > 1 or (len(paths) > 1 and kinds != {"heads"}):
+        given = [None if mark is None else mark.index for mark in marks]
+        if kinds == {"scores"}:  # a sink, which is learned, stands beside those of the keys
+            each = [x for x in call.args[0] if x.numel()]
+            given = [
+                _nobody(x) if its is None and not any_carries(x) else its for x, its in zip(each, given, strict=True)
+            ]
+        if any(its is None for its in given) or len(kinds) > 1 or (len(paths) > 1 and kinds != {"heads"}):
             return out
-        given = [mark.index for mark in known]
         if kinds == {"heads"} and len(paths) == len(known):
             is_beside = out.ndim > given[0].ndim or sum(each.shape[-1] for each in given) == out.shape[-1]
             if is_beside:  # each head is an attention of its own
