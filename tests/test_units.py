@@ -1304,13 +1304,15 @@ def test_neurons_of_a_layer_that_hides_them_are_refused(how: str) -> None:
             places(model.eval(), kind)
 
 
-def test_queries_that_the_scores_do_not_tell_are_refused() -> None:
-    """Of a layer whose scores are no matrix product; those of the other were ranked as if they were all."""
-    model = OfHeads("plain")
-    model.layers.append(Otherwise("scores by elements"))
+@pytest.mark.parametrize("is_held", [False, True])
+def test_queries_that_the_scores_do_not_tell_are_refused(is_held: bool) -> None:
+    """Of a layer whose scores are no matrix product; those of the other were ranked as if they were all, where its
+    modules have other names."""
+    model, other = OfHeads("plain"), Otherwise("scores by elements")
+    model.layers.append(nn.Sequential(other) if is_held else other)
     assert len(places(model.eval(), "heads")) == len(places(model, "values")) == 2
-    for kind in ("queries", "keys"):
-        with pytest.raises(MethodError, match=rf"layers\.1\.{kind[0]} of OfHeads is not seen to have {kind}"):
+    for kind in READS[:2]:
+        with pytest.raises(MethodError, match=rf"the {kind} of the attention in layers\.1.* of OfHeads are not seen"):
             places(model, kind)
 
 
@@ -1494,6 +1496,10 @@ def test_queries_of_some_layers_alone_are_refused() -> None:
     (kimi,) = choose(["kimi_linear"], "causal-lm")  # some of whose layers have no softmax
     with pytest.raises(MethodError, match=r"model\.layers\.0\.self_attn\.q_proj of .* is not seen to have queries"):
         places(tiny_model(kimi), "queries")
+    (long,) = choose(["longt5"], "seq2seq-lm")  # whose encoder lays them out in blocks
+    for kind in READS[:2]:
+        with pytest.raises(MethodError, match=rf"the {kind} of the attention in encoder\.block\.0.* are not seen"):
+            places(tiny_model(long), kind)
 
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "mimo_v2_flash"])

@@ -334,9 +334,13 @@ class Follower(Tap):
         self._attentions += 1
         name = f"attention {self._attentions}"
         self._homes[name] = self._here()
-        if self._running and not self._is_within_tokens(out):
+        if self._is_in_layer(out):
             self._in_layers.add(name)
         return _with(out, _Mark("heads", index, name))
+
+    def _is_in_layer(self, out: Tensor) -> bool:
+        """Whether what was read is that of an attention over tokens in a layer."""
+        return bool(self._running) and not self._is_within_tokens(out)
 
     def _is_within_tokens(self, out: Tensor) -> bool:
         """Whether what was read is each token's own, as of a layer's depth: ``[B, T, …, d]``, ``[B·T, …, d]``."""
@@ -362,7 +366,7 @@ class Follower(Tap):
         if made_of is None and out.ndim > 2 and right is not None and right.made_of and _is_turned_over(right):
             made_of, values, its = right.made_of, args[0], left
         if made_of is not None:
-            self._attends(made_of, its)
+            self._attends(made_of, its, out)
             self._note_unknown("values", values)
             heads = _along(out, -3)
             if out.ndim == 3:  # the heads of each row of the batch, one row after another
@@ -377,7 +381,12 @@ class Follower(Tap):
         if self._running:
             self._unread |= dict.fromkeys(made_of, self._here())
 
-    def _attends(self, made_of: _Pairs, values: _Mark | None) -> None:
+    def _attends(self, made_of: _Pairs, values: _Mark | None, out: Tensor) -> None:
+        """Note of the queries, keys and values of what attention reads; of those of nobody knows which, that they are
+        missed, but where it is given nothing of the input."""
+        if not made_of and self._is_in_layer(out) and self._here() not in self._constant:
+            for kind in READS[:2]:
+                self.unknown.setdefault(kind, self._here())
         for pair in made_of:
             self._unread.pop(pair, None)
             for kind, mark in zip(READS, pair, strict=False):
@@ -428,7 +437,7 @@ class Follower(Tap):
         heads = common[-1] if len(own) == 1 and common else own[-2] if len(own) == 2 and len(common) == 1 else ""
         if label[-1] in result or not heads:
             return self._heads(out, torch.full_like(out, -1, dtype=torch.int64, requires_grad=False))
-        self._attends(read[weights] or (), _ordered(marks[1 - weights], values, common))
+        self._attends(read[weights] or (), _ordered(marks[1 - weights], values, common), out)
         self._note_unknown("values", two[1 - weights])
         index = _along(out, result.index(heads) - len(result))
         if len(label) == 3:  # the heads of each row of the batch, one row after another
