@@ -561,7 +561,7 @@ class Follower(Tap):
     def _joined(self, marks: list[_Mark | None], call: Call, out: Tensor, proceed: Callable[..., Any]) -> Tensor:
         known = [mark for mark in marks if mark is not None]
         kinds, paths = {mark.kind for mark in known}, {mark.path for mark in known}
-        given = [None if mark is None else mark.index for mark in marks]
+        given: list[Any] = [None if mark is None else mark.index for mark in marks]
         if kinds == {"scores"}:  # a sink, which is learned, stands beside those of the keys
             each = [x for x in call.args[0] if x.numel()]
             given = [
