@@ -536,9 +536,9 @@ class Follower(Tap):
 
     def _note_unknown(self, kind: Kind, x: Any) -> None:
         """Note of what attention is given of the input that is not seen to be one linear layer's, as values to which
-        those of another layer were added; not of what is laid out in blocks."""
+        those of another layer were added."""
         mark = _mark_of(x)
-        if any_carries(x) and x.ndim < 5 and (mark is None or mark.kind != "linear"):
+        if any_carries(x) and (mark is None or mark.kind != "linear"):
             self.unknown.setdefault(kind, self._here())
 
     def _rearranged(
