@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from transformers import MixtralConfig, MixtralForCausalLM
 from transformers.utils.import_utils import is_tracing
 
 from lrpx import ATTNLRP, Contrast, Explainer, LogProb, Margin, Task
+from lrpx.engine import _compiled
 from lrpx.engine._settings import Settings
 from lrpx.errors import InputError, ModelError, NonFiniteError, TargetError
 from tests import tiny
@@ -510,3 +512,105 @@ def test_a_router_of_sigmoids():
     model = Routed().double().eval()
     plain, compiled = (Explainer(model, task=Task.CAUSAL, compile=each)([3, 14, 15]) for each in (False, True))
     assert_same(compiled, plain, 1e-9)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The graph as it was recorded, in the place of TorchInductor's code."""
+    monkeypatch.setattr(_compiled, "_code", lambda graph: graph)
+
+
+class Mixed(nn.Module):
+    """Tokens, mixed by a function of the scores of a layer."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.words, self.scores, self.head = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 20)
+        self.mix = mix
+
+    def get_input_embeddings(self):
+        return self.words
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.words(input_ids)
+        return self.head(self.mix(x, self.scores(x)))
+
+
+def states(x, scores):
+    """As Mamba has it: a state that begins with zeros, and decays by an exponential."""
+    decay, state, found = torch.exp(-nn.functional.softplus(scores)), torch.zeros_like(x[:, 0]), []
+    for i in range(x.shape[1]):
+        state = decay[:, i] * state + x[:, i]
+        found.append(state)
+    return torch.stack(found, 1)
+
+
+def rates(x, scores):
+    """As Doge and RecurrentGemma have it: an exponential of a function with a rate for each dimension."""
+    rate = torch.arange(1, 9, dtype=x.dtype) / 8
+    return (torch.exp(-rate * nn.functional.softplus(scores)) * x).cumsum(1)
+
+
+def a_branch_on_a_mask(x, scores):
+    mask = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+    return (mask if mask.any() and mask[0, 0].item() == 1 else mask.T) @ (x * scores.sigmoid())
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "lrp"])
+@pytest.mark.parametrize("mix", [states, rates, a_branch_on_a_mask])
+def test_what_is_made_of_shapes_has_numbers_in_a_trace(recorded, mix, method):
+    """The engine asked the trace whether a state begins with zeros, and of which sign a function is."""
+    torch.manual_seed(0)
+    model = Mixed(mix).double().eval()
+    plain, compiled = (Explainer(model, task=Task.CAUSAL, compile=each) for each in (False, True))
+    for row in ([3, 14, 15], [4, 9]):
+        assert_same(compiled(row, method=method), plain(row, method=method), 1e-9)
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "lrp"])
+def test_a_mask_on_scores_is_no_diagonal_in_a_trace(recorded, method):
+    """Mamba 2's einsum asked the trace whether its scores are a diagonal matrix; that the mask is none suffices."""
+
+    def mix(x, scores):
+        causal = torch.ones(x.shape[1], x.shape[1], dtype=x.dtype).tril()
+        return torch.einsum("bts,bsd->btd", (scores @ x.mT).sigmoid() * causal, x)
+
+    torch.manual_seed(0)
+    model = Mixed(mix).double().eval()
+    plain, compiled = (
+        Explainer(model, task=Task.CAUSAL, compile=each)([3, 14, 15], method=method) for each in (False, True)
+    )
+    assert_same(compiled, plain, 1e-9)
+
+
+def test_what_changes_has_no_numbers_in_a_trace():
+    """A random number, a weight, and what was written over by one."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+    weight = nn.Parameter(torch.ones(3))
+    mode = FakeTensorMode()
+    with mode, _compiled._Swapped({id(weight): mode.from_tensor(weight)}):
+        known = torch.arange(6).view(2, 3).flip(1)
+        assert known.tolist() == [[2, 1, 0], [5, 4, 3]]
+        assert known.new_zeros(2)[:1].item() == 0
+        assert torch.equal(torch.full_like(weight, 2.0), torch.ones(3) * 2)
+        written, part = torch.zeros(3), torch.zeros(3)
+        view = part[:2]
+        written.copy_(weight)
+        part.add_(weight)
+        for unknown in (weight, torch.rand(3), torch.zeros(3) + weight, torch.empty(3), written, part, view):
+            with pytest.raises(DataDependentOutputException):
+                bool(unknown.sum() > 1)
+
+
+def test_experts_by_grouped_products_have_another_way(recorded, capfd):
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = MixtralConfig(**sizes, num_key_value_heads=2, vocab_size=32, num_local_experts=2, pad_token_id=None)
+    model = MixtralForCausalLM(config).eval()
+    model.set_experts_implementation("grouped_mm")
+    with pytest.raises(ModelError, match="set_experts_implementation"):
+        Explainer(model, compile=True)([3, 14, 15])
+    assert not capfd.readouterr().err
+    model.set_experts_implementation("batched_mm")
+    plain, compiled = (Explainer(model, compile=each)([3, 14, 15]) for each in (False, True))
+    assert_same(compiled, plain, 1e-4)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import Module
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lrpx import _kernels
 from lrpx._modules import named_modules
@@ -256,14 +257,33 @@ def _made(call: _Call, seed: Tensor) -> _Pass:
 
 
 class _Swapped(TorchFunctionMode):
-    """Gives each torch function other tensors in the place of the model's own, which stay where they are."""
+    """Gives each torch function other tensors in the place of the model's own, which stay where they are.
+
+    The tensors of a trace have no numbers. But what was made of nothing but numbers and shapes (zeros that a state
+    begins with, a causal mask) has the same whatever the inputs and the weights are: it is computed beside the trace,
+    so that the model, or the engine, can ask for it. Of all else no number can be asked for.
+    """
 
     def __init__(self, others: Mapping[int, Tensor]) -> None:
         super().__init__()
         self._others = others
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self._swap(args), **self._swap(kwargs or {}))
+        args, kwargs = self._swap(args), self._swap(kwargs or {})
+        if func.__name__ in GROUPED and args and args[0].dtype is not torch.bfloat16:
+            raise TypeError(f"torch traces {func.__name__} of experts in bfloat16 alone; {BATCHED}")
+        known = _known(func, args, kwargs)
+        if known is None:
+            return func(*args, **kwargs)
+        if func.__name__ in ASKING or not torch._C._len_torch_dispatch_stack():  # the engine asks beside the trace
+            with _disable_current_modes():
+                out = func(*known[0], **known[1])
+            return _with_numbers(out, out)
+        out = func(*args, **kwargs)
+        if not _tensors_of(out):
+            return out
+        with _disable_current_modes(), torch.no_grad():
+            return _with_numbers(out, func(*known[0], **known[1]))
 
     def _swap(self, value: Any) -> Any:
         if isinstance(value, Tensor):
@@ -271,6 +291,76 @@ class _Swapped(TorchFunctionMode):
         if type(value) is tuple or type(value) is list:
             return type(value)(map(self._swap, value))
         return {key: self._swap(item) for key, item in value.items()} if type(value) is dict else value
+
+
+GROUPED = ("grouped_mm", "_grouped_mm")
+BATCHED = 'for a model of transformers, model.set_experts_implementation("batched_mm")'
+NUMBERS = "_lrpx_numbers"
+"""The attribute of a tensor of a trace that was made of numbers and shapes alone: its version, and such a tensor."""
+ASKING = frozenset("__bool__ __int__ __float__ __index__ item tolist equal allclose is_nonzero".split())
+"""Functions that give numbers."""
+LIKE = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full new_tensor".split())
+"""Functions that take nothing of their first tensor but its shape, type and device."""
+WITHOUT_NUMBERS = "rand empty normal uniform bernoulli dropout multinomial poisson exponential_ resize set_".split()
+"""Parts of the names of functions whose numbers differ from call to call."""
+PLAIN = (bool, int, float, complex, str, type(None), type(...), torch.dtype, torch.device, torch.layout, torch.Size,
+         torch.memory_format)  # fmt: skip
+"""Arguments without tensors in them."""
+
+
+def _known(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+    """The arguments of a call with numbers in the place of tensors; None where one has none."""
+    if any(word in func.__name__ for word in WITHOUT_NUMBERS):
+        return None
+    try:
+        if func.__name__ in LIKE:
+            args = (_like(args[0]), *args[1:])
+        return _numbers_of(args), _numbers_of(kwargs)
+    except LookupError:
+        return None
+
+
+def _like(x: Tensor) -> Tensor:
+    """A tensor of the same shape, type and device, with any numbers, that can be asked for."""
+    with _disable_current_modes():
+        out = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape)
+        setattr(out, NUMBERS, (out._version, out))
+    return out
+
+
+def _tensors_of(out: Any) -> list[Tensor]:
+    """What a function has made, one tensor or several."""
+    parts = out if isinstance(out, (tuple, list)) else (out,)
+    return [each for each in parts if isinstance(each, Tensor)]
+
+
+def _with_numbers(out: Any, found: Any) -> Any:
+    """``out``, with the numbers of what the same function has made of others."""
+    for each, numbers in zip(_tensors_of(out), _tensors_of(found), strict=True):
+        setattr(each, NUMBERS, (each._version, numbers))
+    return out
+
+
+def _numbers_of(value: Any) -> Any:
+    """An argument with numbers in the place of the tensors in it.
+
+    Raises:
+        LookupError: one has none.
+    """
+    if isinstance(value, Tensor):
+        found = getattr(value, NUMBERS, None)
+        if found is None or found[0] != value._version:
+            raise LookupError
+        return found[1]
+    if type(value) is tuple or type(value) is list:
+        return type(value)(map(_numbers_of, value))
+    if type(value) is dict:
+        return {key: _numbers_of(item) for key, item in value.items()}
+    if type(value) is slice:
+        return slice(*map(_numbers_of, (value.start, value.stop, value.step)))
+    if not isinstance(value, PLAIN):
+        raise LookupError
+    return value
 
 
 @contextmanager

@@ -492,7 +492,8 @@ def _where_it_counts(again: Op, op: Op, root: Tensor) -> Tensor:
     y = rules.identity(op, root)
     others = (again(other) for other in (-x, 2 * x, x / 2, torch.zeros_like(x)))
     is_number = torch.stack([(other == value) | other.isnan() for other in others]).all(0)  # of what it has numbers for
-    return rules.with_gradient_of(value, torch.where(is_number, 0.0, y)) if bool(is_number.any()) else y
+    is_known = type(value) is Tensor  # a compiler's tensors have no numbers
+    return y if is_known and not is_number.any() else rules.with_gradient_of(value, torch.where(is_number, 0.0, y))
 
 
 # -------------------------------------------------------------------------------- sums, and casts
