@@ -9,6 +9,7 @@ import os
 import resource
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -413,7 +414,9 @@ def test_a_device_is_no_file_to_go_on_with(run, texts):
 def test_where_there_is_no_room_the_file_is_named_and_the_run_goes_on_later(run, texts, tmp_path):
     found = tmp_path / "found.jsonl"
     arguments = ("explain", "--texts", texts, "--json", found)
-    process = start(*arguments, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2500, 2500)))
+    unmeasured = {"COVERAGE_PROCESS_CONFIG": "", "COVERAGE_PROCESS_START": ""}  # whose file would have no room, either
+    small = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2500, 2500))
+    process = start(*arguments, env=unmeasured, preexec_fn=small)
     code, out, err = finish(process)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"cannot write {found}: " in err

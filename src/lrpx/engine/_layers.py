@@ -260,11 +260,12 @@ def _diagonal(x: Tensor, *, is_gate: bool = False) -> Tensor | None:
     if made_of is not None or not (is_gate or gate_strength(x)) or x.ndim < 2 or not x.shape[-1] == x.shape[-2] > 1:
         return made_of
     node = _put_there(x.grad_fn) if carries(x) else None
-    if node is None and carries(x):
+    is_traced = type(x) is not Tensor  # of a compiler's tensors only the mask may have numbers
+    if (node is None and carries(x)) or not (is_traced or _is_diagonal(x)):
         return None
     if node is not None and kind(node) in MASKS and ((mask := _mask(node)) is None or not _is_diagonal(mask)):
-        return None  # the mask first: a compiler, too, has its numbers
-    if not _is_diagonal(x):
+        return None
+    if is_traced and not _is_diagonal(x):
         return None
     vector: Tensor = move_gate(x.diagonal(dim1=-2, dim2=-1), x)
     return vector
