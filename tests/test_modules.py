@@ -13,7 +13,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from lrpx._modules import named_modules
+from lrpx._modules import held_in, named_modules
 
 SIZES = {
     GPT2LMHeadModel: GPT2Config(n_embd=8, n_layer=2, n_head=2, vocab_size=11),
@@ -33,3 +33,11 @@ def test_a_module_inside_itself_is_left_out():
     outer = torch.nn.Sequential(inner, inner)
     inner.add_module("back", outer)
     assert [path for path, _ in named_modules(outer)] == ["", "0", "0.0", "1", "1.0"]
+
+
+def test_what_an_optimizer_keeps_is_no_modules_own():
+    module = torch.nn.Linear(2, 2)
+    module.seen, module.optimizer = [torch.zeros(3)], torch.optim.Adam(module.parameters())
+    module(torch.ones(2)).sum().backward()
+    module.optimizer.step()
+    assert [each.shape for each in held_in([module]) if type(each) is torch.Tensor] == [(3,)]

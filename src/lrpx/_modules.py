@@ -185,8 +185,9 @@ def held_in(modules: Iterable[Module]) -> list[Any]:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether something is an object of a class of one's own, whose attributes are all that it holds."""
-    is_other = isinstance(x, (torch.Tensor, ModuleType, tuple, *HOLDERS)) or callable(x)
+    """Whether something is an object of a class of one's own, whose attributes are all that it holds; no optimizer,
+    whose state is as large as the model, and which no forward pass changes."""
+    is_other = isinstance(x, (torch.Tensor, ModuleType, torch.optim.Optimizer, tuple, *HOLDERS)) or callable(x)
     return not is_other and type(getattr(x, "__dict__", None)) is dict
 
 
