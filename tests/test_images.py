@@ -421,17 +421,24 @@ ATTENTIONS = {  # of queries, keys and values [B, H, T, d]
 }  # fmt: skip
 
 
+class Projections(torch.nn.Module):
+    """The layers into attention and out of it; how it attends is each test's own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
+
+    def heads(self, x):
+        return (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+
+
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("spelled", ATTENTIONS)
 def test_projections_are_found_however_attention_is_written(spelled, recipe):
-    class Attention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(2)
-            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
-
+    class Attention(Projections):
         def forward(self, x):
-            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            q, k, v = self.heads(x)
             return self.o(ATTENTIONS[spelled](q, k, v).transpose(1, 2).flatten(2))
 
     x = torch.randn(2, 6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -461,15 +468,13 @@ GATED = {  # of weights [B, H, Q, K], values [B, H, K, d], and a gate of each qu
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("spelled", GATED)
 def test_a_gate_of_attention_weights_is_no_projection(spelled, recipe):
-    class Attention(torch.nn.Module):
+    class Attention(Projections):
         def __init__(self):
             super().__init__()
-            torch.manual_seed(2)
-            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
             self.gate = torch.nn.Linear(4, 2, dtype=torch.float64)
 
         def forward(self, x):
-            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            q, k, v = self.heads(x)
             gate = torch.sigmoid(self.gate(x)).mT[..., None]
             return self.o(GATED[spelled]((q @ k.mT).softmax(-1), v, gate).transpose(1, 2).flatten(2))
 
@@ -487,15 +492,13 @@ MIXES = {  # of weights [B, H, Q, K] and a matrix
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("spelled", MIXES)
 def test_heads_whose_weights_are_mixed_are_attention(spelled, recipe):
-    class Attention(torch.nn.Module):
+    class Attention(Projections):
         def __init__(self):
             super().__init__()
-            torch.manual_seed(2)
-            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
             self.mix = torch.nn.Parameter(torch.randn(2, 2, dtype=torch.float64))
 
         def forward(self, x):
-            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            q, k, v = self.heads(x)
             return self.o((MIXES[spelled]((q @ k.mT).softmax(-1), self.mix) @ v).transpose(1, 2).flatten(2))
 
     near(*found_by_name(Attention(), recipe, "qkvo"))
@@ -503,15 +506,13 @@ def test_heads_whose_weights_are_mixed_are_attention(spelled, recipe):
 
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_queries_and_keys_whose_scores_a_convolution_mixes(kernel):
-    class Attention(torch.nn.Module):
+    class Attention(Projections):
         def __init__(self):
             super().__init__()
-            torch.manual_seed(2)
-            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
             self.mix = torch.nn.Conv2d(2, 2, kernel, padding="same", dtype=torch.float64)
 
         def forward(self, x):
-            q, k, v = (f(x).unflatten(-1, (2, 2)).transpose(1, 2) for f in (self.q, self.k, self.v))
+            q, k, v = self.heads(x)
             return self.o((self.mix(q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
 
     near(*found_by_name(Attention(), ATTNLRP_VIT, "qkvo"))
@@ -570,12 +571,7 @@ GIVEN = {  # of what attention gives, [B, T, d]
 @pytest.mark.parametrize("recipe", [ATTNLRP_VIT, LRP_VIT], ids=lambda recipe: recipe.name)
 @pytest.mark.parametrize("change", GIVEN)
 def test_what_attention_gives_is_that_normalised_and_pooled_too(change, recipe):
-    class Attention(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(2)
-            self.q, self.k, self.v, self.o = (torch.nn.Linear(4, 4, dtype=torch.float64) for _ in "qkvo")
-
+    class Attention(Projections):
         def forward(self, x):
             return self.o(GIVEN[change]((self.q(x) @ self.k(x).mT).softmax(-1) @ self.v(x)))
 

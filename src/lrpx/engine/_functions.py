@@ -391,6 +391,11 @@ def takes_squares(run: Any) -> bool:
     return run.recipe.product in (rules.uniform, rules.signal_take_all)
 
 
+def are_apart(run: Any) -> bool:
+    """Whether functions have their plain gradient and products share, so that one taken for the other is wrong."""
+    return run.recipe.activation is rules.unmodified and run.recipe.product is rules.uniform
+
+
 def _are_of_one(a: Tensor, b: Tensor) -> bool:
     """Whether two may be functions of one tensor, at a glance at what is noted."""
     of_a, of_b = getattr(a, FUNCTION, None), getattr(b, FUNCTION, None)

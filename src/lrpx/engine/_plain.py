@@ -48,9 +48,7 @@ def stack(run: Run, func: Any, args: Any, kwargs: Any) -> Any:
     if carries(out):
         parts, dim = arguments(args, kwargs, "tensors", "dim")
         parts = [x.detach() if hasattr(x, CONSTANT) or isinstance(x, Parameter) else x for x in parts]
-        # which share with each other as a function does not
-        has_plain_functions = run.recipe.activation is rules.unmodified and run.recipe.product is rules.uniform
-        if run.asks_for_gates or has_plain_functions or not all(map(carries, parts)):
+        if run.asks_for_gates or _functions.are_apart(run) or not all(map(carries, parts)):
             _functions.stacked(out, parts, dim or 0)
     return out
 

@@ -82,9 +82,7 @@ def _chosen_by_sign(where: Any, a: Any, b: Any) -> Tensor | None:
 def _finds_relus(run: Any) -> bool:
     """Whether a ReLU that is written out has to be known: it is a gate, or a function of it is one of its root, or a
     product of it and its root is one, which another rule would share."""
-    recipe = run.recipe
-    has_plain_functions = recipe.activation is rules.unmodified and recipe.product is rules.uniform
-    return takes_all(recipe) or recipe.activation is rules.identity or has_plain_functions
+    return takes_all(run.recipe) or run.recipe.activation is rules.identity or _functions.are_apart(run)
 
 
 def _tells_signs(mask: Any, x: Tensor) -> bool:
