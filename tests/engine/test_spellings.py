@@ -394,6 +394,7 @@ def in_heads(x: Tensor) -> Tensor:
 
 
 PLACES = torch.tensor([1, 0, 2, 4, 3])
+TWO = torch.full((1,), 2.0, dtype=torch.bfloat16)  # which leaves any other precision as it is
 COPIED: dict[str, Of] = {
     "turned": lambda a: (a.mT.contiguous() * a.sigmoid().mT.contiguous()).mT,
     "one of them": lambda a: (a.mT * a.sigmoid().mT.clone()).mT,
@@ -410,6 +411,10 @@ COPIED: dict[str, Of] = {
     "one by one": lambda a: torch.stack([x * g for x, g in zip(a.unbind(1), a.sigmoid().unbind(1), strict=True)], 1),
     "over": lambda a: (a.mT.contiguous() / (1 + torch.exp(-a)).mT.contiguous()).mT,
     "written": lambda a: (0.5 * (1 + (a / 2).tanh())).mT.contiguous().mT * a,
+    "scaled": lambda a: ((3.0 * a).mT * (a.sigmoid() / 3.0).mT).mT,
+    "negated": lambda a: ((-a).mT * (-a.sigmoid()).mT).mT,
+    "negated, a function of it": lambda a: ((-a).mT / -(1 + torch.exp(-a)).mT.clone()).mT,
+    "scaled by a buffer": lambda a: ((a * TWO).mT * (a.sigmoid() / 2).mT).mT,
 }
 
 

@@ -99,7 +99,7 @@ def linked(out: Tensor, x: Tensor, op: Noted, kind: int = LINEAR, exact: bool = 
         if getattr(x, FUNCTION, None) is None or (f := function_of(x)) is None:  # nearly always
             root = ref(x) if exact and kind != EXPONENTIAL else lambda: x  # as write_note() has it
             out.__dict__[FUNCTION] = Note((0, root, x._version, kind, exact, op))
-            if kind != LINEAR or not exact:
+            if kind != LINEAR or not exact or _moved.is_scaling(op, out):
                 _moved.note(out, x, kind, exact, op)
         else:
             write_note(out, Function(f.root, max(kind, f.kind), exact and f.exact, _then(f.op, op)))
@@ -430,10 +430,10 @@ def _moved_of_one(run: Any, a: Tensor, b: Tensor) -> tuple[Function, Function] |
         return None
     if not (_moved.are_numbered_alike(of_f, of_g, like=a) if is_one is None else is_one):
         return None
-    if of_f.op is None:
-        return f, Function(f.root, max(g.kind, of_g.kind), g.exact and of_g.exact, _after(of_g.op, g.op))
-    if of_g.op is None:
-        return Function(g.root, max(f.kind, of_f.kind), f.exact and of_f.exact, _after(of_f.op, f.op)), g
+    if (of_root := _moved.unscaled(of_f)) is not None:
+        return f, Function(f.root, max(g.kind, of_g.kind), g.exact and of_g.exact, _after(of_root(of_g.op), g.op))
+    if (of_root := _moved.unscaled(of_g)) is not None:
+        return Function(g.root, max(f.kind, of_f.kind), f.exact and of_f.exact, _after(of_root(of_f.op), f.op)), g
     return None if f.root is g.root else (f._replace(op=f.op or _same), g._replace(op=g.op or _same))
 
 

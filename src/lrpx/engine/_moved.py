@@ -81,6 +81,14 @@ def note(out: Tensor, root: Tensor, kind: int, exact: bool, op: Noted | None) ->
         node.metadata[FUNCTION] = (of, root.output_nr), kind, exact, op
 
 
+def is_scaling(op: Noted, out: Tensor) -> bool:
+    """Whether ``op``, which has made ``out``, scales by a number, or turns the sign: it commutes with moves."""
+    if not isinstance(op, tuple):
+        return kind(out.grad_fn) == "Neg"
+    other = op[1]
+    return isinstance(other, int | float) or (isinstance(other, Tensor) and other.numel() == 1)
+
+
 def is_moved(x: Tensor) -> bool:
     """Whether the last thing that was done with a tensor is a move; not that of a linear layer to the shape it has."""
     node: Any = x.grad_fn
@@ -132,6 +140,20 @@ def _way(node: Any, place: int) -> Way:
         else:
             break
     return Way((node, place), moves, of, is_exact, _composed(ops) if ops else None)
+
+
+def unscaled(way: Way) -> Callable[[Op | None], Op | None] | None:
+    """If a tensor is what it was moved from, scaled by one number at most: how a function of that is one of this."""
+    op = way.op
+    if op is None:
+        return lambda function: function
+    if way.kind or not way.exact or getattr(op, MASKING, False):
+        return None
+
+    def before(x: Any) -> Any:
+        return x / op(torch.ones((), dtype=x.dtype, device=x.device))
+
+    return lambda function: before if function is None else masking(lambda x: function(before(x)), function)
 
 
 def _composed(ops: Sequence[Op]) -> Op:
