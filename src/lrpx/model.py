@@ -839,19 +839,32 @@ class BoundModel(Named):
         segments = (first if row.arguments else first.only(some), *others)
         read = len(segments[-1]) - 1 if self.task.reads == "position" else None
         asked = Questions((replace(row, segments=segments),), (Question(0, read, questions.asked[0].target),))
-        hidden = wide // 2, 0, wide * 3 // 16, wide * 3 // 4  # so that no place but the first has as many before it
-        mask, other = torch.ones(2, wide, dtype=torch.int64)
-        mask[hidden[0]], other[[*hidden[1:]]] = 0, 0
+        if wide < 2:
+            return False
+        middle = (wide - 1) // 2
+        without = torch.ones(wide, wide, dtype=torch.int64).fill_diagonal_(0)  # each of its rows hides another token
+        without[:, middle] = 0
+        apart = [place for place in (0, wide * 3 // 16, wide * 3 // 4) if place != middle]
+        without[middle] = 1
+        without[middle, apart] = 0  # no place but the first has as many before it
+        hidden = [[*apart, middle] if place == middle else [place] for place in range(wide - 1)]
         batch = self.batch(asked, exactly=True)
-        one, another = (batch.changed(self.module, "attention_mask", [each]).inputs for each in (mask, other))
-        given = one["attention_mask"], another["attention_mask"]
-        counting = tasks.Counting(tasks.first_weight(self.module), *given, hidden)
-        with (
-            suppress(RuntimeError, ValueError, IndexError),  # it reads where a certain token is, or takes fewer
-            torch.no_grad(), as_it_was(self.module), unpacked(self.module), self._places_held(batch), counting,
-        ):  # fmt: skip
-            self.module(**one)
-        return counting.counts
+        seen = torch.ones(wide, dtype=torch.int64)
+        seen[middle] = 0  # and the last token is hidden in none, where a classifier may read
+        every = [batch.changed(self.module, "attention_mask", [each]).inputs for each in (seen, *without[:-1])]
+
+        def run(inputs: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> tasks.Counting:
+            masks = [each["attention_mask"] for each in others]
+            counting = tasks.Counting(self.module, tasks.first_weight(self.module), inputs, masks, hidden[: len(masks)])
+            with (
+                suppress(RuntimeError, ValueError, IndexError),  # it reads where a certain token is, or takes fewer
+                torch.no_grad(), as_it_was(self.module), unpacked(self.module), self._places_held(batch), counting,
+            ):  # fmt: skip
+                counting.end(self.module(**inputs))
+            return counting
+
+        found = run(every[0], every[1:])
+        return found.counts or (bool(found.unseen) and found.saw_other(run(every[1 + middle], [])))
 
     def _places_held(self, batch: Batch) -> AbstractContextManager[None]:
         """Where a mask hides tokens, they keep their places: beside an image they are counted otherwise, and a module

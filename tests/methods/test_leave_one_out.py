@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 import transformers
@@ -525,6 +527,120 @@ def test_a_classifier_that_looks_both_ways_and_reads_by_its_mask(pool):
     model, ids = Pools().double().eval(), [3, 7, 1, 9, 5]
     explain = Explainer(model, task=Task.CLASSIFICATION)
     if pool in ("counted", "gathered", "cut", "fading behind the first", "fading behind others"):
+        with pytest.raises(ModelError, match="by its attention_mask, or which one it reads"):
+            explain(ids, 1, method="leave-one-out")
+        return
+    near(explain(ids, 1, method="leave-one-out").relevance, leave_one_out(model, ids, lambda out: out[0, 1]))
+
+
+def looked_up(model, ids, places):
+    return model.embed(ids) + model.places(places)
+
+
+def mean(x, mask):
+    return POOLED["mean"](x, mask)
+
+
+def so_far(mask):
+    return mask.cumsum(1).clamp(min=1)[..., None]
+
+
+def in_chunks(model, ids, mask):
+    pairs = zip(ids.split(4, 1), mask.split(4, 1), strict=True)
+    return mean(torch.cat([looked_up(model, some, seen.cumsum(1)) for some, seen in pairs], 1), mask)
+
+
+def behind_others(model, ids, mask):
+    mask = pad(mask, (40, 0), value=1)
+    x = model.embed(pad(ids, (40, 0), value=2)) + model.places((mask.cumsum(1) - 1) // 4)
+    return mean(x, mask)
+
+
+def every_other(model, ids, mask):
+    x, mask = at_places(model, ids)[:, ::2], mask[:, ::2]
+    return mean(x + model.places(mask.cumsum(1)), mask)
+
+
+def elsewhere(function):
+    """What it gives in another thread."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(function).result()
+
+
+def at_places(model, ids):
+    return looked_up(model, ids, torch.arange(ids.shape[1]))
+
+
+def seen_rows(x, mask):
+    return [each[seen.bool()] for each, seen in zip(x, mask, strict=True)]
+
+
+def near_by_count(model, ids, mask):
+    x, at = at_places(model, ids), mask.cumsum(1)
+    scores = model.q(x) @ x.mT / (1 + (at[:, :, None] - at[:, None]).abs())
+    return mean(scores.masked_fill(mask[:, None] == 0, -1e9).softmax(-1) @ x, mask)
+
+
+def one_by_one(model, ids, mask):
+    """A scan that goes past what is hidden."""
+    x = at_places(model, ids)
+    state = torch.zeros_like(x[:, 0])
+    for t in range(ids.shape[1]):
+        state = torch.where(mask[:, t, None] == 1, (model.q(state) + x[:, t]).tanh(), state)
+    return state
+
+
+def put_back(model, ids, mask):
+    x, seen = at_places(model, ids), mask.bool()
+    x[seen] = model.q(x[seen]).tanh()
+    return mean(x, mask)
+
+
+def of_their_own(mask):
+    """Weights of places, normalised over those that are seen."""
+    return torch.linspace(0, 2, mask.shape[1]).masked_fill(mask == 0, -1e9).softmax(-1)
+
+
+MORE = {
+    "shares of so far": lambda m, ids, mask: mean(at_places(m, ids) * mask[..., None] / so_far(mask), mask),
+    "scores by distance": near_by_count,
+    "in another thread": lambda m, ids, mask: mean(looked_up(m, ids, elsewhere(lambda: mask.cumsum(1))), mask),
+    "all in another": lambda m, ids, mask: elsewhere(lambda: mean(looked_up(m, ids, mask.cumsum(1)), mask).detach()),
+    "every other": every_other,
+    "in chunks": in_chunks,
+    "behind many": behind_others,
+    "the third that is seen": lambda m, ids, mask: torch.stack([x[2] for x in seen_rows(at_places(m, ids), mask)]),
+    "packed with places": lambda m, ids, mask: torch.stack(
+        [(x + m.places.weight[: len(x)]).mean(0) for x in seen_rows(m.embed(ids), mask)]
+    ),
+    "a sum so far by a square": lambda m, ids, mask: (
+        (at_places(m, ids) * mask[..., None]).cumsum(1) / so_far(mask) ** 2
+    )[:, -1],
+}
+HIDING = {
+    "a mean so far": lambda m, ids, mask: ((at_places(m, ids) * mask[..., None]).cumsum(1) / so_far(mask))[:, -1],
+    "by what there are of": lambda m, ids, mask: (
+        (at_places(m, ids) * mask[..., None]).sum(1) * (1 / mask.sum(1)[:, None])
+    ),
+    "learned weights": lambda m, ids, mask: (at_places(m, ids) * of_their_own(mask)[..., None]).sum(1),
+    "a scan": one_by_one,
+    "put back": put_back,
+    "half of all": lambda m, ids, mask: mean(at_places(m, ids)[:, ::2], mask[:, ::2]),
+    "the largest": lambda m, ids, mask: torch.stack([x.amax(0) for x in seen_rows(at_places(m, ids), mask)]),
+}
+
+
+@pytest.mark.parametrize("way", [*MORE, *HIDING])
+def test_what_is_made_of_a_mask_hides_one_place_or_weighs_those_that_are_seen(way):
+    """Anything else is refused, wherever it is computed, along whatever and behind however many others."""
+
+    class Own(Counts):
+        def forward(self, input_ids, attention_mask):
+            return self.head((MORE | HIDING)[way](self, input_ids, attention_mask))
+
+    model, ids = Own().double().eval(), [3, 7, 1, 9, 5, 11, 2]
+    explain = Explainer(model, task=Task.CLASSIFICATION)
+    if way in MORE:
         with pytest.raises(ModelError, match="by its attention_mask, or which one it reads"):
             explain(ids, 1, method="leave-one-out")
         return

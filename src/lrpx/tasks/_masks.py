@@ -1,5 +1,5 @@
 """What a model does with its attention mask, beside hiding tokens: it may count tokens' places by it, or which one it
-reads. Found by one run in which all that is computed of the mask alone is computed of another mask, too."""
+reads. Found by one run in which all that is computed of the mask alone is computed of other masks, too."""
 
 from __future__ import annotations
 
@@ -12,71 +12,122 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch.nn import Module
 
 BESIDE: Final = 32
 """So many places a model may put before or behind those of a text, as soft prompts;"""
 ENDS: Final = 2
 """and so many it may leave out, as the class token and the end."""
 _aten = torch.ops.aten
-NEW: Final = frozenset(
-    getattr(_aten, f"{kind}") for kind in ("new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided")
-) | frozenset(getattr(_aten, f"{kind}_like") for kind in ("zeros", "ones", "full", "empty", "rand", "randn"))
+
+
+def _kinds(names: str) -> frozenset[Any]:
+    return frozenset(getattr(_aten, name) for name in names.split())
+
+
+NEW: Final = _kinds(
+    "new_zeros new_ones new_full new_empty new_empty_strided zeros_like ones_like full_like empty_like rand_like "
+    "randn_like"
+)
 """What makes a tensor of another's shape, without its numbers."""
-READING: Final = frozenset(getattr(_aten, kind) for kind in ("index", "gather", "index_select", "take", "embedding"))
+READING: Final = _kinds("index gather index_select take embedding")
 """What is told by a number which tokens it reads."""
+PACKING: Final = _kinds("index masked_select")
+"""What leaves out the rows that a mask hides: where one stands then is counted by it."""
+ALIKE: Final = _kinds(
+    "sum mean amax amin max min logsumexp var std var_mean linalg_vector_norm any all index_put index_put_ "
+    "masked_scatter masked_scatter_ mm addmm native_layer_norm _softmax _log_softmax view _unsafe_view unsqueeze "
+    "squeeze expand alias detach clone _to_copy native_dropout"
+)
+"""What may be done with such rows, beside what is done with each number: with each row, with all of them, or to put
+them back."""
+SUMMING: Final = _kinds("mul div cumsum sum bmm mm")
+"""What sums up tokens, or divides their sum, by weights that are known."""
+SAME: Final = 1e-4
+"""So much may ratios of weights differ by rounding."""
 TO_PYTHON: Final = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 """What takes numbers out of torch unseen."""
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """In the block, looks at what a model computes of its mask alone, where that meets tokens, whose embeddings are
-    looked up in its table. Of another mask, in which other tokens are hidden, it computes the same beside it. A mask
-    that only hides is another there in the places of these tokens alone. Places that are counted by it are others
-    behind them, too, or everywhere; so is which token is read, and how many there are, where Python is told.
+    looked up in its table. Of other masks, in each of which another token is hidden, it computes the same beside it.
 
-    How many tokens a pooling divides by is no place.
+    A mask that only hides has numbers that hang on one place each, or on two, a query's and a key's, and is another in
+    the place of the hidden token alone. Or it has weights whose ratios stay, as those of a mean. Anything else counts:
+    places behind a hidden token are others, or all are; so is which token is read, and how many there are, where Python
+    is told. How many tokens a pooling divides by is no place; a mean so far divides by a sum of the same weights.
 
     Args:
+        model: whose weights are known, and its tokens' table.
         table: the token table.
-        mask: what the model will be given.
-        other: the other.
-        hidden: the places in which they differ.
+        inputs: what the model will be given, its ``attention_mask`` among it.
+        others: other masks,
+        hidden: each with the places in which it differs from that.
     """
 
-    def __init__(self, table: Tensor, mask: Tensor, other: Tensor, hidden: Collection[int]) -> None:
+    def __init__(
+        self,
+        model: Module,
+        table: Tensor,
+        inputs: Mapping[str, Any],
+        others: Iterable[Tensor],
+        hidden: Iterable[Sequence[int]],
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.hidden, self.wide = sorted(hidden), mask.shape[-1]
-        self.kept: list[Any] = [table, mask]  # else another tensor might take the place of one in memory
+        mask = inputs["attention_mask"]
+        self.hidden, self.wide = [sorted(each) for each in hidden], mask.shape[-1]
+        known = [*model.parameters(), *model.buffers(), *(each for each in inputs.values() if isinstance(each, Tensor))]
+        self.kept: list[Any] = [table, *known]  # else another tensor might take the place of one in memory
         self.of_tokens = {_memory(table)}
-        self.others = {_memory(mask): _copied(other.contiguous())}
+        self.of_mask = {_memory(mask): [_copied(each.contiguous()) for each in (mask, *others)]}
+        self.weights: dict[int, list[torch.UntypedStorage]] = {}
+        self.packed: set[int] = set()
+        self.seen = {_memory(each) for each in self.kept}
+        self.unseen: list[Tensor] = []
         self.counts = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs, kind = kwargs or {}, func.overloadpacket
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        meets = any(_memory(each) in self.of_tokens for each in given) and func.overloadpacket not in NEW
-        masks = [each for each in given if _memory(each) in self.others]
+        self._look(given)
+        meets = any(_memory(each) in self.of_tokens for each in given) and kind not in NEW
+        masks = [each for each in given if _memory(each) in self.of_mask]
+        otherwise: list[Any] = []
         if masks and not meets:
-            if func._schema.is_mutable and _memory(given[0]) not in self.others:
-                self.others[_memory(given[0])] = _copied(given[0])
-            try:
-                otherwise = func(*tree_map(self.other, args), **tree_map(self.other, kwargs))
-            except (RuntimeError, ValueError, IndexError):  # what fits the one does not fit the other
-                self.counts, otherwise = True, ()
-        elif meets and func.overloadpacket not in (_aten.div, _aten.div_):  # by which a mean, or one so far, divides
-            self.counts = self.counts or any(self._moves(each, func.overloadpacket in READING) for each in masks)
+            if func._schema.is_mutable and _memory(given[0]) not in self.of_mask:
+                self.of_mask[_memory(given[0])] = [_copied(given[0]) for _ in (None, *self.hidden)]
+            otherwise = self._otherwise(func, args, kwargs, self.of_mask)
+        elif meets:
+            otherwise = self._summed(func, args, kwargs, given, masks)
+            is_sum = kind is _aten.div and any(_memory(each) in self.weights for each in given)
+            hides = is_sum and bool(otherwise) and _stay(otherwise)  # by which a mean divides
+            self.counts |= not hides and not all(self._hides(each, kind in READING) for each in masks)
+            self.counts |= self._tells_rows(func, given)
         found = func(*args, **kwargs)
         made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
         self.kept += made
+        self.seen.update(map(_memory, made))
         if meets:
             self.of_tokens.update(map(_memory, made))
             for each in made:
-                self.others.pop(_memory(each), None)
+                self.of_mask.pop(_memory(each), None)
+                if func._schema.is_mutable:
+                    self.weights.pop(_memory(each), None)
+            if otherwise:
+                _keep(self.weights, made, otherwise)
+            packs = kind in PACKING and any(each.dtype in (torch.bool, torch.uint8) for each in masks)
+            rows = {each.shape[0] for each in given if _memory(each) in self.packed and each.ndim}
+            puts_back = kind in (_aten.index_put, _aten.index_put_, _aten.masked_scatter, _aten.masked_scatter_)
+            self.packed.update(
+                _memory(each) for each in made if packs or (each.ndim and each.shape[0] in rows and not puts_back)
+            )
         elif masks and made:
-            self._keep(made, [each for each in tree_leaves(otherwise) if isinstance(each, Tensor)] or made)
+            self.counts |= not _keep(self.of_mask, made, otherwise)
         elif masks:  # a number that Python is told
-            self.counts = self.counts or found != otherwise
+            self.counts |= any(each != found for each in otherwise)
         return found
 
     def __enter__(self) -> Any:
@@ -88,59 +139,154 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__exit__(*how)  # type: ignore[no-untyped-call]
         self.leaving.__exit__(*how)  # type: ignore[no-untyped-call]
 
-    def other(self, given: Any) -> Any:
-        """What there is of the other mask in the place of a tensor of the mask; anything else as it is."""
-        if not isinstance(given, Tensor) or _memory(given) not in self.others:
-            return given
-        how = given.storage_offset(), given.shape, given.stride()
-        return torch.empty(0, dtype=given.dtype, device=given.device).set_(self.others[_memory(given)], *how)
+    def each(self, given: Tensor) -> list[Tensor]:
+        """What there is of each mask in the place of a tensor of the mask, the model's own first."""
+        return [_like(given, memory) for memory in self.of_mask.get(_memory(given), ())]
 
-    def _keep(self, made: Sequence[Tensor], otherwise: Sequence[Any]) -> None:
-        for one, other in zip(made, otherwise, strict=True):
-            if one.shape != other.shape:
-                self.counts = True
-            elif _memory(one) not in self.others:  # no view of what is known, nor changed in place
-                self.others[_memory(one)] = _copied(one)
-                self.other(one).copy_(other)
+    def end(self, output: Any) -> None:
+        """What a model gave: where that was made unseen, as in another thread, nothing is known."""
+        made = [each for each in tree_leaves(output) if isinstance(each, Tensor)]
+        self.counts |= bool(made) and not any(_memory(each) in self.of_tokens for each in made)
 
-    def _moves(self, mask: Tensor, reads: bool) -> bool:
-        """Whether what meets tokens, or ``reads`` some of them, is another elsewhere than in the places that are
-        hidden."""
-        one, other = mask, self.other(mask)
-        differs = (one != other) & ~((one != one) & (other != other))
-        if not bool(differs.any()):
+    def saw_other(self, run: Counting) -> bool:
+        """Whether another run had other tensors of those that nobody has seen made."""
+        pairs = zip(self.unseen, run.unseen, strict=False)
+        return len(self.unseen) != len(run.unseen) or any(
+            one.shape != other.shape or not torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in pairs
+        )
+
+    def _look(self, given: Iterable[Tensor]) -> None:
+        """Keep what nobody has seen made, as what another thread has."""
+        for each in given:
+            if _memory(each) not in self.seen:
+                self.seen.add(_memory(each))
+                self.kept.append(each)
+                self.unseen.append(each.clone())
+
+    def _otherwise(self, func: Any, args: Any, kwargs: Any, known: dict[int, list[torch.UntypedStorage]]) -> list[Any]:
+        """What it computes of each mask."""
+
+        def at(which: int) -> Any:
+            def other(given: Any) -> Any:
+                is_known = isinstance(given, Tensor) and _memory(given) in known
+                return _like(given, known[_memory(given)][which]) if is_known else given
+
+            return other
+
+        try:
+            return [func(*tree_map(at(i), args), **tree_map(at(i), kwargs)) for i in range(len(self.hidden) + 1)]
+        except (RuntimeError, ValueError, IndexError):  # what fits the one does not fit the other
+            self.counts = True
+            return []
+
+    def _summed(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], masks: Sequence[Tensor]) -> list[Any]:
+        """The weights that tokens have in what this gives, for each mask: the same of ones in their place."""
+        tokens = [each for each in given if _memory(each) in self.of_tokens]
+        if func.overloadpacket not in SUMMING or len(tokens) != 1 or func._schema.is_mutable:
+            return []
+        if not masks and _memory(tokens[0]) not in self.weights:
+            return []
+        known = self.of_mask | self.weights
+        if _memory(tokens[0]) not in known:
+            ones = _copied(tokens[0])
+            _like(tokens[0], ones).fill_(1)
+            known[_memory(tokens[0])] = [ones] * (len(self.hidden) + 1)
+        if len(given) > len(tokens) + len(masks) and func.overloadpacket is _aten.mm:  # a layer of the model's
+            return []
+        return self._otherwise(func, args, kwargs, known)
+
+    def _hides(self, mask: Tensor, reads: bool) -> bool:
+        """Whether what meets tokens, or ``reads`` some of them, only hides."""
+        one, *others = self.each(mask)
+        changed = [(one != other) & ~((one != one) & (other != other)) for other in others]
+        if not any(bool(each.any()) for each in changed):
+            return True
+        alone = torch.stack([each for each, places in zip(changed, self.hidden, strict=True) if len(places) == 1])
+        if int(alone.sum(0).max()) <= 2 and self._in_place(changed):
+            return True
+        if reads:
             return False
-        dims = self._dims(one)
-        if not dims:  # nothing of each token: how many there are
-            return reads
-        for before in range(-ENDS, BESIDE + 1):
-            hidden, seen = zip(*(self._places(one.shape[i], before) for i in dims), strict=True)
-            left = differs.clone()
-            for i, places in zip(dims, hidden, strict=True):
-                left.index_fill_(i, torch.tensor(places, device=left.device), False)
-            if not bool(left.any()) or all(_is_same_everywhere(each, dims, seen) for each in (one, other)):
-                return False
-        return True
+        if all(bool((each == each.flatten()[0]).all()) for each in (one, *others)):
+            return True  # how many there are
+        if not self._dims(mask) and bool((alone == alone.flatten(1)[:, :1].reshape(-1, *[1] * mask.ndim)).all()):
+            return True  # and what is made of that
+        return self._weighs(one, others)
+
+    def _weighs(self, one: Tensor, others: Sequence[Tensor]) -> bool:
+        """Whether these are weights of tokens, 0 where one is hidden, whose ratios stay."""
+        gone = [(one == 0) != (other == 0) for other in others]
+        single = torch.stack([each for each, places in zip(gone, self.hidden, strict=True) if len(places) == 1])
+        if one.is_complex() or not bool(single.any()) or int(single.sum(0).max()) > 2 or not self._in_place(gone):
+            return False
+        for i, size in enumerate(one.shape):
+            if size > 1 and int(single.sum(i + 1).max()) <= 1:
+                ratios = [_ratios(one, other) for other in others]
+                spread = [each.nan_to_num(-torch.inf).amax(i) - each.nan_to_num(torch.inf).amin(i) for each in ratios]
+                if all(bool((each <= SAME).all()) for each in spread):
+                    return True
+        return False
+
+    def _in_place(self, changed: Sequence[Tensor]) -> bool:
+        """Whether nothing is another elsewhere than in the places that are hidden."""
+        dims = self._dims(changed[0])
+        if not dims:
+            return True
+        for before in sorted(range(-ENDS, BESIDE + 1), key=abs):
+            for each, hidden in zip(changed, self.hidden, strict=True):
+                left = each.clone()
+                for i in dims:
+                    at = self._places(each.shape[i], before, hidden)
+                    left.index_fill_(i, torch.tensor(at, device=left.device, dtype=torch.int64), False)
+                if bool(left.any()):
+                    break
+            else:
+                return True
+        return False
 
     def _dims(self, mask: Tensor) -> list[int]:
         """Which dimensions are of tokens."""
         return [i for i, size in enumerate(mask.shape) if -ENDS <= size - self.wide <= BESIDE]
 
-    def _places(self, size: int, before: int) -> tuple[list[int], list[int]]:
-        """Where the tokens are that are hidden, and those that are seen, among so many places, ``before`` of others
-        before the first, no more than there are; below 0, so many of its own left out."""
+    def _places(self, size: int, before: int, hidden: Sequence[int]) -> list[int]:
+        """Where the tokens are that are hidden, among so many places, ``before`` of others before the first, no more
+        than there are; below 0, so many of its own left out."""
         before = max(min(before, max(size - self.wide, 0)), min(size - self.wide, 0))
-        places = {place: place + before for place in range(self.wide) if 0 <= place + before < size}
-        hidden = [at for place, at in places.items() if place in self.hidden]
-        return hidden, [at for place, at in places.items() if place not in self.hidden]
+        return [place + before for place in hidden if 0 <= place + before < size]
 
-
-def _is_same_everywhere(values: Tensor, dims: Sequence[int], seen: Sequence[Sequence[int]]) -> bool:
-    """Whether it is the same at all tokens that are seen, as in a mean over them."""
-    for i, places in zip(dims, seen, strict=True):
-        values = values.index_select(i, torch.tensor(places, device=values.device))
-        if not torch.equal(values, values.narrow(i, 0, 1).expand_as(values)):
+    def _tells_rows(self, func: Any, given: Sequence[Tensor]) -> bool:
+        """Whether rows that were packed by a mask are told apart by where they stand."""
+        rows = {each.shape[0] for each in given if _memory(each) in self.packed and each.ndim}
+        if not rows:
             return False
+        others = [each for each in given if _memory(each) not in self.packed]
+        each_number = torch.Tag.pointwise in func.tags
+        beside = each_number and any(size > 1 and size in rows for each in others for size in each.shape[:-1])
+        return beside or not (each_number or func.overloadpacket in ALIKE)
+
+
+def _stay(weights: Sequence[Tensor]) -> bool:
+    """Whether weights are the same whatever is hidden, wherever there are any."""
+    one, *others = weights
+    return not one.is_complex() and all(
+        bool(((_ratios(one, each) - 1).abs().nan_to_num(0) <= SAME).all()) for each in others
+    )
+
+
+def _ratios(one: Tensor, other: Tensor) -> Tensor:
+    """Of numbers that are no zeros; NaN where one is."""
+    ratios = other.double() / one.double()
+    return ratios.masked_fill((one == 0) | (other == 0) | ratios.isinf(), torch.nan)
+
+
+def _keep(known: dict[int, list[torch.UntypedStorage]], made: Sequence[Tensor], otherwise: Sequence[Any]) -> bool:
+    """Keep what was computed of each mask beside what was made; whether it has the same shapes."""
+    for each, *others in zip(made, *map(tree_leaves, otherwise), strict=False):
+        if any(each.shape != other.shape for other in others):
+            return False
+        if _memory(each) not in known:  # no view of what is known, nor changed in place
+            known[_memory(each)] = [_copied(each) for _ in others]
+            for memory, other in zip(known[_memory(each)], others, strict=True):
+                _like(each, memory).copy_(other)
     return True
 
 
@@ -154,8 +300,7 @@ class _Leaving(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in TO_PYTHON:
             with torch._C._DisableTorchDispatch():
-                other = self.counting.other(args[0])
-                self.counting.counts = self.counting.counts or not torch.equal(args[0], other)
+                self.counting.counts |= any(not torch.equal(args[0], each) for each in self.counting.each(args[0]))
         return func(*args, **(kwargs or {}))
 
 
@@ -168,3 +313,9 @@ def _copied(tensor: Tensor) -> torch.UntypedStorage:
     """All that a tensor and its views look at, once more."""
     found: torch.UntypedStorage = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
     return found
+
+
+def _like(tensor: Tensor, memory: torch.UntypedStorage) -> Tensor:
+    """A tensor that looks at other memory in the same way."""
+    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return empty.set_(memory, tensor.storage_offset(), tensor.shape, tensor.stride())
