@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pack_padded_sequence
 
 from lrpx import Contrast, Explainer, LogProb, Span, Task
 from lrpx.coverage._classes import choose, every_class
@@ -645,6 +646,29 @@ def test_what_is_made_of_a_mask_hides_one_place_or_weighs_those_that_are_seen(wa
             explain(ids, 1, method="leave-one-out")
         return
     near(explain(ids, 1, method="leave-one-out").relevance, leave_one_out(model, ids, lambda out: out[0, 1]))
+
+
+class ReadsOn(Counts):
+    """A recurrence over what attention makes of a text, as far as the mask has ones; what that hides is zero."""
+
+    def __init__(self, zeros):
+        super().__init__()
+        self.recurrence, self.zeros = torch.nn.GRU(8, 8, batch_first=True), zeros
+
+    def forward(self, input_ids, attention_mask):
+        x = at_places(self, input_ids)
+        x = x + (self.q(x) @ x.mT).masked_fill(attention_mask[:, None] == 0, -1e9).softmax(-1) @ x
+        x = x * attention_mask[..., None] if self.zeros else x
+        lengths = attention_mask.sum(1)
+        return self.head(self.recurrence(pack_padded_sequence(x, lengths, True, enforce_sorted=False))[1][-1])
+
+
+@pytest.mark.parametrize("zeros", [True, False])
+def test_a_recurrence_over_so_many_tokens_as_the_mask_has_ones_is_refused(zeros):
+    """The last token was left out with any other."""
+    explain = Explainer(ReadsOn(zeros).double().eval(), task=Task.CLASSIFICATION)
+    with pytest.raises(ModelError, match="ReadsOn counts tokens' places by its attention_mask, or which one it reads"):
+        explain([3, 7, 1, 9, 5], 1, method="leave-one-out")
 
 
 class Around(torch.nn.Module):

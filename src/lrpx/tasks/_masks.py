@@ -104,7 +104,10 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             otherwise = self._summed(func, args, kwargs, given, masks)
             is_sum = kind is _aten.div and any(_memory(each) in self.weights for each in given)
             hides = is_sum and bool(otherwise) and _stay(otherwise)  # by which a mean divides
-            self.counts |= not hides and not all(self._hides(each, kind in READING) for each in masks)
+            is_each = torch.Tag.pointwise in func.tags
+            numbers = [each.dtype.is_floating_point or each.dtype is torch.bool or is_each for each in masks]
+            reads = [kind in READING or not is_number for is_number in numbers]  # or is told how many to read
+            self.counts |= not hides and not all(map(self._hides, masks, reads))
             self.counts |= self._tells_rows(func, given)
         found = func(*args, **kwargs)
         made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
@@ -218,11 +221,12 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         single = torch.stack([each for each, places in zip(gone, self.hidden, strict=True) if len(places) == 1])
         if one.is_complex() or not bool(single.any()) or int(single.sum(0).max()) > 2 or not self._in_place(gone):
             return False
+        lost = SAME if not one.is_floating_point() else max(SAME, 16 * torch.finfo(one.dtype).eps)
         for i, size in enumerate(one.shape):
             if size > 1 and int(single.sum(i + 1).max()) <= 1:
                 ratios = [_ratios(one, other) for other in others]
                 spread = [each.nan_to_num(-torch.inf).amax(i) - each.nan_to_num(torch.inf).amin(i) for each in ratios]
-                if all(bool((each <= SAME).all()) for each in spread):
+                if all(bool((each <= lost).all()) for each in spread):
                     return True
         return False
 
