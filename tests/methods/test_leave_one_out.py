@@ -602,7 +602,20 @@ def of_their_own(mask):
     return torch.linspace(0, 2, mask.shape[1]).masked_fill(mask == 0, -1e9).softmax(-1)
 
 
+def shares_of_a_graph(model, ids, mask):
+    """Each token beside all that are seen, by the root of how many those are, on both sides."""
+    beside = (mask[:, :, None] * mask[:, None]).double()
+    roots = beside.sum(-1, keepdim=True).clamp(min=1).rsqrt()
+    return mean(roots * (beside @ (roots * at_places(model, ids))), mask)
+
+
+def parts_of_all(model, ids, mask):
+    shares = torch.arange(ids.shape[1]) / mask.sum(1, keepdim=True)
+    return mean((model.embed(ids) + shares[..., None] * model.places.weight[0]).tanh(), mask)
+
+
 MORE = {
+    "parts of all": parts_of_all,
     "shares of so far": lambda m, ids, mask: mean(at_places(m, ids) * mask[..., None] / so_far(mask), mask),
     "scores by distance": near_by_count,
     "in another thread": lambda m, ids, mask: mean(looked_up(m, ids, elsewhere(lambda: mask.cumsum(1))), mask),
@@ -619,6 +632,7 @@ MORE = {
     )[:, -1],
 }
 HIDING = {
+    "shares of a graph": shares_of_a_graph,
     "a mean so far": lambda m, ids, mask: ((at_places(m, ids) * mask[..., None]).cumsum(1) / so_far(mask))[:, -1],
     "by what there are of": lambda m, ids, mask: (
         (at_places(m, ids) * mask[..., None]).sum(1) * (1 / mask.sum(1)[:, None])

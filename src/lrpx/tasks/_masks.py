@@ -45,6 +45,8 @@ ALIKE: Final = _kinds(
 them back."""
 SUMMING: Final = _kinds("mul div cumsum sum bmm mm")
 """What sums up tokens, or divides their sum, by weights that are known."""
+WEIGHING: Final = SUMMING | _kinds("mul_ div_ baddbmm addmm addcmul")
+"""What multiplies tokens with weights."""
 SAME: Final = 1e-4
 """So much may ratios of weights differ by rounding."""
 TO_PYTHON: Final = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
@@ -78,6 +80,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         mask = inputs["attention_mask"]
+        self.never = [place for place, seen in enumerate(mask.flatten(0, -2)[0].tolist()) if not seen]
         self.hidden, self.wide = [sorted(each) for each in hidden], mask.shape[-1]
         known = [*model.parameters(), *model.buffers(), *(each for each in inputs.values() if isinstance(each, Tensor))]
         self.kept: list[Any] = [table, *known]  # else another tensor might take the place of one in memory
@@ -107,7 +110,9 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_each = torch.Tag.pointwise in func.tags
             numbers = [each.dtype.is_floating_point or each.dtype is torch.bool or is_each for each in masks]
             reads = [kind in READING or not is_number for is_number in numbers]  # or is told how many to read
-            self.counts |= not hides and not all(map(self._hides, masks, reads))
+            self.counts |= not hides and not all(
+                self._hides(mask, is_read, kind in WEIGHING) for mask, is_read in zip(masks, reads, strict=True)
+            )
             self.counts |= self._tells_rows(func, given)
         found = func(*args, **kwargs)
         made = [each for each in tree_leaves(found) if isinstance(each, Tensor)]
@@ -198,14 +203,14 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return []
         return self._otherwise(func, args, kwargs, known)
 
-    def _hides(self, mask: Tensor, reads: bool) -> bool:
-        """Whether what meets tokens, or ``reads`` some of them, only hides."""
+    def _hides(self, mask: Tensor, reads: bool, weighs: bool) -> bool:
+        """Whether what meets tokens, ``reads`` some of them or ``weighs`` them, only hides."""
         one, *others = self.each(mask)
         changed = [(one != other) & ~((one != one) & (other != other)) for other in others]
         if not any(bool(each.any()) for each in changed):
             return True
-        alone = torch.stack([each for each, places in zip(changed, self.hidden, strict=True) if len(places) == 1])
-        if int(alone.sum(0).max()) <= 2 and self._in_place(changed):
+        alone = self._single(changed)
+        if self._of_one_place(changed):
             return True
         if reads:
             return False
@@ -213,25 +218,38 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return True  # how many there are
         if not self._dims(mask) and bool((alone == alone.flatten(1)[:, :1].reshape(-1, *[1] * mask.ndim)).all()):
             return True  # and what is made of that
-        return self._weighs(one, others)
+        return weighs and self._weighs(one, others)
 
     def _weighs(self, one: Tensor, others: Sequence[Tensor]) -> bool:
-        """Whether these are weights of tokens, 0 where one is hidden, whose ratios stay."""
-        gone = [(one == 0) != (other == 0) for other in others]
-        single = torch.stack([each for each, places in zip(gone, self.hidden, strict=True) if len(places) == 1])
-        if one.is_complex() or not bool(single.any()) or int(single.sum(0).max()) > 2 or not self._in_place(gone):
+        """Whether these are weights of tokens whose ratios stay, but for those of hidden ones: all of them, or those of
+        each query."""
+        if one.is_complex():
             return False
         lost = SAME if not one.is_floating_point() else max(SAME, 16 * torch.finfo(one.dtype).eps)
+        if self._dims(one) and self._in_place([_rescaled(one, other, lost) for other in others], self.never):
+            return True
+        gone = [(one == 0) != (other == 0) for other in others]
+        single = self._single(gone)
+        if not bool(single.any()) or not self._of_one_place(gone):
+            return False
+        ratios = [_ratios(one, other) for other in others]
         for i, size in enumerate(one.shape):
             if size > 1 and int(single.sum(i + 1).max()) <= 1:
-                ratios = [_ratios(one, other) for other in others]
                 spread = [each.nan_to_num(-torch.inf).amax(i) - each.nan_to_num(torch.inf).amin(i) for each in ratios]
                 if all(bool((each <= lost).all()) for each in spread):
                     return True
         return False
 
-    def _in_place(self, changed: Sequence[Tensor]) -> bool:
-        """Whether nothing is another elsewhere than in the places that are hidden."""
+    def _single(self, changed: Sequence[Tensor]) -> Tensor:
+        """What is another where one token is hidden, for each of them."""
+        return torch.stack([each for each, places in zip(changed, self.hidden, strict=True) if len(places) == 1])
+
+    def _of_one_place(self, changed: Sequence[Tensor]) -> bool:
+        """Whether each number hangs on one token alone, or on two, and is in its place."""
+        return int(self._single(changed).sum(0).max()) <= 2 and self._in_place(changed)
+
+    def _in_place(self, changed: Sequence[Tensor], beside: Sequence[int] = ()) -> bool:
+        """Whether nothing is another elsewhere than in the places that are hidden, and those ``beside``."""
         dims = self._dims(changed[0])
         if not dims:
             return True
@@ -239,7 +257,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for each, hidden in zip(changed, self.hidden, strict=True):
                 left = each.clone()
                 for i in dims:
-                    at = self._places(each.shape[i], before, hidden)
+                    at = self._places(each.shape[i], before, [*hidden, *beside])
                     left.index_fill_(i, torch.tensor(at, device=left.device, dtype=torch.int64), False)
                 if bool(left.any()):
                     break
@@ -280,6 +298,13 @@ def _ratios(one: Tensor, other: Tensor) -> Tensor:
     """Of numbers that are no zeros; NaN where one is."""
     ratios = other.double() / one.double()
     return ratios.masked_fill((one == 0) | (other == 0) | ratios.isinf(), torch.nan)
+
+
+def _rescaled(one: Tensor, other: Tensor, lost: float) -> Tensor:
+    """Where one is not as many times the other as it mostly is."""
+    most = _ratios(one, other).nanmedian().nan_to_num(1.0)
+    found: Tensor = ~torch.isclose(other.double(), most * one.double(), rtol=lost, atol=0, equal_nan=True)
+    return found
 
 
 def _keep(known: dict[int, list[torch.UntypedStorage]], made: Sequence[Tensor], otherwise: Sequence[Any]) -> bool:
