@@ -1512,3 +1512,72 @@ def test_scores_beside_a_learned_sink_are_made_of_queries_and_keys(kind: str) ->
         found = places(model, reads)
         assert [place.path for place in found] == [f"model.layers.{i}.self_attn.{name}" for i in layers]
         assert all(place.columns is None and place.heads for place in found)
+
+
+class Remembering(nn.Module):
+    """An attention that reads a memory of its own before the text, by the same matrices."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.memory = nn.Linear(16, 16)
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = self.memory(x[:, :3].mean(1, keepdim=True))
+        read = []
+        for matrix in (self.k, self.v):
+            one, other = (matrix(each).unflatten(-1, (2, 8)).transpose(1, 2) for each in (memory, x))
+            read.append(torch.cat([one, other], 2) if self.how == "joined" else other + one)
+        q = self.q(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        made: Tensor = torch.softmax(q @ read[0].mT, -1) @ read[1]
+        return x + self.o(made.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+class OfRemembering(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(31, 16), nn.Linear(16, 31)
+        self.layers = nn.ModuleList(Remembering(how) for _ in range(2))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.table
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["joined", "summed"])
+def test_what_one_matrix_gives_of_two_streams_is_all_read(how: str) -> None:
+    """The keys and values of the newest call alone were told as all."""
+    model = OfRemembering(how).eval()
+    if how == "summed":
+        with pytest.raises(MethodError, match="no keys were found in OfRemembering"):
+            places(model, "keys")
+        return
+    for kind, name in (("queries", "q"), ("keys", "k"), ("values", "v")):
+        found = places(model, kind)  # type: ignore[arg-type]
+        calls = [0] if name == "q" else [0, 1]
+        assert [(each.path, each.call) for each in found] == [(f"layers.{i}.{name}", c) for i in (0, 1) for c in calls]
+        assert all(each.heads == 2 and each.columns is None for each in found)
+
+
+def test_a_decoder_that_reads_itself_and_the_encoder_at_once_has_keys_of_both() -> None:
+    """T5Gemma 2's were those of the encoder's tokens alone."""
+    (t5gemma,) = choose(["t5gemma2"], "seq2seq-lm")
+    model = tiny_model(t5gemma)
+    inputs = tiny_inputs(t5gemma, model)
+    for kind, name in (("keys", "k_proj"), ("values", "v_proj")):
+        found = [place for place in places(model, kind) if "decoder" in place.path]  # type: ignore[arg-type]
+        wanted = [(f"model.decoder.layers.{i}.self_attn.{name}", call) for i in (0, 1) for call in (0, 1)]
+        assert [(place.path, place.call) for place in found] == wanted
+        with lrpx.intervene(model, dict.fromkeys(found, 0.0)), torch.no_grad():
+            changed = model(**inputs).logits
+        with torch.no_grad():
+            for place in found:
+                model.get_parameter(f"{place.path}.weight").zero_()
+            assert torch.allclose(changed, model(**inputs).logits)
+        model = tiny_model(t5gemma)

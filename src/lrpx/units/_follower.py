@@ -59,6 +59,7 @@ class _Mark:
         is_scaled: whether it was multiplied by what depends on the input since, as a norm does; of neurons, by what is
             nobody's, as the stream.
         is_normed: whether that was a norm.
+        calls: of what a linear layer gives: which calls of the module gave it, as where keys of two streams are joined.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class _Mark:
     made_of: _Pairs = ()
     is_scaled: bool = False
     is_normed: bool = False
+    calls: tuple[int, ...] = ()
 
 
 ATTRIBUTE = "_lrpx_unit"
@@ -139,6 +141,7 @@ class Follower(Tap):
         self.calls: Counter[str] = Counter()
         self._entered: dict[str, Tensor] = {}
         self._made: dict[str, Tensor] = {}
+        self._made_in: dict[tuple[str, int], Tensor] = {}  # the same, of each call
         self._attentions = 0
         self._gives: set[str] = set()
         self._products: dict[tuple[str, int], Tensor] = {}  # which a module's call has given
@@ -230,8 +233,14 @@ class Follower(Tap):
             if made is None or its is None or not _is_same(its, given) or (mark is not None and mark.path != child):
                 continue
             if made.numel() == value.numel() and made.shape[-1] == value.shape[-1]:
-                self._made[path] = _with(value, _Mark("linear", _along(value, -1), path))
-                self._linears[path] = self.calls[path]
+                self._is_linear(path, value)
+
+    def _is_linear(self, path: str, value: Tensor) -> Tensor:
+        """Note of what this call of a module gives that it is linear."""
+        call = self.calls[path]
+        self._made[path] = self._made_in[path, call] = value
+        self._linears[path] = call
+        return _with(value, _Mark("linear", _along(value, -1), path, calls=(call,)))
 
     def _here(self) -> str:
         """The path of the module that runs now; of one with several, the first."""
@@ -450,14 +459,13 @@ class Follower(Tap):
 
     def _linear(self, x: Any, mark: _Mark | None, out: Tensor) -> Tensor:
         path = self._here()
-        self._made[path] = out
-        self._linears[path] = self.calls[path]
+        self._is_linear(path, out)
         if mark is not None and mark.kind in ("neurons", "heads"):
             self._second(path, x, mark, out)
         setattr(out, ALONE, path)
         if mark is not None and mark.kind in ("scores", "weights") and _is_equal_along(mark.index):
             return _with(out, replace(mark, index=mark.index[..., :1].expand(out.shape)))  # of each head some of all
-        return _with(out, _Mark("linear", _along(out, -1), path))
+        return out
 
     def _second(self, path: str, x: Tensor, mark: _Mark, out: Tensor) -> None:
         """A linear layer of latent neurons, or of heads side by side."""
@@ -519,8 +527,11 @@ class Follower(Tap):
     def _features(self, kind: Kind, mark: _Mark | None) -> None:
         if mark is None or mark.kind != "linear" or layer_of(mark.path) is None:
             return
-        made = self._made[mark.path]
-        call = max(self.calls[mark.path] - 1, 0)  # it has given its output
+        for call in mark.calls:
+            self._features_in(kind, mark, call)
+
+    def _features_in(self, kind: Kind, mark: _Mark, call: int) -> None:
+        made = self._made_in[mark.path, call]
         self._read.setdefault((mark.path, call), []).append(made)
         if not self._running:
             self._homeless.setdefault(kind, (mark.path, 0))
@@ -555,12 +566,13 @@ class Follower(Tap):
         pairs = zip(out, index, strict=True) if several else [(out, index)]
         for each, its in pairs:
             if isinstance(its, Tensor):
-                _with(each, _Mark(mark.kind, its, mark.path, mark.made_of))
+                _with(each, _Mark(mark.kind, its, mark.path, mark.made_of, calls=mark.calls))
         return out
 
     def _joined(self, marks: list[_Mark | None], call: Call, out: Tensor, proceed: Callable[..., Any]) -> Tensor:
         known = [mark for mark in marks if mark is not None]
         kinds, paths = {mark.kind for mark in known}, {mark.path for mark in known}
+        calls = tuple(sorted({call for mark in known for call in mark.calls}))
         given: list[Any] = [None if mark is None else mark.index for mark in marks]
         if kinds == {"scores"}:  # a sink, which is learned, stands beside those of the keys
             each = [x for x in call.args[0] if x.numel()]
@@ -583,7 +595,7 @@ class Follower(Tap):
         made_of = tuple((_stacked([q for q, _ in each]), _stacked([k for _, k in each])) for each in pairs)
         if any(self._unread.pop(pair, None) for mark in known for pair in mark.made_of):
             self._await(made_of)
-        return _with(out, _Mark(known[0].kind, index, known[0].path, made_of))
+        return _with(out, _Mark(known[0].kind, index, known[0].path, made_of, calls=calls))
 
     def _join(self, marks: Sequence[_Mark]) -> None:
         """Note that the heads of several attentions go on as those of the first."""
@@ -616,7 +628,7 @@ class Follower(Tap):
         self._join(alike)
         others = any(
             any_carries(x)
-            and (mark is None or (mark.kind, mark.path) != (best.kind, best.path))
+            and (mark is None or (mark.kind, mark.path, mark.calls) != (best.kind, best.path, best.calls))
             and mark not in alike
             and not (own and _is_alone(x, best.path))
             for x, mark in zip(args, marks, strict=True)
@@ -851,7 +863,8 @@ def _stacked(marks: Sequence[_Mark | None]) -> _Mark | None:
     kinds = {(mark.kind, mark.path, mark.index.shape) for mark in known}
     if len(known) < len(marks) or len(kinds) > 1:
         return None
-    return replace(known[0], index=torch.stack([mark.index for mark in known]))
+    calls = tuple(sorted({call for mark in known for call in mark.calls}))
+    return replace(known[0], index=torch.stack([mark.index for mark in known]), calls=calls)
 
 
 def _queries_first(scores: _Mark | None, dim: Any) -> _Pairs:
