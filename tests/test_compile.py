@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import itertools
 import threading
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -173,6 +174,65 @@ def test_other_settings_of_the_model_are_seen():
     assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
     model.model.layers = model.model.layers[:1]
     assert_same(compiled(ROWS[0]), Explainer(model)(ROWS[0]), 1e-9)
+
+
+class Numbered(nn.Module):
+    """A layer with two parameters, one or none of which is there, and a number that is in no buffer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.number = layer, torch.tensor(2.0)
+        self.scale, self.shift = nn.Parameter(torch.rand(layer.out_features, dtype=layer.weight.dtype)), None
+
+    def forward(self, x):
+        found = self.layer(x) * float(self.number)
+        found = found if self.scale is None else found * self.scale
+        return found if self.shift is None else found + self.shift
+
+    def tie(self, weight):
+        self.layer.weight = weight
+
+    def rename(self):
+        self.scale, self.shift = None, self.scale
+
+
+def numbered():
+    """A model with such a layer, whose weight is another's, and what moves its tensors without adding any."""
+    model = models.tiny_bert()
+    layer = model.bert.encoder.layer[1].attention.output
+    layer.dense = Numbered(layer.dense)
+    inside = model.bert.encoder.layer[0].attention.self
+    layer.dense.tie(inside.query.weight)
+    changes = (lambda: layer.dense.tie(inside.key.weight), layer.dense.rename, lambda: layer.dense.number.mul_(3))
+    return model, changes
+
+
+def test_which_tensor_is_where_is_of_the_code():
+    """As many of the same shapes in another place: a weight tied to another layer's, another name; a number of it."""
+    model, changes = numbered()
+    keys = []
+    for change in (lambda: None, *changes):
+        change()
+        calls = [_compiled._Call.of(model, None, {}, frozenset(), ATTNLRP) for _ in range(2)]
+        with torch.no_grad():
+            model.bert.embeddings.word_embeddings.weight.mul_(2)
+        keys.append(calls[0].key)
+        assert calls[1].key == keys[-1] == _compiled._Call.of(model, None, {}, frozenset(), ATTNLRP).key
+    assert all(one != other for one, other in itertools.combinations(keys, 2))
+
+
+@slow
+def test_which_tensor_is_where_is_seen():
+    model, changes = numbered()
+    compiled = Explainer(model, compile=True)
+    assert_same(compiled(ROWS[0], position=0), before := Explainer(model)(ROWS[0], position=0), 1e-9)
+    for change in changes:
+        change()
+        plain = Explainer(model)(ROWS[0], position=0)
+        assert not torch.allclose(plain.relevance, before.relevance)
+        assert_same(compiled(ROWS[0], position=0), plain, 1e-9)
+        before = plain
+    assert len(compiled.bound.compiler._passes) == 4
 
 
 class Adapted(nn.Module):

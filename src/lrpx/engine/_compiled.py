@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     Forward = Callable[[Mapping[str, Any]], AbstractContextManager[tuple[Trace, Tensor]]]
 
-NOT_SETTINGS = frozenset(vars(Module())) - {"training", "_modules"}
-"""What each module has: its tensors, which are inputs of its code, and hooks, which are refused."""
+NOT_SETTINGS = frozenset(vars(Module())) - {"training", "_modules", "_parameters", "_buffers"}
+"""What each module has besides its settings, as hooks, which are refused."""
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 INSTEAD = "use Explainer(..., compile=False)"
 TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3}
@@ -105,13 +105,13 @@ class _Call:
         Raises:
             ModelError: it has hooks of the user's.
         """
-        own: dict[int, Tensor] = {}
-        settings = Settings()
+        modules = [module for _, module in named_modules(model)]
+        spaces = [space for module in modules for space in (vars(module)["_parameters"], vars(module)["_buffers"])]
+        own = {id(tensor): tensor for space in spaces for tensor in space.values() if tensor is not None}
+        settings = Settings({key: number for number, key in enumerate(own)})
         facts: list[Any] = []
-        for _, module in named_modules(model):
+        for module in modules:
             inside = vars(module)
-            tensors = [t for t in (*inside["_parameters"].values(), *inside["_buffers"].values()) if t is not None]
-            own.update((id(tensor), tensor) for tensor in tensors)
             if any(inside[kind] for kind in HOOKS):
                 _refuse_hooks(module)
             held = {name: settings.of(each) for name, each in inside.items() if name not in NOT_SETTINGS}

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import Module
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 NOT_LOOKED_INTO = sys.stdlib_module_names | {"numpy", "torch"}
@@ -39,8 +42,11 @@ class Settings:
     """Reads what objects hold, each once, wherever it is met again.
 
     What it reads is equal to what another one reads later, if nothing has changed: plain values and containers are
-    what they are, all else is the same object with the same attributes, its class's too. Tensors are
-    left out (a model's own are inputs of its code), and modules are not looked into.
+    what they are, all else is the same object with the same attributes, its class's too. Modules are not looked into.
+
+    Args:
+        inputs: the tensors that are inputs of the code, by their ``id`` their numbers: of these it matters which one is
+            where, and not what it holds.
 
     >>> one = SimpleNamespace(scale=2.0)
     >>> before = Settings().of({"kept": one, "names": ["a"]})
@@ -51,7 +57,8 @@ class Settings:
     False
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Mapping[int, int] | None = None) -> None:
+        self._inputs = inputs or {}
         self._met: set[int] = set()
 
     def of(self, value: Any) -> Any:
@@ -59,7 +66,9 @@ class Settings:
         if type(value) in PLAIN:
             return value
         if isinstance(value, Tensor):
-            return None
+            number = self._inputs.get(id(value))
+            version = None if value.is_inference() else value._version  # goes up with each change in place
+            return (Same(value), version) if number is None else number
         if isinstance(value, type):
             return self.of_class(value)
         if isinstance(value, Module) or id(value) in self._met:
