@@ -816,3 +816,65 @@ def test_positions_of_pooled_places_are_refused_by_name() -> None:
     model = funnel(1, 1)
     with pytest.raises(MethodError, match="position=uniform cannot be applied"), propagate(model, PA_LRP):
         model(input_ids=torch.tensor(TOKENS)[None])
+
+
+class Detached(torch.nn.Module):
+    """Adds what it has made of its tokens and their positions and detached, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.embed = how, torch.nn.Embedding(31, 4)
+        self.table = torch.nn.Parameter(torch.randn(8, 4))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, places = self.embed(input_ids), torch.arange(input_ids.shape[1])
+        angles = torch.outer(places, torch.tensor([1.0, 0.1, 0.3, 0.4])).cos().to(x)
+        x = x * angles
+        if self.how == "off":
+            with torch.no_grad():
+                state = self.table[places] + x * angles
+        elif self.how == "written":
+            state = angles.clone()
+            state[..., :2] = x.detach()[..., :2]
+        else:
+            state = x.detach() * (self.table[: len(places)] if self.how == "a table" else angles)
+        return x + state.clone()
+
+
+@pytest.mark.parametrize("how", ["off", "angles", "a table", "written"])
+@pytest.mark.parametrize("length", [1, 4, 5])
+def test_what_was_made_of_tokens_is_no_position(how: str, length: int) -> None:
+    model = Detached(how).double()
+    ids = torch.tensor([[3, 4, 5, 6, 7][:length]])
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        out = model(ids)
+        trace.explain(out[0, -1].sum())
+    x = model.embed(ids).detach()[0, -1]
+    angle = torch.outer(torch.tensor([length - 1]), torch.tensor([1.0, 0.1, 0.3, 0.4])).cos()[0].double()
+    assert abs(trace.ledger().by_kind()["positions"] - float(0.5 * (x * angle).sum())) < 1e-9
+    assert abs(float(trace.positions()[0].relevance[0, -1] - 0.5 * (x * angle).sum())) < 1e-9
+    assert trace.ledger().closes(1e-9)
+
+
+class StraightThrough(torch.nn.Module):
+    """Rounds the rows of an image, as if it had not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches, self.head = torch.nn.Conv2d(3, 4, 4, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made = self.patches(x).flatten(2).mT
+        return self.head(made + (made.round() - made).detach()).sum(1)
+
+
+@pytest.mark.parametrize("recipe", [PA_LRP, ATTNLRP], ids=["pa-lrp", "attnlrp"])
+def test_what_was_made_of_an_image_is_no_position(recipe: Any) -> None:
+    model = StraightThrough().double()
+    with propagate(model, recipe, observe=(), ledger=True) as trace:
+        trace.explain(model(PIXELS)[:, 1].sum())
+    assert "positions" not in trace.ledger().by_kind()
+    assert abs(trace.ledger().by_kind()["constants"]) > 1e-3
+    assert trace.ledger().closes(1e-9)

@@ -3,7 +3,8 @@
 Numbers of places are what ``arange`` or ``cumsum`` of whole numbers gives, whole numbers that the model has kept, and
 its arguments of that name. Each has a *shadow*: the same, with another place in its middle. What is made of it is made
 of its shadow too, and where the two differ is where that place counts: along the axis of the tokens, and at one index
-of it. What comparisons give is a mask, and what is made of masks alone is none.
+of it. What comparisons give is a mask, and what is made of masks alone is none; nor is what was made of the input too,
+as where a model detaches it, or runs a part of itself without gradients.
 
 A table of the model that is cut to the text's length has a shadow, too: the same with another row in the middle of each
 dimension that was cut. So nothing else of its shape need tell which dimension is the tokens'.
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from lrpx.engine._tensors import arguments, is_in_place, whole_of
+from lrpx.engine._tensors import LIKE_ANOTHER, any_carries, arguments, is_in_place, whole_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,8 @@ NUMBERING = (*RANGES, "cumsum", "tensor", "as_tensor")
 """Functions that number places, of nothing, of whole numbers or of a list of them."""
 LOOK_UPS = ("gather", "take_along_dim", "index_select", "take", "__getitem__")
 """Functions that choose some of a tensor by an index."""
+OF_ITS_SHAPE = ("_like", "new_")
+"""What is in the names of functions that take no more than the shape of their first argument."""
 
 
 class Mark(NamedTuple):
@@ -63,6 +66,7 @@ class Numbers:
         self._marks: Any = WeakTensorKeyDictionary()
         self._seen: Any = WeakTensorKeyDictionary()  # whole numbers that the run was given, or has made
         self._own: Any = WeakTensorKeyDictionary()  # those that the model has kept
+        self._of_input: Any = WeakTensorKeyDictionary()  # real numbers that were made of the input, and carry nothing
         self._ids: list[Tensor] = []
         self._masks: list[Tensor] = []
         self.lengths: set[int] = set()
@@ -93,6 +97,32 @@ class Numbers:
         if ids.ndim != 2 or any(ids is given or torch.equal(ids, given) for given in self._ids):
             return False
         return any(torch.equal(ids.T, given) for given in self._ids)
+
+    def is_of_input(self, constant: Any) -> bool:
+        """Whether a constant was made of the input, where it was detached or gradients are off."""
+        return isinstance(constant, Tensor) and (constant in self._of_input or whole_of(constant) in self._of_input)
+
+    def follow_input(self, call: Call, out: Any) -> bool:
+        """Whether a call has made something of the input that carries nothing, which is remembered; whole numbers and
+        masks may still be those of places."""
+        args = call.args
+        if any(word in call.name for word in OF_ITS_SHAPE):
+            return False
+        given = args[:1] if call.name in LIKE_ANOTHER else (*args, *call.kwargs.values())
+        if not any(map(self._has_input, given)):
+            return False
+        made = args[0] if call.name == "__setitem__" else out
+        found = [value for value, _ in pairs(made, None) if not value.requires_grad and _is_real(value)]
+        for value in found:
+            for each in (value, whole_of(value)):
+                self._of_input[each] = True
+                self._marks.pop(each, None)
+        return bool(found)
+
+    def _has_input(self, value: Any) -> bool:
+        if isinstance(value, (tuple, list)):
+            return any(map(self._has_input, value))
+        return any_carries(value) or self.is_of_input(value)
 
     def see(self, out: Any) -> None:
         """Constants that the run has made are no numbers of places that the model has kept."""
@@ -316,6 +346,10 @@ def cut_dims(call: Call) -> list[int]:
                 found.append(dim)
             dim += 1
     return found
+
+
+def _is_real(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _is_mask(table: Tensor) -> bool:

@@ -251,6 +251,8 @@ class Positions(Tap):
             if call.name in SUMS and torch.is_grad_enabled() and self._is_of_image():
                 args, kwargs = self._summed(call)
             out = proceed(args, kwargs)
+            if self._is_of_image():
+                self._numbers.follow_input(call, out)
             self._follow(call, out)
             return out
         takes_shape = (
@@ -258,7 +260,8 @@ class Positions(Tap):
         )
         if takes_shape or not any_carries((*args, *kwargs.values())):
             out = self._numbers.of_constants(call, proceed)
-            self._follow_tables(call, out)
+            if not self._numbers.follow_input(call, out):
+                self._follow_tables(call, out)
             return out
         if self._distances and any(each in self._distances for each in _tensors((*args, *kwargs.values()))):
             return self._of_distances(call, proceed)
@@ -269,6 +272,7 @@ class Positions(Tap):
             args, kwargs = self._met(call)
         out = proceed(args, kwargs)
         self._numbers.see(out)
+        self._numbers.follow_input(call, out)
         self._follow(call, out)
         self._follow_pairs(call, out)
         self._follow_joined(call, out, has_places=len(self.sinks) > before)
@@ -528,6 +532,8 @@ class Positions(Tap):
         """The same of what is added to the rows or the map of an image, and has a row of its own for each place."""
         if not self._is_of_image() or self._numbers.mark(c) is not None or self._made.get(x) == SCORES:
             return None
+        if self._numbers.is_of_input(c):
+            return None
         if x.ndim not in (3, 4) or len(x) != self._rows() or CONSTANT in vars(x):
             return None
         if x.shape[1:-1].numel() == 1 or c.shape[1 - x.ndim :] != x.shape[1:] or not c.is_floating_point():
@@ -711,6 +717,8 @@ class Positions(Tap):
         if is_kept and c._base is not None:
             self._numbers.cut(c._base, c)  # by the model, before the run
         mark = self._numbers.mark(c)
+        if self._numbers.is_of_input(c):
+            return None
         if mark is None:
             return self._axis_of_table(c, shape, is_scores=is_scores)
         if mark.is_mask:
