@@ -571,6 +571,44 @@ def test_half_of_what_a_distance_chooses_is_the_positions() -> None:
     near(trace.source_relevance(trace.sources[0]).sum(-1).numpy(), 0.5 * chosen.sum(2).numpy())
 
 
+class InBrackets(Distances):
+    """The same by an index in brackets, or along another dimension."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, places = self.embed(input_ids), torch.arange(input_ids.shape[1])
+        products, index = x @ self.project(self.table).T, places[:, None] - places + 4
+        if self.how == "rows":
+            return products[torch.arange(len(x))[:, None, None], places[:, None], index] * 2.0
+        if self.how == "queries":
+            return products[:, places[:, None], index] * 2.0
+        if self.how == "both":  # of the tokens and others, as ProphetNet does
+            return products.gather(-1, torch.cat([index, index], 1).expand(len(x), -1, -1)) * 2.0
+        return products.mT.gather(1, index.T.expand(len(x), -1, -1)).mT * 2.0
+
+
+@pytest.mark.parametrize("how", ["rows", "queries"])
+@pytest.mark.parametrize("length", [1, 2, 4, 5])
+def test_half_of_what_brackets_choose_is_the_positions(how: str, length: int) -> None:
+    torch.manual_seed(0)
+    model = InBrackets(how).double()
+    ids = torch.tensor([[3, 4, 5, 6, 7], [9, 8, 7, 6, 5]])[:, :length]
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        scores = model(ids)
+    trace.explain(scores.sum())
+    near(trace.positions()[0].relevance.numpy(), 0.5 * scores.detach().sum(1).numpy())
+
+
+@pytest.mark.parametrize("how", ["both", "first"])
+def test_what_is_chosen_and_no_score_of_the_tokens_is_refused_by_name(how: str) -> None:
+    model = InBrackets(how).double()
+    with pytest.raises(MethodError, match="choose of products"), propagate(model, PA_LRP):
+        model(torch.tensor([[3, 4, 5, 6, 7]]))
+
+
 @torch.jit.script
 def scripted(distances: torch.Tensor) -> torch.Tensor:
     """Buckets in a function that no mode sees into, as older DeBERTas make them."""

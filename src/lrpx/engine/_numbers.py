@@ -328,6 +328,11 @@ class Numbers:
             return False
         return mark.shadow is None or not torch.equal(constant, mark.shadow)
 
+    def is_of_one_place(self, constant: Tensor) -> bool:
+        """Whether a constant was made of the number of the only place there is, as the distance from itself."""
+        mark = self._mark_of(constant)
+        return mark is not None and mark.is_single and not mark.is_mask and not mark.is_table
+
 
 def cut_dims(call: Call) -> list[int]:
     """Along which dimensions of its first argument a call cuts, as ``table[:n]`` does along the first."""

@@ -56,7 +56,7 @@ BESIDE = frozenset("cat concat concatenate stack hstack vstack dstack".split())
 JOINING = ("cat", "concat", "concatenate")
 ADDING = frozenset("addmm baddbmm addbmm addmv addr addcmul addcdiv addmm_ baddbmm_ addbmm_ addmv_ addr_".split())
 """Functions that add their first argument to a product of the others; all but the last two, scores to a bias."""
-CHOOSING = ("gather", "take_along_dim")
+CHOOSING = ("gather", "take_along_dim", "__getitem__")
 ATTENTION = "scaled_dot_product_attention"
 PRODUCTS = ("product", "linear", "convolution", "matmul")
 SCORES, FIRST, LAST = "scores", "channels first", "channels last"
@@ -423,10 +423,18 @@ class Positions(Tap):
             call.args, call.kwargs, "input", "dim", "index" if call.name == "gather" else "indices"
         )
         dim, index = (index, dim) if isinstance(index, int) else (dim, index)
-        if self._run.recipe.position is rules.signal_take_all or not any_carries(x) or not self._numbers.varies(index):
+        is_shared = self._run.recipe.position is not rules.signal_take_all
+        if call.name == "__getitem__":
+            index, dim = _of_pairs(call.args[1], x.ndim, self._numbers.lengths) if is_shared else (None, None)
+        if not is_shared or not any_carries(x) or not isinstance(index, Tensor):
             return out
-        if dim % x.ndim != x.ndim - 1 or out.shape[-1] not in self._numbers.lengths:
+        if not (self._numbers.varies(index) or self._numbers.is_of_one_place(index)):
             return out
+        is_last = dim is not None and dim % x.ndim == x.ndim - 1
+        if dim is not None and not is_last and x.shape[dim] in self._numbers.lengths:
+            return out  # tokens
+        if not is_last or out.shape[-1] not in self._numbers.lengths:
+            raise self._refusal("positions choose of products what are no scores of the tokens, with the keys last")
         return self._of_keys(out)
 
     def _of_keys(self, scores: Tensor) -> Tensor:
@@ -846,6 +854,22 @@ def _tensors(values: Any) -> list[Tensor]:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
+
+
+def _of_pairs(given: Any, ndim: int, lengths: set[int]) -> tuple[Tensor | None, int | None]:
+    """The index that chooses for each pair of places, of all that are given in brackets, and of which dimension; None
+    for that where nothing tells, or what it gives is not last."""
+    given = list(given) if isinstance(given, tuple) else [given]
+    chosen = [at for at, each in enumerate(given) if _is_tensor(each) and each.dtype is not torch.bool]
+    found = [at for at in chosen if given[at].ndim > 1 and lengths.issuperset(given[at].shape[-2:])]
+    if not found:
+        return None, None
+    at = found[-1]
+    is_together = all(_is_tensor(each) or isinstance(each, int) for each in given[chosen[0] : at + 1])
+    if not is_together or any(each is None or (_is_tensor(each) and each.dtype is torch.bool) for each in given):
+        return given[at], None
+    behind = len(given) - at if any(each is ... for each in given[:at]) else ndim - at
+    return given[at], -behind
 
 
 def _is_constant(value: Any) -> bool:
