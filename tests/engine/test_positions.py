@@ -916,3 +916,68 @@ def test_what_was_made_of_an_image_is_no_position(recipe: Any) -> None:
     assert "positions" not in trace.ledger().by_kind()
     assert abs(trace.ledger().by_kind()["constants"]) > 1e-3
     assert trace.ledger().closes(1e-9)
+
+
+class Blocks(torch.nn.Module):
+    """Adds a table to each block of four tokens, as DeepSeek-V4 does where it compresses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.places = torch.nn.Embedding(31, 6), torch.nn.Embedding(12, 6)
+        self.table = torch.nn.Parameter(torch.randn(4, 6))
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(input_ids) + self.places(torch.arange(input_ids.shape[1]))
+        whole = x.shape[1] // 4 * 4
+        return x.sum(1) + (x[:, :whole].view(len(x), whole // 4, 4, 6) + self.table).sum((1, 2))
+
+
+@pytest.mark.parametrize("length", [3, 5, 8])
+def test_a_table_of_a_block_is_no_position(length: int) -> None:
+    model = Blocks().double()
+    with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+        trace.explain(model(torch.arange(3, 3 + length)[None]).sum())
+    whole = length // 4 * 4
+    counts = 1 + (torch.arange(length) < whole)
+    want = model.places.weight[:length].detach().sum(1) * counts
+    near(trace.positions()[0].relevance[0].numpy(), want.numpy())
+
+
+def test_a_table_of_a_block_as_long_as_the_text_is_refused_by_name() -> None:
+    model = Blocks().double()
+    told = r"nothing tells which dimension of a table of shape \[4, 6\]"
+    with pytest.raises(MethodError, match=told), propagate(model, PA_LRP):
+        model(torch.tensor([[3, 4, 5, 6]]))
+
+
+class Remembered(torch.nn.Module):
+    """Keeps the angles of each length in a dictionary or a list, for the next time."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.how, self.embed = how, torch.nn.Embedding(31, 4)
+        self.kept: dict[Any, Any] = {}
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x, length = self.embed(input_ids), input_ids.shape[1]
+        if length not in self.kept:
+            angles = torch.outer(torch.arange(length), torch.tensor([1.0, 0.1, 0.3, 0.4])).to(x)
+            both = angles.cos(), angles.sin()
+            self.kept[length] = {"pair": both, "list": [both], "named": {"cos": both[0], "sin": both[1]}}[self.how]
+        found = self.kept[length]
+        cos, sin = found.values() if self.how == "named" else found[0] if self.how == "list" else found
+        return x * cos + x.roll(2, -1) * sin
+
+
+@pytest.mark.parametrize("how", ["pair", "list", "named"])
+def test_angles_that_were_remembered_are_those_that_are_made(how: str) -> None:
+    model, ids = Remembered(how).double(), torch.tensor([[3, 4, 5, 6, 7], [9, 8, 7, 6, 5]])
+    found = []
+    for _ in range(2):
+        with propagate(model, PA_LRP, observe=(), ledger=True) as trace:
+            trace.explain(model(ids)[:, -1].sum())
+        found.append(trace.positions()[0].relevance.numpy())
+        assert trace.ledger().closes(1e-9)
+    near(found[1], found[0], atol=0)

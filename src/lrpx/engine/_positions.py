@@ -431,9 +431,10 @@ class Positions(Tap):
         if not (self._numbers.varies(index) or self._numbers.is_of_one_place(index)):
             return out
         is_last = dim is not None and dim % x.ndim == x.ndim - 1
-        if dim is not None and not is_last and x.shape[dim] in self._numbers.lengths:
+        lengths = self._numbers.lengths  # none where the model reads no tokens
+        if dim is not None and not is_last and x.shape[dim] in (lengths or x.shape):
             return out  # tokens
-        if not is_last or out.shape[-1] not in self._numbers.lengths:
+        if not is_last or out.shape[-1] not in lengths:
             raise self._refusal("positions choose of products what are no scores of the tokens, with the keys last")
         return self._of_keys(out)
 
@@ -792,6 +793,8 @@ class Positions(Tap):
         others = [each for each in range(first - len(shape), 0) if each != dim and shape[each] == c.shape[dim]]
         is_unclear = any(each < -c.ndim or c.shape[each] == 1 for each in others)
         is_unclear &= not is_pair or not is_scores
+        # of a text that was cut into blocks, one of which is all of it
+        is_unclear |= not is_pair and not is_of_input and 1 in shape[1 : dim + len(shape)] and c.ndim < len(shape)
         if is_unclear or (not is_pair and is_of_input and c.shape[-1] == c.shape[-2]):
             raise self._refusal(f"nothing tells which dimension of a table of shape {list(c.shape)} is the tokens'")
         return _Axis((dim,), is_pair)
@@ -824,7 +827,7 @@ class Positions(Tap):
     def _memory(self) -> frozenset[int]:
         """Where the tensors of the model are."""
         if self._tables is None:
-            own = [each for module in self._model.modules() for each in vars(module).values() if _is_tensor(each)]
+            own = [each for module in self._model.modules() for each in _kept_in(vars(module))]
             every = (*self._model.parameters(), *self._model.buffers(), *own)
             self._tables = frozenset(map(storage_of, every)) - {0}
         return self._tables
@@ -850,6 +853,17 @@ def _tensors(values: Any) -> list[Tensor]:
         elif isinstance(value, (tuple, list)):
             found += _tensors(value)
     return found
+
+
+def _kept_in(value: Any, depth: int = 4) -> list[Tensor]:
+    """The tensors in a module's attributes, and in dictionaries and lists there, as caches are."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth and isinstance(value, dict):
+        value = list(value.values())
+    if not depth or not isinstance(value, (tuple, list)):
+        return []
+    return [each for item in value for each in _kept_in(item, depth - 1)]
 
 
 def _is_tensor(value: Any) -> bool:
