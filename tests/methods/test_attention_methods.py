@@ -903,6 +903,50 @@ def test_one_attention_of_values_in_two_halves_is_that_of_all(name, kernel):
     near(halves(IDS, target=9, method=name).relevance, whole(IDS, target=9, method=name).relevance)
 
 
+class TakenOff(Halves):
+    """What one softmax reads is taken off what another reads of the same values, by calls of their own or one; two
+    layers."""
+
+    share = torch.tensor([[0.8], [0.5], [0.2]])[:, None]
+
+    def forward(self, input_ids):
+        x = self.embed(input_ids)
+        for _ in range(2):
+            q, k, v = (each(x).unflatten(-1, (3, 8)).transpose(1, 2) for each in self.maps)
+            out = self.differ(q.chunk(2, -1), k.chunk(2, -1), v)
+            x = (x + out.transpose(1, 2).flatten(2)).tanh()
+        return self.head(x)
+
+    def differ(self, q, k, v):
+        if self.calls == 1:  # as DiffLlama's
+            one, other = self.attend(*(torch.cat(each, 1) for each in (q, k, (v, v)))).chunk(2, 1)
+        else:
+            pairs, halves = zip(q, k, strict=True), v.chunk(self.calls // 2, -1)
+            one, other = (torch.cat([self.attend(*both, half) for half in halves], -1) for both in pairs)
+        return one - self.share.to(one) * other
+
+
+@pytest.mark.parametrize("calls", [1, 2, 4])
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize("method", OF_MAPS)
+def test_what_one_softmax_reads_less_what_another_reads_is_refused(method, kernel, calls):
+    """Each softmax counted as a head of its own, also the one that was taken off."""
+    model = TakenOff(calls, kernel).double().eval()
+    with pytest.raises(MethodError, match=r"what one softmax reads is taken off what another reads .* use attnlrp"):
+        Explainer(model, task=Task.CAUSAL)([IDS, IDS[:3]], 4, method=method)
+    model.share = torch.linspace(0.2, 0.8, 24).unflatten(0, (3, 1, 8))  # of each feature
+    with pytest.raises(MethodError, match="what one softmax reads is taken off what another reads"):
+        Explainer(model, task=Task.CAUSAL)([IDS, IDS[:3]], 4, method=method)
+    model.share = torch.tensor(-0.5)
+    assert Explainer(model, task=Task.CAUSAL)(IDS, 4, method=method).relevance.min() >= 0
+
+
+def test_diffllama_is_refused():
+    (cls,) = choose(["diffllama"], "causal-lm")
+    with pytest.raises(MethodError, match="what one softmax reads is taken off what another reads"):
+        Explainer(tiny_model(cls))(IDS, 4, method="rollout")
+
+
 @pytest.mark.parametrize("name", ["rollout", "gradient-rollout", "atman"])
 def test_a_masked_kernel_under_autocast(name):
     """Its scores are narrower there than its queries are."""

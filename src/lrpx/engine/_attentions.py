@@ -40,6 +40,8 @@ class Attended:
         raw: the weights as the model has them, in its graph: ``[B, H, Q, K]``, or with the first two as one.
         batch: ``B``.
         values: what they multiply, in the graph.
+        given: their product, in the graph; None where that is cut off there.
+        order: how the product is permuted to be ``[…, Q, d]``; none where it is.
     """
 
     path: str
@@ -47,6 +49,8 @@ class Attended:
     raw: Tensor
     batch: int
     values: Tensor
+    given: Tensor | None = None
+    order: tuple[int, ...] = ()
 
     def by_head(self, values: Tensor) -> Tensor:
         """``[B, H, Q, K]`` of what has the shape of ``raw``, in float32 at least."""
@@ -152,7 +156,8 @@ class Attentions(Tap):
 
     def leaves(self) -> list[Tensor]:
         """The attention weights, and what attention gives that maps of these leave out."""
-        return [each.raw for each in self.attended] + [out for _, out in self._beside]
+        attended = [part for each in self.attended for part in (each.raw, each.given) if part is not None]
+        return attended + [out for _, out in self._beside]
 
     def check(self) -> None:
         """Refuse a model in which some attention was not found.
@@ -398,7 +403,7 @@ class Attentions(Tap):
         fits = weights.ndim in (3, 4) and weights.shape[0] % self._batch == 0
         return self._kinds.get((weights.shape[-2], weights.shape[-1])) if fits else None
 
-    def _kept(self, kind: Kind, raw: Tensor, values: Tensor) -> None:
+    def _kept(self, kind: Kind, raw: Tensor, values: Tensor) -> Attended | None:
         self._found.add(kind)
         are_other_rows = raw.ndim == 4 and len(raw) != self._batch
         if self._batch > 1 and (self._heads_first or are_other_rows or self._is_heads_first(values)):
@@ -413,14 +418,17 @@ class Attentions(Tap):
                 "may look at them; use attnlrp or lrp"
             )
         self.is_square = self.is_square or values.shape[-1] == values.shape[-2]
-        if self._factors is None and not self._run.replaying:
-            self.attended.append(Attended(self._run.where(), kind, raw, self._batch, values))
-            is_first = kind not in {each.kind for each in self.attended[:-1]}
-            if kind != "cross" and values.requires_grad and (is_first or self._is_apart):
-                tokens = [each.value for each in self._run.sources if each.is_of_tokens and each.value.ndim == 3]
-                self._values[kind] = self._run.where(), values, [each for each in tokens if each.requires_grad]
-                if self._is_apart and values.shape[-1] == values.shape[-2]:
-                    self._squares.append(self._values[kind])
+        if self._factors is not None or self._run.replaying:
+            return None
+        found = Attended(self._run.where(), kind, raw, self._batch, values)
+        self.attended.append(found)
+        is_first = kind not in {each.kind for each in self.attended[:-1]}
+        if kind != "cross" and values.requires_grad and (is_first or self._is_apart):
+            tokens = [each.value for each in self._run.sources if each.is_of_tokens and each.value.ndim == 3]
+            self._values[kind] = self._run.where(), values, [each for each in tokens if each.requires_grad]
+            if self._is_apart and values.shape[-1] == values.shape[-2]:
+                self._squares.append(self._values[kind])
+        return found
 
     def _factor(self, kind: Kind, scores: Tensor) -> Tensor | None:
         """What the scores ``[…, Q, K]`` are multiplied with, for each row of them."""
@@ -443,11 +451,10 @@ class Attentions(Tap):
                 f"in {mark.path} values are multiplied by a softmax of a linear layer, which has as many outputs as "
                 "there are tokens, so nobody knows whether that is attention or a choice of experts; use attnlrp or lrp"
             )
-        self._kept(kind, weights, read.values)
+        found = self._kept(kind, weights, read.values)
         factor = self._factor(kind, weights)
         if factor is None:
-            out = proceed(call.args, call.kwargs)
-            return out.detach() if self._is_apart else out
+            return self._gives(found, proceed(call.args, call.kwargs), read.order)
         as_it_was = weights.numel() == mark.out.numel()
         if not as_it_was or not torch.equal(weights.detach().flatten(), mark.out.to(weights.dtype).flatten()):
             raise MethodError(
@@ -495,15 +502,22 @@ class Attentions(Tap):
             scores = scores.masked_fill(~admitted, torch.finfo(scores.dtype).min)  # narrow under autocast
         weights = scores.softmax(-1)
         weights = weights if admitted is None else weights.masked_fill(~admitted, 0.0)
-        self._kept(kind, weights, v)
+        found = self._kept(kind, weights, v)
         product = (weights @ values).to(v.dtype)
         if factor is not None:
             return product
         with torch.no_grad():
             value = proceed(call.args, call.kwargs)
+        out = rules.with_gradient_of(value.detach(), product) if torch.is_grad_enabled() else value
+        return self._gives(found, out)
+
+    def _gives(self, found: Attended | None, out: Tensor, order: tuple[int, ...] = ()) -> Tensor:
+        """What attention gives, which is kept beside its weights, or a constant."""
         if self._is_apart:
-            return value.detach()
-        return rules.with_gradient_of(value.detach(), product) if torch.is_grad_enabled() else value
+            return out.detach()
+        if found is not None and out.requires_grad:
+            found.given, found.order = out, order
+        return out
 
 
 def _is_moved(values: Tensor, tokens: Tensor) -> bool:

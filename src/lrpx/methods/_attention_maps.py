@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -19,7 +20,7 @@ from lrpx.parts import Part
 from lrpx.recipes import GRADIENT
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from lrpx._batching import Batch
     from lrpx._images import Patches
@@ -125,6 +126,7 @@ class OfAttention(Method):
                 tap.check_beside(ran.trace.gradient_of)
                 _refuse_others(model, tap.attended)
                 _refuse_branches(tap.attended)
+                _refuse_taken_off(tap.attended, ran.trace.gradient_of)
                 for i in chosen:
                     maps = _maps(ran, tap.attended, i, tuple(tokens))
                     for method, mine in zip(methods, found, strict=True):
@@ -150,6 +152,10 @@ def attentions_of(
     return Attentions(len(batch.rows), tokens or batch.widths, embeddings=embeddings, is_apart=is_apart)
 
 
+OPPOSITE = -0.9999
+"""A cosine at or below this is that of a vector and its negative multiple, in half precision too."""
+MANY = 40
+"""So many numbers of two vectors do not all have opposite signs by chance."""
 PLACES = replace(GRADIENT, name="places", norm=rules.constant)
 """Which place depends on which: also where a norm's input was changed in place since, as where a model adds to its
 residual stream so."""
@@ -250,6 +256,54 @@ def _refuse_branches(attended: Sequence[Attended]) -> None:
                     "encoders read one text, so a product of their maps says nothing of the model; use attnlrp or lrp"
                 )
         last[kind] = layer
+
+
+def _refuse_taken_off(attended: Sequence[Attended], gradient_of: Callable[[Tensor], Tensor]) -> None:
+    """Refuse a model in which what one softmax reads is taken off what another reads of the same values, as fused
+    kernels have a differential transformer: the gradient at one is that at the other, times a number below 0 for each
+    token, or for each feature.
+
+    Raises:
+        MethodError: names the attention.
+    """
+    for _, layer in _by_layer(attended):
+        heads = [
+            (each, each.by_head(gradient_of(given).permute(each.order or tuple(range(given.ndim)))))
+            for each in layer
+            if (given := each.given) is not None
+        ]
+        for (one, g), (other, h) in combinations_with_replacement(heads, 2):
+            if g.shape[2:] != h.shape[2:] or g.shape[-1] == 1:
+                continue
+            cosines = torch.einsum("bhqd,bkqd->hkbq", _unit(g), _unit(h)).flatten(2)
+            is_none = (g == 0).all(-1)[:, :, None] & (h == 0).all(-1)[:, None]
+            is_off = (cosines < OPPOSITE) | is_none.permute(1, 2, 0, 3).flatten(2)
+            is_opposite = is_off.all(-1) & (cosines < OPPOSITE).any(-1)
+            signs, counts = (torch.einsum("bhqd,bkqd->hk", f(g), f(h)) for f in (torch.sign, _is_any))
+            is_opposite |= (signs == -counts) & (counts >= MANY)
+            for i, j in is_opposite.nonzero().tolist():
+                if torch.equal(_read(one, i, g.shape[1]), _read(other, j, h.shape[1])):
+                    raise MethodError(
+                        f"in {one.path} what one softmax reads is taken off what another reads of the same values, as "
+                        "in a differential transformer, so its weights are no shares of what a token reads; use "
+                        "attnlrp or lrp"
+                    )
+
+
+def _is_any(gradient: Tensor) -> Tensor:
+    return (gradient != 0).to(gradient.dtype)
+
+
+def _unit(gradient: Tensor) -> Tensor:
+    """``[B, H, Q, d]``, each row with the length 1, or 0; however small it is."""
+    largest = gradient.abs().amax(-1, keepdim=True)
+    return torch.nn.functional.normalize(gradient / largest.masked_fill(largest == 0, 1.0), dim=-1)
+
+
+def _read(each: Attended, head: int, heads: int) -> Tensor:
+    """The values that a head reads ``[B, K, d]``: its own, or its group's."""
+    values = each.by_head(each.values)
+    return values[:, head * values.shape[1] // heads]
 
 
 def _hangs_on(later: Attended, earlier: Attended) -> bool:
