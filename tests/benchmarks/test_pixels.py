@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 import numpy as np
+import polars
 import pytest
 import torch
 import transformers as tf
@@ -17,13 +18,15 @@ import transformers as tf
 from lrpx import Ledger
 from lrpx._data.pictures import Pictures
 from lrpx._images import Patches
-from lrpx.benchmarks import Run, find, keep
+from lrpx.benchmarks import Run, _pixel_report, find, keep
 from lrpx.benchmarks._pixel_report import overlay
 from lrpx.benchmarks._pixels import _as_seen, _of_cells
 from lrpx.errors import DataError, InputError, ModelError, ResultFileError
 from lrpx.methods import Found, Method
 from lrpx.methods import find as find_method
 from lrpx.metrics import IMAGE_METRICS
+from lrpx.metrics._images import mean_iou
+from lrpx.metrics._statistics import paired_test, swap_test
 from lrpx.model import BoundModel, Spec
 from lrpx.questions import Question, Questions
 from lrpx.targets import Logit
@@ -177,6 +180,27 @@ def test_masks_are_counted_over_the_set(model, files):
         for name in names:
             counted = sum(np.array(row[f"{name}/{method}"]) for row in rows)
             assert IMAGE_METRICS[name](counted) == pytest.approx(twins.SEGMENTATION[name](images[method]), abs=1e-9)
+
+
+def test_what_is_counted_over_the_set_is_tested_as_such(model, arrays, tmp_path, monkeypatch):
+    """One large object, which the second method finds, decides the set's IoU; in each of 20 images of small ones the
+    first is better, so the mean of the images' IoUs is another number, and surely larger for the first."""
+    first = [[8.0, 2.0, 2.0, 244.0]] * 20 + [[100.0, 0.0, 100.0, 56.0]]
+    second = [[4.0, 2.0, 6.0, 244.0]] * 20 + [[195.0, 0.0, 5.0, 56.0]]
+    of_images = [[mean_iou(each) for each in every] for every in (first, second)]
+    assert np.mean(of_images[0]) > np.mean(of_images[1])
+    assert paired_test(*of_images) < 0.01
+    run = Run(find("pixels")(data=arrays), model, METHODS, ["mIoU"])
+    with keep(run, tmp_path / "run") as kept:
+        kept.explain()
+    columns = dict(zip((f"mIoU/{method}" for method in METHODS), (first, second), strict=True))
+    curves = {f"curve {order}/{method}": [[0.0]] * 21 for order in ("most", "least") for method in METHODS}
+    table = polars.DataFrame({"correct": [True] * 21} | columns | curves)
+    monkeypatch.setattr(_pixel_report, "select", lambda *_: table)
+    found = _pixel_report.summarise(kept.store, IMAGE_METRICS)
+    assert found.best("mIoU") == [METHODS[1]]
+    assert found.p_value("mIoU", *METHODS) == swap_test(first, second, mean_iou) > 0.5
+    assert found.verdict.apart == 0
 
 
 def test_a_mask_is_cut_at_half_whatever_white_becomes(model, files):

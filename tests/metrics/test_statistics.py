@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from lrpx.errors import InputError, MissingExtraError
-from lrpx.metrics._statistics import FLIPS, RESAMPLES, holm, interval, least_p_value, paired_test
+from lrpx.metrics._images import mean_iou
+from lrpx.metrics._statistics import FLIPS, RESAMPLES, holm, interval, least_p_value, paired_test, swap_test
 from tests.reference import statistics as twins
 
 FINITE = st.floats(-100, 100)
@@ -162,6 +163,24 @@ def test_few_samples_agree_with_the_slow_twin_and_with_scipy(pairs):
         (a, b), lambda a, b, axis: np.mean(a - b, axis=axis), permutation_type="samples", vectorized=True
     )
     assert paired_test(a, b) == pytest.approx(expected.pvalue, rel=1e-12)
+
+
+COUNTED = st.tuples(*(st.integers(0, 9) for _ in range(4)))
+
+
+@FEW
+@given(st.lists(st.tuples(COUNTED, COUNTED), min_size=1, max_size=7))
+def test_numbers_of_a_set_are_tested_by_swaps_of_samples(pairs):
+    a, b = ([list(map(float, pair[side])) for pair in pairs] for side in (0, 1))
+    assert swap_test(a, b, mean_iou) == twins.swap_test(a, b, mean_iou) == swap_test(b, a, mean_iou)
+
+
+@FEW
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=2, max_size=20), st.integers(0, 9))
+def test_of_a_mean_swaps_are_sign_flips(pairs, seed):
+    a, b = np.array(pairs, dtype=float).T
+    swapped = swap_test(a[:, None], b[:, None], lambda sums: sums[0] / len(pairs), seed)
+    assert swapped == paired_test(a, b, seed)
 
 
 def test_drawn_signs_agree_with_all_signs():

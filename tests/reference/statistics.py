@@ -7,7 +7,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def bootstrap_means(values: Sequence[float]) -> list[Fraction]:
@@ -42,6 +42,23 @@ def paired_test(a: Sequence[float], b: Sequence[float]) -> float:
         if abs(sum(sign * d for sign, d in zip(signs, differences, strict=True))) >= seen:
             extreme += 1
     return extreme / choices
+
+
+def swap_test(
+    a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], measure: Callable[[list[float]], float]
+) -> float:
+    """The same test of a number that is made of sums over samples: the share of all ``2^N`` ways to give each sample's
+    counts to the one or the other that make the two numbers differ as much as they do, or more."""
+
+    def difference(swapped: Sequence[bool]) -> float:
+        mine = [(y, x)[not swap] for x, y, swap in zip(a, b, swapped, strict=True)]
+        others = [(y, x)[swap] for x, y, swap in zip(a, b, swapped, strict=True)]
+        sums = [[sum(column) for column in zip(*rows, strict=True)] for rows in (mine, others)]
+        return abs(measure(sums[0]) - measure(sums[1]))
+
+    seen = difference([False] * len(a))
+    every = [difference(swapped) for swapped in product((False, True), repeat=len(a))]
+    return sum(each >= seen - 1e-12 for each in every) / len(every)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -20,6 +20,7 @@ from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._pieces import Pieces
 from lrpx.benchmarks._report import UNTOLD, figure, p_value
 from lrpx.benchmarks._summary import select
+from lrpx.metrics import SetMetric
 from lrpx.metrics._statistics import least_p_value
 from lrpx.runs import write_whole
 
@@ -189,6 +190,7 @@ def _context(found: Summary, record: Mapping[str, Any], title: str, noun: str = 
         "reads": list(dict.fromkeys((each.name, each.way, each.reads) for each in found.variants)),
         "agreement": _agree(found),
         "pairs": pairs,
+        "swapped": any(isinstance(each.metric, SetMetric) for each in found.variants),
         "least": min(1.0, pairs * least_p_value(found.samples)),
         "panels": panels(found.curves, noun),
         "noun": noun,

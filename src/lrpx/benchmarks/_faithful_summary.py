@@ -123,7 +123,8 @@ class Summary:
         samples: how many were explained.
         correct: how many of those with a label the model predicts, and how many have one.
         scores: ``[variant][method]``: mean and interval; None where the metric is made of the method.
-        p_values: ``[variant][a, b]``: paired sign-flip test, adjusted by Holm over all pairs within the variant.
+        p_values: ``[variant][a, b]``: paired sign-flip test, or of a number of a whole set a test that swaps samples,
+            adjusted by Holm over all pairs within the variant.
         agreement: ``[variant][variant]``: Spearman's correlation of how the two order the methods, the better first,
             mean over the samples; None where there are fewer than three methods to order.
         curves: ``[order][method]``: the mean value while tokens are hidden in an order, from none to all.
@@ -190,6 +191,7 @@ def tabulated(
     scores: Mapping[str, Mapping[str, Score | None]],
     orders: Sequence[str],
     curve_of: tuple[str, str],
+    p_values: Mapping[str, Mapping[tuple[str, str], float]] | None = None,
 ) -> Summary:
     """The summary of a run.
 
@@ -201,6 +203,7 @@ def tabulated(
         scores: likewise their means and intervals.
         orders: of the curves.
         curve_of: the way and the reading of the curves.
+        p_values: of the variants whose scores are no means of the values.
     """
     model, methods, found = of
     known = rows["correct"].drop_nulls()
@@ -212,7 +215,7 @@ def tabulated(
         samples=len(rows),
         correct=(int(known.sum() or 0), len(known)),
         scores=scores,
-        p_values={name: _p_values(table) for name, table in values.items()},
+        p_values={name: adjusted(table, paired_test) for name, table in values.items()} | dict(p_values or {}),
         agreement={a.name: {b.name: _agreement(values[a.name], values[b.name], a, b) for b in found} for a in found},
         curves={
             order: {m: tuple(np.array(rows[f"curve {order}/{m}"].to_list()).mean(0).tolist()) for m in methods}
@@ -271,11 +274,15 @@ def score(values: NDArray[np.float64] | None) -> Score | None:
     return None if values is None else Score(float(values.mean()), *interval(values))
 
 
-def _p_values(values: Mapping[str, NDArray[np.float64] | None]) -> dict[tuple[str, str], float]:
+def adjusted(
+    values: Mapping[str, NDArray[np.float64] | None],
+    test: Callable[[NDArray[np.float64], NDArray[np.float64]], float],
+) -> dict[tuple[str, str], float]:
+    """The p value of every two methods that have values, adjusted over all of these."""
     there = {name: each for name, each in values.items() if each is not None}
     pairs = list(combinations(there, 2))
-    adjusted = holm([paired_test(there[a], there[b]) for a, b in pairs]) if pairs else []
-    return {pair: float(p) for pair, p in zip(pairs, adjusted, strict=True)}
+    found = holm([test(there[a], there[b]) for a, b in pairs]) if pairs else []
+    return {pair: float(p) for pair, p in zip(pairs, found, strict=True)}
 
 
 def _agreement(

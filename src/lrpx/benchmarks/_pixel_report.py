@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -12,11 +13,11 @@ import torch
 from lrpx._images import Patches
 from lrpx._views.canvas import Canvas, Layer, uri
 from lrpx.benchmarks._faithful_report import SHOWN, _context, terminal, write_files
-from lrpx.benchmarks._faithful_summary import ORDERS, Described, Summary, Variant, recorded, score, tabulated
+from lrpx.benchmarks._faithful_summary import ORDERS, Described, Summary, Variant, adjusted, recorded, score, tabulated
 from lrpx.benchmarks._keeping import check_shown
 from lrpx.benchmarks._summary import Score, select
 from lrpx.metrics import Metric, PerturbationMetric, SetMetric
-from lrpx.metrics._statistics import RESAMPLES
+from lrpx.metrics._statistics import RESAMPLES, swap_test
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -54,6 +55,7 @@ def summarise(store: Store, known: Mapping[str, Metric]) -> Summary:
     rows = select(store, ["correct", *columns, *drawn])
     values: dict[str, dict[str, NDArray[np.float64] | None]] = {}
     scores: dict[str, dict[str, Score | None]] = {}
+    of_sets: dict[str, dict[tuple[str, str], float]] = {}
     for each in found:
         table = {method: rows[f"{each.name}/{method}"] for method in methods}
         metric = each.metric
@@ -61,11 +63,12 @@ def summarise(store: Store, known: Mapping[str, Metric]) -> Summary:
             counts = {method: np.array(column.to_list()) for method, column in table.items()}
             values[each.name] = {m: np.array([metric(row) for row in every]) for m, every in counts.items()}
             scores[each.name] = {m: of_set(metric, every) for m, every in counts.items()}
+            of_sets[each.name] = adjusted(counts, partial(swap_test, measure=metric.measure))
         else:
             values[each.name] = {method: column.to_numpy() for method, column in table.items()}
             scores[each.name] = {m: score(every) for m, every in values[each.name].items()}
     curve_of = str(store.settings.get("fill", "")), str(store.settings.get("read_out", ""))
-    return tabulated(store, described, rows, values, scores, ORDERS if curves else (), curve_of)
+    return tabulated(store, described, rows, values, scores, ORDERS if curves else (), curve_of, of_sets)
 
 
 def of_set(metric: SetMetric, counts: NDArray[np.float64]) -> Score:

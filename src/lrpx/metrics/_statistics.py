@@ -12,7 +12,7 @@ import numpy as np
 from lrpx.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import ArrayLike, NDArray
 
@@ -132,16 +132,50 @@ def paired_test(a: ArrayLike, b: ArrayLike, seed: int = 0) -> float:
         return 1.0
     total = differences.sum()
     least = abs(total) - 1e-12 * abs(differences).sum()  # sums equal but for rounding are equal
-    choices = 2 ** len(differences)
+    return _share(len(differences), lambda flips: abs(total - 2.0 * (flips @ differences)) >= least, seed)
+
+
+def swap_test(a: ArrayLike, b: ArrayLike, measure: Callable[[NDArray[np.float64]], float], seed: int = 0) -> float:
+    """The same for a number of a whole set, which is made of the sums of what is counted in each sample.
+
+    If neither method is better, a sample's counts could as well be the other's: p is the share of all 2^N choices of
+    samples that change sides which make the numbers differ at least as much as they do. Of a mean it is
+    :func:`paired_test`.
+
+    Args:
+        a: ``[N, K]``, the counts of one method.
+        b: ``[N, K]``, those of the other, for the same samples in the same order.
+        measure: from the sums ``[K]`` to the number.
+        seed: of the choices.
+
+    >>> swap_test([[1.0], [1.0], [1.0], [1.0]], [[0.0], [0.5], [0.25], [0.125]], lambda sums: sums[0] / 4)
+    0.125
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    moves = (second - first)[(first != second).any(1)]  # to change sides with itself changes nothing
+    if not len(moves):
+        return 1.0
+
+    def far(flips: NDArray[np.bool_]) -> NDArray[np.float64]:
+        moved = flips @ moves
+        pairs = zip(first.sum(0) + moved, second.sum(0) - moved, strict=True)
+        return np.array([abs(measure(mine) - measure(other)) for mine, other in pairs])
+
+    sizes = [abs(measure(each.sum(0))) for each in (first, second)]
+    least = float(far(np.zeros((1, len(moves)), dtype=bool))[0]) - 1e-12 * max(sizes)
+    return _share(len(moves), lambda flips: far(flips) >= least, seed)
+
+
+def _share(count: int, extreme: Callable[[NDArray[np.bool_]], NDArray[np.bool_]], seed: int) -> float:
+    """The share of all 2^count choices that are extreme; above :data:`FLIPS`, of those drawn and the observed one."""
+    choices = 2**count
     if choices <= FLIPS:
-        flips = (np.arange(choices)[:, None] >> np.arange(len(differences)) & 1).astype(bool)
-        return float(np.mean(abs(total - 2.0 * (flips @ differences)) >= least))
+        return float(np.mean(extreme((np.arange(choices)[:, None] >> np.arange(count) & 1).astype(bool))))
     rng = np.random.default_rng(seed)
-    extreme, batch = 1, _batch(len(differences))
+    found, batch = 1, _batch(count)
     for start in range(0, FLIPS, batch):
-        flips = rng.integers(2, size=(min(batch, FLIPS - start), len(differences)), dtype=bool)
-        extreme += int(np.sum(abs(total - 2.0 * (flips @ differences)) >= least))
-    return extreme / (FLIPS + 1)
+        found += int(np.sum(extreme(rng.integers(2, size=(min(batch, FLIPS - start), count), dtype=bool))))
+    return found / (FLIPS + 1)
 
 
 def least_p_value(samples: int) -> float:
