@@ -16,6 +16,7 @@ from lrpx.benchmarks._circuits import Circuits
 from lrpx.benchmarks._circuits_report import FRACTIONS, cmd, cpr, recovery
 from lrpx.benchmarks._pairs import INSIDE
 from lrpx.benchmarks._patching import Patching, pearson, spearman
+from lrpx.benchmarks._report import figure
 from lrpx.benchmarks._summary import select
 from lrpx.errors import DataError, InputError, MethodError, ModelError
 from lrpx.model import BoundModel, Spec
@@ -135,6 +136,23 @@ def test_effects_that_are_the_same_but_for_rounding_correlate_with_nothing(
         np.testing.assert_allclose(row["exact/residual"], row["exact/residual"][0], atol=1e-5)
         assert (row["Pearson/residual/relp"], row["Spearman/residual/relp"]) == (None, None)
     assert "none" in (tmp_path / "out/table.md").read_text()
+
+
+def test_a_mean_over_some_of_the_pairs_says_of_how_many(bundled: BoundModel, tmp_path: Any) -> None:
+    """In the second pair only the last token differs, so every layer's residual stream there does the same."""
+    path = tmp_path / "pairs.tsv"
+    path.write_text(HEAD + "The doors of the house\tThe door of the house\t is\t are\nThe door\tThe doors\t is\t are\n")
+    benchmark = Patching(data=str(path), kinds="residual,heads")
+    with keep(Run(benchmark, bundled, ["relp"], ["Pearson"]), tmp_path / "out") as kept:
+        kept.explain()
+        benchmark.report(kept.store)
+        (mean, missing) = select(kept.store, ["Pearson/residual/relp"])["Pearson/residual/relp"].to_list()
+    assert missing is None
+    first, *_ = (line for line in (tmp_path / "out/table.md").read_text().splitlines() if line.startswith("| RelP"))
+    residual, heads = first.split("|")[2:4]
+    assert residual.strip() == rf"{figure(mean)} \[{figure(mean)}, {figure(mean)}\], of 1"
+    assert " of " not in heads
+    assert "then of fewer pairs" in (tmp_path / "out/report.html").read_text()
 
 
 def test_a_killed_run_goes_on_with_the_same_rows(bundled: BoundModel, table: Any, tmp_path: Any) -> None:

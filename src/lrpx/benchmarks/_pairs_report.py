@@ -107,12 +107,17 @@ def terminal(report: Report) -> Group:
 
 
 def cell(values: Sequence[float | None]) -> str:
-    """A mean with its bootstrap 95 % interval; of the values that there are."""
+    """A mean with its bootstrap 95 % interval; of the values that there are, and then of how many.
+
+    >>> cell([0.5, 0.5]), cell([0.5, None]), cell([None])
+    ('0.500 [0.500, 0.500]', '0.500 [0.500, 0.500], of 1', 'none')
+    """
     there = [each for each in values if each is not None]
     if not there:
         return "none"
     low, high = interval(there)
-    return f"{figure(float(np.mean(there)))} [{figure(low)}, {figure(high)}]"
+    told = f"{figure(float(np.mean(there)))} [{figure(low)}, {figure(high)}]"
+    return told if len(there) == len(values) else f"{told}, of {len(there):,}"
 
 
 def drawn(rows: int, columns: int, size: tuple[float, float], draw: Callable[[Any], None]) -> bytes:

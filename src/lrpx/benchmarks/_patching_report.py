@@ -70,11 +70,11 @@ def summarised(store: Store, kinds: Sequence[str]) -> Report:
 
 
 def _grid(rows: Any, metric: Metric, kinds: Sequence[str], methods: Sequence[str], labels: dict[str, str]) -> Grid:
-    table = [
-        (labels[method], [cell(rows[f"{metric.name}/{kind}/{method}"].to_list()) for kind in kinds])
-        for method in methods
-    ]
+    values = {method: [rows[f"{metric.name}/{kind}/{method}"].to_list() for kind in kinds] for method in methods}
+    table = [(labels[method], [*map(cell, of_kinds)]) for method, of_kinds in values.items()]
     note = f"{metric.name}: {metric.caption} Mean over the pairs with its bootstrap 95 % interval."
+    if any(None in each for of_kinds in values.values() for each in of_kinds):
+        note += " A pair whose parts do all the same, or have one score, has none: then of fewer pairs."
     return Grid(metric.name, kinds, table, note)
 
 
