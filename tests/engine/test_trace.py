@@ -231,6 +231,68 @@ def test_a_state_that_was_detached_is_an_input() -> None:
     assert trace.relevance("h", call=1).any()
 
 
+class Caching(nn.Module):
+    """A sum over what it has seen, which it keeps in a dictionary or a list that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, kept: Any) -> Tensor:
+        key = self.key(x).tanh()
+        if isinstance(kept, list):
+            kept.append(key)
+            return self.head(torch.cat(kept).prod(0))
+        kept["keys"] = torch.cat([kept["keys"], key]) if "keys" in kept else key
+        return self.head(kept["keys"].prod(0))
+
+
+class Whole(nn.Module):
+    def __init__(self, step: Caching) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, xs: Tensor, before: Tensor | None = None) -> Tensor:
+        return self.step(xs.flatten(0, 1), {} if before is None else {"keys": before})
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["empty", "begun"])
+@pytest.mark.parametrize("kind", [dict, list])
+@every_recipe
+def test_what_a_model_keeps_in_its_argument_is_kept(recipe: Recipe, kind: Any, is_begun: bool) -> None:
+    torch.manual_seed(0)
+    model, xs, before = Caching().double(), torch.randn(3, 1, 4).double(), torch.randn(1, 8).double()
+    outer = Whole(model)
+    with propagate(outer, recipe) as whole:
+        value = outer(xs, before if is_begun else None)[1]
+        whole.explain(value)
+    kept = kind() if not is_begun else {"keys": before} if kind is dict else [before]
+    with propagate(model, recipe) as trace:
+        for x in xs:
+            out = model(x, kept)
+        trace.explain(out[1])
+    near(out[1].detach(), value.detach())
+    near(torch.stack([trace.relevance("x", call=i) for i in range(3)]), whole.relevance("xs"))
+    assert len(kept) == (1 if kind is dict else 3 + is_begun)
+    if is_begun and kind is list:
+        assert kept[0] is before
+
+
+def test_a_cache_that_is_written_into_is_refused_in_the_next_call() -> None:
+    class Writing(nn.Module):
+        def forward(self, x: Tensor, cache: Tensor, place: int) -> Tensor:
+            cache[place] = x
+            return cache[: place + 1].prod(0)
+
+    model, cache = Writing(), torch.zeros(2, 4)
+    with propagate(model, ATTNLRP) as trace:
+        trace.explain(model(torch.ones(4), cache, 0)[0])
+        assert trace.relevance("x").any()
+        with pytest.raises(TraceError, match=r"has written into 'cache'.*let the model return it"):
+            model(torch.ones(4), cache, 1)
+    assert not cache.any()
+
+
 def test_relevance_is_value_times_gradient_and_wide() -> None:
     model = models.tiny_llama(lifted=False).to(torch.bfloat16)
     trace = run(model, ATTNLRP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import sys
 import threading
 import weakref
@@ -396,6 +397,9 @@ class _Seams:
         self.newest: list[weakref.ref[Layer]] = []
         self.runs = _overrides.Runs(recipe, modules)
         self.passed = _overrides.Passed(())
+        self.containers: list[tuple[Any, Any, Any]] = []  # own, its copy, and what was put in there
+        self.tensors: list[tuple[Tensor, int, Any]] = []
+        self.written: list[Any] = []
 
     def install(self) -> None:
         """Put the mode and the hooks on, in this thread."""
@@ -541,6 +545,7 @@ class _Seams:
 
         def after(_: Module, __: Any, ___: Any, output: Any) -> None:
             self.run.end()
+            self._hand_on()
             if output is not None:  # the model has not failed
                 self.passed.refuse()
 
@@ -550,17 +555,19 @@ class _Seams:
         """A floating-point input of the model as a leaf of the graph, also one in a list or a dictionary; masks are no
         input, nor is what an earlier call has computed in this block, such as a state: relevance goes on there."""
         if isinstance(value, UserDict):  # what a tokenizer or a processor returns
+            data = self._source(name, value.data)
+            if data is value.data:
+                return value
             changed = copy(value)
-            changed.data = self._source(name, value.data)
+            changed.data = data
             return changed
         if isinstance(value, dict) and name not in CACHES:  # also what a model of transformers returns
-            inputs = copy(value)
-            for key, each in value.items():
-                inputs[key] = self._source(f"{name}.{key}", each)
-            return inputs
+            return self._container(value, {key: self._source(f"{name}.{key}", each) for key, each in value.items()})
         is_named = isinstance(value, tuple) and hasattr(value, "_fields")
         if (type(value) in (list, tuple) or is_named) and name not in CACHES:
             inside = [self._source(f"{name}.{i}", each) for i, each in enumerate(value)]
+            if type(value) is list:
+                return self._container(value, inside)
             return type(value)(*inside) if is_named else type(value)(inside)
         if isinstance(value, Tensor) and value.is_inference():
             value = value.clone()  # autograd cannot save an inference tensor
@@ -572,12 +579,46 @@ class _Seams:
             trace.carried.setdefault(name, sum(name in source.paths for source in trace.sources))
             return value
         has_own_rule = self.recipe.has_rule_for_first()
+        if any(value.untyped_storage()._cdata == written._cdata for written in self.written):
+            raise TraceError(
+                f"an earlier call in this block has written into {name!r}, as into a cache, which is not changed here; "
+                "let the model return it, and pass on what it has returned"
+            )
         leaf = (_nudged(value) if has_own_rule else value.detach()).requires_grad_()
         self.run.trace.sources.append(Source((name,), leaf))
         given = leaf.clone()
         if has_own_rule:
             given.data.copy_(value)
+        self.tensors.append((given, given._version, value.untyped_storage()))
         return given
+
+    def _container(self, value: Any, inside: Any) -> Any:
+        """A list or a dictionary with ``inside`` in it: itself, where that is what it holds, so that a model may keep
+        something in it; else a copy, and what the model puts into that is handed on to ``value`` after the call."""
+        keys = list(inside) if isinstance(value, dict) else range(len(inside))
+        if all(inside[key] is value[key] for key in keys):
+            return value
+        changed = copy(value)
+        for key in keys:
+            changed[key] = inside[key]
+        self.containers.append((value, changed, inside))
+        return changed
+
+    def _hand_on(self) -> None:
+        """What the model has put into copies of its inputs is put into these, and tensors that it has written into
+        are known, for they are not changed."""
+        for value, changed, given in self.containers:
+            if isinstance(value, dict):
+                for key in [key for key in value if key not in changed]:
+                    del value[key]
+                for key in [key for key, each in changed.items() if key not in given or each is not given[key]]:
+                    value[key] = changed[key]
+            elif len(changed) != len(given) or any(map(operator.is_not, changed, given)):
+                own = {id(each): before for each, before in zip(given, value, strict=True)}
+                value[:] = [own.get(id(each), each) for each in changed]
+        self.written += [storage for given, version, storage in self.tensors if given._version != version]
+        self.containers.clear()
+        self.tensors.clear()
 
     def _counted(self, places: Sequence[str]) -> Callable[..., Any]:
         def before(*_: Any) -> None:
