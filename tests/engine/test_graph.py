@@ -462,6 +462,28 @@ def test_a_checkpoint_with_a_state_is_refused_by_name() -> None:
         trace.explain(value)
 
 
+@RECIPES
+def test_a_checkpoint_of_a_loops_variable_is_refused_by_name(recipe: Recipe) -> None:
+    """By then it is the last layer, whose shapes are those of the others."""
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(WIDE) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in self.layers:
+                x = keeping(lambda x: x + layer(x), x)  # noqa: B023
+            return x
+
+    model = Layers()
+    with propagate(model, recipe) as trace:
+        value = model(X)[0].sum()
+    with pytest.raises(TraceError, match="computes something else when it is run again"):
+        trace.explain(value)
+
+
 class Stack(nn.Module):
     """Layers in a list, of which the last is known as such, called in a checkpoint or in part."""
 

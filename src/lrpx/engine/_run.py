@@ -23,6 +23,7 @@ from lrpx.engine._nodes import hooks_of_saved
 from lrpx.engine._observer import Observer
 from lrpx.engine._places import Source, is_among, place_of_tokens
 from lrpx.engine._positions import Positions
+from lrpx.engine._recompute import compare_numbers
 from lrpx.engine._taps import Call, Tap
 from lrpx.engine._tensors import (
     FROM_INPUT,
@@ -367,6 +368,7 @@ class Run:
         self.has_hooks = True
         if self.replaying or not self._in_checkpoint():
             return
+        compare_numbers(hooks_of_saved(False)[0])
         recipe = next((around for around, began_inside in self._outer if began_inside), self.recipe)
         if self._replayed is not None and recipe is not self._replayed:
             raise MethodError(
