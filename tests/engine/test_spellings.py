@@ -620,6 +620,15 @@ AFTER_A_MOVE: dict[str, Of] = {
     "shifted": lambda a: (1 + a.tanh()).mT.log1p().mT,
     "written": lambda a: torch.log((1 + ex(a)).flip(1)).flip(1),
     "and shifted again": lambda a: (a.relu().mT + 1).sqrt().mT,
+    "turned": lambda a: a.relu().rot90(2).sigmoid(),
+    "taken": lambda a: a.relu().take(torch.arange(a.numel()).view(a.shape)).sigmoid(),
+    "enlarged": lambda a: F.interpolate(a + 3, scale_factor=2.0).clamp(0, 6)[..., : a.shape[-1]],
+    "mirrored": lambda a: F.pad(a.relu(), (1, 0), mode="reflect").sigmoid()[..., 1:],
+    "shuffled": lambda a: F.channel_shuffle((a + 3)[..., None, None], 1).clamp(0, 6)[..., 0, 0],
+    "scattered": lambda a: torch.zeros_like(a).scatter(0, torch.zeros_like(a).long(), a.relu()).sigmoid(),
+    "the largest": lambda a: a.relu().amax(0).sigmoid().expand_as(a),
+    "sorted": lambda a: (a + 3).sort(-1)[0].clamp(0, 6),
+    "pooled": lambda a: F.max_pool1d(a.relu(), 3, 1, 1).sigmoid(),
 }
 
 
@@ -629,6 +638,14 @@ def test_a_function_of_a_function_that_was_moved_is_refused(name: str) -> None:
     for recipe in RECIPES.values():
         with pytest.raises(UnknownOperationError, match="apply it before that is moved"):
             relevance(lambda a, b, _: AFTER_A_MOVE[name](a) + b, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_product_of_three_is_one_wherever_it_was_moved(recipe: str) -> None:
+    three = lambda a, b, _: a * (b * a.roll(1, 0)) + b  # noqa: E731
+    agree(lambda a, b, _: (a.rot90(2) * (b * a.roll(1, 0)).rot90(2)).rot90(2) + b, three, recipe)
+    blocks = lambda c: torch.stack([torch.block_diag(row, row)[: len(row), : row.shape[1]] for row in c])  # noqa: E731
+    agree(lambda a, b, _: a * blocks(b * a.roll(1, 0)) + b, three, recipe)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

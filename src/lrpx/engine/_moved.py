@@ -28,12 +28,23 @@ if TYPE_CHECKING:
 
 MOVES = frozenset(
     """Clone ToCopy Alias View UnsafeView ReshapeAlias Reshape Transpose Permute T Movedim Swapaxes Unsqueeze Squeeze
-    Expand Repeat Flip Roll Select Slice Index IndexSelect Gather Narrow Split SplitWithSizes Unbind Diagonal AsStrided
-    ConstantPadNd Unfold""".split()
+    Expand Repeat Flip Roll Rot90 Select Slice Index IndexSelect Gather Take MaskedSelect Narrow Split SplitWithSizes
+    UnsafeSplit Unbind Diagonal DiagEmbed Tril Triu AsStrided ConstantPadNd Unfold Im2Col PixelShuffle PixelUnshuffle
+    ChannelShuffle ReflectionPad1D ReflectionPad2D ReflectionPad3D ReplicationPad1D ReplicationPad2D ReplicationPad3D
+    UpsampleNearest1D UpsampleNearest2D UpsampleNearest3D UpsampleNearestExact1D UpsampleNearestExact2D
+    UpsampleNearestExact3D""".split()
 )
 """Nodes of one input whose result is some of its numbers, in other places."""
-JOINS = frozenset(("Cat", "Stack", "CopySlices", "IndexPut", "SelectScatter", "SliceScatter"))
-"""Nodes that put several tensors together, each part as it is."""
+CHOICES = frozenset(
+    """Max Min Amax Amin Sort Topk Kthvalue Median Nanmedian Cummax Cummin MaxPool2DWithIndices MaxPool3DWithIndices
+    AdaptiveMaxPool2D AdaptiveMaxPool3D NanToNum""".split()
+)
+"""Nodes whose result is some of the numbers too, but where, these tell: another text would have others in a place."""
+JOINS = CHOICES | frozenset(
+    """Cat Stack BlockDiag CopySlices IndexPut IndexCopy Scatter MaskedScatter SelectScatter SliceScatter
+    DiagonalScatter AsStridedScatter""".split()
+)
+"""Nodes that choose, or put several tensors together, each part as it is."""
 
 FARTHEST = 32
 """Nodes that are looked at for one tensor."""
@@ -101,7 +112,7 @@ def is_moved(x: Tensor) -> bool:
 
 
 def is_joined(x: Tensor) -> bool:
-    """Whether the last thing that was done with a tensor is to put it together."""
+    """Whether the last thing that was done with a tensor is to choose from it, or to put it together."""
     return x.grad_fn is not None and kind(x.grad_fn) in JOINS
 
 
@@ -167,7 +178,7 @@ def _composed(ops: Sequence[Op]) -> Op:
     return masking(op, *ops)
 
 
-SAVING = frozenset(("Index", "IndexSelect", "Gather"))
+SAVING = frozenset("Index IndexSelect Gather Take MaskedSelect".split())
 """Moves whose nodes keep a tensor: where."""
 
 

@@ -75,7 +75,8 @@ LINEAR = (
     | frozenset(
         """Sum Mean Nansum Cumsum Diff Trace SumToSize Select SelectBackward Slice Index IndexSelect Gather Take
         TakeAlongDim Narrow Cat Stack Copy CopySlices AsStrided Unbind Split SplitWithSizes UnsafeSplit Repeat
-        RepeatInterleave Tile Flip Roll Unfold Diagonal DiagonalBackward DiagEmbed MaskedFill MaskedSelect MaskedScatter
+        RepeatInterleave Tile Flip Roll Rot90 Unfold Diagonal DiagonalBackward DiagEmbed BlockDiag MaskedFill
+        MaskedSelect MaskedScatter
         Where Tril Triu ConstantPadNd Max Min Amax Amin Topk Sort Kthvalue Median Maximum Minimum NativeDropout Detach
         Identity View As IndexPut IndexAdd IndexCopy IndexFill Scatter ScatterAdd SelectScatter SliceScatter
         DiagonalScatter AsStridedScatter Zero Fill Complex Real Imag ViewAsReal ViewAsComplex NanToNum Conj
