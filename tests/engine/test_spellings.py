@@ -612,6 +612,15 @@ def test_functions_of_what_was_not_moved_with_them_are_refused() -> None:
         relevance(lambda a, b, _: (a.tanh().mT.contiguous() * a.sigmoid().mT).mT * b, lrpx.ATTNLRP)
 
 
+def test_exponentials_as_values_before_the_division_are_refused() -> None:
+    def attention(a: Tensor, b: Tensor, _: Tensor) -> Tensor:
+        e = (a @ b.mT).exp()
+        return e @ b.exp() / e.sum(-1, keepdim=True)
+
+    with pytest.raises(UnknownOperationError, match="sum of exponentials"):
+        relevance(attention, lrpx.ATTNLRP)
+
+
 AFTER_A_MOVE: dict[str, Of] = {
     "cut": lambda a: a.relu().mT.sigmoid().mT,
     "cut, and a part": lambda a: F.pad(torch.exp(F.hardswish(4 * a)[..., :2]), (0, 2)),

@@ -628,8 +628,10 @@ def _is_ones(value: Tensor) -> bool:
 
 def _is_share(value: Tensor, made: Made) -> bool:
     """Whether a quotient of exponentials becomes no smaller if all exponents rise alike, as a softmax does, perhaps
-    with a number among what is summed."""
-    return type(value) is not Tensor or not bool((_raised_where_large(value, made) < 15 / 16).any())
+    with a number among what is summed; nor everywhere larger as one exponential is, as a softmax times one."""
+    if type(value) is not Tensor or not (times := _raised_where_large(value, made)).numel():
+        return True
+    return not bool((times < 15 / 16).any()) and not any(bool(((times - by).abs() < 1 / 64).all()) for by in (e, 2))
 
 
 def _inverse(run: Any, value: Tensor, made: Made) -> Tensor | None:
